@@ -128,13 +128,13 @@ def mean_outputs(
         rows[name] = rows.get(name, 0) + given[..., 0].numel()
 
     watch_inputs(model, layers, texts, device, add)
-    found = {}
+    outputs = {}
     for name, total in sums.items():
         layer = layers[name]
         mean = (total / rows[name]).to(layer.weight.dtype)
         with torch.no_grad():
-            found[name] = (mean, torch.nn.functional.linear(mean, layer.weight))
-    return found
+            outputs[name] = (mean, torch.nn.functional.linear(mean, layer.weight))
+    return outputs
 
 
 def correct_biases(model: Any, outputs: dict[str, MeanOutput]) -> int:

@@ -131,7 +131,7 @@ def decode(coded: Coded) -> Array:
     first = _codes(coded.lengths)[order] << left  # ascending, as codes are canonical
     data = np.concatenate([np.frombuffer(coded.data, np.uint8), np.zeros(8, np.uint8)])
     at = coded.lanes.astype(np.int64)
-    found = np.zeros((_LANE, at.size), np.int32)
+    symbols = np.zeros((_LANE, at.size), np.int32)
     eight, whole = np.arange(8), len(coded.data)
     shifts = (56 - 8 * eight).astype(np.uint64)
     for step in range(min(_LANE, coded.count)):
@@ -139,9 +139,9 @@ def decode(coded: Coded) -> Array:
         window = data[place[:, None] + eight].astype(np.uint64)
         word = np.bitwise_or.reduce(window << shifts, axis=1) << (at & 7).astype(np.uint64)
         symbol = order[np.searchsorted(first, word >> np.uint64(8), side="right") - 1]
-        found[step] = symbol
+        symbols[step] = symbol
         at = at + lengths[symbol]
-    return found.T.ravel()[: coded.count]
+    return symbols.T.ravel()[: coded.count]
 
 
 def _codes(lengths: Array) -> Array:

@@ -2,7 +2,7 @@
 
 Every optimizer step is one timed sample of the row: its repeat is the number of the step, warm-up
 steps come first and are marked. The loss on the first batch is looked at again after the last step:
-a loss that is no number, or that has not fallen there, is told in the row (``loss_flag``).
+a loss that is no number, or has not fallen there, is named in the row (``loss_flag``).
 """
 
 from __future__ import annotations

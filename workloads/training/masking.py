@@ -137,11 +137,8 @@ def collate(chunks: Sequence[Chunk], form: SampleFormat, fixed: bool = False) ->
 
     from workloads.training.technique import Inputs
 
-    labels = [
-        numpy.full_like(chunk.ids, NOT_LEARNED) if chunk.labels is None else chunk.labels
-        for chunk in chunks
-    ]
+    ids, labels = ([getattr(chunk, name) for chunk in chunks] for name in ("ids", "labels"))
     return Inputs(
-        input_ids=torch.from_numpy(numpy.stack([chunk.ids for chunk in chunks])),
+        input_ids=torch.from_numpy(numpy.stack(ids)),
         labels=torch.from_numpy(numpy.stack(labels)),
     )

@@ -246,6 +246,12 @@ class Training:
         """Callable that a batch is given to."""
         return self.model if self.wrapper is None else self.wrapper
 
+    @property
+    def base_model(self) -> Any:
+        """The language model, below an adapter where there is one."""
+        get = getattr(self.model, "get_base_model", None)
+        return self.model if get is None else get()
+
     def logits(
         self, model: Any, inputs: Inputs, kept: torch.Tensor | None, **more: Any
     ) -> torch.Tensor:

@@ -29,17 +29,20 @@ FULL: dict[str, Any] = {"method": "full", "learning_rate": 1e-3}
 LORA: dict[str, Any] = {"targets": "all-linear", "learning_rate": 1e-2}
 CLIPPED: dict[str, Any] = FULL | {"max_gradient_norm": 0.5}
 PIPELINE: dict[str, Any] = {"strategy": "pipeline"}
+#: The jobs that all others compute in another way; those of further settings come first.
+PLAIN = {
+    "masked words": PRETRAINING,
+    "pairs": SUMMARIES,
+    "clipped": CLIPPED,
+    "full": FULL,
+    "lora": LORA,
+}
 GENERATION = {"batch_size": 3, "output_tokens": 12}
+_REPEATS = {"min_repeats": 3, "max_repeats": 4, "relative_half_width": 1e-9}
 SHARED = {
     "batch_size": 3,
     "output_tokens": 8,
-    "measure": {
-        "warmup": 1,
-        "min_repeats": 3,
-        "max_repeats": 4,
-        "relative_half_width": 1e-9,
-        "time_limit_s": 600,
-    },
+    "measure": {"warmup": 1, "time_limit_s": 600, **_REPEATS},
 }
 
 has_deepspeed = importlib.util.find_spec("deepspeed") is not None
@@ -150,13 +153,7 @@ def run_gangs(gangs: list[tuple[int, dict[str, Any]]], cache: Path) -> list[Any]
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[float]]:
     """Losses of one card at the same global batch."""
-    return {
-        "full": losses(trained(**FULL, batch_size=GLOBAL_BATCH)),
-        "clipped": losses(trained(**CLIPPED, batch_size=GLOBAL_BATCH)),
-        "lora": losses(trained(**LORA, batch_size=GLOBAL_BATCH)),
-        "masked words": losses(trained(**PRETRAINING, batch_size=GLOBAL_BATCH)),
-        "pairs": losses(trained(**SUMMARIES, batch_size=GLOBAL_BATCH)),
-    }
+    return {name: losses(trained(**case, batch_size=GLOBAL_BATCH)) for name, case in PLAIN.items()}
 
 
 @pytest.fixture(scope="module")
@@ -191,13 +188,7 @@ def check(
     name: str, case: dict[str, Any], ranks: list[dict[str, Any]], alone: dict[str, list[float]]
 ) -> None:
     """The mean loss of the ranks is one card's at every step; the gang counts each sample once."""
-    name_alone = "full" if case.get("method") == "full" else "lora"
-    if "max_gradient_norm" in case:
-        name_alone = "clipped"
-    for other, settings in (("masked words", PRETRAINING), ("pairs", SUMMARIES)):
-        if case.get("model") == settings["model"]:
-            name_alone = other
-    expected = alone[name_alone]
+    expected = next(alone[plain] for plain, job in PLAIN.items() if job.items() <= case.items())
     by_step = zip(*(rank[name]["losses"] for rank in ranks), strict=True)
     assert [sum(step) / len(ranks) for step in by_step] == pytest.approx(expected, abs=2e-5)
     assert expected[-1] < 0.95 * expected[0]  # else any curve would do

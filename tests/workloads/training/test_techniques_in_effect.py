@@ -222,12 +222,9 @@ def without_masks(operations: Any) -> None:
     whole = sdpa(query, key, value).transpose(1, 2)
     causal = sdpa(query, key, value, is_causal=True).transpose(1, 2)
     scale = 8**-0.5
-    for module, words, expected in (
-        (layer, {}, causal),
-        (both, {}, whole),
-        (layer, {"is_causal": False}, whole),
-        (both, {"is_causal": True}, causal),
-    ):
+    cases = (layer, {}, causal), (both, {}, whole)
+    by_word = (layer, {"is_causal": False}, whole), (both, {"is_causal": True}, causal)
+    for module, words, expected in (*cases, *by_word):
         found, _ = xformers_attention(module, query, key, value, None, scale, **words)
         torch.testing.assert_close(found, expected)
     for last in (1, 2):

@@ -37,7 +37,7 @@ def shard(training: Training) -> None:
 
     model: Any = training.model
     mesh = init_device_mesh(training.device.spec.torch_type, (training.cards,))
-    layers = _layers(model)
+    layers = _layers(training)
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -60,9 +60,9 @@ def shard(training: Training) -> None:
     training.details["fsdp2"] = f"{len(layers)} layers and the rest over {training.cards} cards"
 
 
-def _layers(model: Any) -> list[nn.Module]:
+def _layers(training: Training) -> list[nn.Module]:
     """The modules that transformers never divides between cards, which are a model's layers."""
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    model, inner = training.model, training.base_model
     kinds = set(getattr(inner, "_no_split_modules", None) or ())
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     layers = [

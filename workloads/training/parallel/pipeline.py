@@ -51,7 +51,7 @@ class Stage(nn.Module):
 
 def stages_of(training: Training, count: int) -> list[Stage]:
     """The whole model as so many stages, which share its layers."""
-    model = _innermost(training.model)
+    model = training.base_model
     inner = getattr(model, model.base_model_prefix, None)
     layers = getattr(inner, "layers", None)
     if not (isinstance(layers, nn.ModuleList) and hasattr(inner, "embed_tokens")):
@@ -78,22 +78,11 @@ def stages_of(training: Training, count: int) -> list[Stage]:
     return stages
 
 
-def _innermost(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _shallow(module: Any) -> Any:
     """The same module, in which others can be put in the place of those it has."""
     made = copy.copy(module)
     made._modules = dict(module._modules)
     return made
-
-
-def emptied(model: Any) -> None:
-    """Take the layers out of the model that was cut, so that what no stage has here is freed."""
-    model = _innermost(model)
-    for module in (getattr(model, model.base_model_prefix), model):
-        module._modules.clear()
 
 
 @torch.no_grad()
@@ -105,7 +94,7 @@ def checked(training: Training, stages: Sequence[Stage]) -> tuple[torch.Tensor, 
     )
     training.model.eval()  # dropout would make a difference of its own
     with training.in_forward():
-        whole = _innermost(training.model)(input_ids=ids, **training.task.forward).logits
+        whole = training.base_model(input_ids=ids, **training.task.forward).logits
     passed: list[torch.Tensor] = [ids]
     for stage in stages:
         passed.append(stage.eval()(passed[-1]))
@@ -113,7 +102,7 @@ def checked(training: Training, stages: Sequence[Stage]) -> tuple[torch.Tensor, 
     training.model.train()
     if not torch.equal(passed[-1], whole):
         raise Unsupported(
-            f"the stages of a {type(_innermost(training.model)).__name__} do not compute what the "
+            f"the stages of a {type(training.base_model).__name__} do not compute what the "
             "model does: its code reads more than its layers"
         )
     return passed[1], passed[-1]
@@ -166,7 +155,9 @@ def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, lengt
         stage.clock = clock
     training.pipeline = Pipeline(training, groups, made, clock, schedule)
     training.exchanges.append(clock)
-    emptied(training.model)
+    whole = training.base_model
+    for module in (getattr(whole, whole.base_model_prefix), whole):
+        module._modules.clear()  # what no stage has here is freed
     training.model = nn.ModuleList(stages[index] for index in mine).train()
 
 

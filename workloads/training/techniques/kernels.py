@@ -149,9 +149,9 @@ class FusedKernels(Technique):
         from workloads.training.losses import ChunkedLoss, summed
 
         kernels = liger()
-        found, undo = fuse(training.model, kernels)
+        counts, undo = fuse(training.model, kernels)
         training.undo.callback(undo)
-        parts = [f"{count} {part}" for part, count in found.items()]
+        parts = [f"{count} {part}" for part, count in counts.items()]
         if isinstance(loss := training.loss, ChunkedLoss):
             parts.append("loss")
             loss.cross_entropy = kernels.cross_entropy
@@ -214,7 +214,7 @@ class LearnedLogits(Technique):
             )
 
     def on_model(self, training: Training) -> None:
-        inner = _innermost(training.model)
+        inner = training.base_model
         if self.logits == "chunked":
             from workloads.training.losses import without_last_layer
 
@@ -226,12 +226,6 @@ class LearnedLogits(Technique):
                 "positions; write logits: all"
             )
         training.positions = training.task.function("positions")
-
-
-def _innermost(model: Any) -> Any:
-    """The language model below an adapter."""
-    get = getattr(model, "get_base_model", None)
-    return get() if get is not None else model
 
 
 SPECS = (Attention, AdapterProducts, FusedKernels, LearnedLogits)
