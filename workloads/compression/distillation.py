@@ -269,6 +269,15 @@ class Taught:
         own: torch.Tensor = self.logits(inputs, positions)
         return self.training.plain_loss(inputs, own, positions)  # type: ignore[no-any-return]
 
+    def look_at_held_out(self) -> None:
+        """Figures on the examples that are held out, before the first step."""
+        training = self.training
+        if training.held_out_loss is None:
+            return
+        if not training.first_step:  # else steps went before, in an earlier attempt
+            training.metrics["held_out_kl_before"] = training.held_out_loss(self.divergence)
+        training.metrics["teacher_held_out_loss"] = training.held_out_loss(self.own_loss)
+
     def keep(self, samples: Sequence[Any], data: DataPlan, collate: Any) -> None:
         """Have the largest logits of these samples; from the node's cache, if they are there."""
         import torch
@@ -591,13 +600,8 @@ class Distillation(Technique):
     def before_steps(
         self, training: Training, rehearse: Callable[[int], set[tuple[int, ...]]]
     ) -> None:
-        taught = self._taught
-        if training.held_out_loss is None or taught is None:
-            return
-        # Not earlier: passes are now as they are in the steps.
-        if not training.first_step:  # else steps went before, in an earlier attempt
-            training.metrics["held_out_kl_before"] = training.held_out_loss(taught.divergence)
-        training.metrics["teacher_held_out_loss"] = training.held_out_loss(taught.own_loss)
+        if self._taught is not None:  # not earlier: passes are now as they are in the steps
+            self._taught.look_at_held_out()
 
     def after_step(self, training: Training, step: int) -> None:
         if self._taught is not None:

@@ -10,7 +10,7 @@ import torch
 from finetuning_cases import asked, losses, refuse, train, trained, training_of
 
 from workloads.compression import distillation
-from workloads.compression.distillation import Distillation, Taught
+from workloads.compression.distillation import Taught
 from workloads.models.loading import load_causal_model, open_model
 
 SMALL: dict[str, Any] = {
@@ -100,11 +100,9 @@ def test_an_attempt_that_goes_on_counts_the_teacher_of_steps_whose_beginning_is_
     """Its own first step has none, whatever its number."""
     training = training_of(torch.nn.Linear(2, 2))
     taught = Taught(teacher=None, directory=Path(), training=training)
-    technique = Distillation()
-    technique._taught = taught
     for step in (5, 6, 7):
         taught.stamps.append((float(step), step + 0.5))
-        technique.after_step(training, step)
+        taught.end_step()
     assert taught.counted == [(6.0, 6.5), (7.0, 7.5)]
 
 
@@ -114,9 +112,7 @@ def test_only_an_attempt_from_the_beginning_tells_of_the_student_before(first_st
     training = training_of(torch.nn.Linear(2, 2))
     training.first_step = first_step
     training.held_out_loss = lambda objective=None: 1.0
-    technique = Distillation()
-    technique._taught = Taught(teacher=None, directory=Path(), training=training)
-    technique.before_steps(training, lambda step: set())
+    Taught(teacher=None, directory=Path(), training=training).look_at_held_out()
     assert ("held_out_kl_before" in training.metrics) == (first_step == 0)
     assert training.metrics["teacher_held_out_loss"] == 1.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from finetuning_cases import asked, refuse, train, trained, training_of
+from finetuning_cases import asked, refuse, train, trained
 from generation_cases import Worker
 from generation_cases import request as generation
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from workloads import text_generation
 from workloads.base import BadConfiguration, Refusal
 from workloads.compression import pruning, sharing
-from workloads.compression.pruning import Pruned, Sparsity, share_at
+from workloads.compression.pruning import Pruned, share_at
 from workloads.devices import device_for
 from workloads.engines.transformers import generation as sparse
 from workloads.engines.transformers import generation as transformers_engine
@@ -176,14 +176,13 @@ def test_a_momentum_from_before_brings_no_weight_back() -> None:
     """Whatever an optimizer does with a masked weight, the technique's step ends with a zero."""
     layer = torch.nn.Linear(8, 8, bias=False)
     mask = pruning.two_of_four_mask(layer.weight)
-    technique = Sparsity(sparsity="2:4")
-    pruned = technique._pruned = Pruned(masks={layer.weight: mask})
+    pruned = Pruned(masks={layer.weight: mask})
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
-    for step in range(2):
+    for _ in range(2):
         layer.weight.grad = torch.ones_like(layer.weight)
         optimizer.step()
         assert bool((layer.weight[~mask] != 0).all())
-        technique.after_step(training_of(layer), step)
+        pruned.mask_weights()
         assert bool((layer.weight[~mask] == 0).all()) and bool(layer.weight[mask].any())
     pruned.mask_averages(optimizer)
     (average,) = [value["momentum_buffer"] for value in optimizer.state.values()]

@@ -155,7 +155,7 @@ def test_every_job_with_deepspeed_has_its_choice_of_algorithms(
     library: Any = ModuleType("deepspeed")
     library.accelerator = SimpleNamespace(get_accelerator=get_accelerator)
     monkeypatch.setitem(sys.modules, "deepspeed", library)
-    monkeypatch.setattr("workloads.training.parallel.deepspeed._deterministic", [])
+    monkeypatch.setattr("workloads.training.parallel.deepspeed.chosen_algorithms", [])
     before = torch.are_deterministic_algorithms_enabled()
     try:
         for _ in range(2):

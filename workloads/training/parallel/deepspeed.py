@@ -95,8 +95,8 @@ def announce(device: str) -> None:
     os.environ["LOCAL_RANK"] = "0"
 
 
-#: DeepSpeed's choice of torch's algorithms, once it is imported.
-_deterministic: list[bool] = []
+#: DeepSpeed's choice of torch's algorithms in this process, once it is imported.
+chosen_algorithms: list[bool] = []
 
 
 def use_its_algorithms() -> bool:
@@ -105,11 +105,11 @@ def use_its_algorithms() -> bool:
     worker puts torch back after each job: without this the next one would compute otherwise."""
     import torch
 
-    if not _deterministic:
+    if not chosen_algorithms:
         importlib.import_module("deepspeed").accelerator.get_accelerator()
-        _deterministic.append(torch.are_deterministic_algorithms_enabled())
-    torch.use_deterministic_algorithms(_deterministic[0])
-    return _deterministic[0]
+        chosen_algorithms.append(torch.are_deterministic_algorithms_enabled())
+    torch.use_deterministic_algorithms(chosen_algorithms[0])
+    return chosen_algorithms[0]
 
 
 class _Ranks:
