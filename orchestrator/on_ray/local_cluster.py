@@ -13,6 +13,7 @@ Each node has the resources such a server would have; emulated ones are marked w
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -166,10 +167,25 @@ def _empty_cluster() -> Iterator[LocalCluster]:
         stack.callback(_clear, directory)
         stack.enter_context(ray_environment(_environment(directory.path)))
         # Ray would set a handler of SIGTERM of its own; the guard ends what a killed driver leaves.
+        stack.enter_context(_in_own_sessions())
         ray_cluster = Cluster(shutdown_at_exit=False)
         cluster = LocalCluster(address="", directory=directory.path, ray_cluster=ray_cluster)
         stack.callback(cluster.end)
         yield cluster
+
+
+@contextlib.contextmanager
+def _in_own_sessions() -> Iterator[None]:
+    """Start Ray's processes in sessions of their own: `timeout` and its like send SIGTERM to the
+    driver's whole process group, and its running jobs are to end in order."""
+    from ray._private import services
+
+    before = services.ConsolePopen
+    services.ConsolePopen = functools.partial(before, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from patience import patience, until
 
@@ -27,12 +28,13 @@ RUN = """\
 import time
 from pathlib import Path
 from workloads.base import Result, Sample
+PLACE = Path(__file__).parent
 
 def run(request, context):
     context.enter_phase("load")
     context.enter_phase("measure")
-    Path("running").touch()
-    while not Path("go").exists():
+    (PLACE / "running").touch()
+    while not (PLACE / "go").exists():
         time.sleep(0.05)
     sample = Sample(repeat=0, batch=0, warmup=False, complete=True, wall_s=1.0, cpu_s=0.0,
                     items=1, input_tokens=1, output_tokens=1, computed_tokens=1)
@@ -51,9 +53,19 @@ experiments:
 
 
 @pytest.mark.slow
-def test_sigterm_lets_the_running_job_end_and_starts_no_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(["--in-process"], id="in process"),
+        pytest.param(["--no-restart"], id="on its own Ray", marks=pytest.mark.ray),
+    ],
+)
+def test_sigterm_lets_the_running_job_end_and_starts_no_more(
+    tmp_path: Path, where: list[str]
+) -> None:
     """The job that runs gets its row, the others NOT_STARTED; SIGINT alone is not heard, unless
-    the run listens to it itself."""
+    the run listens to it itself. The signal goes to the process group, as `timeout` sends it: Ray
+    has to stay until the job has ended."""
     (tmp_path / "waiting-1.dist-info").mkdir()
     (tmp_path / "waiting-1.dist-info" / "METADATA").write_text("Name: waiting\nVersion: 1\n")
     (tmp_path / "waiting-1.dist-info" / "entry_points.txt").write_text(
@@ -64,7 +76,7 @@ def test_sigterm_lets_the_running_job_end_and_starts_no_more(tmp_path: Path) -> 
     (tmp_path / "grid.yaml").write_text(GRID)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "orchestrator", "run", "grid.yaml", "--in-process"),
+            *(sys.executable, "-m", "orchestrator", "run", "grid.yaml", *where),
             *("--results", "results"),
         ],
         cwd=tmp_path,
@@ -79,7 +91,10 @@ def test_sigterm_lets_the_running_job_end_and_starts_no_more(tmp_path: Path) -> 
         running = tmp_path / "running"
         assert until(lambda: running.exists() or process.poll() is not None, 60)
         assert running.exists(), process.communicate()[0]
-        process.send_signal(signal.SIGTERM)
+        family = psutil.Process(process.pid).children(recursive=True)
+        together = {child.name() for child in family if os.getpgid(child.pid) == process.pid}
+        assert not together & {"gcs_server", "raylet"}
+        os.killpg(process.pid, signal.SIGTERM)
         status = tmp_path / "results" / "night" / "status.json"
         assert until(lambda: "SIGTERM" in status.read_text(), 30)
         assert process.poll() is None

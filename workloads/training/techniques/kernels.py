@@ -131,7 +131,7 @@ class FusedKernels(Technique):
         "none",
         description="Kernels of norms, gated layers, rotary embeddings and, with logits: chunked, "
         "of the loss: those that the model's code calls, or the package liger-kernel's, one pass "
-        "each (CUDA only; run on no card yet, its kernels by Triton's interpreter).",
+        "each (CUDA only).",
     )
 
     def before_load(self, loading: Loading) -> None:

@@ -1,10 +1,10 @@
-"""Occupy a real card while a run begins: it is quarantined, readmitted once free, and used.
+"""Occupy a real card while a run begins: the run waits, and takes the card once it is free.
 
-    python -m benchmarks.card.quarantine OUT
+    python -m benchmarks.card.occupied OUT
 
-A process takes most of the card's memory; `nightgrid run` then begins a grid of two jobs, with
-quarantines of seconds. The holder ends ``HOLD_S`` later. What happened when is in
-``OUT/quarantine.json``; the run's rows and log stand beside it.
+A process takes most of the card's memory; `nightgrid run` then begins a grid of two jobs. The
+holder ends ``HOLD_S`` later. What happened when is in ``OUT/occupied.json``; the run's rows and log
+stand beside it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 GRID = """
-name: quarantine
+name: occupied
 defaults: {model: tiny-chatglm3, dataset: advertisegen-synthetic, accelerator: GPU}
 experiments:
   - name: decoding
@@ -33,24 +33,13 @@ held = torch.empty(int(free * 0.9), dtype=torch.uint8, device="cuda")
 print("holds", flush=True)
 sys.stdin.read()
 """
-QUARANTINE_S = 6.0
 HOLD_S = 25.0
 
 
-def nightgrid(arguments: list[str]) -> int:
-    """Run one command whose quarantines are short."""
-    from orchestrator.cli.main import main as command
-    from orchestrator.scheduler.state import ScheduleSettings
-
-    defaults: dict[str, Any] = ScheduleSettings.__init__.__kwdefaults__ or {}
-    defaults["quarantine_s"] = QUARANTINE_S
-    return command(arguments)
-
-
 def main(out: Path) -> int:
-    """Hold the card, start the run, let go once the card is quarantined."""
+    """Hold the card, start the run, let go of it."""
     out.mkdir(parents=True, exist_ok=True)
-    grid = out / "quarantine.yaml"
+    grid = out / "occupied.yaml"
     grid.write_text(GRID)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -58,12 +47,12 @@ def main(out: Path) -> int:
     assert holder.stdout is not None and holder.stdin is not None
     holder.stdout.readline()
     started = time.monotonic()
-    command = [sys.executable, "-m", "benchmarks.card.quarantine", "nightgrid", "run", str(grid)]
+    command = [sys.executable, "-m", "orchestrator", "run", str(grid)]
     run = subprocess.Popen([*command, "--results", str(out), "--no-restart"])
     times: dict[str, Any] = {"first_attempts_at_s": None, "card_free_at_s": None}
     while run.poll() is None:
         seconds = round(time.monotonic() - started, 2)
-        if times["first_attempts_at_s"] is None and _attempts(out / "quarantine" / "status.json"):
+        if times["first_attempts_at_s"] is None and _attempts(out / "occupied" / "status.json"):
             times["first_attempts_at_s"] = seconds
         if times["card_free_at_s"] is None and seconds > HOLD_S:
             holder.stdin.close()
@@ -72,7 +61,7 @@ def main(out: Path) -> int:
         time.sleep(0.1)
     times |= {"ended_s": round(time.monotonic() - started, 2), "exit": run.returncode}
     holder.kill()
-    (out / "quarantine.json").write_text(json.dumps(times))
+    (out / "occupied.json").write_text(json.dumps(times))
     print(json.dumps(times), flush=True)
     return int(run.returncode)
 
@@ -86,6 +75,4 @@ def _attempts(status: Path) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["nightgrid"]:
-        sys.exit(nightgrid(sys.argv[2:]))
     sys.exit(main(Path(sys.argv[1])))
