@@ -43,6 +43,7 @@ WITHOUT_JSON = {
 #: Commands whose JSON needs a cluster to ask, and where it is tried.
 TRIED_ELSEWHERE = {
     "doctor": "tests/ray",
+    "describe": "tests/workloads/models/test_describe.py",
     "verify": "tests/cli/test_verify_command.py",
     "stop": "tests/cli/test_runs_here_and_there.py",
     "fetch": "tests/ray",
@@ -86,7 +87,6 @@ JSON: dict[str, tuple[list[str], Callable[[Any], None]]] = {
     "compare": (["one", "two"], has("before", "after", "changes", "refused")),
     "query": (["select * from jobs"], lambda printed: has("job_id", "throughput")(printed[0])),
     "export": (["out", "--to", "datasets"], has("destination", "written")),
-    "describe": (["tiny-chatglm3"], has("model", "parameters", "memory", "tensors")),
     "convert": (["checkpoint", "converted"], has("path", "parameters", "bytes", "weight_files")),
     "protect": (
         ["model", "sealed", "--key-file", "key", "--new-key"],

@@ -141,6 +141,6 @@ def test_a_driver_that_cannot_report_has_another_process_do_it(
 
     monkeypatch.setattr("orchestrator.driver.run.run_grid", run_grid)
     monkeypatch.setattr("orchestrator.cli.run.LAST_S", 1000.0)
-    arguments = ["--results", str(tmp_path), *([] if cluster_lost else ["--budget", "1005s"])]
+    arguments = ["--results", str(tmp_path), *([] if cluster_lost else ["--budget", "1001s"])]
     assert main(["run", str(grid), *arguments]) == 3
     assert page.exists()

@@ -326,11 +326,14 @@ DEFENCES = (
         "the driver waits and rows are not safe",
         _of(RowWriter, "write_soon"),
     ),
-    Defence("rows kept while the disk is full", "rows wait for room", _forget_full_rows),
+    Defence("rows kept while the disk is full", "rows wait for room", _forget_full_rows, first=8),
     Defence(
-        "nothing started while rows wait for room", "while rows wait for room", _start_while_full
+        "nothing started while rows wait for room",
+        "while rows wait for room",
+        _start_while_full,
+        first=8,
     ),
-    Defence("fencing by attempt id", "final row", _count_late_rows, first=24),
+    Defence("fencing by attempt id", "final row", _count_late_rows, first=48),
     Defence(
         "a card is free when its process is gone", "the card has a worker already", _free_at_once
     ),
@@ -343,6 +346,7 @@ DEFENCES = (
         "quarantine of cards",
         "on which no worker comes up, is tried",
         _of(Pool, "count_failure", _no_commands),
+        first=2,
     ),
     Defence(
         "another card for the next attempt",
@@ -373,7 +377,7 @@ DEFENCES = (
         "sync of the directory after it",
         "is lost",
         _of(SimulatedDisk, "sync_directory"),
-        first=17,
+        first=34,
         on_disk=True,
     ),
     Defence("a write until all is written", "is lost", _half_writes, first=8, on_disk=True),
@@ -382,7 +386,7 @@ DEFENCES = (
         "numbers of attempts whose rows are damaged",
         "used twice",
         _of(Store, "attempts_set_aside", lambda *_: {}),
-        first=61,
+        first=91,
         on_disk=True,
     ),
     Defence(
@@ -401,7 +405,7 @@ DEFENCES = (
         "a watchdog whose clock never jumps",
         "a healthy worker is called hung",
         _watch_by_the_time_of_day,
-        first=45,
+        first=47,
     ),
     Defence(
         "timers by a clock that never jumps",
@@ -410,12 +414,12 @@ DEFENCES = (
         first=8,
     ),
     Defence(
-        "a deadline that follows the time of day", "the end of the time", _deaf_to_clocks, first=12
+        "a deadline that follows the time of day", "the end of the time", _deaf_to_clocks, first=14
     ),
     Defence("a budget that does not", "finished with workers left", _moving_budgets, first=122),
     Defence("the watchdog", "no end after", _of(Watchdog, "overdue", lambda *_: []), first=45),
-    Defence("a limit to retries", "and is tried again", _retry_for_ever),
-    Defence("a pause before a retry", " s after ", _retry_at_once),
+    Defence("a limit to retries", "and is tried again", _retry_for_ever, first=2),
+    Defence("a pause before a retry", " s after ", _retry_at_once, first=59),
     Defence("a card's rest after a failed start", "s of rest", _of(Pool, "rest", _no_commands)),
     Defence(
         "quarantine of nodes that are lost again and again",
@@ -469,7 +473,7 @@ DEFENCES = (
         "no start of what has ended while it waited for room",
         "has ended and is started",
         _run_what_has_ended,
-        first=554,
+        first=588,
     ),
     Defence(
         "numbers of requests",
@@ -482,6 +486,7 @@ DEFENCES = (
         "requests never arrive",
         _of(channel, "SEND_AGAIN_S", float("inf")),
         of_channel=True,
+        first=6,
     ),
     Defence("messages kept until they are confirmed", "out of order", _once_only, of_channel=True),
     Defence(

@@ -14,8 +14,8 @@ from shapes import Tally
 
 #: ``NIGHTGRID_SEED=17 pytest tests/night`` looks at other nights.
 FIRST = int(os.environ.get("NIGHTGRID_SEED", "0"))
-IN_MEMORY = 200
-ON_DISK = 24
+IN_MEMORY = 150
+ON_DISK = 16
 BATCH = 25
 
 TOTAL = Tally()
