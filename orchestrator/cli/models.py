@@ -202,7 +202,7 @@ def run_convert(args: argparse.Namespace) -> int:
     if args.json:
         output.say_json(asdict(converted) | {"took_s": seconds}, default=str)
         return 0
-    counted = f"{converted.parameters:,} parameters, {_gb(converted.bytes)}"
+    counted = f"{converted.parameters:,} parameters, {size(converted.bytes)}"
     output.say(f"wrote {converted.path}: {counted}")
     for name in converted.weight_files:
         output.say(f"  {name}")
@@ -230,15 +230,11 @@ def _progress_printer() -> Callable[[int, int], None]:
         if step == shown:
             return
         shown = step
-        text = f"converting {step:3d} %  {_gb(done)} of {_gb(total)}"
-        end = "\n" if not live or done == total else ""
-        output.emit((f"\r{text}" if live else text) + end, sys.stderr)
+        text = f"converting {step:3d} %  {size(done)} of {size(total)}"
+        start, end = ("\r", "\n" if done == total else "") if live else ("", "\n")
+        output.emit(f"{start}{text}{end}", sys.stderr)
 
     return show
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
 
 
 # ``nightgrid protect SRC DST --key-file FILE``: a model whose weight files only a key opens.
@@ -284,15 +280,15 @@ def run_protect(args: argparse.Namespace) -> int:
     except OSError as error:
         raise BadConfiguration(f"{failing}: {error.strerror or error}") from error
     sealed = protected_files(args.destination)
-    size = sum(file.stat().st_size for file in sealed)
+    sealed_bytes = sum(file.stat().st_size for file in sealed)
     if args.json:
         names = [file.name for file in sealed]
-        report = {"path": str(args.destination), "protected": names, "bytes": size}
+        report = {"path": str(args.destination), "protected": names, "bytes": sealed_bytes}
         output.say_json(report | {"left_out": left_out, "took_s": seconds})
         return 0
     output.say(
         f"wrote {args.destination}: {len(sealed)} of {len(written)} files protected, "
-        f"{size / 1e9:.2f} GB in {seconds:.1f} s"
+        f"{size(sealed_bytes)} in {seconds:.1f} s"
     )
     if left_out:
         output.say(f"left out, since they are neither text nor safetensors: {', '.join(left_out)}")
@@ -319,15 +315,11 @@ examples:
 def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``nightgrid dataset``."""
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
-    real = kinds.add_parser(
-        "advertisegen",
-        help="print the lengths of AdvertiseGen's train.json and dev.json; sample them by length",
-    )
+    what = "print the lengths of AdvertiseGen's train.json and dev.json; sample them by length"
+    real = kinds.add_parser("advertisegen", help=what)
     real.add_argument("directory", type=Path, metavar="DIR", help="has train.json and dev.json")
-    of_any = kinds.add_parser(
-        "lengths",
-        help="print the lengths of any dataset (docs/data.md); sample it by length",
-    )
+    what = "print the lengths of any dataset (docs/data.md); sample it by length"
+    of_any = kinds.add_parser("lengths", help=what)
     of_any.add_argument("dataset", metavar="DATASET", help="as `dataset:` of a grid names it")
     of_any.add_argument("--columns", default="", help="as in a grid: prompt=question, …")
     of_any.add_argument("--split", default="train", help="of a dataset of the hub (default: train)")
@@ -343,22 +335,18 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
             default="tiny-chatglm3",
             help="whose tokens are counted (default: tiny-chatglm3, the embedded model's)",
         )
-        kind.add_argument("--json", action="store_true", help="print JSON instead of text")
         kind.add_argument("--force", action="store_true", help="overwrite OUT")
-    probe = kinds.add_parser(
-        "probe", help="measure how fast the storage under a directory reads and writes"
-    )
+    what = "measure how fast the storage under a directory reads and writes"
+    probe = kinds.add_parser("probe", help=what)
     probe.add_argument("directory", type=Path, metavar="DIR", help="where the data lies")
-    probe.add_argument("--json", action="store_true", help="print JSON instead of text")
-    twin = kinds.add_parser(
-        "synthetic", help="write a made-up train.json and dev.json of AdvertiseGen's shape"
-    )
+    what = "write a made-up train.json and dev.json of AdvertiseGen's shape"
+    twin = kinds.add_parser("synthetic", help=what)
     twin.add_argument("directory", type=Path, metavar="DIR", help="where to write them")
-    twin.add_argument(
-        "--count", type=_COUNT, default=10_000, help="examples in all (default: 10000)"
-    )
-    twin.add_argument("--json", action="store_true", help="print JSON instead of text")
+    what = "examples in all (default: 10000)"
+    twin.add_argument("--count", type=_COUNT, default=10_000, help=what)
     twin.add_argument("--force", action="store_true", help="overwrite files that are there")
+    for kind in (real, of_any, probe, twin):
+        kind.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 _COUNT = number(int, 1, MOST_EXAMPLES, f"a whole number from 1 to {MOST_EXAMPLES:,}")
@@ -457,8 +445,8 @@ def _probe(args: argparse.Namespace) -> int:
     output.say(f"storage under {args.directory}")
     for name, rate in rates:
         output.say(f"  {name:26}{rate:>22}")
-    size = f"{speed.large_bytes / 1e6:,.0f} MB, and {speed.small_files:,} files of 4 KiB"
-    output.say(f"of {size}; written until durable, nothing is left behind")
+    written = f"{speed.large_bytes / 1e6:,.0f} MB, and {speed.small_files:,} files of 4 KiB"
+    output.say(f"of {written}; written until durable, nothing is left behind")
     if not speed.cache_dropped:
         output.say("reading may have come from memory: this system keeps what was written there")
     return 0

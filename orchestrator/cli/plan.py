@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import atexit
-import contextlib
 import dataclasses
-import gc
-import os
 import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -174,8 +170,6 @@ def _device(accelerator: str | None) -> DeviceSpec:
 
 # ``nightgrid plan FILE``: what a run would do, and why; starts nothing, writes nothing.
 
-_NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
-
 
 PLAN_EPILOG = """\
 examples:
@@ -207,26 +201,6 @@ def plan_of(args: argparse.Namespace) -> tuple[Plan, list[PastRow]]:
     return plan_grid(args.grid, run_options(args, name=args.run_name))
 
 
-@contextlib.contextmanager
-def _in_a_short_life() -> Iterator[None]:
-    """Switch off the garbage collector and pydantic's plugins for a short-lived process. All
-    objects live to the end, so a collection would find nothing, nor would the one as the
-    interpreter ends; and pydantic would look for plugins in all packages that are installed."""
-    collecting = gc.isenabled()
-    gc.disable()
-    atexit.register(gc.freeze)
-    plugins = os.environ.get(_NO_PLUGINS)
-    os.environ[_NO_PLUGINS] = plugins or "__all__"
-    try:
-        yield
-    finally:
-        if plugins is None:
-            del os.environ[_NO_PLUGINS]
-        if collecting:
-            gc.enable()
-
-
-@_in_a_short_life()
 def run_plan(args: argparse.Namespace) -> int:
     """Print the plan."""
     from orchestrator.watch.plan_text import deadline_lines, plan_json, print_plan
