@@ -294,10 +294,10 @@ def _blocked(planned: Sequence[PlannedJob]) -> set[str]:
     return blocked
 
 
-def problems_of_needs(grid: Grid, exists: Callable[[Thing], bool]) -> list[Problem]:
+def problems_of_needs(grid: Grid, missing: Callable[[str, str], str]) -> list[Problem]:
     """A problem for each thing that a job needs and that no job, or more than one, saves.
 
-    ``exists`` says whether a thing of this name, or at this path, is there already.
+    ``missing`` says why there is no thing of a kind of this name, or at this path, yet.
     """
     saved = savers(grid.jobs())
     problems: dict[tuple[str, Thing], Problem] = {}
@@ -305,7 +305,7 @@ def problems_of_needs(grid: Grid, exists: Callable[[Thing], bool]) -> list[Probl
         if (job.experiment, thing) in problems:
             continue
         kind, wanted = thing
-        if thing not in saved and (setting in FIELDS or exists(thing)):
+        if thing not in saved and (setting in FIELDS or not missing(*thing)):
             continue  # fields were looked at when they were read
         if thing not in saved:
             names = [name for other, name in saved if other == kind]

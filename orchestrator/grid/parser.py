@@ -25,7 +25,7 @@ from orchestrator.core.errors import GridError, Problem
 from orchestrator.core.job import Accelerator, Job, Scalar
 from orchestrator.core.topology import Node
 from orchestrator.grid.axes import MAX_JOBS
-from orchestrator.grid.dependencies import Thing, problems_of_needs
+from orchestrator.grid.dependencies import problems_of_needs
 from orchestrator.grid.diagnostics import Findings, card_problems, refusal_problems
 from orchestrator.grid.experiment import STRUCTURE, Expander, Experiment, ExperimentReader
 from orchestrator.grid.overrides import overridden
@@ -38,7 +38,7 @@ from orchestrator.grid.vocabulary import (
     shown,
 )
 from orchestrator.grid.yaml import Document, Path_, parse, read
-from workloads.base import MeasureSettings, WorkloadError
+from workloads.base import MeasureSettings
 from workloads.settings import declarations
 
 
@@ -120,7 +120,9 @@ class GridReader:
         self, document: Document, vocabulary: Vocabulary, nodes_for: NodesFor | None = None
     ) -> None:
         self.document = document
-        self.vocabulary = vocabulary.with_models(lambda: saved_names(document.data, vocabulary))
+        self.vocabulary = replace(
+            vocabulary, saved_models=lambda: saved_names(document.data, vocabulary), checked={}
+        )
         self.nodes_for = nodes_for
         self.findings = Findings(document, self.vocabulary)
 
@@ -160,7 +162,7 @@ class GridReader:
             },
         )
         self.findings.problems += refusal_problems(grid, self.vocabulary.workloads)
-        self.findings.problems += problems_of_needs(grid, self._exists)
+        self.findings.problems += problems_of_needs(grid, self.vocabulary.missing)
         if self.nodes_for is not None:
             self.findings.problems += card_problems(grid, self.nodes_for(grid.accelerators()))
         if self.findings.problems:
@@ -239,21 +241,6 @@ class GridReader:
                 path = (*experiment.path, "axes")
                 self.findings.complain(path, message, f"the limit is {MAX_JOBS:,}; shorten an axis")
                 return False
-        return True
-
-    def _exists(self, thing: Thing) -> bool:
-        """Return whether there is such a thing; assume so where this machine cannot tell."""
-        kind, name = thing
-        find = {
-            "adapter": self.vocabulary.find_adapter,
-            "model": self.vocabulary.find_model,
-            "calibration": self.vocabulary.find_calibration,
-        }.get(kind)
-        try:
-            if find is not None:
-                find(name)
-        except WorkloadError:
-            return False
         return True
 
 

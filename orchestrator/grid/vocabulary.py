@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -141,19 +141,15 @@ class Fault:
 class Vocabulary:
     """The names that a grid may use, and the check of single values.
 
-    ``workloads`` maps a name to an entry (``WorkloadSpec``). ``find_model``,
-    ``find_dataset``, ``find_adapter`` and ``find_calibration`` raise when there is no such thing;
-    None leaves names unchecked, for a machine that is not the one where the grid will run.
-    ``revisions`` brings models and datasets of the hub to commits.
+    ``workloads`` maps a name to an entry (``WorkloadSpec``). ``finders`` raise when there is no
+    such thing; without them names are unchecked, for a machine that is not the one where the grid
+    will run. ``revisions`` brings models and datasets of the hub to commits.
     """
 
     workloads: Mapping[str, Any]
     precisions: tuple[str, ...]
-    find_model: Callable[[str], object] | None = None
-    find_configuration: Callable[[str], object] | None = None  # of a model without weights
-    find_dataset: Callable[[str], object] | None = None
-    find_adapter: Callable[[str], object] | None = None
-    find_calibration: Callable[[str], object] | None = None
+    finders: Mapping[str, Callable[[str], object]] = field(default_factory=dict)  # by kind of thing
+    saved_models: Callable[[], Collection[str]] = frozenset  # names that jobs of the grid save
     revisions: Revisions | None = None
     checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
         default_factory=dict, repr=False, compare=False
@@ -179,22 +175,26 @@ class Vocabulary:
         return cls(
             workloads=WORKLOADS,
             precisions=PRECISIONS,
-            find_model=find_model,
-            find_configuration=partial(find_model, weights=False),
-            find_dataset=find_dataset,
-            find_adapter=find_adapter,
-            find_calibration=find_calibration,
+            finders={
+                "model": find_model,
+                "configuration": partial(find_model, weights=False),
+                "dataset": find_dataset,
+                "adapter": find_adapter,
+                "calibration": find_calibration,
+            },
             revisions=Revisions(dict(commits or {})),
         )
 
-    def with_models(self, names: Callable[[], Collection[str]]) -> Vocabulary:
-        """The same, and models besides that have these names, which are asked for only where a
-        model is not found: jobs of the grid save them."""
-        if self.find_model is None:
-            return self
-        model = _also(names, self.find_model)
-        configuration = self.find_configuration and _also(names, self.find_configuration)
-        return replace(self, find_model=model, find_configuration=configuration, checked={})
+    def missing(self, kind: str, name: str) -> str:
+        """The reason why there is no such thing; empty where there is, or where nobody can tell on
+        this machine. A model may also be one that a job of the grid saves."""
+        try:
+            if kind in self.finders:
+                self.finders[kind](name)
+        except WorkloadError as error:
+            of_model = kind in ("model", "configuration")
+            return "" if of_model and name in self.saved_models() else str(error)
+        return ""
 
     def parameter_names(self, workload: str | None = None) -> tuple[str, ...]:
         """The settings of one workload and of the engines that can run it; of all workloads when
@@ -271,7 +271,7 @@ class Vocabulary:
         if name == "workload":
             if value in self.workloads:  # asked without looking for what others have installed
                 return None
-            written = {n: each for n, each in self.workloads.items() if not each.implied}
+            written = {n: entry for n, entry in self.workloads.items() if not entry.implied}
             return _not_among(value, written, "workload", _meant(value, written))
         if name == "accelerator":
             return _unknown_accelerator(value)
@@ -288,17 +288,12 @@ class Vocabulary:
                 return None
             meant = _meant(value, {name: ENGINES[name] for name in entry.engines})
             return _not_among(value, entry.engines, f"engine of {workload}", meant)
-        entry = self.workloads.get(workload or "")
-        fresh = entry is not None and entry.fresh_weights
-        model = self.find_configuration if fresh else self.find_model
-        find = {"model": model, "dataset": self.find_dataset}.get(name)
-        if find is None:
+        if name not in ("model", "dataset"):
             return None
-        try:
-            find(str(value))
-        except WorkloadError as error:
-            return Fault(str(error))
-        return None
+        entry = self.workloads.get(workload or "")
+        fresh = name == "model" and entry is not None and entry.fresh_weights
+        reason = self.missing("configuration" if fresh else name, str(value))
+        return Fault(reason) if reason else None
 
     def check_together(
         self, workload: str, engine: str, settings: Mapping[str, Scalar]
@@ -325,21 +320,6 @@ class Vocabulary:
                 where = ".".join(map(str, detail["loc"]))
                 faults.append(Fault(f"{where}: {detail['msg']}" if where else detail["msg"]))
             return {}, faults
-
-
-def _also(
-    names: Callable[[], Collection[str]], find: Callable[[str], object]
-) -> Callable[[str], object]:
-
-    def find_or_saved(name: str) -> object:
-        try:
-            return find(name)
-        except WorkloadError:
-            if name in names():
-                return name
-            raise
-
-    return find_or_saved
 
 
 def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
