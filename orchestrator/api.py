@@ -195,9 +195,9 @@ class Run:
         from orchestrator.report.wording import plus_minus
         from orchestrator.util.format import number, one_line
 
-        said = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
+        parts = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
         for banner in self.summary.banners:
-            said.append(f"{escape(banner.name)} in {banner.count:,} of {banner.of:,} rows")
+            parts.append(f"{escape(banner.name)} in {banner.count:,} of {banner.of:,} rows")
         best = {ranking.winner.job_id for ranking in self.summary.rankings if ranking.winner}
         rows = []
         for row in self.rows[:MOST_ROWS_SHOWN]:
@@ -215,8 +215,8 @@ class Run:
             )
         more = len(self.rows) - MOST_ROWS_SHOWN
         if more > 0:
-            said.append(f"the first {MOST_ROWS_SHOWN} of {len(self.rows):,} jobs:")
-        return f"<p>{'<br>'.join(said)}</p>" + html_table(
+            parts.append(f"the first {MOST_ROWS_SHOWN} of {len(self.rows):,} jobs:")
+        return f"<p>{'<br>'.join(parts)}</p>" + html_table(
             ("model", "cards", "setting", "state", "throughput, or why not", ""), rows
         )
 
@@ -226,7 +226,7 @@ Shown = TypeVar("Shown", "Grid", "ShownPlan")
 
 def _as(kind: type[Shown], value: GridValue | Plan) -> Shown:
     """The same record as one of a class that adds methods to its own."""
-    return kind(**{each.name: getattr(value, each.name) for each in fields(value)})
+    return kind(**{field.name: getattr(value, field.name) for field in fields(value)})
 
 
 class ShownPlan(Plan):

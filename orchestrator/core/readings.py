@@ -187,7 +187,7 @@ def use_between(before: ProcessorReading, after: ProcessorReading) -> ProcessorU
     wait_share = stolen_share = host_load = None
     if before.threads is not None and after.threads is not None:
         never = ThreadTime(ran_s=0.0, waited_s=0.0)
-        pairs = [(before.threads.get(each, never), now) for each, now in after.threads.items()]
+        pairs = [(before.threads.get(thread, never), now) for thread, now in after.threads.items()]
         spent = [(b.ran_s - a.ran_s, b.waited_s - a.waited_s) for a, b in pairs]
         least = HELPER_SHARE * max((ran for ran, _ in spent), default=0.0)
         wait_share = sum(max(waited, 0.0) for ran, waited in spent if ran >= least) / wall_s

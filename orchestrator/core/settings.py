@@ -56,12 +56,12 @@ class Search:
     @property
     def text(self) -> str:
         """The wish as a job holds it."""
-        said = []
+        limits = []
         if self.cap != CAP:
-            said.append(f"cap={self.cap}")
+            limits.append(f"cap={self.cap}")
         if self.tolerance != TOLERANCES[self.goal]:
-            said.append(f"tolerance={self.tolerance:.6f}".rstrip("0").rstrip("."))
-        return f"{self.goal}({', '.join(said)})" if said else self.goal
+            limits.append(f"tolerance={self.tolerance:.6f}".rstrip("0").rstrip("."))
+        return f"{self.goal}({', '.join(limits)})" if limits else self.goal
 
 
 @lru_cache(maxsize=256)
@@ -76,9 +76,11 @@ def search_of(batch_size: int | str) -> Search | None:
     match = _PATTERN.match(batch_size)
     if match is None:
         raise ValueError(f"{batch_size!r} is no batch size; {HINT}")
-    said = dict(re.findall(r"(\w+)=([0-9.]+)", batch_size))
+    limits = dict(re.findall(r"(\w+)=([0-9.]+)", batch_size))
     goal: Goal = "max" if match[1] == "max" else "best"
-    return Search(goal, int(said.get("cap", CAP)), float(said.get("tolerance", TOLERANCES[goal])))
+    return Search(
+        goal, int(limits.get("cap", CAP)), float(limits.get("tolerance", TOLERANCES[goal]))
+    )
 
 
 def from_mapping(wish: Mapping[str, Any]) -> str:
@@ -221,14 +223,14 @@ def as_declared(workload: str, engine: str, parameters: Mapping[str, Value]) -> 
     """The parameters as this version would say them, defaults filled in. What a setting of another
     engine leaves as it is, is left out."""
     declared = registry.declared_in_rows(workload, engine)
-    said = {n: d.default for n, d in declared.items() if d.default is not ...}
+    settings = {n: d.default for n, d in declared.items() if d.default is not ...}
     for name, value in parameters.items():
         if name in declared:
-            said[name] = declared[name].current(value)
+            settings[name] = declared[name].current(value)
     for name in _beside(workload, declared, parameters):
         if parameters[name] is not None:
-            said[name] = parameters[name]
-    return said
+            settings[name] = parameters[name]
+    return settings
 
 
 def undeclared(workload: str, engine: str, parameters: Mapping[str, Value]) -> list[str]:

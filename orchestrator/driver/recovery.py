@@ -105,7 +105,7 @@ def recover_outcomes(session: Session, store: Store, say: Callable[[str], None])
     owner = Owner.of_this_process()
     if not store.interrupted or owner is None:
         return
-    kept = session.kept_outcomes(store.run_id)
+    outcomes = session.kept_outcomes(store.run_id)
     rows = [
         clean_row(
             measurement_of(
@@ -117,7 +117,7 @@ def recover_outcomes(session: Session, store: Store, say: Callable[[str], None])
                 nodes=session.nodes,
             )
         )
-        for record in recovered_records(kept, store.interrupted)
+        for record in recovered_records(outcomes, store.interrupted)
     ]
     if rows:
         store.append(*rows)
@@ -131,14 +131,14 @@ def recovered_records(
     """The rows of those of the interrupted attempts all of whose ranks have an outcome, each as the
     attempt after the one that is LOST. One that failed is tried again."""
     attempts: dict[str, RunningAttempt] = {}
-    for kept in kept_outcomes:
-        attempt = kept.attempt
-        rank_outcome = outcome_of(kept.ended, None)
+    for kept_outcome in kept_outcomes:
+        attempt = kept_outcome.attempt
+        rank_outcome = outcome_of(kept_outcome.ended, None)
         if attempt.attempt_id in interrupted and isinstance(rank_outcome, RankOutcome):
             running = attempts.setdefault(
                 attempt.attempt_id, RunningAttempt(attempt=attempt, worker_ids=())
             )
-            running.ended[kept.rank] = rank_outcome
+            running.ended[kept_outcome.rank] = rank_outcome
     for running in attempts.values():
         if len(running.ended) < len(running.attempt.cards):
             continue

@@ -309,7 +309,7 @@ def run_grid(
         _session(options, grid) as session,
     ):
         session = with_its_nodes(options, session, say, store.path)
-        session = replace(session, nodes=session.asked(session.nodes))
+        session = replace(session, nodes=session.with_packages(session.nodes))
         options.report(address=session.address, cards=cards_by_kind(session.nodes))
         history = history_of(store)
         plan = plan_run(options, grid, session, store, history)  # refused here, nothing is created

@@ -52,7 +52,7 @@ class Session:
     #: The outcomes that its nodes kept of a run of this id.
     kept_outcomes: Callable[[str], Iterable[KeptOutcome]] = lambda run_id: ()
     #: The nodes with their packages, where an engine is to be chosen by them.
-    asked: Callable[[Sequence[Node]], tuple[Node, ...]] = tuple
+    with_packages: Callable[[Sequence[Node]], tuple[Node, ...]] = tuple
 
 
 def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> tuple[Node, ...]:
@@ -187,6 +187,6 @@ def cluster_session(
             publish=Publisher().publish,
             address=cluster.address,
             look=lambda: tuple(cluster.nodes()),
-            asked=with_packages,
+            with_packages=with_packages,
             kept_outcomes=lambda run_id: kept_outcomes(cluster.nodes(), run_id),
         )

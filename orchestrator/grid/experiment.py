@@ -185,7 +185,7 @@ class ExperimentReader:
             experiment.fixed.pop(name, None)
             experiment.axes.append(Axis((name,), tuple((value,) for value in values)))
             return
-        raw = self._said(path, name, raw)
+        raw = self._from_mapping(path, name, raw)
         if raw is _REFUSED:
             return
         if isinstance(raw, (list, Mapping)) or (name != "model" and looks_like_range(raw)):
@@ -231,7 +231,7 @@ class ExperimentReader:
                 values.append(value)
         return values
 
-    def _said(self, path: Path_, name: str, raw: Any) -> Any:
+    def _from_mapping(self, path: Path_, name: str, raw: Any) -> Any:
         """The value that a mapping stands for; all else as it is."""
         made, fault = self.vocabulary.written(name, raw)
         if fault is not None:
@@ -240,7 +240,7 @@ class ExperimentReader:
         return raw if made is None else made
 
     def _entry(self, path: Path_, name: str, entry: Any) -> Values:
-        entry = self._said(path, name, entry)
+        entry = self._from_mapping(path, name, entry)
         if entry is _REFUSED:
             return []
         if isinstance(entry, (list, Mapping)):

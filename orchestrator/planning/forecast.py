@@ -92,7 +92,7 @@ def work(
 ) -> Span:
     """The same, from the first attempt: each kind of card works off its own jobs, side by side, but
     for emulated cards, which share their host's processors."""
-    jobs = [each.job for each in planned if each.action is Action.RUN]
+    jobs = [item.job for item in planned if item.action is Action.RUN]
     emulated = {node.accelerator for node in nodes if node.emulated}
     span = NOTHING
     if shared := [job for job in jobs if job.accelerator in emulated]:
@@ -164,7 +164,7 @@ class _Fixed:
 
 def forecast(plan: Plan, estimates: Estimates, seconds: float) -> Forecast | None:
     """Play ``plan`` for so many seconds; None when it is too large for that."""
-    to_run = [each for each in plan.jobs if each.action is Action.RUN]
+    to_run = [item for item in plan.jobs if item.action is Action.RUN]
     if len(to_run) > MOST_JOBS:
         return None
     result = simulate(

@@ -102,13 +102,13 @@ def verified(rows: Sequence[Measurement]) -> list[Verified]:
 
 def _answer(row: Measurement) -> Verified:
     details: Mapping[str, str] = row.details
-    said = [f"{name} {value}" for name, value in _carried(row.engine, row.parameters).items()]
+    settings = [f"{name} {value}" for name, value in _carried(row.engine, row.parameters).items()]
     return Verified(
         model=row.model,
         accelerator=str(row.accelerator),
         engine=row.engine,
         precision=row.precision,
-        settings=", ".join(said),
+        settings=", ".join(settings),
         agrees=details.get("agrees", str(row.state)),
         largest_difference=row.reported("largest_logit_difference"),
         spread=row.reported("logit_spread"),

@@ -159,20 +159,20 @@ class Placement:
     def _open_sets(self, server: Server, width: int, *, reserved: bool) -> list[SlotSet]:
         """The server's open legal sets with or without reserved cards, best first: those that
         stop fewest workers, and single cards where aligned groups are broken already."""
-        found = []
+        ranked = []
         for group in server.groups(width):
             if not all(slot.open for slot in group):
                 continue
             if reserved == any(slot.reservation is not None for slot in group):
                 workers = sum(slot.worker is not None for slot in group)
                 broken = server.broken(group[0]) if width == 1 else (0, 0)
-                found.append((workers, -broken[0], -broken[1], group[0].order, group))
-        return [group for *_, group in sorted(found, key=lambda entry: entry[:4])]
+                ranked.append((workers, -broken[0], -broken[1], group[0].order, group))
+        return [group for *_, group in sorted(ranked, key=lambda entry: entry[:4])]
 
     def _reserve(self, width: int, now: float) -> Iterator[Command]:
         """Drain a set of cards for the next gang of this width if the width has none, so that gangs
         never starve."""
-        reserved = any(each.record.width == width for each in self.reservations.values())
+        reserved = any(one.record.width == width for one in self.reservations.values())
         if reserved or self.leases.gangs.get(width) or self._must_wait(width):
             return
         record = next(iter(self.pending.candidates(width, self._left_for_fresh_s(now))), None)

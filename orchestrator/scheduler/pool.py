@@ -83,33 +83,33 @@ class Pool:
         if not self.cards.changed:
             return []
         self.cards.changed = False
-        found = []
+        widths = []
         for width, count in self.unfinished.items():
             if not count or self._can_have(width):
                 self.hopeless_at.pop(width, None)
             elif width not in self.hopeless_at:
                 self.hopeless_at[width] = now + self._settings.wait_for_nodes_s
-                found.append(width)
-        return found
+                widths.append(width)
+        return widths
 
     def _can_have(self, width: int) -> bool:
         """Return whether a card set of this width is left, or was one if others gave cards back.
         While nobody can say which nodes there are, there may be one."""
         if not self._known or self.cards.has_set(width, lambda slot: not slot.barred):
             return True
-        held = {node.node_id for node in self._held}
+        others = {node.node_id for node in self._held}
         ours = (node for server in self.cards.servers.values() for node in server.nodes.values())
         nodes = [*self._held, *ours]
-        sets = legal_card_sets(nodes, self.cards.accelerator, width) if held else []
-        return any(card.node_id in held for cards in sets for card in cards)
+        sets = legal_card_sets(nodes, self.cards.accelerator, width) if others else []
+        return any(card.node_id in others for cards in sets for card in cards)
 
     # ------------------------------------------------------------ cards
 
     def others_hold(self, nodes: Iterable[Node]) -> None:
         """Others have the cards of these nodes, and of no others that are wanted."""
-        held = tuple(node for node in nodes if node.accelerator is self.cards.accelerator)
-        if held != self._held:
-            self._held, self.cards.changed = held, True
+        wanted = tuple(node for node in nodes if node.accelerator is self.cards.accelerator)
+        if wanted != self._held:
+            self._held, self.cards.changed = wanted, True
 
     def nodes_are_known(self, known: bool) -> None:
         """Somebody can say which nodes there are, or nobody can; patience begins anew then."""
