@@ -67,14 +67,14 @@ class OnnxCalibrationParameters(DatasetParameters):
     )
 
 
-def _refuse_onnx_calibration(asked: JobDescription) -> tuple[Refusal, ...]:
+def _refuse_onnx_calibration(job: JobDescription) -> tuple[Refusal, ...]:
     """Shapes of a pass that is not one prompt on one card."""
     found = []
-    if asked.cards > 1:
+    if job.cards > 1:
         found.append(
             Refusal(setting="cards", reason="one card measures a graph", hint="write cards: 1")
         )
-    if asked.batch_size != 1:
+    if job.batch_size != 1:
         found.append(
             Refusal(
                 setting="batch_size",

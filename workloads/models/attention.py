@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 PACKAGES = {"flash_attention_2": "flash-attn", "xformers": "xformers"}
 
 
-def refusals(asked: JobDescription) -> Iterator[Refusal]:
+def refusals(job: JobDescription) -> Iterator[Refusal]:
     """Objections to attention by a package that has no kernels for the device. Pure."""
-    attention = str(asked.parameters.get("attention", ""))
-    if attention in PACKAGES and not device_spec(asked.device).can(attention):
+    attention = str(job.parameters.get("attention", ""))
+    if attention in PACKAGES and not device_spec(job.device).can(attention):
         yield Refusal(
             setting="attention",
-            reason=f"{attention} has no {asked.device} kernels",
+            reason=f"{attention} has no {job.device} kernels",
             hint="write attention: sdpa",
             unsupported=True,
         )

@@ -47,28 +47,28 @@ _PLAIN = ("fp32", "bf16", "fp16")
 _SPARSE = ("bf16", "fp16")
 
 
-def _refuse_generation(asked: JobDescription) -> Iterator[Refusal]:
+def _refuse_generation(job: JobDescription) -> Iterator[Refusal]:
     """Refuse kernels for 2:4 sparsity and compilation where they cannot work."""
-    yield from _refuse_sparse_kernels(asked)
-    device = device_spec(asked.device)
+    yield from _refuse_sparse_kernels(job)
+    device = device_spec(job.device)
     modes, by_mode = (
         not device.can("dynamic_shapes"),
-        asked.parameters.get("hpu_mode"),
+        job.parameters.get("hpu_mode"),
     )
-    name = "torch_compile" if asked.parameters.get("torch_compile") else "hpu_mode"
+    name = "torch_compile" if job.parameters.get("torch_compile") else "hpu_mode"
     if name == "hpu_mode" and not (modes and by_mode == "compile"):
         return
     hint = "write hpu_mode: eager" if name == "hpu_mode" else "leave torch_compile out"
     if name == "torch_compile" and modes:
         reason = f"on {device.title} the mode of execution says whether a model is compiled"
         hint = "write torch_compile: false and hpu_mode: compile"
-    elif asked.precision not in _PLAIN:
-        reason = f"the kernels of {asked.precision} run in eager mode"
-    elif (asked.parameters.get("tensor_parallel") or 1) > 1:
+    elif job.precision not in _PLAIN:
+        reason = f"the kernels of {job.precision} run in eager mode"
+    elif (job.parameters.get("tensor_parallel") or 1) > 1:
         reason = "this version compiles no model that is split over cards"
-    elif _is_encoder_decoder(asked.model):
+    elif _is_encoder_decoder(job.model):
         reason = "this version compiles models that are one decoder"
-    elif name == "torch_compile" and asked.parameters.get("sparse_kernels"):
+    elif name == "torch_compile" and job.parameters.get("sparse_kernels"):
         reason = "this version compiles plain matrices only"
     else:
         return
@@ -85,16 +85,16 @@ def _is_encoder_decoder(model: str) -> bool:
     return task is not None and task.encoder_decoder
 
 
-def _refuse_sparse_kernels(asked: JobDescription) -> Iterator[Refusal]:
-    if not asked.parameters.get("sparse_kernels"):
+def _refuse_sparse_kernels(job: JobDescription) -> Iterator[Refusal]:
+    if not job.parameters.get("sparse_kernels"):
         return
-    if not device_spec(asked.device).can("sparse_2_4"):
+    if not device_spec(job.device).can("sparse_2_4"):
         reason = (
-            f"{asked.device} has no kernels for 2:4 sparsity: zeros cost as much as other numbers"
+            f"{job.device} has no kernels for 2:4 sparsity: zeros cost as much as other numbers"
         )
-    elif asked.precision not in _SPARSE:
-        reason = f"the kernels for 2:4 take {', '.join(_SPARSE)}, not {asked.precision}"
-    elif asked.parameters.get("adapter") or (asked.parameters.get("tensor_parallel") or 1) > 1:
+    elif job.precision not in _SPARSE:
+        reason = f"the kernels for 2:4 take {', '.join(_SPARSE)}, not {job.precision}"
+    elif job.parameters.get("adapter") or (job.parameters.get("tensor_parallel") or 1) > 1:
         reason = "adapters and tensor parallelism need the plain matrices"
     else:
         return
