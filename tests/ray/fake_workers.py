@@ -37,8 +37,6 @@ class FakeWorker:
     def start(self) -> WorkerInfo:
         if self.config.worker_id.startswith("broken"):
             raise ImportError("No module named 'habana_frameworks'")
-        if self.config.worker_id.startswith("stuck"):
-            time.sleep(3600)
         self._info = WorkerInfo(
             worker_id=self.config.worker_id,
             node_name=self.config.node_name,
@@ -75,10 +73,6 @@ class FakeWorker:
         elif action == "segfault":
             print("about to read address zero", flush=True)
             ctypes.string_at(0)
-        elif action == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif action == "exit":
-            os._exit(int(argument))
         elif action == "hold-gil":
             time.sleep(1.0)  # as long as it takes to tell the phase
             ctypes.PyDLL(None).sleep(600)

@@ -26,8 +26,6 @@ from orchestrator.core.events import (
     NodeLeft,
     StartWorker,
     StopWorker,
-    WorkerReady,
-    WorkerStopped,
 )
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.outcome import FailureClass
@@ -278,32 +276,6 @@ def test_an_outcome_that_is_lost_on_the_way_is_told_once(
     assert len([e for e in ends if e.outcome.attempt_id == attempt_id]) == 1
 
 
-def test_a_process_that_does_not_end_costs_its_card_until_it_does(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The spawner is frozen, so that nothing can be killed: the attempt ends without."""
-    monkeypatch.setattr(executor, "STOP_PATIENCE_S", 8.0)
-    card = bench.node("gpu-1").cards[0]
-    (worker,) = bench.start(card)
-    attempt_id = bench.run((card,), [worker], "sleep:600")
-    bench.wait_for_phase(worker.worker_id, "measure")
-    server = psutil.Process(worker.info.pid).parent()
-    assert server is not None
-    server.suspend()
-    try:
-        bench.executor.perform(StopWorker(worker_id=worker.worker_id, reason="no progress"))
-        outcome = bench.ended(attempt_id).outcome
-        assert outcome.state is State.LOST and outcome.failure is not None
-        assert "has not ended 8 s after it was killed" in outcome.failure.message
-        assert not [e for e in bench.seen if isinstance(e, WorkerStopped) and is_of(e, worker)]
-    finally:
-        server.resume()
-    bench.stopped(worker.worker_id)
-    assert not alive(worker.info.pid)
-    (again,) = bench.start(card)
-    bench.stop(again)
-
-
 def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,11 +307,6 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     assert not alive(busy.info.pid) and not alive(idle.info.pid)
     (again,) = bench.start(node.cards[0])
     bench.stop(again)
-
-
-def is_of(event: WorkerStopped, worker: WorkerReady) -> bool:
-    """Return whether it is this worker's end."""
-    return event.worker_id == worker.worker_id
 
 
 def test_a_hang_that_holds_the_interpreter_is_stopped(bench: Bench) -> None:
@@ -390,23 +357,6 @@ def test_one_dead_rank_ends_its_gang(bench: Bench) -> None:
         assert not alive(worker.info.pid)
 
 
-def test_a_stopped_rank_ends_its_gang_and_a_silent_one_does_not(bench: Bench) -> None:
-    """Within 30 s, by the state of its process. The other rank, which waits without a time limit
-    and holds its interpreter meanwhile as a compilation does, is never the reason."""
-    cards = bench.node("hpu-1").cards[:2]
-    workers = bench.start(*cards)
-    attempt_id = bench.run(cards, workers, "hold-gil")
-    os.kill(workers[1].info.pid, signal.SIGSTOP)
-    began = time.monotonic()
-    outcome = bench.ended(attempt_id).outcome
-    assert time.monotonic() - began < patience(30)
-    assert outcome.failure is not None and outcome.failure.failure_class is FailureClass.HANG
-    assert f"process {workers[1].info.pid} of this rank" in outcome.failure.message
-    for worker in workers:
-        bench.stopped(worker.worker_id)
-        assert not alive(worker.info.pid)
-
-
 def test_a_worker_that_cannot_start_says_why(bench: Bench) -> None:
     """A failed import is a stopped worker of class IMPORT, and the card is free."""
     card = bench.node("gpu-1").cards[0]
@@ -416,18 +366,6 @@ def test_a_worker_that_cannot_start_says_why(bench: Bench) -> None:
     assert "habana_frameworks" in failure.message
     (again,) = bench.start(card)
     bench.stop(again)
-
-
-def test_a_worker_can_be_stopped_while_it_starts(bench: Bench) -> None:
-    """Start and stop in one breath: one WorkerStopped, no failure, and the card is free."""
-    card = bench.node("gpu-1").cards[0]
-    bench.executor.perform(StartWorker(worker_id="hasty", card=card))
-    bench.executor.perform(StopWorker(worker_id="hasty", reason="changed my mind"))
-    assert bench.stopped("hasty").failure is None
-    (again,) = bench.start(card)
-    bench.stop(again)
-    ends = [e for e in bench.seen if isinstance(e, WorkerStopped) and e.worker_id == "hasty"]
-    assert len(ends) == 1
 
 
 def test_a_node_of_another_packages_device_joins_works_and_takes_everything_along(

@@ -27,8 +27,8 @@ END
 def test_a_real_node_is_read_and_an_emulated_one_is_not(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that says it has a GPU, with a tool that answers as nvidia-smi does: 400 W for six
-    seconds are 2400 J, and its utilization stands in the row. An emulated card has none of it."""
+    """A node that says it has a GPU, with a tool that answers as nvidia-smi does: 400 W for three
+    seconds are 1200 J, and its utilization stands in the row. An emulated card has none of it."""
     (tmp_path / "nvidia-smi").write_text(TOOL)
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -44,7 +44,7 @@ def test_a_real_node_is_read_and_an_emulated_one_is_not(
             bench.seen += bench.executor.events(0.2)
         assert list(bench.executor.telemetry()) == [card]
         assert bench.executor.telemetry()[card].power_w == 400.0
-        for seconds in (6, 10, 20):  # where the cores were away for long, no energy is told
+        for seconds in (3, 10, 20):  # where the cores were away for long, no energy is told
             attempts = [
                 bench.run((card,), [real], f"sleep:{seconds}"),
                 bench.run((bench.node("gpu-1").cards[0],), [emulated], f"sleep:{seconds}"),

@@ -105,11 +105,18 @@ def outcome_of(response: Response) -> RankOutcome:
     return unpickled(outcome) if isinstance(outcome, bytes) else outcome
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    opened = open_server(tmp_path_factory.mktemp("node"), "scripted_worker")
+    yield opened
+    close_server(opened)
+
+
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    server = open_server(tmp_path, "scripted_worker")
-    yield Node(server)
-    close_server(server)
+def node(server: Server) -> Iterator[Node]:
+    node = Node(server)
+    yield node
+    node.workers.close("the test is over")
 
 
 def test_requests_to_a_worker_are_done_in_their_order(node: Node) -> None:

@@ -53,7 +53,7 @@ class Server:
 
     spawner: OwnSpawner
     logs: Path
-    count: int = field(default=0)
+    processes: list[WorkerProcess] = field(default_factory=list)
 
     @property
     def path(self) -> str:
@@ -72,16 +72,17 @@ class Server:
 
     def process(self, *, start: str = "", run: str = "", name: str = "w") -> WorkerProcess:
         """A worker process, not yet started."""
-        self.count += 1
+        number = len(self.processes) + 1
         request = Start(
             worker_id=name,
             server=self.path,
             factory="scripted_worker:ScriptedWorker",
             config={"name": name, "start": start, "run": run},
             environments={"": {"CARD": "5"}},
-            log=str(self.logs / f"{self.count}.log"),
+            log=str(self.logs / f"{number}.log"),
         )
-        return WorkerProcess(request)
+        self.processes.append(WorkerProcess(request))
+        return self.processes[-1]
 
 
 def open_server(tmp_path: Path, *preload: str) -> Server:
@@ -96,12 +97,38 @@ def close_server(server: Server) -> None:
     assert not directory.exists()
 
 
-@pytest.fixture(params=["fresh", "forked"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """A server of each kind: workers started afresh, or forked after a preload."""
-    opened = open_server(tmp_path, *(["scripted_worker"] if request.param == "forked" else []))
+@pytest.fixture(scope="module")
+def spawners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
+    """A spawner of each kind for all tests here: workers started afresh, or forked after a
+    preload."""
+    opened = {
+        kind: open_server(tmp_path_factory.mktemp(kind), *preload)
+        for kind, preload in (("fresh", ()), ("forked", ("scripted_worker",)))
+    }
     yield opened
-    close_server(opened)
+    for server in opened.values():
+        close_server(server)
+
+
+@pytest.fixture(params=["fresh", "forked"])
+def server(
+    request: pytest.FixtureRequest, spawners: dict[str, Server], tmp_path: Path
+) -> Iterator[Server]:
+    """A server of each kind."""
+    yield from _of_test(spawners[request.param], tmp_path)
+
+
+@pytest.fixture
+def fresh(spawners: dict[str, Server], tmp_path: Path) -> Iterator[Server]:
+    """One whose workers are fresh interpreters, where the kind makes no difference."""
+    yield from _of_test(spawners["fresh"], tmp_path)
+
+
+def _of_test(server: Server, tmp_path: Path) -> Iterator[Server]:
+    own = replace(server, logs=tmp_path, processes=[])
+    yield own
+    for process in own.processes:
+        process.stop("the test is over")
 
 
 def info_of(process: WorkerProcess) -> WorkerInfo:
@@ -133,7 +160,7 @@ def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_gets_the_kind_of_process_that_it_needs(server: Server) -> None:
+def test_a_job_gets_the_kind_of_process_that_it_needs(fresh: Server) -> None:
     """An engine that changes its process gets one of its own, with its own variables; jobs of the
     same kind then share it, and an ordinary job gets an ordinary one again."""
     ours = replace(ATTEMPT, job=replace(JOB, engine="optimum-habana"))
@@ -141,11 +168,11 @@ def test_a_job_gets_the_kind_of_process_that_it_needs(server: Server) -> None:
     process = WorkerProcess(
         Start(
             worker_id="k",
-            server=server.path,
+            server=fresh.path,
             factory="scripted_worker:KindWorker",
             config=KindConfig(),
             environments=kinds,
-            log=str(server.logs / "k.log"),
+            log=str(fresh.logs / "k.log"),
         )
     )
     first = info_of(process).pid
@@ -178,10 +205,10 @@ def test_a_job_gets_the_kind_of_process_that_it_needs(server: Server) -> None:
     ],
 )
 def test_every_sudden_death_has_its_cause_in_the_row(
-    server: Server, source: str, words: str
+    fresh: Server, source: str, words: str
 ) -> None:
     """Signal or exit code, the job, and the end of the log."""
-    process = server.process(run=source)
+    process = fresh.process(run=source)
     info = info_of(process)
     outcome = ran(process)
     assert outcome.state is State.FAILED and outcome.failure is not None
@@ -193,23 +220,21 @@ def test_every_sudden_death_has_its_cause_in_the_row(
 
 
 @pytest.mark.slow
-def test_no_secret_gets_into_a_row_or_a_log(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_gets_into_a_row_or_a_log(fresh: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither what is printed, nor the end of the log that a row quotes, nor a traceback; what
     native code has written stays in the log, and is left out of the row."""
     monkeypatch.setenv("HUB_TOKEN", "hf_secret_0123456789")
     secret = "import os; secret = os.environ['HUB_TOKEN']; "
-    dying = server.process(run=secret + "print('has', secret); os._exit(9)")
+    dying = fresh.process(run=secret + "print('has', secret); os._exit(9)")
     info_of(dying)
     failure = ran(dying).failure
     assert failure is not None and "hf_secret" not in repr(failure)
-    raising = server.process(start=secret + "raise ValueError('refused: ' + secret)")
+    raising = fresh.process(start=secret + "raise ValueError('refused: ' + secret)")
     failure = raising.start()
     assert isinstance(failure, Failure)
     log = Path(failure.log.partition(":")[2]).read_text()
     assert "refused: <HUB_TOKEN>" in log and "hf_secret" not in log
-    native = server.process(run=secret + "os.write(2, secret.encode() + b' leaks'); os._exit(9)")
+    native = fresh.process(run=secret + "os.write(2, secret.encode() + b' leaks'); os._exit(9)")
     info_of(native)
     failure = ran(native).failure
     assert failure is not None and failure.tail.endswith("<HUB_TOKEN> leaks")
@@ -226,15 +251,15 @@ warnings.warn("a warning")
 
 
 @pytest.mark.slow
-def test_a_job_that_prints_on_a_full_disk_keeps_its_outcome(server: Server, tmp_path: Path) -> None:
+def test_a_job_that_prints_on_a_full_disk_keeps_its_outcome(fresh: Server, tmp_path: Path) -> None:
     """Its log has no room left when it starts to print, in its midst, or from its beginning, when
     the log cannot even be made; once there is room, the log says what is missing."""
     with small_disk(tmp_path / "small", 1 << 16) as disk:
-        server.logs = disk
-        process = server.process(run=PRINTING)  # fills what there is itself
+        fresh.logs = disk
+        process = fresh.process(run=PRINTING)  # fills what there is itself
         info_of(process)
         assert ran(process).state is State.SUCCEEDED
-        full_from_the_start = server.process(run=PRINTING, name="w2")
+        full_from_the_start = fresh.process(run=PRINTING, name="w2")
         ballast = fill(disk)
         info_of(full_from_the_start)
         assert ran(full_from_the_start).state is State.SUCCEEDED
@@ -279,15 +304,15 @@ def test_a_job_may_do_to_its_output_what_it_likes(server: Server, source: str) -
 
 
 @pytest.mark.slow
-def test_a_planted_link_at_a_log_s_path_is_not_followed(server: Server, tmp_path: Path) -> None:
+def test_a_planted_link_at_a_log_s_path_is_not_followed(fresh: Server, tmp_path: Path) -> None:
     """Neither written to nor read: the job runs without a log, and its row quotes nothing."""
     target = tmp_path / "precious"
     target.write_text("what belongs to somebody else\n")
-    (server.logs / "1.log").symlink_to(target)
-    (server.logs / "2.log").symlink_to(tmp_path / "not there")
-    os.mkfifo(server.logs / "3.log")
+    (fresh.logs / "1.log").symlink_to(target)
+    (fresh.logs / "2.log").symlink_to(tmp_path / "not there")
+    os.mkfifo(fresh.logs / "3.log")
     for _ in range(3):
-        process = server.process(run="import os; print('gone', flush=True); os._exit(9)")
+        process = fresh.process(run="import os; print('gone', flush=True); os._exit(9)")
         info_of(process)
         failure = ran(process).failure
         assert failure is not None and "exited with 9" in failure.message and not failure.tail
@@ -296,13 +321,13 @@ def test_a_planted_link_at_a_log_s_path_is_not_followed(server: Server, tmp_path
 
 
 @pytest.mark.slow
-def test_a_worker_that_cannot_start_is_gone_and_says_why(server: Server) -> None:
+def test_a_worker_that_cannot_start_is_gone_and_says_why(fresh: Server) -> None:
     """An exception at start is a failure; a death at start is one too."""
-    process = server.process(start="raise ValueError('no such card')")
+    process = fresh.process(start="raise ValueError('no such card')")
     failure = process.start()
     assert isinstance(failure, Failure) and failure.message == "no such card"
     assert process.gone
-    dying = server.process(start="import os; os._exit(3)")
+    dying = fresh.process(start="import os; os._exit(3)")
     failure = dying.start()
     assert isinstance(failure, Failure) and "exited with 3 during start-up" in failure.message
     assert dying.gone
@@ -332,9 +357,9 @@ def test_a_worker_that_answers_before_its_kill_arrives_is_gone_all_the_same(
     close_server(opened)
 
 
-def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(server: Server) -> None:
+def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(fresh: Server) -> None:
     """``listen`` gives a failure, ``run`` passes it on, and the process lives."""
-    process = server.process()
+    process = fresh.process()
     info_of(process)
     rendezvous = process.listen("nowhere")
     outcome = ran(process, rendezvous=rendezvous)
@@ -369,24 +394,6 @@ def test_a_stuck_worker_is_stopped_with_its_children(server: Server, tmp_path: P
     thread.join(patience(5))
     assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
     assert outcomes[0].failure.message == "stopped: no progress"
-
-
-def test_children_left_behind_are_ended_before_the_card_is_free(
-    server: Server, tmp_path: Path
-) -> None:
-    """A process that exits and leaves a child counts as gone only when the child is."""
-    file = tmp_path / "child"
-    source = (
-        "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        f"open({str(file)!r}, 'w').write(str(child.pid))\n"
-        "os._exit(0)\n"
-    )
-    process = server.process(run=source)
-    info_of(process)
-    outcome = ran(process)
-    assert outcome.failure is not None and "exited with 0" in outcome.failure.message
-    assert process.gone and not alive(int(file.read_text()))
 
 
 #: Ignores what it can, and starts: a child in its own session with a child of its own, and a daemon
@@ -427,11 +434,11 @@ def pids_in(file: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_descendants_in_sessions_of_their_own_are_stopped_too(
-    server: Server, tmp_path: Path
+    fresh: Server, tmp_path: Path
 ) -> None:
     """Whoever ignores signals, leaves the process group or loses its parent."""
-    process = server.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
-    bystander = server.process(name="bystander")
+    process = fresh.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
+    bystander = fresh.process(name="bystander")
     info, other = info_of(process), info_of(bystander)
     thread = threading.Thread(target=lambda: ran(process))
     thread.start()
@@ -491,12 +498,12 @@ def test_everything_ends_whether_spawner_or_reaper_is_killed(first: str, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_worker_ends_with_its_client(server: Server) -> None:
+def test_a_worker_ends_with_its_client(fresh: Server) -> None:
     """When the client's process dies, the kernel closes its connection and the worker goes; others
     stay."""
-    mine = info_of(server.process(run="import time; time.sleep(600)")).pid
+    mine = info_of(fresh.process(run="import time; time.sleep(600)")).pid
     client = subprocess.Popen(
-        [sys.executable, "-c", _CLIENT, server.path, str(server.logs)],
+        [sys.executable, "-c", _CLIENT, fresh.path, str(fresh.logs)],
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         text=True,
@@ -612,9 +619,10 @@ def small_cgroup() -> Iterator[str]:
 
 @pytest.mark.slow
 def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_killed(
-    server: Server, small_cgroup: str
+    tmp_path: Path, small_cgroup: str
 ) -> None:
     """The same signal, and another class: this one is tried on another node, after a while."""
+    server = open_server(tmp_path)
     Path(small_cgroup).write_text(str(server.pid))  # as a node's Ray is in one with its workers
     process = server.process(run=f"kept = {TOO_MUCH}")
     info_of(process)
@@ -622,11 +630,12 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_kill
     assert outcome.state is State.FAILED and outcome.failure is not None
     assert outcome.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY
     assert "the kernel killed the worker for want of host memory" in outcome.failure.message
+    close_server(server)
 
 
 @pytest.mark.slow
 def test_a_worker_is_not_taken_for_one_that_the_kernel_killed_elsewhere(
-    server: Server, small_cgroup: str
+    fresh: Server, small_cgroup: str
 ) -> None:
     """The kernel kills a process of another control group, of which there are many on a host, in
     the moment in which somebody kills the worker."""
@@ -637,7 +646,7 @@ done = subprocess.run([sys.executable, "-c", "import os; " + {stranger!r}])
 assert done.returncode == -signal.SIGKILL, done
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    process = server.process(run=source)
+    process = fresh.process(run=source)
     info_of(process)
     outcome = ran(process)
     assert outcome.failure is not None
