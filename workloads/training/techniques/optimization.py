@@ -325,10 +325,10 @@ def _layers(model: Any) -> list[Any]:
     import torch
 
     below = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
-    lists: list[Any] = [m for m in below.modules() if isinstance(m, torch.nn.ModuleList)]
+    lists: list[list[Any]] = [[*m] for m in below.modules() if isinstance(m, torch.nn.ModuleList)]
     if not lists:
         raise BadConfiguration(f"{type(model).__name__} has no list of layers to freeze")
-    return list(max(lists, key=lambda modules: len(modules)))
+    return max(lists, key=len)
 
 
 class MemoryRelease(Technique):
