@@ -130,7 +130,7 @@ class Metric:
     beside_speed: bool = False
     #: How the figures of the ranks of a gang become the row's.
     ranks: Literal["mean", "largest", "smallest", "sum"] = "mean"
-    #: Derives the figure from raw samples; None where they do not tell. Without it the workload
+    #: Derives the figure from raw samples; None where they lack it. Without it the workload
     #: reports the figure.
     figure: Callable[[Timed], float | None] | None = None
     #: The workloads and tasks whose rows have it; none: all. Of one that is declared beside its
@@ -153,7 +153,7 @@ SAMPLES = Throughput(unit="samples/s", counts="items")
 def of_ranks(
     declared: Mapping[str, Metric], reported: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:
-    """The figures of all ranks as the row's; one that nobody declared is the ranks' mean."""
+    """The figures of all ranks as the row's; one without a declaration is the ranks' mean."""
     names = dict.fromkeys(name for values in reported for name in values)
     return {
         name: _OF_RANKS[declared[name].ranks if name in declared else "mean"](
@@ -386,17 +386,17 @@ def require_batch(request: Request) -> None:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
 
 
-# The phase of a job, told from within a library that knows nothing of jobs.
+# The phase of a job, reported from within a library that knows nothing of jobs.
 #
 # A library may compile for minutes while it loads a model. What runs on its way there names the
-# phase, and whoever drives the job hears of it.
+# phase, and the worker reports it.
 
 _enter: ContextVar[Callable[[Phase], None] | None] = ContextVar("phase", default=None)
 
 
 @contextlib.contextmanager
 def reporting_phases_to(enter_phase: Callable[[Phase], None]) -> Iterator[None]:
-    """Let ``enter`` reach this function within the block."""
+    """Pass what ``report_phase`` reports within the block to this function."""
     before = _enter.set(enter_phase)
     try:
         yield
@@ -405,7 +405,6 @@ def reporting_phases_to(enter_phase: Callable[[Phase], None]) -> Iterator[None]:
 
 
 def report_phase(phase: Phase) -> None:
-    """Name the phase; outside of any job nobody hears of it."""
-    hears = _enter.get()
-    if hears is not None:
-        hears(phase)
+    """Report the phase; outside of a job this does nothing."""
+    if enter := _enter.get():
+        enter(phase)

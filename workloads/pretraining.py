@@ -2,7 +2,7 @@
 
 Its settings are those of all training, its own, and those of the techniques that can do something
 for its models: chunks of one length leave nothing to be padded or packed. The rules read what the
-files of a model and a corpus say, without torch; what they do not tell (a model on a hub, a corpus
+files of a model and a corpus say, without torch; what they do not say (a model on a hub, a corpus
 that only a node has), the job finds when it encodes the corpus.
 """
 
@@ -104,13 +104,13 @@ def _files(model: str) -> tuple[Path | None, Any]:
     try:
         directory = Path(find_model(model, weights=False).location)
     except (WorkloadError, OSError):
-        return None, None  # whoever looks for the model says so
+        return None, None  # the job's own load says so
     return directory if directory.is_dir() else None, known_config(model)
 
 
 def _counted(job: JobDescription, wanted: int) -> int | None:
     """Number of chunks of a job's corpus, or one that is not below ``wanted``; None where it cannot
-    be told here, or is surely enough."""
+    be known here, or is surely enough."""
     parameters, dataset = job.parameters, job.dataset
     reading = Reading(columns=str(parameters["columns"]), split=str(parameters["split"]))
     length = int(parameters["max_length"])
@@ -122,7 +122,7 @@ def _counted(job: JobDescription, wanted: int) -> int | None:
             return None
         tokens = _tokens(job.model, dataset, reading, wanted * length, changed_at(dataset))
     except (WorkloadError, OSError):
-        return None  # whoever reads it says so
+        return None  # reading it says so
     return None if tokens is None else tokens // length
 
 
@@ -167,7 +167,7 @@ TASKS = ("masked-lm",)
 
 
 class CorpusParameters(TrainingParameters):
-    """Settings of what is learned from a corpus, and what is begun with."""
+    """Settings of pretraining on a corpus."""
 
     initial_weights: Literal["fresh", "checkpoint"] = setting(
         "fresh",

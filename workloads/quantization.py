@@ -244,7 +244,7 @@ def _texts(job: JobDescription, parameters: QuantizationParameters) -> Iterator[
             return
         examples = load_examples(job.dataset, parameters.reading())
     except (WorkloadError, OSError):
-        return  # whoever reads it says so
+        return  # reading it says so
     if parameters.held_out >= len(examples):
         yield Refusal(
             setting="held_out",

@@ -299,7 +299,7 @@ class WorkloadSpec:
     refuse: Callable[[JobDescription], Sequence[Refusal]] | None = None
     #: What a reader of the plan should know of a job, one line each; pure and without torch.
     notes: Callable[[JobDescription], Sequence[str]] | None = None
-    #: Whether plans add such jobs by themselves; then nobody is told to write it.
+    #: Whether plans add such jobs by themselves; then no message asks for it.
     implied: bool = False
     #: Settings that an earlier version had here and an engine or a device has now, with the value
     #: that stands in the ids of jobs that do not have them any more.

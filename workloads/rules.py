@@ -158,7 +158,7 @@ def _model_refusals(spec: WorkloadSpec, job: JobDescription) -> Iterator[Refusal
     kind = checkpoint_kind(job.model)
     task = task_of(kind) if kind is not None else None
     if kind is None or task is None:
-        return  # it cannot be told: the job itself will look
+        return  # unknown: the job itself will look
     if task.name in spec.tasks:
         yield from _task_refusals(spec, job, task, kind)
         yield from text_refusals(job)

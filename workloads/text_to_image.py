@@ -267,7 +267,7 @@ SPEC = WorkloadSpec(
 )
 
 
-#: Larger images are scaled down: a row is read by whoever opens the table.
+#: Larger images are scaled down: rows are read whole.
 MOST_SIDE = 512
 
 
@@ -369,7 +369,7 @@ def _set_products(precision: str, context: JobContext) -> dict[str, str]:
     """Put the precision of fp32 products and convolutions in force; what rows say of it."""
     import torch
 
-    torch.backends.cudnn.allow_tf32 = precision != "highest"  # torch allows it unless told
+    torch.backends.cudnn.allow_tf32 = precision != "highest"  # torch's default allows it
     if precision == "highest":
         return {}
     from workloads.training.techniques.precision import in_force

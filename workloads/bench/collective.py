@@ -35,7 +35,7 @@ class Rendezvous:
 
 
 class OneCard:
-    """The collective of a job on one card: there is nobody to wait for."""
+    """The collective of a job on one card: nothing to wait for."""
 
     def gather(self, value: Any) -> list[Any]:
         """The value itself, as the only rank's."""
@@ -134,7 +134,7 @@ def joined(
 
 
 def _open_store(address: str, port: int, world_size: int, timeout: timedelta) -> Any:
-    """A TCPStore that listens. Torch's own listens on every interface, and whoever reaches it can
+    """A TCPStore that listens. Torch's own listens on every interface, and any client can
     pretend to be a rank, whose objects are unpickled; so on loopback it is given a socket."""
     import torch.distributed as dist
 

@@ -94,7 +94,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One rank's part of one repeat, as the ranks tell each other."""
+    """One rank's part of one repeat, as the ranks exchange it."""
 
     output_tokens: int
     computed_tokens: int
@@ -167,7 +167,7 @@ def measure(
 
 
 def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth:
-    """Meet every shape; ``warmup_steps`` are rehearsals only, since samples tell of the others."""
+    """Meet every shape; ``warmup_steps`` are rehearsals only, since samples count the others."""
     shapes = {*plan.shapes}
     if not settings.warmup:
         return Warmth(shapes=len(shapes) or None)

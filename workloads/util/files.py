@@ -1,7 +1,7 @@
 """Files whose names or content come from elsewhere, opened without a surprise.
 
 A path may lead to a pipe (whose opening waits for a writer), a device that never ends, a kernel
-file that waits for messages, a file larger than memory, or a symbolic link that somebody planted
+file that waits for messages, a file larger than memory, or a symbolic link that was planted
 where we are about to write. Readers here take ordinary files up to a limit; writers never follow a
 link. Every refusal is an ``OSError`` with the path and a reason, as if the system had said so.
 """
@@ -97,7 +97,7 @@ def create(path: _Path, mode: int = 0o644) -> int:
         try:
             return os.open(path, flags, mode)
         except FileExistsError:
-            if attempt == 2:  # somebody makes it anew each time
+            if attempt == 2:  # another process makes it again each time
                 raise
             with suppress(FileNotFoundError):
                 os.unlink(path)

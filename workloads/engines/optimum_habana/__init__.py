@@ -147,7 +147,7 @@ SPEC = EngineSpec(
             tasks=("causal-lm", "masked-lm", "seq2seq-lm"),
             refuse=_refuse_training,
             settings=GaudiSettings,
-            attentions=None,  # of these its own refusal tells
+            attentions=None,  # refused by ``_refuse_training``
         ),
         "calibrate": Ability(function="workloads.engines.optimum_habana.generation:run"),
         "images": Ability(

@@ -2,7 +2,7 @@
 
 The bridge compiles a graph for every shape it meets, which takes seconds, so nothing may change its
 shape: a batch is padded on the left to a multiple of ``BUCKET``, the key/value cache is as long as
-prompt and answer together from the start, and a counter on the card tells where in it a step is. In
+prompt and answer together from the start, and a counter on the card says where in it a step is. In
 lazy mode a captured graph is replayed as a whole (HPU graphs); in compile mode torch.compile hands
 graphs to the bridge, and the process was started without lazy mode.
 

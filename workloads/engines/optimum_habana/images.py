@@ -107,5 +107,5 @@ def _stock_text_encoder() -> Iterator[None]:
 
 
 def _arguments(count: int) -> dict[str, Any]:
-    """One batch a call, all of it within the library's own figures, which nobody reads."""
+    """One batch a call, all of it within the library's own figures, which are not read."""
     return {"batch_size": count, "throughput_warmup_steps": 0}

@@ -101,7 +101,7 @@ def quantize(model: Any, request: Request, directory: Path) -> Any:
     """The model with its layers in fp8.
 
     Raises:
-        DataMissing: nobody has measured it for so many cards of this kind.
+        DataMissing: there is no calibration for so many cards of this kind.
     """
     from neural_compressor.torch.quantization import convert
 

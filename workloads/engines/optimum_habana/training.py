@@ -200,7 +200,7 @@ def first_loss(model: Any, data: DataPlan, rows: Rows, rank: int) -> float:
     return loss
 
 
-#: The norm that the trainer clips gradients to, unless told.
+#: The norm that the trainer clips gradients to by default.
 _CLIPPED_TO = 1.0
 
 
