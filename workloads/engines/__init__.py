@@ -18,6 +18,7 @@ from workloads.engines.base import EngineSpec
 from workloads.registry import ENGINES as ENGINES
 from workloads.registry import default_engine as default_engine
 from workloads.registry import engines_for as engines_for
+from workloads.registry import function_of
 
 
 def find_engine(name: str) -> EngineSpec:
@@ -78,8 +79,7 @@ def engine_function(name: str, ability: str, device: str) -> Any:
                 f"the engine {name} needs the package {package.name}, which is not installed here: "
                 f"{spec.install}"
             )
-    module, _, function = able.function.partition(":")
-    return getattr(importlib.import_module(module), function)
+    return function_of(able.function)
 
 
 def process_kind(
