@@ -177,37 +177,6 @@ def test_masks_are_a_function_of_the_step() -> None:
     assert not any((a.labels == b.labels).all() for a, b in zip(one, other, strict=True))
 
 
-def test_masks_are_those_of_the_librarys_collator(form: SampleFormat) -> None:
-    """DataCollatorForLanguageModeling labels, replaces and keeps the same shares: over 2,000 chunks
-    no share differs by more than five standard deviations of a difference."""
-    from transformers import DataCollatorForLanguageModeling
-
-    chunks = [Chunk(c.ids, c.special) for c in encode(
-        load_examples("english-corpus-synthetic"), 2000, form).samples]  # type: ignore[attr-defined]  # fmt: skip
-    collator = DataCollatorForLanguageModeling(form.tokenizer, mlm_probability=0.15, seed=1)
-    rows = [
-        {"input_ids": c.ids.tolist(), "special_tokens_mask": c.special.astype(int).tolist()}
-        for c in chunks
-    ]
-    theirs = collator(rows)
-    ours = masked(chunks, 0.15, form.tokenizer.mask_token_id, len(form.tokenizer), 0)
-    shown = torch.from_numpy(numpy.stack([chunk.ids for chunk in ours]))
-    labels = torch.from_numpy(numpy.stack([chunk.labels for chunk in ours]))
-    ordinary = sum(int((~chunk.special).sum()) for chunk in chunks)
-    shares = []
-    for ids, wanted in ((shown, labels), (theirs["input_ids"], theirs["labels"])):
-        learned = wanted != NOT_LEARNED
-        count = int(learned.sum())
-        replaced = int((ids[learned] == form.tokenizer.mask_token_id).sum())
-        kept = int((ids[learned] == wanted[learned]).sum())
-        shares.append((count / ordinary, replaced / count, kept / count))
-    count = 0.15 * ordinary
-    for one, other, chance, of in zip(
-        *shares, (0.15, 0.8, 0.1), (ordinary, count, count), strict=True
-    ):
-        assert abs(one - other) < 5 * (2 * chance * (1 - chance) / of) ** 0.5
-
-
 # ------------------------------------------------------------------ training
 
 

@@ -169,13 +169,6 @@ def test_counting_is_not_timed() -> None:
     assert [s.wall_s for s in done.samples] == [1.0, 1.0]  # and 200 s of counting end it
 
 
-def test_perfectly_steady_work_stops_at_min_repeats() -> None:
-    """No spread at all is as tight as an interval gets."""
-    done = Bench(lambda r, b: 0.5).measure(2, MeasureSettings(min_repeats=3, max_repeats=20))
-    assert done.stop_reason == "confidence"
-    assert len({s.repeat for s in done.samples if not s.warmup}) == 3
-
-
 def test_a_warm_up_without_end_is_cut_by_its_own_limit() -> None:
     """The time limit of the timed part says nothing of warm-up; where ``warmup_limit_s`` cuts it,
     one batch is measured all the same, and the end of the warm-up is told."""
