@@ -43,7 +43,8 @@ def run(tmp_path: Path, engine: str = "vllm", **changes: Any) -> Any:
         spec = device_spec(ENGINES[engine][0])
 
     fields = {"engine": engine, "precision": "bf16", "output_tokens": 5, "ignore_eos": True}
-    job = request(write_dataset(tmp_path / "d.jsonl", PROMPTS[:6]), **fields, prompts=6, **changes)
+    fields |= {"prompts": 6}
+    job = request(write_dataset(tmp_path / "d.jsonl", PROMPTS[:6]), **(fields | changes))
     worker = Worker()
     result = text_generation.run(job, dataclasses.replace(worker.context(), device=Card()))
     return result, next(iter(worker.loaded.values())).engine, worker.phases
