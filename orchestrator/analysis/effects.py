@@ -164,7 +164,8 @@ def _candidates(
     for bases in (own, dict.fromkeys(own, of_all)):
         usual = {name: frozenset(base.items()) for name, base in bases.items()}
         for row, technique in chosen:
-            if places[(*_size(row), technique)] is row:  # else another row did exactly the same
+            place = (*_size(row), technique)
+            if places[place] is row:  # else another row did exactly the same
                 changes = steps(technique, usual[row.experiment])
                 for change, around, before in changes:
                     other = places.get((*_size(row), before))

@@ -12,7 +12,7 @@ and a comparison with NaN passes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -81,138 +81,99 @@ _ASCENDING = (
 # ---------------------------------------------------------------- plain columns
 
 
-def _admitted(row: Measurement) -> str | None:
-    odd = row.details.get(OUT_OF_RANGE)
-    return f"it has numbers that cannot be: {odd}" if odd else None
-
-
-def _order(row: Measurement) -> str | None:
-    for names in _ASCENDING:
-        figures = ((name, getattr(row.metrics, name)) for name in names)
-        known = [(name, value) for name, value in figures if value is not None]
-        for (name, value), (above, limit) in pairwise(known):
-            if value > limit * (1 + 1e-9) and not _near(value, limit):
-                return f"{name} is {number(value)} and {above} only {number(limit)}"
-    return None
-
-
-def _primary(row: Measurement) -> str | None:
-    metrics = row.metrics
-    tokens, items = metrics.generated_tokens_per_s, metrics.items_per_s
-    if metrics.throughput is None or tokens is None or items is None:
-        return None
-    if _near(metrics.throughput, tokens) or _near(metrics.throughput, items):
-        return None
-    rates = f"{number(tokens)} tokens/s and {number(items)} items/s"
-    return f"throughput is {number(metrics.throughput)}, its rates are {rates}"
-
-
-def _half_width(row: Measurement) -> str | None:
-    metrics = row.metrics
-    low, high, stored = metrics.throughput_low, metrics.throughput_high, metrics.relative_half_width
-    if low is None or high is None or stored is None or not metrics.throughput:
-        return None
-    half = (high - low) / 2 / abs(metrics.throughput)
-    if not math.isfinite(half) or _near(half, stored, 0.01):
-        return None
-    return f"relative_half_width is {number(stored)}, its interval is {number(half)} wide"
-
-
-def _batch_size(row: Measurement) -> str | None:
+def _own_reasons(row: Measurement) -> Iterator[str]:
+    """What is wrong with a row's plain columns."""
+    if odd := row.details.get(OUT_OF_RANGE):
+        yield f"it has numbers that cannot be: {odd}"
+    yield from _figures(row)
     requested = row.batch_size_requested
-    if not requested.isdecimal() or row.batch_size in (None, int(requested)):
-        return None
-    return f"batch_size is {row.batch_size}, {requested} was asked for"
+    if requested.isdecimal() and row.batch_size not in (None, int(requested)):
+        yield f"batch_size is {row.batch_size}, {requested} was asked for"
+    if row.started_at is not None and row.ended_at is not None:
+        # Everything that was timed happened between the attempt's start and end.
+        span_s, load_s = row.ended_at - row.started_at, row.load_s or 0.0
+        compiled_s = (row.compile_s or 0.0) - load_s  # as much of it may have been while loading
+        timed = (load_s, max(compiled_s, row.warmup_s or 0.0), row.metrics.measure_s or 0.0)
+        parts_s = math.fsum(timed)
+        if parts_s > max(0.0, span_s) * (1 + SPAN_SHARE) + SPAN_SLACK_S:
+            yield f"loading, warm-up and timed part took {seconds(parts_s)} of {seconds(span_s)}"
+    yield from _against_the_sheet(row)
+    if row.weight_bytes and row.parameter_count:
+        share = row.weight_bytes / row.parameter_count
+        low, high = BYTES_PER_PARAMETER
+        if not low / row.cards <= share <= high:  # a gang may share them out
+            amounts = f"{size(row.weight_bytes)} for {row.parameter_count:,} parameters"
+            yield f"{amounts}, {number(share)} B each"
+    yield from _energy(row)
 
 
-def _span(row: Measurement) -> str | None:
-    """Everything that was timed happened between the attempt's start and end."""
-    if row.started_at is None or row.ended_at is None:
-        return None
-    span_s = row.ended_at - row.started_at
-    load_s = row.load_s or 0.0
-    compiled_s = (row.compile_s or 0.0) - load_s  # as much of it may have been while loading
-    known = (load_s, max(compiled_s, row.warmup_s or 0.0), row.metrics.measure_s)
-    parts_s = math.fsum(part or 0.0 for part in known)
-    if parts_s <= max(0.0, span_s) * (1 + SPAN_SHARE) + SPAN_SLACK_S:
-        return None
-    return f"loading, warm-up and timed part took {seconds(parts_s)} of {seconds(span_s)}"
+def _figures(row: Measurement) -> Iterator[str]:
+    """Figures that contradict each other."""
+    metrics = row.metrics
+    for names in _ASCENDING:
+        figures = ((name, getattr(metrics, name)) for name in names)
+        known = [(name, value) for name, value in figures if value is not None]
+        wrong = (
+            f"{name} is {number(value)} and {above} only {number(limit)}"
+            for (name, value), (above, limit) in pairwise(known)
+            if value > limit * (1 + 1e-9) and not _near(value, limit)
+        )
+        if first := next(wrong, None):
+            yield first
+            break
+    value, tokens, items = metrics.throughput, metrics.generated_tokens_per_s, metrics.items_per_s
+    rates = [rate for rate in (tokens, items) if rate is not None]
+    if value is not None and len(rates) == 2 and not any(_near(value, rate) for rate in rates):
+        text = f"{number(tokens)} tokens/s and {number(items)} items/s"
+        yield f"throughput is {number(value)}, its rates are {text}"
+    low, high, stored = metrics.throughput_low, metrics.throughput_high, metrics.relative_half_width
+    if value and low is not None and high is not None and stored is not None:
+        half = (high - low) / 2 / abs(value)
+        if math.isfinite(half) and not _near(half, stored, 0.01):
+            yield f"relative_half_width is {number(stored)}, its interval is {number(half)} wide"
 
 
-def _operations(row: Measurement) -> str | None:
+def _against_the_sheet(row: Measurement) -> Iterator[str]:
+    """Figures beyond what the card can do."""
     limit, rate = most_tokens_per_s(row), row.metrics.total_tokens_per_s
-    if limit is None or rate is None or rate / row.cards <= limit[0]:
-        return None
-    most, peak = limit
-    rate /= row.cards
-    return TOO_MANY.format(number(rate), _percent(MOST * rate / most), peak)
-
-
-def _bandwidth(row: Measurement) -> str | None:
+    if limit is not None and rate is not None and rate / row.cards > limit[0]:
+        most, peak = limit
+        rate /= row.cards
+        yield TOO_MANY.format(number(rate), _percent(MOST * rate / most), peak)
     least_s = least_step_s(row)
-    known = {"a decoding step": row.metrics.tpot_p50_s, "a first token": row.metrics.ttft_s}
-    for name, took_s in known.items():
+    times = {"a decoding step": row.metrics.tpot_p50_s, "a first token": row.metrics.ttft_s}
+    for name, took_s in times.items():
         if least_s is not None and took_s is not None and took_s < least_s:
-            return (
+            yield (
                 f"{name} took {seconds(took_s)}; reading {size(row.weight_bytes)} of weights takes "
                 f"{seconds(least_s)} on {row.device_name}"
             )
-    return None
+            break
+    sheet, peak_bytes = _sheet(row), row.peak_device_memory_bytes
+    if sheet is not None and sheet.memory_gb is not None and peak_bytes is not None:
+        has = sheet.memory_gb * 2**30  # the largest that a maker's GB may mean
+        if peak_bytes > has:
+            yield f"{size(peak_bytes)} were allocated on a card that has {size(has)}"
 
 
-def _memory(row: Measurement) -> str | None:
-    sheet, peak = _sheet(row), row.peak_device_memory_bytes
-    if sheet is None or sheet.memory_gb is None or peak is None:
-        return None
-    has = sheet.memory_gb * 2**30  # the largest that a maker's GB may mean
-    if peak <= has:
-        return None
-    return f"{size(peak)} were allocated on a card that has {size(has)}"
-
-
-def _weights(row: Measurement) -> str | None:
-    if not row.weight_bytes or not row.parameter_count:
-        return None
-    share = row.weight_bytes / row.parameter_count
-    low, high = BYTES_PER_PARAMETER
-    if low / row.cards <= share <= high:  # a gang may share them out
-        return None
-    return (
-        f"{size(row.weight_bytes)} for {row.parameter_count:,} parameters, {number(share)} B each"
-    )
-
-
-def _energy(row: Measurement) -> str | None:
+def _energy(row: Measurement) -> Iterator[str]:
+    """Energy of another time than the timed part, and power beyond what cards draw."""
     metrics = row.metrics
-    if not metrics.power_w or metrics.energy_j is None or metrics.measure_s is None:
-        return None
-    covered_s = metrics.energy_j / metrics.power_w
-    if covered_s < COVERED * metrics.measure_s:
-        return (
-            f"its energy is that of {seconds(covered_s)}, the timed part took "
-            f"{seconds(metrics.measure_s)}"
-        )
-    if row.started_at is not None and row.ended_at is not None:
-        span_s = row.ended_at - row.started_at
-        if covered_s > 1.05 * span_s + 2.0:
-            return f"its energy is that of {seconds(covered_s)}, it ran {seconds(span_s)}"
-    return None
-
-
-def _power(row: Measurement) -> str | None:
-    sheet, power_w = _sheet(row), row.metrics.power_w
-    if sheet is None or sheet.tdp_w is None or power_w is None:
-        return None
-    limit_w = sheet.tdp_w * row.cards
-    if not LEAST_POWER * limit_w <= power_w <= MOST_POWER * limit_w:
-        return f"its cards drew {number(power_w)} W; their limit is {number(limit_w)} W"
-    return None
-
-
-_ROW_CHECKS: tuple[Callable[[Measurement], str | None], ...] = (
-    *(_admitted, _order, _primary, _half_width, _batch_size, _span, _operations, _bandwidth),
-    *(_memory, _weights, _energy, _power),
-)
+    power_w, energy_j, measure_s = metrics.power_w, metrics.energy_j, metrics.measure_s
+    if power_w and energy_j is not None and measure_s is not None:
+        covered = f"its energy is that of {seconds(energy_j / power_w)}"
+        span_s = None
+        if row.started_at is not None and row.ended_at is not None:
+            span_s = row.ended_at - row.started_at
+        if energy_j / power_w < COVERED * measure_s:
+            yield f"{covered}, the timed part took {seconds(measure_s)}"
+        elif span_s is not None and energy_j / power_w > 1.05 * span_s + 2.0:
+            yield f"{covered}, it ran {seconds(span_s)}"
+    sheet = _sheet(row)
+    if sheet is not None and sheet.tdp_w is not None and power_w is not None:
+        limit_w = sheet.tdp_w * row.cards
+        if not LEAST_POWER * limit_w <= power_w <= MOST_POWER * limit_w:
+            yield f"its cards drew {number(power_w)} W; their limit is {number(limit_w)} W"
 
 
 # ---------------------------------------------------------------- limits of the hardware
@@ -268,7 +229,7 @@ def contradictions(
         rows: with their samples and items, unless ``raw`` has these.
         raw: the columns ``samples`` and ``items`` of these rows.
     """
-    reasons = [[text for check in _ROW_CHECKS if (text := check(row)) is not None] for row in rows]
+    reasons = [list(_own_reasons(row)) for row in rows]
     if raw is None:
         samples = Records.of_rows(Sample, (row.samples for row in rows))
         items = Records.of_rows(Item, (row.items for row in rows))

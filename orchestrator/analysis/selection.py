@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from orchestrator.analysis.flags import Raised, league_of
 from orchestrator.core.job import Accelerator, State, supersedes
@@ -61,6 +62,7 @@ class Setting:
 
 
 _COMPARED = tuple(field.name for field in fields(Setting) if field.compare)
+_FIELDS = tuple(name for name in _COMPARED if name not in ("parameters", "league"))
 
 
 def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
@@ -112,35 +114,23 @@ def settings_of(
             homes.setdefault(row.accelerator, set()).add((row.emulated, row.device_name))
     settings = {}
     shared: dict[tuple[object, ...], Setting] = {}  # a few thousand serve all rows of a large run
-    mappings: list[object] = []  # so that no other mapping gets the id of a key
     for row in rows:
         emulated, device = row.emulated, row.device_name or ""
-        known = homes.get(row.accelerator, set())
         if not device:
+            known = homes.get(row.accelerator, set())
             alike = {home for home in known if home[0] == emulated}
             for candidates in (known, alike):
                 if len(candidates) == 1:
-                    emulated, device = next(iter(candidates))
+                    ((emulated, device),) = candidates
         league = league_of(row, (raised or {}).get(row.job_id, ()))
-        key = (
+        fields = (
             *(row.workload, row.model, row.dataset, str(row.accelerator), emulated, device),
-            *(row.cards, row.engine, row.isolation, league, id(row.parameters)),
+            *(row.cards, row.engine, row.isolation),
         )
+        key = (*fields, league, id(row.parameters))  # rows outlive this: no other gets its id
         if key not in shared:
-            mappings.append(row.parameters)
-            shared[key] = Setting(
-                workload=row.workload,
-                model=row.model,
-                dataset=row.dataset,
-                accelerator=str(row.accelerator),
-                emulated=emulated,
-                device=device,
-                cards=row.cards,
-                engine=row.engine,
-                isolation=row.isolation,
-                parameters=_parameters(row),
-                league=league,
-            )
+            own: dict[str, Any] = dict(zip(_FIELDS, fields, strict=True))
+            shared[key] = Setting(**own, parameters=_parameters(row), league=league)
         settings[row.job_id] = shared[key]
     return settings
 
@@ -173,8 +163,6 @@ def shared_by_workload(settings: Iterable[Setting]) -> dict[str, dict[str, str]]
 
 def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
     """Settings with one value in all of these, as name and value."""
-    if not settings:
-        return {}
     facts: dict[str, str] = {}
     for name in ("model", "dataset", "engine", "isolation"):
         values = {getattr(setting, name) for setting in settings}

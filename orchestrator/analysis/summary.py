@@ -64,7 +64,7 @@ class StateWords(NamedTuple):
 
 
 #: In the order of causes: what needs someone's hands comes first.
-STATES: Mapping[State, StateWords] = {
+STATES: dict[State, StateWords] = {
     State.FAILED: StateWords("FAILED", "failed; see the reason"),
     State.TIMED_OUT: StateWords("timeout", "exceeded its time limit"),
     State.LOST: StateWords("lost", "its card or node disappeared"),

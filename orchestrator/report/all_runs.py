@@ -15,7 +15,7 @@ from orchestrator.analysis.trends import Trend, Trends, trends_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.svg import svg, text_at
+from orchestrator.report.svg import path_of, svg, text_at
 from orchestrator.report.wording import best_text
 from orchestrator.store import disk
 from orchestrator.store import files as run_files
@@ -173,7 +173,7 @@ def spark(trend: Trend, title: str) -> str:
     def y(value: float) -> float:
         return HIGH - EDGE - (HIGH - 2 * EDGE) * (value - low) / room
 
-    line = "M" + "L".join(f"{x(p.night):.1f} {y(p.value):.1f}" for p in trend.points)
+    line = path_of((x(point.night), y(point.value)) for point in trend.points)
     bars = "".join(
         f"M{x(p.night):.1f} {y(p.low):.1f}V{y(p.high):.1f}"
         for p in trend.points

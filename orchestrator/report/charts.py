@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from textwrap import wrap
@@ -29,6 +29,7 @@ from orchestrator.report.svg import (
     apart,
     frame,
     mark,
+    path_of,
     precision_style,
     short_number,
     svg,
@@ -64,7 +65,11 @@ def throughput_curve(table: Table, title: str) -> str:
     sizes = {point.batch for point in points}
     if len(sizes) < 2:
         return ""
-    failed = _did_not_fit(table)
+    failed = [  # out of memory
+        (row.batch_size, line)
+        for (line, _), row in table.cells.items()
+        if row.state is State.OUT_OF_MEMORY and row.batch_size is not None
+    ]
     ticks = sorted(sizes | {batch for batch, _ in failed})
     x = x_axis(ticks, "batch size per card", lambda value: f"{value:.0f}")
     x = replace(x, ticks=tuple(ticks))
@@ -88,11 +93,6 @@ def _line_of(points: _Line, style: int, bars: str = "") -> Iterator[str]:
     """A line through points, with its error bars and a mark at each."""
     yield f'<g class="p{style}"><path class="line" d="{path_of(points)}"/>{bars}</g>'
     yield from (mark(x, y, style) for x, y in points)
-
-
-def path_of(points: Iterable[tuple[float, float]]) -> str:
-    """Path data through points."""
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
 def line_styles(table: Table) -> dict[str, int]:
@@ -139,15 +139,6 @@ def _series(table: Table) -> dict[str, list[_Point]]:
         # Of settings there may be dozens with one point, which the table tells as well.
         if len(series.get(line, ())) > (table.line_name == SETTING)
     }
-
-
-def _did_not_fit(table: Table) -> list[tuple[int, str]]:
-    """Batch size and line of every cell that ran out of memory."""
-    return [
-        (row.batch_size, line)
-        for (line, _), row in table.cells.items()
-        if row.state is State.OUT_OF_MEMORY and row.batch_size is not None
-    ]
 
 
 def _bar(x: Axis, y: Axis, point: _Point) -> str:
@@ -285,9 +276,7 @@ def roofline_figure(sheet: DeviceSheet, shares: Sequence[Share], title: str) -> 
 def step_flops(share: Share) -> float | None:
     """Operations per second of a decoding step on one card."""
     step_s, weights = share.row.metrics.tpot_p50_s, share.row.weight_bytes
-    if not share.intensity or not step_s or not weights:
-        return None
-    return share.intensity * weights / step_s
+    return share.intensity * weights / step_s if share.intensity and step_s and weights else None
 
 
 def ratio_scale(ratios: Sequence[Ratio]) -> Callable[[float], float]:

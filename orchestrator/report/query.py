@@ -12,6 +12,7 @@ read anything else. Times are UTC, without a time zone of their own.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -172,18 +173,18 @@ def plain_value(value: Any) -> Any:
     """A value of the database as JSON can have it: times as ISO 8601, NaN as null."""
     import datetime
     import decimal
-    import math
 
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, decimal.Decimal):
-        return float(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_value(item) for item in value]
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case None | bool() | int() | str():
+            return value
+        case datetime.datetime() | datetime.date() | datetime.time():
+            return value.isoformat()
+        case decimal.Decimal():
+            return float(value)
+        case Mapping():
+            return {str(key): plain_value(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain_value(item) for item in value]
     return str(value)

@@ -8,7 +8,7 @@ also has a shape of its own, and every figure a table with the same values besid
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -179,6 +179,11 @@ def mark(x: float, y: float, precision: str | int, kind: str = "mark") -> str:
     """The shape of a precision at a point, in its colour."""
     style = precision_style(precision)
     return f'<path class="{kind} p{style}" d="M{x:.1f} {y:.1f}{SHAPES[style]}"/>'
+
+
+def path_of(points: Iterable[tuple[float, float]]) -> str:
+    """Path data through points."""
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
 def word(x: float, y: float, text: str, precision: str | int) -> str:
