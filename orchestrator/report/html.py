@@ -38,7 +38,7 @@ from orchestrator.report.interactive import (
     span_count,
 )
 from orchestrator.report.sections import sections
-from orchestrator.report.svg import precision_style
+from orchestrator.report.svg import SHAPES, precision_style
 from orchestrator.store import files as run_files
 from orchestrator.util import format as units
 from orchestrator.util.format import finite, one_line, script_json, tail, visible
@@ -270,7 +270,11 @@ def payload(
         "run": visible(summary.run),
         "count": len(rows),
         "states": {str(state): words._asdict() for state, words in STATES.items()},
-        "precisions": sorted({row.precision for row in rows}, key=precision_rank),
+        "precisions": {
+            name: SHAPES[precision_style(name)]
+            for name in sorted({row.precision for row in rows}, key=precision_rank)
+        },
+        "styles": {row.precision: precision_style(row.precision) for row in rows},
         "labels": {
             "precision": any(label.precision for label in summary.labels.values()),
             "batch": any(label.batch for label in summary.labels.values()),

@@ -133,7 +133,7 @@ def _tables(summary: Summary) -> Iterator[Block]:
         entries.append(entry)
     if entries:
         yield Many(entries=tuple(entries), most=MOST_TABLES, noun="table")
-        yield Line(text=_legend(summary.tables), style="quiet")
+        yield Line(text=_legend(summary), style="quiet")
 
 
 def _matrix(table: CellTable) -> Table:
@@ -150,21 +150,22 @@ def _matrix(table: CellTable) -> Table:
     )
 
 
-def _legend(tables: Iterable[CellTable]) -> str:
-    """The meaning of the marks and states in these tables."""
-    cells = [wording.cell(table, *place) for table in tables for place in table.cells]
-    marks = {cell.mark for cell in cells} | {cell.text[:1] for cell in cells}
-    states = {row.state for table in tables for row in table.cells.values()}
-    words = ["* best"] if "*" in marks else []
-    words += ["~ tied for the best"] if "~" in marks else []
-    words += ["! flagged, ranks nowhere"] if "!" in marks else []
-    words += ["( ) no complete repeat"] if "(" in marks else []
-    words += [
-        f"{state_words.short}: {state_words.meaning}"
-        for state, state_words in STATES.items()
-        if state in states - {State.SUCCEEDED}
-    ]
-    return " · ".join(words)
+def _legend(summary: Summary) -> str:
+    """The meaning of the marks and states in the tables."""
+    rates = [row for row in summary.rows if row.metrics.throughput is not None]
+    words = {
+        "* best": any(table.best for table in summary.tables),
+        "~ tied for the best": any(table.tied for table in summary.tables),
+        "! flagged, ranks nowhere": any(table.flagged for table in summary.tables),
+        "( ) no complete repeat": any(not row.metrics.repeats for row in rates),
+    }
+    states = [state for state in STATES if state in summary.counts and state != State.SUCCEEDED]
+    return " · ".join(
+        [
+            *(text for text, there in words.items() if there),
+            *(f"{STATES[state].short}: {STATES[state].meaning}" for state in states),
+        ]
+    )
 
 
 def _section(section: Section) -> Iterator[Block]:

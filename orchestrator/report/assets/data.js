@@ -80,14 +80,3 @@ function save(name, type, text) {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
-
-// Shapes of precisions, as the drawings have them.
-const SHAPES = [
-  "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "m-3.6-3.6h7.2v7.2h-7.2z", "m0-5l5 5l-5 5l-5-5z",
-  "m0-5l4.8 8.4h-9.6z", "m0 5l4.8-8.4h-9.6z", "m-4.5-1.5h3v-3h3v3h3v3h-3v3h-3v-3h-3z",
-];
-const PRECISION_STYLES = { fp32: 0, tf32: 0, fp16: 1, bf16: 2, fp8: 3, int8: 4, int4: 5 };
-function precisionStyle(name) {
-  if (name in PRECISION_STYLES) return PRECISION_STYLES[name];
-  return [...name].reduce((sum, character) => sum + character.codePointAt(0), 0) % SHAPES.length;
-}

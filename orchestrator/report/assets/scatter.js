@@ -9,7 +9,7 @@ if (scatter) {
   const centre = [plot.viewBox.baseVal.width / 2, 240];
   const START = { turn: turn0, tilt: tilt0, zoom: 1 };
   const view = { ...START };
-  const precisions = data.precisions.filter((name) => points.row.some((row) => get("precision", row) === name));
+  const precisions = Object.keys(data.precisions).filter((name) => points.row.some((row) => get("precision", row) === name));
   const shown = new Set(precisions);
   const group = byId("scatter-group");
   const batch = byId("scatter-batch");
@@ -85,7 +85,7 @@ if (scatter) {
     }
     placed = chosen.map((i) => [...at(cube[i]), i]);
     for (const [path, name] of marks) {
-      const shape = SHAPES[precisionStyle(name)];
+      const shape = data.precisions[name];
       const mine = placed.filter((point) => get("precision", points.row[point[3]]) === name);
       path.setAttribute("d", mine.map((point) => `M${tenth(point[0])} ${tenth(point[1])}${shape}`).join(""));
     }
@@ -150,25 +150,17 @@ if (scatter) {
     event.preventDefault();
     zoom(Math.exp(-event.deltaY / 300));
   }, { passive: false });
-  scatter.addEventListener("keydown", (event) => {
-    const keys = { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down", "+": "in", "=": "in", "-": "out", Home: "reset", 0: "reset" };
-    if (!(event.key in keys) || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    act[keys[event.key]]();
-    scatter.dataset.view = JSON.stringify(view);
-  });
-  document.querySelectorAll("[data-turn]").forEach((button) => button.addEventListener("click", () => act[button.dataset.turn]()));
+  steer(scatter, "turn", act, { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down" });
 
   const legend = byId("scatter-legend");
   for (const name of precisions) {
-    const style = precisionStyle(name);
     const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     icon.setAttribute("viewBox", "-6 -6 12 12");
     icon.setAttribute("aria-hidden", "true");
     const mark = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    mark.setAttribute("d", `M0 0${SHAPES[style]}`);
+    mark.setAttribute("d", `M0 0${data.precisions[name]}`);
     icon.append(mark);
-    const button = make("button", { type: "button", class: `toggle p${style}`, "aria-pressed": "true" }, icon, name);
+    const button = make("button", { type: "button", class: `toggle p${data.styles[name]}`, "aria-pressed": "true" }, icon, name);
     button.addEventListener("click", () => {
       if (!shown.delete(name)) shown.add(name);
       button.setAttribute("aria-pressed", String(shown.has(name)));

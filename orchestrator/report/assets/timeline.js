@@ -34,13 +34,7 @@ if (timeline) {
     draw();
   };
   const act = { left: () => move(-0.2), right: () => move(0.2), in: () => zoom(0.6), out: () => zoom(1 / 0.6), reset: () => { view.from = 0; view.to = 1; draw(); } };
-  document.querySelectorAll("[data-move]").forEach((button) => button.addEventListener("click", () => act[button.dataset.move]()));
-  timeline.addEventListener("keydown", (event) => {
-    const keys = { ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", Home: "reset", 0: "reset" };
-    if (!(event.key in keys) || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    act[keys[event.key]]();
-  });
+  steer(timeline, "move", act, { ArrowLeft: "left", ArrowRight: "right" });
 
   const wide = () => plot.getBoundingClientRect().width;
   const told = (i) => {

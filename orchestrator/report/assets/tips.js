@@ -16,3 +16,13 @@ function hideTip() {
 function jobLine(row) {
   return `${get("label", row)} · ${get("device", row)}`;
 }
+// The buttons and keys of a figure, each of which names an action.
+function steer(figure, attribute, act, arrows) {
+  const keys = { ...arrows, "+": "in", "=": "in", "-": "out", Home: "reset", 0: "reset" };
+  document.querySelectorAll(`[data-${attribute}]`).forEach((button) => button.addEventListener("click", () => act[button.dataset[attribute]]()));
+  figure.addEventListener("keydown", (event) => {
+    if (!(event.key in keys) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act[keys[event.key]]();
+  });
+}
