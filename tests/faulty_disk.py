@@ -29,7 +29,7 @@ from orchestrator.store.store import Store
 
 #: The calls that may fail.
 CALLS = (
-    *("create", "create_new", "open_to_append", "write", "sync", "rename", "remove"),
+    *("create", "create_new", "write", "sync", "rename", "remove"),
     *("sync_directory", "names", "read", "make_directory"),
 )
 _WRITING = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ESTALE)

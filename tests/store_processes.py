@@ -14,6 +14,7 @@ from typing import Any
 from measurements import row
 
 from orchestrator.core.errors import StoreLocked
+from orchestrator.store import disk
 from orchestrator.store.lock import Holder
 from orchestrator.store.store import Store
 
@@ -32,6 +33,14 @@ CONTEXT.set_forkserver_preload(
 
 #: The system calls that change what is on the disk, as the store makes them.
 CALLS = ("open", "write", "fsync", "close", "rename", "unlink", "link", "replace")
+#: Names that ``store/disk.py`` gives to some of them.
+OF_THE_STORE = {
+    "write": "write",
+    "sync": "fsync",
+    "close": "close",
+    "rename": "rename",
+    "remove": "unlink",
+}
 
 
 def write_rows(results: Path, first: int, acknowledged: Connection, pause_s: float = 0.0) -> None:
@@ -104,6 +113,8 @@ def die_at(
 
     for name in CALLS:
         setattr(os, name, guard(name, getattr(os, name)))
+    for name, of_os in OF_THE_STORE.items():
+        setattr(disk, name, getattr(os, of_os))
     act(results, acknowledged)
     acknowledged.close()
     os._exit(0)
@@ -123,8 +134,8 @@ def try_to_hold(results: Path, start_at: float, told: Connection) -> None:
     """
     judge = Holder.alive
 
-    def dawdle(holder: Holder, here: Holder) -> bool | None:
-        verdict = judge(holder, here)
+    def dawdle(holder: Holder, here: Holder, lock: Path) -> bool | None:
+        verdict = judge(holder, here, lock)
         time.sleep(0.1)
         return verdict
 

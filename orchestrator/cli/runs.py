@@ -21,6 +21,7 @@ from orchestrator.cli.options import (
 )
 from orchestrator.store.store import MOST_LISTED
 from orchestrator.util import output
+from orchestrator.util.format import duration
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.jobs import JobInfo, JobServer
@@ -105,8 +106,6 @@ def job_lines(job: JobInfo, *, details: bool) -> str:
     """A job in one line, or with its command and times."""
     line = f"{job.submission_id}  {job.status}" + (f"  run {job.run}" if job.run else "")
     if job.started_at is not None:
-        from orchestrator.watch.live import duration
-
         line += f"  for {duration((job.ended_at or time.time()) - job.started_at)}"
     if not details:
         return line
@@ -142,7 +141,7 @@ def final_rows(store: Store) -> int:
 def run_lines(store: Store) -> str:
     """The run's state: its driver's last status, else the number of rows."""
     from orchestrator.report.run_report import read_status
-    from orchestrator.watch.live import duration, summary_line
+    from orchestrator.watch.live import summary_line
 
     status = read_status(store)
     if status is None:

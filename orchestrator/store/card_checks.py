@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import io
-import typing
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.core.card_check import CardCheck, SlowCard, slow_cards, spread_of_runs
 from orchestrator.core.errors import StoreError
 from orchestrator.store import disk
 from orchestrator.store.files import CARD_CHECKS
 from orchestrator.store.reader import runs
+from orchestrator.store.schema import arrow_type, rules_of
 from workloads.util.files import SMALL_BYTES
 from workloads.util.statistics import Spread
 
@@ -35,7 +34,7 @@ def card_checks_table(checks: Iterable[CardCheck]) -> bytes:
     import pyarrow.parquet as pq
 
     columns = _schema()
-    rows = [{name: getattr(each, name) for name in columns.names} for each in checks]
+    rows = [{name: getattr(check, name) for name in columns.names} for check in checks]
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=columns), buffer)
     return buffer.getvalue()
@@ -60,7 +59,7 @@ def earlier_card_checks(run: Path) -> tuple[CardCheck, ...]:
     """The card checks of the other runs beside this one, of the newest."""
     with contextlib.suppress(StoreError):
         others = [name for name in runs(run.parent) if name != run.name][:_MOST_RUNS]
-        return tuple(each for name in others for each in read_card_checks(run.parent / name))
+        return tuple(check for name in others for check in read_card_checks(run.parent / name))
     return ()
 
 
@@ -74,21 +73,12 @@ def spread_between_runs(run: Path) -> Spread:
     """Spread of the speed of this run's cards over the runs of its results directory;
     none where too few have checked them."""
     now = read_card_checks(run)
-    cards = {each.card for each in now}
-    earlier = (each for each in earlier_card_checks(run) if each.card in cards)
+    cards = {check.card for check in now}
+    earlier = (check for check in earlier_card_checks(run) if check.card in cards)
     return spread_of_runs([*now, *earlier]) if now else Spread()
 
 
 def _schema() -> pa.Schema:
     import pyarrow as pa
 
-    kinds: dict[Any, pa.DataType] = {
-        str: pa.string(),
-        int: pa.int64(),
-        int | None: pa.int64(),
-        float: pa.float64(),
-        bool: pa.bool_(),
-        float | None: pa.float64(),
-    }
-    hints = typing.get_type_hints(CardCheck)
-    return pa.schema([(each.name, kinds[hints[each.name]]) for each in fields(CardCheck)])
+    return pa.schema([(name, arrow_type(rule.kind)) for name, rule in rules_of(CardCheck).items()])

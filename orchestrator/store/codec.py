@@ -81,7 +81,7 @@ def _plain(record: Any, odd: list[str]) -> dict[str, Any]:
         StoreError: a number that cannot be null is out of range, or a value of another type.
     """
     row = {}
-    for name, convert in _conversions(type(record)):
+    for name, convert in _conversions(record.__class__):
         value = getattr(record, name)
         if value is not None:
             try:
@@ -118,7 +118,7 @@ def _conversion(record: type, name: str) -> _Convert:
 
     def numbers(values: Any, odd: list[str]) -> Any:
         values = [items[0](_real(value)) for value in values]
-        ends = (min(values), max(values)) if values else ()
+        ends = [min(values), max(values)] if values else []
         if all(map(doc.allowed.admits, ends)) and not any(map(math.isnan, values)):
             return values
         what = f"{name} from {ends[0]!r:.40} to {ends[1]!r:.40}"
@@ -138,7 +138,9 @@ def _conversion(record: type, name: str) -> _Convert:
     if record is Measurement and name in RAW_TYPES:  # a sample has a number of items
         return lambda pairs, odd: _raw_values(name, pairs, odd)
     if name in MAPS:
-        make = {"parameters": _parameter, "workload_metrics": float}.get(name, _text)
+        make: Callable[[Any], Any] = _text
+        if name in ("parameters", "workload_metrics"):
+            make = _parameter if name == "parameters" else float
         return lambda values, _: {_text(key): make(value) for key, value in values.items()}
     if name in ("metrics", "measure"):
         return _plain

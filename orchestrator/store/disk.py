@@ -32,11 +32,17 @@ _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE
 
 # ---------------------------------------------------------------- calls
 
-
-def create(path: Path) -> int:
-    """Open a new file for writing and return its handle; it replaces any file of this name. A link
-    that somebody planted there is replaced, not followed."""
-    return files.create(path)
+#: Open a new file for writing and return its handle; it replaces any file of this name. A link that
+#: somebody planted there is replaced, not followed.
+create = files.create
+write = os.write
+sync = os.fsync
+close = os.close
+rename = os.rename
+remove = os.unlink
+names = os.listdir
+#: Return whether a name is taken, also by a link that leads nowhere.
+is_there = os.path.lexists
 
 
 def create_new(path: Path) -> int:
@@ -52,36 +58,6 @@ def has_name(handle: int, path: Path) -> bool:
     """Return whether an open file can be found by its name. File systems that count no links are
     asked for the name."""
     return os.fstat(handle).st_nlink > 0 or is_there(path)
-
-
-def open_to_append(path: Path) -> int:
-    """Open a file that is there, and no link, for writing at its end; its handle."""
-    return files.open_to_append(path, create=False)
-
-
-def write(handle: int, data: bytes | memoryview) -> int:
-    """Write some of the data; how many bytes."""
-    return os.write(handle, data)
-
-
-def sync(handle: int) -> None:
-    """Make the content of a file survive a power failure."""
-    os.fsync(handle)
-
-
-def close(handle: int) -> None:
-    """Close a file."""
-    os.close(handle)
-
-
-def rename(source: Path, target: Path) -> None:
-    """Give a file another name, in the place of whatever had it."""
-    os.rename(source, target)
-
-
-def remove(path: Path) -> None:
-    """Remove a name."""
-    os.unlink(path)
 
 
 def make_directory(path: Path) -> None:
@@ -101,11 +77,6 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def names(directory: Path) -> list[str]:
-    """The names in a directory."""
-    return os.listdir(directory)
-
-
 def read(path: Path, limit_bytes: int = LARGEST_BYTES, *, follow: bool = True) -> bytes:
     """The content of an ordinary file, and of nothing else that may lie in its place: a pipe would
     be waited for for ever, and a device never ends. ``follow``: it may be a symbolic link.
@@ -114,11 +85,6 @@ def read(path: Path, limit_bytes: int = LARGEST_BYTES, *, follow: bool = True) -
         OSError: it cannot be read, is no ordinary file, or is larger than the limit.
     """
     return files.read_bytes(path, limit_bytes=limit_bytes, follow=follow)
-
-
-def is_there(path: Path) -> bool:
-    """Return whether the name is taken, also by a link that leads nowhere."""
-    return os.path.lexists(path)
 
 
 def may_be_ordinary(path: Path) -> bool:
@@ -231,12 +197,17 @@ def valid_name(name: str, what: str) -> str:
     Raises:
         StoreError: it is empty, too long, hidden, or could lead out of its directory.
     """
-    if re.fullmatch(r"[\w][\w.+-]*", name) and len(name.encode()) <= 120:
+    if is_valid_name(name):
         return name
     raise StoreError(
         f"{what} {name!r} cannot name a directory or file: use letters, digits, '_', '-', '+' and "
         "'.', beginning with a letter or digit, 120 bytes at most"
     )
+
+
+def is_valid_name(name: str) -> bool:
+    """Return whether a name is as ``valid_name`` wants it."""
+    return bool(re.fullmatch(r"[\w][\w.+-]*", name)) and len(name.encode()) <= 120
 
 
 def _write(path: Path, data: bytes, *, synced: bool) -> None:

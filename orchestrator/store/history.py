@@ -13,27 +13,14 @@ from orchestrator.core.plan import TOOK, PastRow
 from orchestrator.core.settings import as_declared
 from orchestrator.store.reader import read_rows
 
+_AS_THEY_ARE = (
+    *("job_id", "attempt_number", "final", "emulated", "workload", "model", "precision"),
+    *("batch_size", "cards", "load_s", "queued_s"),
+)
 _COLUMNS = (
-    "job_id",
-    "attempt_number",
-    "state",
-    "final",
-    "emulated",
-    "workload",
-    "model",
-    "precision",
-    "batch_size",
-    "engine",
-    "accelerator",
-    "cards",
-    "parameters",
-    "load_s",
-    "queued_s",
-    "reason",
-    "started_at",
-    "ended_at",
-    "recorded_at",
-    "details",
+    *_AS_THEY_ARE,
+    *("state", "engine", "accelerator", "parameters", "reason", "details"),
+    *("started_at", "ended_at", "recorded_at"),
 )
 
 
@@ -73,28 +60,18 @@ def parameters_of(
 ) -> tuple[tuple[str, Scalar], ...]:
     """Parameters of a job from their JSON, as a job of this version has them; most rows share
     theirs with others."""
-    said = {name: json.loads(text) for name, text in pairs}
-    return tuple(sorted(as_declared(workload, engine, said).items()))
+    values = {name: json.loads(text) for name, text in pairs}
+    return tuple(sorted(as_declared(workload, engine, values).items()))
 
 
 def _past_row(row: dict[str, Any]) -> PastRow:
     started, ended = row["started_at"], row["ended_at"]
     return PastRow(
-        job_id=row["job_id"],
+        **{name: row[name] for name in _AS_THEY_ARE},
         state=State(row["state"]),
-        final=row["final"],
-        emulated=row["emulated"],
-        workload=row["workload"],
-        model=row["model"],
-        precision=row["precision"],
-        batch_size=row["batch_size"],
         accelerator=Accelerator(row["accelerator"]),
-        cards=row["cards"],
         parameters=parameters_of(row["workload"], row["engine"], tuple(row["parameters"] or ())),
         busy_s=(ended - started).total_seconds() if started and ended else None,
-        load_s=row["load_s"],
-        queued_s=row["queued_s"],
         reason=row["reason"] or "",
         took=row["took"] or "",
-        attempt_number=row["attempt_number"],
     )

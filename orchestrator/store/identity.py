@@ -25,7 +25,6 @@ from orchestrator.store.files import RUN_ID
 _ID = re.compile(r"[0-9a-f]{12}")
 _MOST_BYTES = 64 * 2**10
 _MOST_FORMER = 32  # ids that a directory had before; the latest are kept
-_MOST_SHOWN = 200  # characters of a path in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ def identify(directory: Path, quarantine: Path) -> Identity:
         return known
     if _is_copy(known, here):
         note = (
-            f"{_shown(here)} was copied from {_shown(known.path)}: it goes on as a run of its own, "
+            f"{here} was copied from {known.path}: it goes on as a run of its own, "
             f"and nothing that belongs to run id {known.run_id} is touched"
         )
         return _write(directory, secrets.token_hex(6), (*known.former, known.run_id), note)
@@ -99,20 +98,13 @@ def ids_at(directory: Path) -> tuple[str, ...]:
 
 def _is_copy(known: Identity, here: str) -> bool:
     """Return whether the directory ``here`` is not the one for which an id was written."""
-    if not known.path:
-        beside = Path(here).parent
-        return any(
-            name != Path(here).name and id_at(beside / name) == known.run_id
-            for name in _names(beside)
-        )
-    return known.host != socket.gethostname() or id_at(Path(known.path)) == known.run_id
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        return sorted(disk.names(directory))
-    except OSError:
-        return []
+    if known.path:
+        return known.host != socket.gethostname() or id_at(Path(known.path)) == known.run_id
+    beside: list[str] = []
+    with contextlib.suppress(OSError):
+        beside = disk.names(Path(here).parent)
+    others = (Path(here).with_name(name) for name in beside if name != Path(here).name)
+    return any(id_at(other) == known.run_id for other in others)
 
 
 def _write(directory: Path, run_id: str, former: tuple[str, ...] = (), note: str = "") -> Identity:
@@ -139,15 +131,9 @@ def _parse(data: bytes) -> Identity:
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         detail = json.loads(rest)
         place = detail.get("place") or detail
-        former = [each["run_id"] if isinstance(each, dict) else each for each in detail["former"]]
+        former = [one["run_id"] if isinstance(one, dict) else one for one in detail["former"]]
         path, host = place["path"], place["host"]
         texts = all(isinstance(text, str) and len(text) <= 4096 for text in (path, host, *former))
         if texts and "\0" not in path and all(map(_ID.fullmatch, former)):
             return Identity(run_id=run_id, path=path, host=host, former=tuple(former))
     raise ValueError("its second line does not name a directory")
-
-
-def _shown(path: str) -> str:
-    """A path for a message: one that comes from a file may hold anything."""
-    text = path if path.isprintable() else ascii(path)
-    return text if len(text) <= _MOST_SHOWN else f"…{text[-_MOST_SHOWN:]}"

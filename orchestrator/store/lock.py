@@ -26,16 +26,15 @@ from pathlib import Path
 from orchestrator.core.errors import StoreError, StoreLocked
 from orchestrator.store import disk
 from orchestrator.store.files import LOCK, LOCK_GUARD
+from orchestrator.util.format import duration
 from workloads.util import files
 from workloads.util.processes import ProcessIdentity, started_ticks
 
 HEARTBEAT_S = 5.0
-_RENEW_S = 1.0  # between two signs of life that looks leave beside it
+SILENCE_S = 60.0  # twelve heartbeats: longer than a network file system is usually away
 _LARGEST_BYTES = 2**16
 #: The most that a number of the lock file can be: of the last, the year 2286.
 _LARGEST = {"pid": 2**31, "process_started": 1e15, "locked_at": 1e10}
-_NUMBERS = tuple(_LARGEST)
-SILENCE_S = 60.0  # twelve heartbeats: longer than a network file system is usually away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +55,12 @@ class Holder:
     def this_process(cls) -> Holder:
         """This process, now."""
         process = ProcessIdentity.of_this_process()
+        machine_id = ""
+        with contextlib.suppress(OSError, ValueError):
+            machine_id = Path("/etc/machine-id").read_text(encoding="utf-8").strip()
         return cls(
             host=socket.gethostname(),
-            machine_id=_first_line("/etc/machine-id"),
+            machine_id=machine_id,
             boot_id=process.boot_id,
             pid_namespace=process.pid_namespace,
             pid=process.pid,
@@ -67,20 +69,37 @@ class Holder:
             token=secrets.token_hex(8),
         )
 
+    @classmethod
+    def parsed(cls, data: bytes) -> Holder:
+        """The holder that a lock file describes.
+
+        Raises:
+            ValueError, KeyError, TypeError, RecursionError: it describes none.
+        """
+        values = json.loads(data)
+        holder = cls(**{field.name: values[field.name] for field in fields(cls)})
+        for name, usual in asdict(cls.this_process()).items():
+            value = values[name]
+            # Later than any calendar, infinite, or a process id that no kernel gives.
+            if type(value) is not type(usual) or (
+                name in _LARGEST and not 0 <= value <= _LARGEST[name]
+            ):
+                raise ValueError(f"{name} is {value!r:.40}")
+        return holder
+
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.locked_at))
         return f"process {self.pid} on {self.host}, which held the run since {since}"
 
-    def alive(self, here: Holder) -> bool | None:
-        """Return whether the holder still runs, seen from ``here``; None when that cannot be
-        known."""
+    def alive(self, here: Holder, lock: Path) -> bool | None:
+        """Return whether the holder of a lock file still runs, seen from ``here``: by its process,
+        or from another container by the lock on the file; None when that cannot be known."""
         if not self.on_kernel_of(here):
             same_machine = (self.host, self.machine_id) == (here.host, here.machine_id)
             return False if same_machine and self.machine_id and self.boot_id else None
-        if self.pid_namespace != here.pid_namespace:
-            return None
-        started = _process_started(self.pid)
-        return started is not None and started == self.process_started
+        if self.pid_namespace == here.pid_namespace:
+            return _process_started(self.pid) == self.process_started
+        return not _flock_is_free(lock) if self.flocked else None
 
     def on_kernel_of(self, here: Holder) -> bool:
         """Return whether both run on one kernel since the same boot, in a container or not."""
@@ -90,10 +109,10 @@ class Holder:
 def driver_lives(directory: Path) -> bool | None:
     """Tell if the driver that took the lock of a run's directory lives; None where that cannot be
     known from here, or nobody has taken it. Takes nothing and writes nothing."""
-    lock, here = RunLock(directory), Holder.this_process()
+    lock = RunLock(directory)
     try:
         holder = lock.holder()
-        return None if holder is None else lock.alive(holder, here)
+        return None if holder is None else holder.alive(Holder.this_process(), lock.path)
     except (OSError, StoreError):
         return None
 
@@ -114,20 +133,12 @@ class RunLock:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / LOCK
-
-        self._renew_at = 0.0  # monotonic: not before then does a look renew the sign of life
-        self._directory = directory
-        self._holder: Holder | None = None
-        self._inode: tuple[int, int] | None = None
-        self._file: int | None = None  # kept open for its flock
+        self._guard_path = directory / LOCK_GUARD
+        self._inode: tuple[int, int] | None = None  # of the lock file, while this object holds it
+        self._file: int | None = None  # open for its flock
         self._released = threading.Event()  # ends the heartbeat
         #: After how long a silence a holder that cannot be looked up counts as dead.
         self.silence_means_death_s = float("inf")
-
-    @property
-    def held(self) -> bool:
-        """Return whether this object took the lock and has not released it."""
-        return self._holder is not None
 
     def acquire(self) -> Holder | None:
         """Take the lock; returns the dead holder from whom it was taken over, if any.
@@ -157,98 +168,15 @@ class RunLock:
             with _guard(self._guard_path):
                 self._dead_holder(Holder.this_process())
 
-    @property
-    def _guard_path(self) -> Path:
-        return self._directory / LOCK_GUARD
-
-    def _dead_holder(self, me: Holder) -> Holder | None:
-        """Return the holder that left the lock behind; None if there is none. Call it under the
-        guard.
-
-        Raises:
-            StoreLocked: its holder lives, or may.
-        """
-        holder = self.holder()
-        if holder is None:
-            return None
-        alive = self.alive(holder, me)
-        if alive is None and self._silent_s() > self.silence_means_death_s:
-            alive = False
-        if alive is not False:
-            raise StoreLocked(self._refusal(holder, alive, self._silent_s(), here=me))
-        return holder
-
-    def _beat(self) -> None:
-        """Leave a sign of life every few seconds, as long as the lock is ours."""
-        mine, released = self._inode, self._released
-        while not released.wait(HEARTBEAT_S):
-            with contextlib.suppress(OSError):
-                if inode(self.path) != mine:
-                    return
-                os.utime(self.path)
-
-    def _silent_s(self) -> float:
-        """Time since the holder's last sign of life, by the clock of the file system."""
-        try:
-            os.utime(self._guard_path)
-            return self._guard_path.stat().st_mtime - self.path.stat().st_mtime
-        except OSError:
-            return 0.0
-
-    def _create(self, me: Holder) -> None:
-        aside = self.path.with_name(f".{LOCK}.{me.token}")
-        file = None
-        ours: tuple[int, int] | None = None
-        try:
-            file = files.create(aside)
-            me = replace(me, flocked=_flock(file))
-            data = memoryview((json.dumps(asdict(me), indent=1) + "\n").encode())
-            while data:  # a disk that fills up makes a write short before it makes it fail
-                data = data[os.write(file, data) :]
-            os.fsync(file)  # after a power failure it is whole or absent
-            ours = inode(aside)
-            os.link(aside, self.path)
-            self._inode = inode(self.path)
-            self._holder, self._file, file = me, file, None
-        except FileExistsError:
-            rival = self.holder()
-            if rival is None:
-                raise StoreLocked(f"another driver was quicker to take {self.path}") from None
-            raise StoreLocked(self._refusal(rival, None, 0.0, here=me)) from None
-        except OSError as error:
-            with contextlib.suppress(OSError):  # nobody would hold it
-                if inode(self.path) == ours:
-                    self.path.unlink()
-            raise StoreError(f"cannot lock {self.path}: {error.strerror or error}") from error
-        finally:
-            if file is not None:
-                os.close(file)
-            with contextlib.suppress(OSError):
-                aside.unlink()
-
-    def alive(self, holder: Holder, here: Holder) -> bool | None:
-        """Return whether a holder still runs, by its process or by the lock on the file."""
-        alive = holder.alive(here)
-        if alive is None and holder.on_kernel_of(here) and holder.flocked:
-            alive = not _flock_is_free(self.path)
-        return alive
-
     def holder(self) -> Holder | None:
         """Return the holder of the lock; None when it is free.
 
         Raises:
             StoreLocked: there is a lock file that cannot be understood.
+            StoreError: it cannot be read.
         """
         try:
-            values = json.loads(disk.read(self.path, _LARGEST_BYTES))
-            found = Holder(**{field.name: values[field.name] for field in fields(Holder)})
-            here = asdict(Holder.this_process())
-            wrong = [n for n, v in asdict(found).items() if type(v) is not type(here[n])]
-            # Later than any calendar, infinite, or a process id that no kernel gives.
-            wrong += [n for n in _NUMBERS if n not in wrong and not 0 <= values[n] <= _LARGEST[n]]
-            if wrong:
-                raise ValueError(f"{wrong[0]} is {values[wrong[0]]!r:.40}")
-            return found
+            return Holder.parsed(disk.read(self.path, _LARGEST_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -260,13 +188,13 @@ class RunLock:
             ) from error
 
     def still_mine(self) -> None:
-        """Verify that no other driver has taken the lock, and renew its sign of life.
+        """Verify that no other driver has taken the lock.
 
         Raises:
             StoreLocked: it is not held any more.
             StoreError: it never was, or the file system does not say.
         """
-        if self._holder is None:
+        if self._inode is None:
             raise StoreError(f"rows can be written only by the holder of {self.path}")
         try:
             mine = inode(self.path) == self._inode
@@ -276,27 +204,85 @@ class RunLock:
             raise StoreError(f"cannot look at {self.path}: {error.strerror or error}") from error
         if not mine:
             raise StoreLocked(f"{self.path} was removed or taken over; this driver stops writing")
-        now = time.monotonic()
-        if now >= self._renew_at:  # a busy driver asks a hundred times a second
-            self._renew_at = now + _RENEW_S
-            with contextlib.suppress(OSError):
-                os.utime(self.path)
 
     def release(self) -> None:
         """Give the lock back. Harmless when it is not held."""
         self._released.set()
-        if self._holder is not None:
-            with contextlib.suppress(OSError):
-                if inode(self.path) == self._inode:
-                    self.path.unlink()
+        with contextlib.suppress(OSError):
+            if self._inode is not None and inode(self.path) == self._inode:
+                self.path.unlink()
         if self._file is not None:
             os.close(self._file)
-        self._holder = self._file = None
+        self._inode = self._file = None
 
-    def _refusal(self, holder: Holder, alive: bool | None, silent_s: float, *, here: Holder) -> str:
-        age = _duration(time.time() - holder.locked_at)
-        text = f"run {self._directory.name!r} is held by process {holder.pid} on {holder.host}"
-        text += f" for {age}, last seen {_duration(silent_s)} ago"
+    def _dead_holder(self, me: Holder) -> Holder | None:
+        """Return the holder that left the lock behind; None if there is none. Call it under the
+        guard.
+
+        Raises:
+            StoreLocked: its holder lives, or may.
+        """
+        holder = self.holder()
+        if holder is None:
+            return None
+        alive = holder.alive(me, self.path)
+        silent_s = self._silent_s()
+        if alive or (alive is None and silent_s <= self.silence_means_death_s):
+            raise StoreLocked(self._refusal(holder, alive, silent_s, me))
+        return holder
+
+    def _silent_s(self) -> float:
+        """Time since the holder's last sign of life, by the clock of the file system."""
+        try:
+            os.utime(self._guard_path)
+            return self._guard_path.stat().st_mtime - self.path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def _beat(self) -> None:
+        """Leave a sign of life every few seconds, as long as the lock is ours."""
+        mine, released = self._inode, self._released
+        while not released.wait(HEARTBEAT_S):
+            with contextlib.suppress(OSError):
+                if inode(self.path) != mine:
+                    return
+                os.utime(self.path)
+
+    def _create(self, me: Holder) -> None:
+        """Write the lock file whole under another name and link it, which one process can do."""
+        aside = self.path.with_name(f".{LOCK}.{me.token}")
+        ours: tuple[int, int] | None = None
+        try:
+            self._file = files.create(aside)
+            me = replace(me, flocked=_flock(self._file))
+            disk.write_all(self._file, (json.dumps(asdict(me), indent=1) + "\n").encode())
+            os.fsync(self._file)  # after a power failure it is whole or absent
+            ours = inode(aside)
+            os.link(aside, self.path)
+            self._inode = ours
+        except FileExistsError:
+            rival = self.holder()
+            if rival is None:
+                raise StoreLocked(f"another driver was quicker to take {self.path}") from None
+            raise StoreLocked(self._refusal(rival, None, 0.0, me)) from None
+        except OSError as error:
+            with contextlib.suppress(OSError):  # nobody would hold it
+                if inode(self.path) == ours:
+                    self.path.unlink()
+            raise StoreError(f"cannot lock {self.path}: {error.strerror or error}") from error
+        finally:
+            if self._inode is None and self._file is not None:
+                os.close(self._file)
+                self._file = None
+            with contextlib.suppress(OSError):
+                aside.unlink()
+
+    def _refusal(self, holder: Holder, alive: bool | None, silent_s: float, here: Holder) -> str:
+        age = duration(time.time() - holder.locked_at)
+        text = (
+            f"run {self.path.parent.name!r} is held by process {holder.pid} on {holder.host} for "
+            f"{age}, last seen {duration(silent_s)} ago"
+        )
         if alive and holder.flocked and holder.on_kernel_of(here) and _flock_is_free(self.path):
             # It keeps its own lock file locked; this one came with a copy of the directory.
             return (
@@ -306,7 +292,7 @@ class RunLock:
         if alive:
             return f"{text}. Wait for it, stop it, or use another --run name."
         return (
-            f"{text}. Whether it still runs cannot be seen from here ({socket.gethostname()}): "
+            f"{text}. Whether it still runs cannot be seen from here ({here.host}): "
             f"`nightgrid run --resume` takes over from a driver that has not been seen for "
             f"{SILENCE_S:.0f} s. If you are sure that it does not run, delete {self.path}."
         )
@@ -368,19 +354,3 @@ def _process_started(pid: int) -> float | None:
         return psutil.Process(pid).create_time()
     except psutil.Error:
         return None
-
-
-def _first_line(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.readline().strip()
-    except (OSError, ValueError):
-        return ""
-
-
-def _duration(seconds: float) -> str:
-    seconds = max(0, int(seconds))
-    if seconds < 120:
-        return f"{seconds} s"
-    minutes, hours = seconds // 60, seconds // 3600
-    return f"{minutes} min" if minutes < 120 else f"{hours} h {minutes % 60} min"

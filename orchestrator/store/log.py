@@ -13,8 +13,8 @@ know a row by its identity (``reader.ROW_KEY``) and take it once. A crash can te
 which was never confirmed as safe; any other line that does not match its checksum is damaged.
 
 The attempt journal (``begun.log``) has the same lines: for each attempt that runs now the row that
-it gets should its driver die. They are written before the attempts begin and not synced: a power
-failure may take lines, and then nobody has heard of their attempts.
+it gets should its driver die. It is replaced before attempts begin and not synced: a power failure
+may take lines, and then nobody has heard of their attempts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from orchestrator.store.codec import line_of, row_in
 
 _LOG = logging.getLogger("nightgrid.store")
 _NAME = re.compile(r"\.rows-[0-9a-f]{16}-\d{1,9}\.jsonl")
-#: Of the journal: longer, it is replaced by one of the attempts that still run.
-LONG_BYTES = 2**20
 _LARGEST_BYTES = 256 * 2**20  # of a foreign journal
 
 Row = Mapping[str, Any]
@@ -163,41 +161,35 @@ class RowLog:
                 disk.remove(self._path)
 
     def _close(self) -> None:
-        self._handle = _closed(self._handle)
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                disk.close(handle)
 
 
 class AttemptJournal:
-    """The journal of one driver, which starts it from scratch."""
+    """The journal of one driver, which starts it from scratch. The file is replaced whole each time
+    that attempts begin: it has those that run then, a few kilobytes each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines: dict[str, bytes] = {}  # of attempts that run, by attempt id
         self._changing = threading.Lock()  # rows may be written beside the loop that begins
-        self._handle: int | None = None  # None: the file is not there, or not as it should be
-        self._bytes = 0  # of the file
+        self._written = False
 
     def begin(self, rows: Iterable[Row]) -> None:
         """Write down attempts that begin, by the rows that they get should this process die. Lines
-        that find no room are made up for by the next ones.
+        that find no room are in the file with the next ones.
 
         Raises:
             StoreFull: no space is left.
             StoreError: they cannot be written.
         """
-        lines = {str(row["attempt_id"]): line_with(row) for row in rows}
-        data = b"".join(lines.values())
         with self._changing:
-            self._lines |= lines
-            longest = max(LONG_BYTES, 2 * sum(map(len, self._lines.values())))
-            try:
-                if self._handle is None or self._bytes + len(data) > longest:
-                    self._replace()
-                else:
-                    disk.write_all(self._handle, data)
-                    self._bytes += len(data)
-            except OSError as error:  # nothing may follow a torn line
-                self._close()
-                raise disk.write_error(self.path, error) from error
+            self._lines |= {str(row["attempt_id"]): line_with(row) for row in rows}
+            data = b"".join(self._lines.values())
+            disk.replace_file(self.path.parent, self.path.name, data)
+            self._written = True
 
     def end(self, attempt_ids: Iterable[str]) -> None:
         """These attempts have their rows, or are not to have one."""
@@ -208,27 +200,9 @@ class AttemptJournal:
     def close(self, *, ours: bool) -> None:
         """End the journal. Its file goes unless it has attempts without a row, or is not ours any
         more."""
-        there = self._handle is not None
-        self._close()
-        if ours and there and not self._lines:
+        if ours and self._written and not self._lines:
             with contextlib.suppress(OSError):
                 disk.remove(self.path)
-
-    def _replace(self) -> None:
-        self._close()
-        data = b"".join(self._lines.values())
-        disk.replace_file(self.path.parent, self.path.name, data)
-        self._handle, self._bytes = disk.open_to_append(self.path), len(data)
-
-    def _close(self) -> None:
-        self._handle = _closed(self._handle)
-
-
-def _closed(handle: int | None) -> None:
-    """Close a file that is open; what is safe in it was synced."""
-    if handle is not None:
-        with contextlib.suppress(OSError):
-            disk.close(handle)
 
 
 def read_journal(path: Path) -> list[Line]:

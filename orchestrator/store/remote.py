@@ -42,7 +42,7 @@ from orchestrator.store.reader import has_rows
 from orchestrator.store.store import Store, find_run
 from orchestrator.util import output
 from orchestrator.util.redaction import redact
-from workloads.util.files import opened, read_text
+from workloads.util.files import read_text
 
 INTERVAL_S = 10.0
 MARKER = "mirror.json"
@@ -63,37 +63,27 @@ def travelling_files(run: Path) -> list[str]:
     with contextlib.suppress(OSError):
         names += sorted(filter(files.is_trace, disk.names(run)))
     names += files.TRAVELLING
-    names = [name for name in names if _travels(name) and os.path.isfile(run / name)]
-    return [name for name in names if _is_plain(name)]
+    return [name for name in names if _travels(name) and os.path.isfile(run / name)]
 
 
 def _travels(name: str) -> bool:
     """Return whether a file of this name, beneath a run's directory, is one that travels; no other
     is written, whatever the far side says."""
     folder, _, last = name.rpartition("/")
-    if folder:
-        return folder == files.ROWS and has_rows(last)
-    return name in files.TRAVELLING or files.is_trace(name)
-
-
-def _is_plain(name: str) -> bool:
-    """Return whether a receiver takes a file of this name: a foreign one keeps no other from it."""
-    with contextlib.suppress(StoreError):
-        disk.valid_name(name.rpartition("/")[2].removeprefix("."), "file name")
-        return True
-    return False
+    known = has_rows(last) if folder else name in files.TRAVELLING or files.is_trace(name)
+    return known and folder in ("", files.ROWS) and disk.is_valid_name(last.removeprefix("."))
 
 
 def _write_received(run: Path, name: str, data: bytes) -> None:
     """Write a file of a copy; rows for good."""
-    if not _travels(name) or not _is_plain(name):
+    if not _travels(name):
         raise StoreError(f"{name!r} is not a file of a run")
-    if name.startswith(files.ROWS):
-        disk.make_directory(run / files.ROWS)
-        disk.write_durably(run / files.ROWS, name.rpartition("/")[2], data)
-    else:
-        disk.make_directory(run)
+    path = run / name
+    disk.make_directory(path.parent)
+    if path.parent == run:
         disk.replace_file(run, name, data)
+    else:
+        disk.write_durably(path.parent, path.name, data)
 
 
 # ---------------------------------------------------------------- the directory of a copy
@@ -141,10 +131,6 @@ def copied_id(run: Path) -> str | None:
 
 
 # ---------------------------------------------------------------- an object store
-
-
-class _UnreadError(Exception):
-    """A file of the run cannot be read now."""
 
 
 class Mirror:
@@ -196,11 +182,27 @@ class Mirror:
         count, unread = 0, ""
         try:
             for name in travelling_files(self._run):
-                if self._ended.is_set() or not is_log(os.path.basename(name)):
-                    try:
-                        count += self._copy_one(name)
-                    except _UnreadError as error:
-                        unread = unread or str(error)
+                path = self._run / name
+                if is_log(path.name) and not self._ended.is_set():
+                    continue
+                try:
+                    status = os.stat(path)
+                    stamp = (status.st_size, status.st_mtime_ns)
+                    if self._copied.get(name) == stamp:
+                        continue
+                    data = disk.read(path)
+                except FileNotFoundError:  # compacted meanwhile
+                    continue
+                except OSError as error:
+                    why = error.strerror or error
+                    unread = f"{path} cannot be read, and is not copied to {self.address}: {why}"
+                    continue
+                # The name of a file of rows holds its digest; a log only grows.
+                is_rows = name.startswith(f"{files.ROWS}/")
+                if not is_rows or self._size_there(name) != len(data):
+                    self._write(name, data)
+                    count += 1
+                self._copied[name] = stamp
             self.trouble = unread
         except OSError as error:
             self.trouble = (
@@ -212,26 +214,6 @@ class Mirror:
     def _work(self) -> None:
         while not self._ended.wait(INTERVAL_S):
             self.copy()
-
-    def _copy_one(self, name: str) -> bool:
-        try:
-            there = os.stat(self._run / name)
-            stamp = (there.st_size, there.st_mtime_ns)
-            if self._copied.get(name) == stamp:
-                return False
-            # The name of a file of rows holds its digest; a log only grows.
-            if name.startswith(f"{files.ROWS}/") and self._size_there(name) == there.st_size:
-                self._copied[name] = stamp
-                return False
-            data = disk.read(self._run / name)
-        except FileNotFoundError:  # compacted meanwhile
-            return False
-        except OSError as error:
-            why = f"{self._run / name} cannot be read, and is not copied to {self.address}"
-            raise _UnreadError(f"{why}: {error.strerror or error}") from error
-        self._write(name, data)
-        self._copied[name] = stamp
-        return True
 
     def _claim(self, run_id: str) -> None:
         known = _run_at(self._files, self._there)
@@ -328,15 +310,11 @@ def _reason(error: BaseException) -> str:
 
 def digests(run: Path) -> dict[str, str]:
     """The SHA-256 of each of a run's files that travel, by name."""
-    found = {}
+    hashes = {}
     for name in travelling_files(run):
-        whole = hashlib.sha256()
         with contextlib.suppress(OSError):  # it has gone meanwhile, as rows do when they are merged
-            with opened(run / name) as file:
-                while piece := file.read(2**20):
-                    whole.update(piece)
-            found[name] = whole.hexdigest()
-    return found
+            hashes[name] = hashlib.sha256(disk.read(run / name)).hexdigest()
+    return hashes
 
 
 def lines_of(run: Path, have: Mapping[str, str]) -> Iterator[str]:
@@ -420,11 +398,8 @@ class Receiver:
     def _file(self, run: Path, name: str, digest: str) -> None:
         data, broken = b"".join(self._parts), self._broken
         self._parts, self._broken = [], False
-        if (
-            broken
-            or hashlib.sha256(data).hexdigest() != digest
-            or (_travels(name) and name not in self._wanted)
-        ):
+        whole = not broken and hashlib.sha256(data).hexdigest() == digest
+        if not whole or name not in self._wanted:  # a name may have been changed on its way, too
             self.damaged.append(name)
         else:
             _write_received(run, name, data)

@@ -115,7 +115,7 @@ def schema() -> pa.Schema:
 
     columns = []
     for name, rule in column_rules().items():
-        kind = pa.timestamp("us", tz="UTC") if name in TIMES else _arrow(rule.kind)
+        kind = pa.timestamp("us", tz="UTC") if name in TIMES else arrow_type(rule.kind)
         columns.append(_documented(name, kind, rule.doc))
     return pa.schema(columns, metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
@@ -127,7 +127,7 @@ def columns_schema(names: Sequence[str]) -> pa.Schema:
     return pa.schema([schema().field(name) for name in names], metadata=schema().metadata)
 
 
-def _arrow(kind: Any) -> pa.DataType:
+def arrow_type(kind: Any) -> pa.DataType:
     """The Arrow type of a field's Python type.
 
     Raises:
@@ -143,15 +143,15 @@ def _arrow(kind: Any) -> pa.DataType:
     if origin is typing.Literal or is_choice(kind):
         return pa.string()
     if origin is tuple and arguments[-1] is Ellipsis:
-        return pa.list_(_arrow(arguments[0]))
+        return pa.list_(arrow_type(arguments[0]))
     if origin is tuple and arguments[-1] in NESTED.values():  # with the rank that measured it
         rank = _documented("rank", pa.int64(), RANK)
-        return pa.struct([rank, *_arrow(arguments[-1])])
+        return pa.struct([rank, *arrow_type(arguments[-1])])
     if origin is not None and issubclass(origin, Mapping):
         return pa.map_(pa.string(), pa.float64() if arguments[1] is float else pa.string())
     if kind in NESTED.values():
         children = rules_of(kind).items()
-        return pa.struct([_documented(name, _arrow(r.kind), r.doc) for name, r in children])
+        return pa.struct([_documented(name, arrow_type(r.kind), r.doc) for name, r in children])
     raise TypeError(f"no Arrow type for {kind!r}")
 
 

@@ -233,7 +233,8 @@ class Store:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user about the run's id."""
-        return tuple(filter(None, [self._identity and self._identity.note]))
+        note = self._identity.note if self._identity is not None else ""
+        return (note,) if note else ()
 
     def append(self, *measurements: Measurement) -> Path:
         """Write rows; the log that has them. When this returns, they survive a power failure. Safe

@@ -63,6 +63,16 @@ def seconds(value: float | None) -> str:
     return f"{hours // 24} d {hours % 24:02d} h"
 
 
+def duration(seconds: float) -> str:
+    """``42s``, ``3m05s``, ``2h07m``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
 def size(value: float | None) -> str:
     """A number of bytes, in the largest binary unit that leaves at least 1."""
     if value is None or not math.isfinite(value):

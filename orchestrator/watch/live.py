@@ -28,6 +28,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import CardStatus, FailedAttempt, RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.util import output
+from orchestrator.util.format import duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -43,16 +44,6 @@ _NEXT_STOP = {
     2: "; running jobs are stopped, each with its row. A third one ends at once. The same command "
     "resumes the run",
 }
-
-
-def duration(seconds: float) -> str:
-    """``42s``, ``3m05s``, ``2h07m``."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 def left_text(middle_s: float, low_s: float | None, high_s: float | None) -> str:

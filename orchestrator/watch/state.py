@@ -34,7 +34,7 @@ from orchestrator.store import disk
 from orchestrator.store import files as run_files
 from orchestrator.store.reader import read_rows
 from orchestrator.store.store import Store, existing_runs
-from orchestrator.util.format import number, one_line, plural, seconds
+from orchestrator.util.format import duration, number, one_line, plural, seconds
 from workloads.util.files import SMALL_BYTES
 
 if TYPE_CHECKING:
@@ -373,7 +373,7 @@ def _began_before(job: JobInfo, at: float | None) -> bool:
 
 def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
     """The list as a table; the winner and the reason of each run stand below its line."""
-    from orchestrator.watch.live import duration, left_text
+    from orchestrator.watch.live import left_text
 
     rows = [("run", "state", "jobs", "time left", "last heard of")]
     below: list[list[str]] = [[]]

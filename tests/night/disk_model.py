@@ -85,14 +85,6 @@ class SimulatedDisk:
         """Return whether the file stands in its directory."""
         return self._directory(path.parent).now.get(path.name) is self._open[handle][0]
 
-    def open_to_append(self, path: Path) -> int:
-        """Open for writing at the end."""
-        self.step()
-        inode = self._directory(path.parent).now[path.name]
-        self._handles += 1
-        self._open[self._handles] = inode, path
-        return self._handles
-
     def write(self, handle: int, data: bytes | memoryview) -> int:
         """Write all, or as much as there is room for."""
         (inode, path), part = self._open[handle], bytes(data)

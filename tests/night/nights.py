@@ -46,21 +46,8 @@ from orchestrator.store import disk as real_disk
 #: Longest wait of a simulated driver for an event: a night has hours, whose seconds cost time here.
 POLL_S = 60.0
 _DISK_CALLS = (
-    *(
-        "create",
-        "create_new",
-        "has_name",
-        "open_to_append",
-        "write",
-        "sync",
-        "close",
-        "rename",
-        "remove",
-        "read",
-        "names",
-        "is_there",
-    ),
-    *("make_directory", "sync_directory", "may_be_ordinary"),
+    *("create", "create_new", "has_name", "write", "sync", "close", "rename", "remove", "read"),
+    *("names", "is_there", "make_directory", "sync_directory", "may_be_ordinary"),
 )
 
 

@@ -61,7 +61,7 @@ def test_a_second_driver_is_refused_and_told_of_the_first(tmp_path: Path) -> Non
             pass
         message = str(refused.value)
         assert f"process {first.pid} on {socket.gethostname()}" in message
-        assert "'night'" in message and " s, last seen" in message
+        assert "'night'" in message and "s, last seen" in message
         assert first.is_alive()
         assert Store.open(tmp_path, "night").measurements() == []
     finally:

@@ -276,11 +276,8 @@ def test_a_transfer_may_be_cut_and_damaged_anywhere(
     }[fault]
     receiver = copy_in(tmp_path / "copy")
     size = data.draw(st.integers(1, 100_000))
-    try:
-        for start in range(0, len(sent), size):
-            receiver.feed(sent[start : start + size])
-    except StoreError as error:  # a name that was changed on its way
-        assert "is not a file of a run" in str(error)
+    for start in range(0, len(sent), size):
+        receiver.feed(sent[start : start + size])
     there = digests(run)
     for name, digest in digests(tmp_path / "copy").items():
         assert there[name] == digest
@@ -302,7 +299,7 @@ def test_a_transfer_may_be_cut_and_damaged_anywhere(
 )
 def test_a_sender_cannot_choose_where_a_file_goes(tmp_path: Path, run: Path, name: str) -> None:
     """Rows and the known side files, and nothing else."""
-    text = text_of(run, {}).replace(f'"{run_files.REPORT}", "sha', f'"{name}", "sha')
+    text = text_of(run, {}).replace(f'"{run_files.REPORT}"', f'"{name}"')
     assert name in text
     with pytest.raises(StoreError, match="is not a file of a run"):
         copy_in(tmp_path / "copy").feed(text)

@@ -415,7 +415,7 @@ def test_rows_of_a_newer_version_stop_the_reader(tmp_path: Path) -> None:
 
 def fail_writes(monkeypatch: pytest.MonkeyPatch, room: int, code: int) -> None:
     """A disk with this much room: a write is cut short, the next one fails."""
-    real, left = os.write, room
+    real, left = disk.write, room
 
     def write(handle: int, data: bytes) -> int:
         nonlocal left
@@ -425,7 +425,7 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, room: int, code: int) -> None:
         left -= done
         return done
 
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(disk, "write", write)
 
 
 @pytest.mark.parametrize("room", [0, 1, 1000])

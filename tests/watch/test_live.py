@@ -14,10 +14,10 @@ from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
 from orchestrator.core.status import Rate
 from orchestrator.driver.board import Board
+from orchestrator.util.format import duration
 from orchestrator.watch.live import (
     PlainView,
     QuietView,
-    duration,
     event_line,
     open_view,
     row_line,
