@@ -89,14 +89,14 @@ def run(args: argparse.Namespace) -> int:
     if not args.emulate and is_job_address(args.address):
         return _from_afar(args)
     from orchestrator.doctor.checks import judge
-    from orchestrator.doctor.text import as_json, exit_code, lines
+    from orchestrator.doctor.text import as_json, exit_code, finding_lines, summary_lines
 
     facts = _examine(args)
     findings = [*judge(facts), *slow_card_findings(args.results)]
     if args.json:
         output.say_json(as_json(facts, findings))
     else:
-        output.say("\n".join(lines(facts, findings)))
+        output.say("\n".join([*summary_lines(facts), *finding_lines(findings)]))
     return exit_code(findings)
 
 

@@ -13,7 +13,7 @@ from orchestrator.core.job import Accelerator
 from orchestrator.doctor.probe import Finding, Level
 from orchestrator.on_ray.examination import ClusterFacts, NodeFacts, Probe
 from orchestrator.on_ray.jobs import Versions
-from workloads.devices import all_devices
+from workloads.devices import Complaint, all_devices
 from workloads.engines import ENGINES, engine_packages
 from workloads.models.rules import PACKAGES
 
@@ -139,14 +139,11 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
     probes = [(node, node.probe) for node in facts.nodes if node.probe is not None]
     for node, probe in probes:
         here = Versions(ray=probe.versions.get("ray", "?"), python=probe.python)
-        if here.python.split(".")[:2] != facts.driver.python.split(".")[:2]:
-            level = Level.ERROR
-        else:
-            level = Level.WARNING
+        same = here.python.split(".")[:2] == facts.driver.python.split(".")[:2]
         if here != facts.driver:
             yield Finding(
                 check="ray-version",
-                level=Level.ERROR if here.ray != facts.driver.ray else level,
+                level=Level.WARNING if same and here.ray == facts.driver.ray else Level.ERROR,
                 where=node.name,
                 message=f"it has Ray {here.ray} and Python {here.python}, the driver "
                 f"{facts.driver.ray} and {facts.driver.python}",
@@ -163,17 +160,15 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
         if len(by_version) < 2:
             continue
         # Servers of unlike cards differ by nature; nodes of one kind should not.
-        shared_kind = any(
-            kinds[a] & kinds[b] for a in kinds for b in kinds if a < b
-        )  # fmt: skip
-        told = ", ".join(
+        shared_kind = any(kinds[a] & kinds[b] for a in kinds for b in kinds if a < b)
+        where = ", ".join(
             f"{version} on {_names(names)}" for version, names in sorted(by_version.items())
         )
         yield Finding(
             check="versions",
             level=Level.WARNING if shared_kind else Level.NOTE,
             where="cluster",
-            message=f"{package} is {told}",
+            message=f"{package} is {where}",
             remedy="nodes of one kind should run the same image: their rows are compared"
             if shared_kind
             else "",
@@ -211,13 +206,12 @@ SHARED_MEMORY_BYTES = 8 * 2**30
 _GIB = 2**30
 
 
-def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
     """Check that the packages which a job imports are there, and import."""
     for package, error in probe.import_errors.items():
-        yield Finding(
+        yield Complaint(
             check="imports",
-            level=Level.ERROR if node.cards else Level.NOTE,
-            where=node.name,
+            level="error" if node.cards else "note",
             message=f"{package} does not import: {error}",
             remedy="install it in the node's image or environment (clusters/gaudi.Dockerfile, "
             "clusters/gpu.Dockerfile); on Gaudi never let pip replace Habana's torch",
@@ -229,198 +223,164 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                 if needed.name not in versions or other not in versions:
                     continue
                 if _release(versions[other]) >= _release(limit):
-                    yield Finding(
+                    yield Complaint(
                         check="imports",
-                        level=Level.ERROR,
-                        where=node.name,
+                        level="error",
                         message=f"{other} {versions[other]} is too new for {needed.name} "
                         f"{versions[needed.name]}",
                         remedy=f"{spec.install} ({other} below {limit})",
                     )
 
 
-def check_quantization(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+def check_quantization(probe: Probe) -> Iterator[Complaint]:
     """Name what cannot be read where models are quantised at all (torchao is there)."""
     if "torchao" not in probe.versions:
         return
     for package, (install, kinds) in PACKAGES.items():
         if package not in probe.versions:
-            yield Finding(
+            yield Complaint(
                 check="quantization",
-                level=Level.NOTE,
-                where=node.name,
+                level="note",
                 message=f"{package} is not installed: jobs with checkpoints of "
                 f"{', '.join(kinds)} become UNSUPPORTED rows",
                 remedy=install,
             )
 
 
-def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
     """Ray's count is that of the vendor's tool, and no process has a card open."""
     if node.emulated:
         return
-    for kind, told in node.cards.items():
+    for kind, count in node.cards.items():
         tool = kind.spec.tool
         if not tool:
             continue
         if not probe.cards:
-            yield Finding(
+            yield Complaint(
                 check="cards",
-                level=Level.ERROR,
-                where=node.name,
-                message=f"Ray has {told} {kind} cards, but {tool} shows none",
+                level="error",
+                message=f"Ray has {count} {kind} cards, but {tool} shows none",
                 remedy=kind.spec.no_cards_remedy,
             )
-        elif len(probe.cards) != told:
-            yield Finding(
+        elif len(probe.cards) != count:
+            yield Complaint(
                 check="cards",
-                level=Level.ERROR if len(probe.cards) < told else Level.NOTE,
-                where=node.name,
-                message=f"Ray has {told} {kind} cards, but {tool} shows {len(probe.cards)}",
+                level="error" if len(probe.cards) < count else "note",
+                message=f"Ray has {count} {kind} cards, but {tool} shows {len(probe.cards)}",
                 remedy="start Ray with the number that is there; a card that has gone needs a "
                 "reset or a reboot of the server",
             )
         seen = {kind.spec.product(card.product) for card in probe.cards} - {""}
         named = kind.spec.product(node.device_name)
         if named and seen and seen != {named}:
-            yield Finding(
+            yield Complaint(
                 check="cards",
-                level=Level.WARNING,
-                where=node.name,
                 message=f"Ray calls its cards {node.device_name}, {tool} says "
                 f"{' and '.join(sorted(seen))}",
                 remedy="start Ray with the accelerator_type of the cards that are there",
             )
     for card in probe.cards:
         if card.temperature_c == 0:
-            yield Finding(
+            yield Complaint(
                 check="cards",
-                level=Level.ERROR,
-                where=node.name,
+                level="error",
                 message=f"card {card.index} has 0 °C: it did not come up",
                 remedy='reboot the server; Habana\'s "System Verifications" says so of `0C`',
             )
         if card.occupied:
-            yield Finding(
+            yield Complaint(
                 check="cards-free",
-                level=Level.WARNING,
-                where=node.name,
                 message=card.occupied,
                 remedy="end that process; a run waits half a minute, then leaves the card out",
             )
 
 
-def check_accounts(node: NodeFacts) -> Iterator[Finding]:
+def check_accounts(node: NodeFacts) -> Iterator[Complaint]:
     """Check that no other run holds the cards in Ray's accounts."""
     total = sum(node.cards.values())
     if node.cards_free < total:
-        yield Finding(
+        yield Complaint(
             check="cards-free",
-            level=Level.WARNING,
-            where=node.name,
             message=f"{total - node.cards_free} of {total} cards are held in Ray's accounts",
             remedy="another run or actors hold them: `ray list actors`, `nightgrid status`; a run "
             "takes the free ones and leaves these alone",
         )
 
 
-def check_server(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+def check_server(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
     """Check what the cards of the node need of their server, as their devices tell."""
-    for kind, told in () if node.emulated else node.cards.items():
-        for complaint in kind.spec.examine(told, probe):
-            yield Finding(
-                check=complaint.check,
-                level=Level[complaint.level.upper()],
-                where=node.name,
-                message=complaint.message,
-                remedy=complaint.remedy,
-            )
+    for kind, count in () if node.emulated else node.cards.items():
+        yield from kind.spec.examine(count, probe)
 
 
-def check_clock(node: NodeFacts) -> Iterator[Finding]:
+def check_clock(node: NodeFacts) -> Iterator[Complaint]:
     """The clock agrees with the driver's, as far as a round trip can tell."""
     clock = node.clock
     if clock is None or abs(clock.offset_s) - clock.bound_s <= CLOCK_LIMIT_S:
         return
     way = "ahead of" if clock.offset_s > 0 else "behind"
-    yield Finding(
+    yield Complaint(
         check="clock",
-        level=Level.WARNING,
-        where=node.name,
         message=f"its clock is {abs(clock.offset_s):.2f} s (±{clock.bound_s:.3f} s) {way} the "
         "driver's",
         remedy="`timedatectl set-ntp true` on both servers: times in rows would be wrong by that",
     )
 
 
-def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
     """Open files, locked memory and shared memory suffice for a server full of workers."""
     if node.emulated or not node.cards:
         return
     if 0 <= probe.open_files < OPEN_FILES:
-        yield Finding(
+        yield Complaint(
             check="limits",
-            level=Level.WARNING,
-            where=node.name,
             message=f"a process may open {probe.open_files:,} files",
             remedy=f"--ulimit=nofile=1048576:1048576 in run_options, or `ulimit -n {OPEN_FILES}` "
             "before `ray start`",
         )
     if probe.locked_bytes >= 0 and any(kind.spec.can("pinned_memory") for kind in node.cards):
-        yield Finding(
+        yield Complaint(
             check="limits",
-            level=Level.WARNING,
-            where=node.name,
             message=f"a process may lock {probe.locked_bytes // 1024} KiB of memory; buffers of "
             "cards want to be locked",
             remedy="--ulimit=memlock=-1:-1 in run_options, or `ulimit -l unlimited`",
         )
     if probe.shared_memory_bytes < SHARED_MEMORY_BYTES:
-        yield Finding(
+        yield Complaint(
             check="limits",
-            level=Level.WARNING,
-            where=node.name,
             message=f"/dev/shm has {probe.shared_memory_bytes / _GIB:.1f} GiB free",
             remedy="--ipc=host in run_options (docker gives a container 64 MiB otherwise)",
         )
 
 
-def check_space(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
+def check_space(probe: Probe) -> Iterator[Complaint]:
     """Disks have room; a full one under Ray looks like a crash of the job."""
     wanted = {
-        "Ray's files": RAY_SPACE_BYTES,
-        "results": RESULTS_SPACE_BYTES,
-        "models": MODEL_SPACE_BYTES,
+        "Ray's files": (RAY_SPACE_BYTES, "ray start --temp-dir"),
+        "results": (RESULTS_SPACE_BYTES, "--results DIR or NIGHTGRID_RESULTS"),
+        "models": (MODEL_SPACE_BYTES, "HF_HOME, NIGHTGRID_CACHE"),
     }
     for space in probe.spaces:
-        limit = wanted[space.purpose]
+        limit, elsewhere = wanted[space.purpose]
         if space.free_bytes < limit:
-            yield Finding(
+            yield Complaint(
                 check="disk",
-                level=Level.ERROR if space.free_bytes < limit / 10 else Level.WARNING,
-                where=node.name,
+                level="error" if space.free_bytes < limit / 10 else "warning",
                 message=f"{space.free_bytes / _GIB:.1f} GiB are free for {space.purpose} at "
                 f"{space.path}, less than {limit / _GIB:.0f}",
-                remedy="free some, or put it elsewhere: "
-                + {
-                    "Ray's files": "ray start --temp-dir",
-                    "results": "--results DIR or NIGHTGRID_RESULTS",
-                    "models": "HF_HOME, NIGHTGRID_CACHE",
-                }[space.purpose],
+                remedy=f"free some, or put it elsewhere: {elsewhere}",
             )
 
 
-def _release(version: str) -> tuple[int, int]:
+def _release(version: str) -> tuple[int, ...]:
     """The first two numbers: 1.24 of ``1.24.1-b336d5e``; zeros where there are none."""
-    numbers = []
-    for part in version.replace("-", ".").split(".")[:2]:
-        numbers.append(int(part) if part.isdigit() else 0)
-    return (numbers[0], numbers[1]) if len(numbers) == 2 else (numbers[0] if numbers else 0, 0)
+    parts = [*version.replace("-", ".").split("."), "", ""][:2]
+    return tuple(int(part) if part.isdigit() else 0 for part in parts)
 
 
 def judge(facts: ClusterFacts) -> list[Finding]:
     """All findings, the worst first, then by node."""
-    found = [
+    findings = [
         *check_nodes(facts),
         *check_token(facts),
         *check_dashboard(facts),
@@ -428,22 +388,34 @@ def judge(facts: ClusterFacts) -> list[Finding]:
         *check_versions(facts),
     ]
     for node in facts.nodes:
-        if node.probe is not None:
-            found += check_node(node, node.probe)
-    return sorted(found, key=lambda finding: (-finding.level, finding.where, finding.check))
+        findings += check_node(node)
+    return sorted(findings, key=lambda finding: (-finding.level, finding.where, finding.check))
 
 
-def check_node(node: NodeFacts, probe: Probe) -> list[Finding]:
+def check_node(node: NodeFacts) -> list[Finding]:
     """All that concerns one node alone."""
-    return [
+    probe = node.probe
+    if probe is None:
+        return []
+    complaints = [
         *check_imports(node, probe),
-        *check_quantization(node, probe),
+        *check_quantization(probe),
         *check_cards(node, probe),
         *check_accounts(node),
         *check_server(node, probe),
         *check_clock(node),
         *check_limits(node, probe),
-        *check_space(node, probe),
+        *check_space(probe),
+    ]
+    return [
+        Finding(
+            check=complaint.check,
+            level=Level[complaint.level.upper()],
+            where=node.name,
+            message=complaint.message,
+            remedy=complaint.remedy,
+        )
+        for complaint in complaints
     ]
 
 

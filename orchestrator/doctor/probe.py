@@ -6,6 +6,7 @@ interpreter is found out instead of ending the examination.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import os
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -221,14 +222,8 @@ def _text(path: str) -> str:
 
 def _free_bytes(path: str) -> int:
     """Free space where the path is or will be made; 0 where it cannot be determined."""
-    for place in _with_parents(Path(path).expanduser()):
-        try:
-            return shutil.disk_usage(place).free
-        except OSError:
-            continue
+    place = Path(path).expanduser()
+    for directory in (place, *place.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(directory).free
     return 0
-
-
-def _with_parents(path: Path) -> Iterable[Path]:
-    yield path
-    yield from path.parents

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.core import errors
 from orchestrator.doctor.probe import Finding, Level
 from orchestrator.on_ray.examination import ClusterFacts, NodeFacts
+from orchestrator.util.format import plural
 from workloads.engines import engine_packages
 
 _GIB = 2**30
@@ -44,40 +46,29 @@ def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def finding_of(told: Mapping[str, str]) -> Finding:
+def finding_of(values: Mapping[str, str]) -> Finding:
     """A finding out of its JSON values."""
-    return Finding(**{**told, "level": Level[told["level"].upper()]})  # type: ignore[arg-type]
-
-
-def lines(facts: ClusterFacts, findings: Sequence[Finding]) -> list[str]:
-    """The nodes, then the findings with their remedies, then the verdict."""
-    return [*summary_lines(facts), *finding_lines(findings)]
+    return Finding(**{**values, "level": Level[values["level"].upper()]})  # type: ignore[arg-type]
 
 
 def summary_lines(facts: ClusterFacts) -> list[str]:
     """The cluster in a line, and each node in one."""
-    count = len(facts.nodes)
-    told = [f"{count:,} node{'s' * (count != 1)} at {facts.address}, Ray {facts.driver.ray}"]
+    nodes = plural(len(facts.nodes), "node")
+    lines = [f"{nodes} at {facts.address}, Ray {facts.driver.ray}"]
     if facts.emulated:
-        told.append("emulated cards on this machine: what concerns real cards is not checked")
-    return told + [f"  {node_line(node)}" for node in facts.nodes]
+        lines.append("emulated cards on this machine: what concerns real cards is not checked")
+    return lines + [f"  {node_line(node)}" for node in facts.nodes]
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:
     """The findings with their remedies, then the verdict."""
-    told = []
+    lines = []
     for finding in findings:
-        told.append(f"{_MARKS[finding.level]} {finding.where}: {finding.message}")
-        told.append(f"        {finding.remedy}")
-    counts = {level: sum(f.level is level for f in findings) for level in Level}
-    if not findings:
-        told.append("all is well")
-    else:
-        parts = [
-            f"{counts[lv]} {lv}{'s' * (counts[lv] != 1)}" for lv in reversed(Level) if counts[lv]
-        ]
-        told.append(", ".join(parts))
-    return told
+        lines.append(f"{_MARKS[finding.level]} {finding.where}: {finding.message}")
+        lines.append(f"        {finding.remedy}")
+    counts = Counter(finding.level for finding in findings)
+    parts = [plural(counts[level], str(level)) for level in reversed(Level) if counts[level]]
+    return [*lines, ", ".join(parts) or "all is well"]
 
 
 def node_line(node: NodeFacts) -> str:

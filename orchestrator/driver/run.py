@@ -79,7 +79,7 @@ from workloads.models.hub import split
 Say = Callable[[str], None]
 
 
-class CleanView:
+class CleanView(View):
     """A view that is given no secrets of this process (see ``clean_row``)."""
 
     def __init__(self, view: View) -> None:

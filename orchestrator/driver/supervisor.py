@@ -439,7 +439,7 @@ def report_death(order: Mapping[str, Any]) -> None:
     written to standard error."""
     from orchestrator.report.run_report import read_summary, write_page
     from orchestrator.store.store import Store
-    from orchestrator.watch.notify import Ending, hooks_of, notice_of_death, tell_all
+    from orchestrator.watch.notify import Ending, hooks_of, notice_of, tell_all
 
     store = Store.open(Path(order["results"]), order["run"])
     page = None
@@ -455,7 +455,7 @@ def report_death(order: Mapping[str, Any]) -> None:
         return
     if hooks:
         ending = Ending(order["ending"])
-        notice = notice_of_death(store, ending, order["reason"], order["exit_code"], page)
+        notice = notice_of(store, ending, order["reason"], order["exit_code"], page)
         tell_all(hooks, notice, output.say_aside)
 
 

@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -41,37 +41,32 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 def visible(text: str) -> str:
     """Spell out control and format characters; newlines and tabs stay."""
-    if text.isprintable():  # then none of them is in it
-        return text
-    lines = text.replace("\r\n", "\n").split("\n")
-    return "\n".join(line if line.isprintable() else _visible_line(line) for line in lines)
+    return text if text.isprintable() else _escaped(text.replace("\r\n", "\n"), _spelled)
 
 
 def visible_json(text: str) -> str:
     """JSON that says the same, with control and format characters as JSON escapes; for JSON alone,
     where they stand in strings and nowhere else."""
-    if text.replace("\n", "").isprintable():
-        return text
+    return _escaped(text, _json_escape)
+
+
+def _escaped(text: str, escape: Callable[[str], str]) -> str:
+    """The text with another spelling of what a terminal does not show."""
     lines = text.split("\n")
-    return "\n".join(line if line.isprintable() else _escaped_line(line) for line in lines)
+    return "\n".join(
+        line if line.isprintable() else "".join(c if _is_seen(c) else escape(c) for c in line)
+        for line in lines
+    )
 
 
-def _escaped_line(line: str) -> str:
-    kept = (c if c.isprintable() or c == "\t" or _seen(c) else _json_escape(c) for c in line)
-    return "".join(kept)
+def _is_seen(character: str) -> bool:
+    printable = character.isprintable() or character == "\t"
+    return printable or unicodedata.category(character) not in _UNSEEN
 
 
 def _json_escape(character: str) -> str:
     # DEL is ASCII, which ``json`` leaves as it is.
     return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
-
-
-def _visible_line(line: str) -> str:
-    return "".join(c if c.isprintable() or c == "\t" or _seen(c) else _spelled(c) for c in line)
-
-
-def _seen(character: str) -> bool:
-    return unicodedata.category(character) not in _UNSEEN
 
 
 def _spelled(character: str) -> str:
@@ -125,18 +120,18 @@ class GuardedFile(io.RawIOBase):
                 assert self.error is not None
                 raise OutputFailed(self.error.errno, self.error.strerror)
             return len(view)
-        written = self._put(view) if self._tell_losses() else 0
+        written = self._put(view) if self._report_losses() else 0
         if written < len(view):
             if not self.lost_bytes:
                 self._lost_since = time.time()
             self.lost_bytes += len(view) - written
         return len(view)
 
-    def _tell_losses(self) -> bool:
+    def _report_losses(self) -> bool:
         """Say what was lost, if anything was; false while that cannot be said either."""
         if not self._notice and not self.lost_bytes:
             return True
-        notice = self._notice or self._losses_told()
+        notice = self._notice or self._losses()
         written = self._put(memoryview(notice))
         if written and not self._notice:  # else it grows until there is room
             self.lost_bytes = 0
@@ -144,14 +139,14 @@ class GuardedFile(io.RawIOBase):
             self._notice = notice[written:]
         return written == len(notice)
 
-    def _losses_told(self) -> bytes:
+    def _losses(self) -> bytes:
         since, now = (
             time.strftime("%H:%M:%S", time.localtime(t)) for t in (self._lost_since, time.time())
         )
         why = self.error.strerror if self.error is not None else "unknown"
         line_break = "" if self._last == b"\n" else "\n"
-        told = f"{self.lost_bytes:,} bytes of output lost from {since} to {now}: {why}"
-        return f"{line_break}[{told}]\n".encode()
+        notice = f"{self.lost_bytes:,} bytes of output lost from {since} to {now}: {why}"
+        return f"{line_break}[{notice}]\n".encode()
 
     def _put(self, view: memoryview) -> int:
         """Write as much as goes; how many bytes."""
@@ -230,8 +225,8 @@ def loss(stream: TextIO) -> OSError | None:
     with contextlib.suppress(OSError, ValueError):
         stream.flush()
     buffer = getattr(stream, "buffer", None)
-    found = getattr(getattr(buffer, "raw", buffer), "error", None)
-    return found if isinstance(found, OSError) else None
+    error = getattr(getattr(buffer, "raw", buffer), "error", None)
+    return error if isinstance(error, OSError) else None
 
 
 def open_descriptors() -> None:

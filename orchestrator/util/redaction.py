@@ -247,26 +247,7 @@ def error_line(error: object, limit: int = 500) -> str:
 
 def redactor_of(environment: Mapping[str, str]) -> Redactor:
     """The redactor for an environment as it is now; made once as long as that does not change."""
-    if environment is os.environ:
-        return _OWN.now()
     return _redactor(tuple(environment.items()))
-
-
-class _Own:
-    """The redactor for the environment of this process, which is seldom another than it was."""
-
-    def __init__(self) -> None:
-        self._made: tuple[dict[bytes, bytes], Redactor] | None = None
-
-    def now(self) -> Redactor:
-        made, now = self._made, dict(os.environb)
-        if made is None or made[0] != now:
-            values = {os.fsdecode(name): os.fsdecode(value) for name, value in now.items()}
-            made = self._made = now, Redactor(values)
-        return made[1]
-
-
-_OWN = _Own()
 
 
 @lru_cache(maxsize=8)
@@ -352,18 +333,15 @@ class Redacted(io.TextIOBase):
     def flush(self) -> None:
         """Pass on all that cannot become a secret any more."""
         if self._line:
-            self._pass_on_complete()
+            complete = 0 if self._in_key else self._redactor().complete(self._line)
+            if len(self._line) - complete > _LONGEST_WAIT:
+                complete = len(self._line)
+            fresh = self._new_of(self._line[:complete])
+            self._passed_on += fresh
+            self._pass_on(fresh)
+            if complete > _LONGEST_LINE:
+                self._line, self._passed_on = self._line[complete:], ""
         self._stream.flush()
-
-    def _pass_on_complete(self) -> None:
-        complete = 0 if self._in_key else self._redactor().complete(self._line)
-        if len(self._line) - complete > _LONGEST_WAIT:
-            complete = len(self._line)
-        fresh = self._new_of(self._line[:complete])
-        self._passed_on += fresh
-        self._pass_on(fresh)
-        if complete > _LONGEST_LINE:
-            self._line, self._passed_on = self._line[complete:], ""
 
     def finish(self) -> None:
         """Pass on the rest: nothing follows."""
@@ -425,10 +403,7 @@ class Redacted(io.TextIOBase):
 
 def _common(one: str, other: str) -> str:
     """The common beginning of both."""
-    if one.startswith(other):
-        return other
-    length = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-    return one[:length]
+    return os.path.commonprefix([one, other])  # noqa: RUF071 (by characters, as wanted)
 
 
 def redact_output(environment: Mapping[str, str]) -> None:

@@ -2,8 +2,7 @@
 
 `ray job logs` and log files want one line an event and no control codes; a person at a terminal
 wants bars, the cards and the time left. Both are drawn from the same ``RunStatus`` and the same
-events by the pure functions of ``live.py``; the views only write. What needs a terminal is in
-``live.py``.
+events by pure functions; the views only write.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from orchestrator.core.events import (
     ClockSet,
@@ -28,13 +27,11 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import CardStatus, FailedAttempt, RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.util import output
-from orchestrator.util.format import duration
+from orchestrator.util.format import duration, one_line, plural
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
-
-# A run's progress in words: one line an event, one a row, one for the whole. Pure.
 
 REASON_LENGTH = 160
 #: After so many requests to stop: what happens, what another one does, and how to go on.
@@ -61,9 +58,9 @@ def summary_line(status: RunStatus) -> str:
     if status.cards:  # while a run waits it has none
         parts.append(f"{status.assigned}/{len(status.cards)}{emulated} cards assigned")
     # Phases in which a card computes nothing: its worker starts, or waits for its host's processor.
-    for phase, told in (("starting", "starting"), ("queued", "waiting for the processor")):
-        count = sum(card.phase == phase for card in status.cards)
-        parts += [f"{count} {told}"] if count else []
+    phases = Counter(card.phase for card in status.cards)
+    for phase, words in (("starting", "starting"), ("queued", "waiting for the processor")):
+        parts += [f"{phases[phase]} {words}"] if phases[phase] else []
     parts += rate_texts(status)
     parts.append(f"{duration(status.elapsed_s)} so far")
     if status.eta_s and not status.finished:
@@ -73,10 +70,7 @@ def summary_line(status: RunStatus) -> str:
     if status.waiting:
         parts.append(f"WAITING: {status.waiting}")
     if status.slow_cards:
-        cards = (
-            "1 slow card" if len(status.slow_cards) == 1 else f"{len(status.slow_cards)} slow cards"
-        )
-        parts.append(cards)
+        parts.append(plural(len(status.slow_cards), "slow card"))
     if status.trouble:
         parts.append(f"TROUBLE: {status.trouble}")
     if status.stopping:
@@ -90,8 +84,7 @@ def rate_texts(status: RunStatus) -> list[str]:
     """``1,204 tokens/s (12 jobs)`` for each unit, and the jobs by the hour; empty at first."""
     texts = []
     for rate in status.rates:
-        jobs = "1 job" if rate.jobs == 1 else f"{rate.jobs} jobs"
-        texts.append(f"{_three_digits(rate.per_s)} {rate.unit} ({jobs})")
+        texts.append(f"{_three_digits(rate.per_s)} {rate.unit} ({plural(rate.jobs, 'job')})")
     if status.jobs_per_h is not None:
         texts.append(f"{_three_digits(status.jobs_per_h)} jobs/h")
     return texts
@@ -102,9 +95,9 @@ def event_line(event: Event, board: Board) -> str | None:
     if isinstance(event, NodeJoined):
         node = event.node
         kind = node.device_name or node.accelerator.value
-        count = len(node.card_indices)
-        cards = f"{count} {node.accelerator} card{'' if count == 1 else 's'}"
-        return f"node {node.name}: {cards}, {kind}{_emulated_note(node.emulated, kind)}"
+        cards = plural(len(node.card_indices), f"{node.accelerator} card")
+        note = " (emulated)" if node.emulated and "emulated" not in kind else ""
+        return f"node {node.name}: {cards}, {kind}{note}"
     if isinstance(event, NodeLeft):
         return f"LOST node {board.node_name(event.node_id)}: {event.reason}"
     if isinstance(event, WorkerStopped) and event.failure is not None:
@@ -119,22 +112,19 @@ def event_line(event: Event, board: Board) -> str | None:
 
 def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
     """A line for a row: how far the run is, what became of the job, where, the figure."""
-    where = (
-        ", ".join(board.card_name(card) for card in command.attempt.cards[:1])
-        if (command.attempt)
-        else ""
-    )
-    if command.attempt and len(command.attempt.cards) > 1:
-        where += f" and {len(command.attempt.cards) - 1} more"
     job = command.attempt.job if command.attempt else command.job
     ordinal = f"[{board.done}/{board.total}]" if command.final else "[attempt]"
-    words = [ordinal, f"{command.state.value:<13}", board.label(job)]
-    if where:
-        words.append(f"on {where}")
-    words.append(f": {_figure(measurement)}" if measurement.metrics.throughput else "")
+    line = f"{ordinal} {command.state.value:<13} {board.label(job)}"
+    cards = command.attempt.cards if command.attempt else ()
+    if cards:
+        line += f" on {board.card_name(cards[0])}"
+    if len(cards) > 1:
+        line += f" and {len(cards) - 1} more"
+    if measurement.metrics.throughput:
+        line += f": {_figure(measurement)}"
     if measurement.reason and command.state is not State.SUCCEEDED:
-        words.append(f": {shortened(measurement.reason)}")
-    return " ".join(word for word in words if word).replace(" : ", ": ")
+        line += f": {shortened(measurement.reason)}"
+    return line
 
 
 def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
@@ -153,8 +143,7 @@ def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
 
 def shortened(reason: str) -> str:
     """A reason on one line; the report and the row have it whole."""
-    line = " ".join(reason.split())
-    return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 1] + "…"
+    return one_line(reason, REASON_LENGTH)
 
 
 def _figure(measurement: Measurement) -> str:
@@ -170,10 +159,6 @@ def _three_digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _emulated_note(emulated: bool, kind: str) -> str:
-    return " (emulated)" if emulated and "emulated" not in kind else ""
-
-
 def printable(text: str) -> str:
     """Text of jobs and errors may hold anything; a log line holds no control characters."""
     if text.isprintable():
@@ -185,8 +170,8 @@ def printable(text: str) -> str:
 SUMMARY_INTERVAL_S = 120.0
 
 
-class View(Protocol):
-    """Display of a run's progress."""
+class View:
+    """Display of a run's progress; this one shows nothing."""
 
     def line(self, text: str) -> None:
         """Say one thing that happened."""
@@ -198,7 +183,7 @@ class View(Protocol):
         """Leave the terminal as it was."""
 
 
-class PlainView:
+class PlainView(View):
     """Lines with a time of day, for logs; never a control code."""
 
     def __init__(self, stream: TextIO, *, interval_s: float = SUMMARY_INTERVAL_S) -> None:
@@ -219,21 +204,9 @@ class PlainView:
             self._next_summary_at = elapsed_s + self._interval_s
             self.line(summary_line(status))
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to clean up."""
 
-
-class QuietView:
+class QuietView(View):
     """Says nothing (``--quiet``)."""
-
-    def line(self, text: str) -> None:
-        """Say nothing."""
-
-    def show(self, status: RunStatus) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to clean up."""
 
 
 def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
@@ -243,7 +216,6 @@ def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
     stream = output.guarded(stream or sys.stdout, patience_s=output.PATIENCE_S)
     if not stream.isatty():
         return PlainView(stream)
-
     return TerminalView(output.console(stream))
 
 
@@ -299,20 +271,17 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
     rates = Text("   ".join([assigned, *rate_texts(status)]), overflow="ellipsis", no_wrap=True)
     failures = status.failures[:SHOWN_FAILURES]
     after: list[RenderableType] = [_failure_lines(failures, status.at)] if failures else []
-    told = (
-        ("WAITING", status.waiting),
-        ("PAUSED", status.paused),
-        ("TROUBLE", status.trouble),
-        ("stopping", status.stopping),
-    )
-    for what, why in told:
-        if why:
-            text = f"{what}: {shortened(why)}"
-            after.append(Text(text, style="yellow", overflow="ellipsis", no_wrap=True))
-    room = None
-    if height is not None:
-        notes = sum(bool(why) for _, why in told)
-        room = max(1, height - 3 - len(failures) - notes)
+    notes = {
+        "WAITING": status.waiting,
+        "PAUSED": status.paused,
+        "TROUBLE": status.trouble,
+        "stopping": status.stopping,
+    }
+    notes = {what: why for what, why in notes.items() if why}
+    for what, why in notes.items():
+        text = f"{what}: {shortened(why)}"
+        after.append(Text(text, style="yellow", overflow="ellipsis", no_wrap=True))
+    room = None if height is None else max(1, height - 3 - len(failures) - len(notes))
     return Group(bar, counts, rates, _card_lines(status.cards, room), *after)
 
 
@@ -404,7 +373,7 @@ def _style(state: str) -> str:
     return "yellow" if state in _EXPECTED else "red"
 
 
-class TerminalView:
+class TerminalView(View):
     """Lines scroll above a display that is redrawn in place."""
 
     def __init__(self, console: Console) -> None:

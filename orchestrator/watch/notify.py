@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from orchestrator.driver.run import RunOutcome
     from orchestrator.store.store import Store
 
-# Notification about a run that has ended: one JSON object for programs, with a text for people.
-#
 # The field ``text`` is what Slack, Mattermost and their like show of a message; everything else is
 # for a script that wants to know more. The fields are documented in ``docs/live.md``.
 
@@ -131,17 +129,17 @@ _WORDS = {
 }
 
 
-def _since(found: RunComparison | None) -> dict[str, Any] | None:
-    if found is None:
+def _since(comparison: RunComparison | None) -> dict[str, Any] | None:
+    if comparison is None:
         return None
-    significant = [change for change in found.changes if change.significant]
+    significant = [change for change in comparison.changes if change.significant]
     return {
-        "run": found.before,
+        "run": comparison.before,
         "slower": sum(change.ratio.value < 1 for change in significant),
         "faster": sum(change.ratio.value > 1 for change in significant),
-        "unchanged": len(found.changes) - len(significant),
-        "broken": len(found.broken),
-        "overall_ratio": finite(found.overall),
+        "unchanged": len(comparison.changes) - len(significant),
+        "broken": len(comparison.broken),
+        "overall_ratio": finite(comparison.overall),
     }
 
 
@@ -314,7 +312,12 @@ def hook_of(text: str) -> Hook:
         except (OSError, UnicodeDecodeError) as error:
             raise NightgridError(f"--notify {text}: the file cannot be read: {error}") from error
     if is_address(text):
-        return _web_hook(text)
+        if _is_sound(text):
+            return WebHook(text)
+        # Not the address itself: what is wrong with it may stand beside a secret.
+        raise NightgridError(
+            "--notify: that is not an address; an address has the form https://HOST/PATH"
+        )
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
@@ -329,24 +332,18 @@ def is_address(text: str) -> bool:
     return "://" in text.split(" ", 1)[0] and not text.startswith("@")
 
 
+def _is_sound(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return known and url.isascii() and url.isprintable() and " " not in url
+
+
 def concealed(command: str) -> str:
     """A command line in which addresses show their host alone."""
     return _ADDRESS.sub(r"\1\2/…", command)
-
-
-def _web_hook(url: str) -> WebHook:
-    try:
-        parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isascii()
-        sound = sound and parts.port != 0 and url.isprintable() and " " not in url
-    except ValueError:
-        sound = False
-    if not sound:
-        # Not the address itself: what is wrong with it may stand beside a secret.
-        raise NightgridError(
-            "--notify: that is not an address; an address has the form https://HOST/PATH"
-        )
-    return WebHook(url)
 
 
 def _clean(said: object) -> str:
@@ -376,7 +373,7 @@ def notice_of_run(outcome: RunOutcome, page: Path | None, exit_code: int) -> Not
     ending = Ending.FINISHED if outcome.answered else Ending.UNANSWERED
     if not outcome.result.finished or State.NOT_STARTED in outcome.states.values():
         ending = Ending.STOPPED
-    return _notice(outcome.store, ending, outcome.result.reason, exit_code, page)
+    return notice_of(outcome.store, ending, outcome.result.reason, exit_code, page)
 
 
 def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> Notice:
@@ -387,17 +384,13 @@ def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> No
     if isinstance(error, KeyboardInterrupt):
         exit_code = INTERRUPTED
     reason = f"{type(error).__name__}: {_clean(error)}".rstrip(": ")
-    return _notice(Store.open(options.results, run), Ending.FAILED, reason, exit_code, None)
+    return notice_of(Store.open(options.results, run), Ending.FAILED, reason, exit_code, None)
 
 
-def notice_of_death(
+def notice_of(
     store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None
 ) -> Notice:
-    """Notice of a run whose driver died without a message, sent by its supervisor."""
-    return _notice(store, ending, reason, exit_code, page)
-
-
-def _notice(store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None) -> Notice:
+    """Notice of a run that ended so, with its rows if they can be read."""
     from orchestrator.report.all_runs import since_last
     from orchestrator.report.run_report import read_summary
 

@@ -15,7 +15,7 @@ from orchestrator.core import errors
 from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import check_workstation, judge
 from orchestrator.doctor.probe import Finding, Level, hugepages_asked, import_errors, look_into
-from orchestrator.doctor.text import as_json, exit_code, finding_of, lines
+from orchestrator.doctor.text import as_json, exit_code, finding_lines, finding_of, summary_lines
 from orchestrator.on_ray.examination import (
     ClockOffset,
     ClusterFacts,
@@ -344,9 +344,8 @@ def test_emulated_cards_are_not_taken_for_real_ones() -> None:
     node = gaudi(probe=host, emulated=True)
     facts = cluster(node, token=False)
     assert judge(facts) == []
-    assert "emulated cards on this machine: what concerns real cards is not checked" in lines(
-        facts, []
-    )
+    said = summary_lines(facts)
+    assert "emulated cards on this machine: what concerns real cards is not checked" in said
 
 
 def test_a_cluster_without_cards_is_unfit() -> None:
@@ -386,7 +385,7 @@ def test_the_exit_code_is_that_of_the_worst_finding(levels: list[Level], code: i
 def test_one_node_is_a_node_and_a_head_is_named_once() -> None:
     """A laptop's cluster reads as plain English."""
     head = NodeFacts(name="head", node_id="head", head=True, probe=gaudi_probe(cards=()))
-    first, second = lines(cluster(head), [])[:2]
+    first, second = summary_lines(cluster(head))
     assert first.startswith("1 node at ")
     assert second.startswith("  head, no cards")
 
@@ -405,7 +404,7 @@ def test_json_carries_every_fact_and_finding() -> None:
 def test_findings_are_told_with_their_remedies_worst_first() -> None:
     """And the count of each level last."""
     facts = cluster(gaudi(probe=gaudi_probe(hugepages_total=0)), token=False)
-    told = "\n".join(lines(facts, judge(facts)))
+    told = "\n".join([*summary_lines(facts), *finding_lines(judge(facts))])
     assert told.index("ERROR   cluster:") < told.index("WARNING gaudi-01:")
     assert "install the driver's package again" in told
     assert told.endswith("1 error, 1 warning")

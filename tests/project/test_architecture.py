@@ -353,7 +353,7 @@ TIME_OF_DAY = {
     },
     "orchestrator/util/output.py": {
         "GuardedFile.write": "since when output is lost, for people",
-        "GuardedFile._losses_told": "since when output was lost, for people",
+        "GuardedFile._losses": "since when output was lost, for people",
     },
     "orchestrator/report/run_report.py": {
         "_summarized": "how old a driver's last word is, which may be on another host",

@@ -44,12 +44,6 @@ def test_a_line_is_read_as_its_row_is(measurement: Measurement) -> None:
     assert repr(through_json(measurement)) == repr(from_table(to_table([measurement])))
 
 
-def test_lines_of_all_kinds_are_read_together() -> None:
-    """Gangs, no samples, texts that are no Unicode, parameters of several types."""
-    assert repr(through_json(*ROWS)) == repr(from_table(to_table(ROWS)))
-    assert through_json(ROWS[0], ROWS[3]) == [ROWS[0], ROWS[3]]
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measurement_strategies import measurements
@@ -54,58 +51,6 @@ def _file(store: Store, table: pa.Table) -> Path:
     path = store.tables_path / file_name(1, 1, data)
     path.write_bytes(data)
     return path
-
-
-def _with(name: str, value: Any) -> pa.Table:
-    """Two rows of which the second has another value in a column."""
-    table = to_table([row(7), row(8)])
-    field = table.schema.field(name)
-    values = [*table[name].to_pylist()[:1], value]
-    return table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
-
-
-def _with_bytes(name: str, value: bytes) -> pa.Table:
-    """Two rows of which the second has text that is not UTF-8."""
-    table = to_table([row(7), row(8)])
-    field = table.schema.field(name)
-    texts = pa.array([b"fine", value]).view(pa.string())
-    return table.set_column(table.schema.get_field_index(name), field, texts)
-
-
-_SAMPLE = to_table([row(7)])["samples"].to_pylist()[0][0]
-
-UNSOUND: dict[str, Callable[[], pa.Table]] = {
-    "no job": lambda: _with("job_id", None),
-    "no such state": lambda: _with("state", "DREAMING"),
-    "no such accelerator": lambda: _with("accelerator", "TPU"),
-    "a parameter that is not JSON": lambda: _with("parameters", [("prompts", "{")]),
-    "a parameter that is a list": lambda: _with("parameters", [("prompts", "[1]")]),
-    "a parameter that is nothing": lambda: _with("parameters", [("prompts", None)]),
-    "a sample without a time": lambda: _with("samples", [_SAMPLE | {"wall_s": None}]),
-    "no sample where one should be": lambda: _with("samples", [_SAMPLE, None]),
-    "a time in no calendar": lambda: _with("started_at", 2**62),
-    "text that is not UTF-8": lambda: _with_bytes("reason", b"\xff\xfe"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", UNSOUND.values(), ids=UNSOUND)
-def test_what_holds_no_rows_is_not_lost(tmp_path: Path, make: Callable[[], pa.Table]) -> None:
-    """A file that a reader refuses stays where it is; the others are compacted and read back."""
-    with Store.open(tmp_path, "night") as store:
-        for number in range(4):
-            store.append(row(number))
-            store.to_parquet()
-        odd = _file(store, make())
-        content = odd.read_bytes()
-        path = store.compact()
-        assert path is not None
-        assert {odd.name, path.name} == {each.name for each in store.tables_path.iterdir()}
-        assert odd.read_bytes() == content
-        assert store.compact() is None  # with what is left there is nothing to gain
-        assert odd.read_bytes() == content
-        odd.unlink()
-        assert store.measurements() == [row(number) for number in range(4)]
 
 
 def test_an_older_table_gets_the_columns_of_today(tmp_path: Path) -> None:

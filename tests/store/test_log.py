@@ -7,8 +7,6 @@ import errno
 import itertools
 import logging
 import os
-import shutil
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +24,6 @@ from orchestrator.core.errors import SchemaMismatch, StoreError, StoreLocked
 from orchestrator.store import disk, reader, validation
 from orchestrator.store import files as run_files
 from orchestrator.store.codec import from_table, row_of
-from orchestrator.store.lock import RunLock
 from orchestrator.store.log import AttemptJournal, RowLog, line_with, lines_in, read_journal
 from orchestrator.store.store import Store
 
@@ -289,27 +286,6 @@ def test_a_stalled_writer_makes_no_file_after_its_successor(
     assert in_files(first) == numbers(first) == [1, 2]
 
 
-def test_rows_after_which_the_lock_could_not_be_looked_at_come_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once it is seen to be ours."""
-    still_mine: Callable[[RunLock], None] = RunLock.still_mine
-    looks = iter([True, False])
-
-    def look(lock: RunLock) -> None:
-        if not next(looks, True):
-            raise StoreError("cannot look")
-        still_mine(lock)
-
-    with Store.open(tmp_path, "night") as store:
-        with monkeypatch.context() as broken, pytest.raises(StoreError, match="cannot look"):
-            broken.setattr(RunLock, "still_mine", look)
-            store.append(row(0), row(1))
-        store.append(row(0))
-        store.append(row(1), row(2))
-    assert in_files(store) == numbers(store) == [0, 1, 2]
-
-
 # ---------------------------------------------------------------- Parquet
 
 
@@ -426,42 +402,6 @@ def test_files_that_do_not_read_back_are_one_cause(
         assert numbers(store) == [0, 1]
     (message,) = messages
     assert "does not read back as written" in message
-
-
-def test_two_threads_append_and_make_parquet(tmp_path: Path) -> None:
-    """Rows appended while a file is made are in the next one; none is lost or two."""
-    with Store.open(tmp_path, "night") as store:
-        going = threading.Event()
-
-        def make() -> None:
-            while not going.is_set():
-                store.to_parquet()
-
-        thread = threading.Thread(target=make)
-        thread.start()
-        for number in range(40):
-            store.append(row(number))
-        going.set()
-        thread.join()
-    assert numbers(store) == list(range(40)) == in_files(store)
-
-
-def test_a_copy_that_kept_a_log_has_its_rows_once(tmp_path: Path) -> None:
-    """Copied while the run writes and after it was compacted, by something that removes nothing."""
-    copy = Store.open(tmp_path / "copy", "night")
-    with Store.open(tmp_path, "night") as store:
-        for number in range(3):
-            store.append(row(number))
-            shutil.copytree(store.path, copy.path, dirs_exist_ok=True)
-            store.to_parquet()
-            if number == 1:
-                store.compact()
-    shutil.copytree(store.path, copy.path, dirs_exist_ok=True)
-    assert numbers(copy) == [0, 1, 2] and len(copy.history()) == 3
-    (copy.path / run_files.LOCK).unlink(missing_ok=True)
-    with Store.open(tmp_path / "copy", "night"):
-        pass
-    assert in_files(copy) == [0, 1, 2]
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,30 +67,6 @@ def test_rows_of_a_few_seconds_are_one_file(tmp_path: Path) -> None:
     assert numbers(store) == [0, 1, 2, 3, 4] and len(os.listdir(store.tables_path)) == 1
 
 
-def test_rows_that_could_not_be_written_together_can_be_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever call failed, nothing of them is left that would make them two."""
-    for number, name in enumerate(("create_new", "write", "sync", "sync_directory")):
-        with Store.open(tmp_path, f"night{number}") as store:
-            with monkeypatch.context() as broken:
-                broken.setattr(disk, name, raising(OSError(errno.ENOSPC, "full")))
-                with pytest.raises(StoreFull):
-                    store.append(row(0), row(1))
-            store.append(row(1))
-            store.append(row(0))
-        assert numbers(store) == [0, 1], name
-
-
-def raising(error: Exception) -> Callable[..., None]:
-    """A call that always fails."""
-
-    def fail(*_: object) -> None:
-        raise error
-
-    return fail
-
-
 def test_damaged_rows_written_together_use_up_the_attempt_numbers_of_all(tmp_path: Path) -> None:
     """Nobody can tell whose rows they were."""
     with Store.open(tmp_path, "night") as store:
@@ -119,13 +94,6 @@ def test_a_run_that_must_exist_is_looked_for(tmp_path: Path) -> None:
         Store.existing(tmp_path, "nigth")
     with pytest.raises(StoreError, match="no runs there"):
         Store.existing(tmp_path / "nowhere", "night")
-
-
-def test_the_same_row_twice_is_one_row(tmp_path: Path) -> None:
-    """A driver that repeats an append after an error cannot make two rows of one."""
-    with Store.open(tmp_path, "night") as store:
-        assert store.append(row()) == store.append(row())
-    assert store.measurements() == [row()]
 
 
 def test_rows_of_one_job_in_two_invocations_are_two_rows(tmp_path: Path) -> None:
@@ -195,14 +163,7 @@ def test_a_run_name_cannot_leave_the_results_directory(tmp_path: Path, name: str
     """Names that are no plain file name are refused before anything is touched."""
     with pytest.raises(StoreError, match="run name"):
         Store.open(tmp_path, name)
-
-
-@pytest.mark.parametrize("name", ["smoke", "2025-11-21_night.2", "a..b", "夜间", "c++"])
-def test_plain_names_are_fine(tmp_path: Path, name: str) -> None:
-    """Letters of any script, digits and a few marks."""
-    with Store.open(tmp_path, name) as store:
-        store.append(row())
-    assert runs(tmp_path) == [name]
+    assert Store.open(tmp_path, "2025-11-21_夜间.c++").path.parent == tmp_path
 
 
 def test_a_run_that_is_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
@@ -275,77 +236,7 @@ def test_a_full_disk_at_the_end_does_not_spoil_the_run(
     assert not (store.path / "driver.lock").exists()
 
 
-def test_a_row_appended_again_is_not_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repeated append of a row that is in Parquet meanwhile changes nothing."""
-    with Store.open(tmp_path, "night") as store:
-        store.append(row(0))
-        with monkeypatch.context() as broken, pytest.raises(StoreError):
-            broken.setattr(disk, "sync", raising(OSError(errno.EIO, "away")))
-            store.append(row(1), row(2))
-        store.to_parquet()
-        assert numbers(store) == [0, 1, 2]
-        store.append(row(1))
-        assert numbers(store) == [0, 1, 2]
-    assert numbers(store) == [0, 1, 2] and len(os.listdir(store.tables_path)) == 1
-
-
-def test_a_damaged_fragment_is_not_compacted_away(tmp_path: Path) -> None:
-    """Compaction leaves alone what it could not read."""
-    store = filled(tmp_path, 3)
-    with store:
-        victim = sorted(store.tables_path.iterdir())[1]
-        victim.write_bytes(victim.read_bytes()[:-9])
-        assert store.compact() is not None
-        assert victim.exists()
-    assert len(store.measurements()) == 2
-    assert [damage.path for damage in store.read().damaged] == [victim]
-
-
-def test_a_listing_that_a_compaction_made_stale_is_taken_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A reader whose listing misses the new file and a fragment that is already deleted, or has
-    a fragment that is gone by now, looks again and sees every row once."""
-    store = filled(tmp_path, 3)
-    names = sorted(os.listdir(store.tables_path))
-    kept = {name: (store.tables_path / name).read_bytes() for name in names[1:]}
-    with store:
-        store.compact()
-    for name, data in kept.items():  # the compaction had deleted only the first when we looked
-        (store.tables_path / name).write_bytes(data)
-    real = reader.row_files
-    for stale in (set(names[1:]), set(names)):
-        answers = [stale]
-        monkeypatch.setattr(
-            reader,
-            "row_files",
-            lambda directory, answers=answers: answers.pop() if answers else real(directory),
-        )
-        assert numbers(store) == [0, 1, 2]
-        assert not answers
-
-
 # ---------------------------------------------------------------- damage
-
-
-@pytest.mark.slow
-def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    """Wherever a fragment rots it is reported and left out; the other rows are read."""
-    with Store.open(tmp_path, "night") as store:
-        store.append(row(0))
-        victim = store.to_parquet()
-        store.append(row(1))
-    assert victim is not None
-    sound = victim.read_bytes()
-    for position in range(0, len(sound), max(1, len(sound) // 150)):
-        rotten = bytearray(sound)
-        rotten[position] ^= 1 << (position % 8)
-        victim.write_bytes(bytes(rotten))
-        contents = store.read(samples=False)
-        assert [m.job_id for m in contents.measurements] == [row(1).job_id]
-        assert [d.path for d in contents.damaged] == [victim]
-    victim.write_bytes(sound)
-    assert len(store.measurements()) == 2
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 5000, -1])
@@ -385,15 +276,6 @@ def named_for(store: Store, data: bytes) -> Path:
     path = store.tables_path / reader.file_name(1, 1, data)
     path.write_bytes(data)
     return path
-
-
-def test_sound_bytes_that_are_no_row_are_damage_too(tmp_path: Path) -> None:
-    """A file whose checksum fits but that holds something else is reported, not raised."""
-    store = filled(tmp_path, 1)
-    path = named_for(store, b"not Parquet at all")
-    contents = store.read()
-    assert len(contents.measurements) == 1
-    assert [damage.path for damage in contents.damaged] == [path]
 
 
 def test_rows_of_a_newer_version_stop_the_reader(tmp_path: Path) -> None:
@@ -444,18 +326,6 @@ def test_a_full_disk_loses_nothing(
         store.append(row(1))
     assert numbers(store) == [0, 1]
     assert store.read().damaged == ()
-
-
-def test_a_full_disk_stops_compaction_harmlessly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When the compacted file does not fit, the fragments stay."""
-    store = filled(tmp_path, 3)
-    with store:
-        fail_writes(monkeypatch, 500, errno.ENOSPC)
-        with pytest.raises(StoreFull):
-            store.compact()
-    assert numbers(store) == [0, 1, 2]
 
 
 def test_other_errors_of_the_file_system_are_errors_too(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,44 +91,6 @@ def test_a_compaction_killed_between_any_two_system_calls(tmp_path: Path) -> Non
             assert numbers(store) == wanted, f"call {number}"
         assert len([n for n in os.listdir(store.tables_path) if n.endswith(".parquet")]) == 1
     assert number > 15
-
-
-@pytest.mark.slow
-def test_a_writer_killed_at_random_moments(tmp_path: Path) -> None:
-    """kill -9, 24 times, anywhere: every acknowledged row is there, once, and none is torn."""
-    seed = int(os.environ.get("NIGHTGRID_SEED", "20261121"))
-    moments = random.Random(seed)
-    for part in range(3):  # several runs, since each look reads a whole one
-        results, acknowledged, started = tmp_path / str(part), set[int](), 0
-        for _ in range(8):
-            acknowledged |= killed_writer(results, started, moments.uniform(0.0, 0.05))
-            contents = Store.open(results, "night").read(samples=False)
-            seen = sorted((m.batch_size or 0) - 1 for m in contents.measurements)
-            assert len(seen) == len(set(seen)), f"a row twice (seed {seed})"
-            assert acknowledged <= set(seen), f"an acknowledged row lost (seed {seed})"
-            # What a killed append had begun is set aside; nothing under a row's name is damaged.
-            assert all(d.path.name.endswith(".partial") for d in contents.damaged)
-            started = max(seen) + 2  # past one that may be written but not renamed yet
-        assert len(acknowledged) >= 8
-
-
-def killed_writer(results: Path, first: int, after_s: float) -> set[int]:
-    """The rows that a writer acknowledged before kill -9, some time after its first."""
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=store_processes.write_rows, args=(results, first, theirs))
-    process.start()
-    theirs.close()
-    assert ours.poll(60), "the writer wrote nothing"
-    time.sleep(after_s)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(patience(60))
-    acknowledged = set()
-    try:
-        while True:
-            acknowledged.add(ours.recv())
-    except EOFError:
-        return acknowledged
 
 
 @pytest.mark.slow
