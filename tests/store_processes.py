@@ -43,17 +43,6 @@ OF_THE_STORE = {
 }
 
 
-def write_rows(results: Path, first: int, acknowledged: Connection, pause_s: float = 0.0) -> None:
-    """Append rows for ever; say the number of each that was acknowledged."""
-    with Store.open(results, "night") as store:
-        number = first
-        while True:
-            store.append(row(number))
-            acknowledged.send(number)
-            number += 1
-            time.sleep(pause_s)
-
-
 def write_and_compact(results: Path, count: int, every: int) -> None:
     """Append ``count`` rows and compact now and then."""
     with Store.open(results, "night") as store:
