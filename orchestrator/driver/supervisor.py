@@ -156,30 +156,15 @@ class DriverEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """The run is over, with this exit code."""
+class Decision:
+    """What follows the end of a driver: the end of the run, or another driver."""
 
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Another driver goes on after a pause, once the cluster answers."""
-
-    pause_s: float
+    code: int = 0  # exit code of the run
+    give_up: str = ""  # the reason, where the run ends although its driver reported no end
+    pause_s: float | None = None  # before another driver, once the cluster answers; None: the end
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """The run ends although its driver reported no end."""
-
-    code: int
-    reason: str
-
-
-def decide(
-    ends: Sequence[DriverEnd], *, stops: int, now: float, ends_at: float | None
-) -> Finish | Restart | GiveUp:
+def decide(ends: Sequence[DriverEnd], *, stops: int, now: float, ends_at: float | None) -> Decision:
     """Decide how to go on now that the last of these drivers has ended.
 
     A driver that reported its exit code is believed. One that was killed, or that Ray ended from
@@ -193,24 +178,24 @@ def decide(
     last = ends[-1]
     refused = last.reported and len(ends) > 1 and last.returncode in REFUSED and not last.drove
     if last.reported and not last.restart_reason and not refused:
-        return Finish(last.returncode)
+        return Decision(last.returncode)
     code = last.exit_code
     if stops:
         if -last.returncode in _STOP_SIGNALS:
-            return Finish(last.returncode)
+            return Decision(last.returncode)
         if stops >= AT_ONCE or not last.drove:
-            return Finish(INTERRUPTED)
-        return GiveUp(code, "an end was asked for")
+            return Decision(INTERRUPTED)
+        return Decision(code, "an end was asked for")
     if ends_at is not None and ends_at - now < USELESS_S:
-        return GiveUp(code, "the deadline is too near for another one")
+        return Decision(code, "the deadline is too near for another one")
     if len(ends) > MOST:
-        return GiveUp(code, f"{MOST} drivers were started again, the most that a run gets")
+        return Decision(code, f"{MOST} drivers were started again, the most that a run gets")
     fruitless = sum(1 for _ in takewhile(lambda end: not end.wrote_rows, reversed(ends)))
     limit = FRUITLESS if any(end.drove for end in ends) else FRUITLESS_AT_START
     if fruitless >= limit:
-        return GiveUp(code, f"{fruitless} drivers in a row ended so without writing one row")
+        return Decision(code, f"{fruitless} drivers in a row ended so without writing one row")
     pause_s = FIRST_PAUSE_S * 2 ** max(0, fruitless - 1)
-    return Restart(pause_s=min(pause_s, LONGEST_PAUSE_S))
+    return Decision(pause_s=min(pause_s, LONGEST_PAUSE_S))
 
 
 # ---------------------------------------------------------------- the supervisor
@@ -247,13 +232,13 @@ class Supervisor:
                 decision = decide(
                     self._ends, stops=self._stops, now=time.time(), ends_at=self.ends_at
                 )
-                if isinstance(decision, Finish):
-                    return _end_alike(decision.code)
-                if isinstance(decision, GiveUp):
-                    reason = f"{last.description}; {decision.reason}"
+                if decision.give_up:
+                    reason = f"{last.description}; {decision.give_up}"
                     _say(f"{reason}. The same command resumes the run.")
                     self._report("failed", reason, decision.code)
                     return decision.code
+                if decision.pause_s is None:
+                    return _end_alike(decision.code)
                 _say(
                     f"{last.description}. What was measured is safe; another driver goes on with "
                     "the run"

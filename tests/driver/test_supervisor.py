@@ -23,10 +23,8 @@ from orchestrator.driver.supervisor import (
     FRUITLESS,
     LONGEST_PAUSE_S,
     MOST,
+    Decision,
     DriverEnd,
-    Finish,
-    GiveUp,
-    Restart,
     decide,
 )
 from orchestrator.store.store import Store
@@ -340,77 +338,64 @@ LOST = DriverEnd(
 )
 
 
-def answer(
-    *lives: DriverEnd, stops: int = 0, ends_at: float | None = None
-) -> Finish | Restart | GiveUp:
+def answer(*lives: DriverEnd, stops: int = 0, ends_at: float | None = None) -> Decision:
     """The decision after these lives."""
     return decide(lives, stops=stops, now=NOW, ends_at=ends_at)
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 10, 130])
-def test_a_driver_that_had_its_say_is_believed(code: int) -> None:
-    """Its exit code is the run's, also after others died."""
-    said = DriverEnd(returncode=code, reported=True, drove=True)
-    assert answer(said) == answer(KILLED, said) == Finish(code)
+AGAIN = Decision(pause_s=2.0)
+CRASHED = DriverEnd(returncode=-11, reported=False)
+BELIEVED = [DriverEnd(returncode=code, reported=True, drove=True) for code in (0, 1, 2, 10, 130)]
+FRUITLESS_TWICE = "2 drivers in a row ended so without writing one row"
 
 
-@pytest.mark.parametrize("life", [KILLED, IDLE, LOST])
-def test_a_driver_that_died_without_a_word_is_followed_by_another(life: DriverEnd) -> None:
-    """Killed, ended by Ray, or given up for want of a cluster that may come back."""
-    assert isinstance(answer(life), Restart)
-
-
-def test_a_refusal_is_final_for_the_first_driver_only() -> None:
-    """What was accepted once is refused because the cluster or the disk is not back yet."""
-    assert answer(NO_HEAD) == Finish(3)
-    assert isinstance(answer(KILLED, NO_HEAD), Restart)
+@pytest.mark.parametrize(
+    ("lives", "decision"),
+    [
+        *(
+            ([KILLED] * died + [life], Decision(life.returncode))
+            for life in BELIEVED
+            for died in (0, 1)
+        ),
+        *(
+            ([life], AGAIN) for life in (KILLED, IDLE, LOST)
+        ),  # without a word, or for want of a head
+        ([NO_HEAD], Decision(3)),
+        ([KILLED, NO_HEAD], AGAIN),  # what was accepted once: the cluster is not back yet
+        ([KILLED, IDLE, IDLE, KILLED], AGAIN),  # rows were written again: no longer pause
+        ([CRASHED], AGAIN),
+        ([CRASHED] * 2, Decision(139, FRUITLESS_TWICE)),  # at its start: no cluster would help
+        ([IDLE] * FRUITLESS, Decision(3, FRUITLESS_TWICE.replace("2", str(FRUITLESS)))),
+        ([KILLED] * MOST, AGAIN),
+        (
+            [KILLED] * (MOST + 1),
+            Decision(137, f"{MOST} drivers were started again, the most that a run gets"),
+        ),
+    ],
+)
+def test_the_end_of_a_driver_is_followed_by(lives: list[DriverEnd], decision: Decision) -> None:
+    """One that had its say is believed; one that died is followed by another, while that helps."""
+    assert answer(*lives) == decision
 
 
 def test_pauses_grow_until_rows_are_written_again() -> None:
     """A head that comes back is found soon, one that does not is not asked all the time."""
-    pauses = [answer(*[KILLED] + [IDLE] * n) for n in range(FRUITLESS)]
-    seconds = [each.pause_s for each in pauses if isinstance(each, Restart)]
+    seconds = [answer(*[KILLED] + [IDLE] * n).pause_s for n in range(FRUITLESS)]
     assert seconds == [2.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, LONGEST_PAUSE_S]
-    assert sum(seconds) > 600
-    again = answer(KILLED, IDLE, IDLE, KILLED)
-    assert again == Restart(pause_s=2.0)
-
-
-def test_what_dies_again_and_again_without_a_row_is_given_up() -> None:
-    """After so many in a row, and never with less."""
-    decision = answer(*[IDLE] * FRUITLESS)
-    assert isinstance(decision, GiveUp) and decision.code == 3
-    assert "without writing one row" in decision.reason
-
-
-def test_what_dies_at_its_start_is_given_up_soon() -> None:
-    """No cluster that comes back would help it."""
-    crash = DriverEnd(returncode=-11, reported=False)
-    assert isinstance(answer(crash), Restart)
-    assert answer(crash, crash) == GiveUp(
-        139, "2 drivers in a row ended so without writing one row"
-    )
-
-
-def test_a_run_gets_only_so_many_drivers() -> None:
-    """Also when each of them writes rows."""
-    assert isinstance(answer(*[KILLED] * MOST), Restart)
-    decision = answer(*[KILLED] * (MOST + 1))
-    assert isinstance(decision, GiveUp) and decision.code == 137
 
 
 def test_no_driver_is_started_for_the_last_minute() -> None:
     """It could only start its workers and stop them."""
-    assert isinstance(answer(KILLED, ends_at=NOW + 59), GiveUp)
-    assert isinstance(answer(KILLED, ends_at=NOW + 61), Restart)
+    assert answer(KILLED, ends_at=NOW + 59).give_up
+    assert answer(KILLED, ends_at=NOW + 61) == AGAIN
 
 
 def test_what_was_asked_to_end_is_not_started_again() -> None:
     """Its death is reported if it was at work; a signal that it died of as asked is passed on."""
-    assert answer(KILLED, stops=1) == GiveUp(137, "an end was asked for")
-    assert answer(DriverEnd(returncode=-15, reported=False), stops=1) == Finish(-15)
-    assert answer(KILLED, stops=3) == Finish(130)
-    assert answer(DONE, stops=2) == Finish(10)
+    assert answer(KILLED, stops=1) == Decision(137, "an end was asked for")
+    assert answer(DriverEnd(returncode=-15, reported=False), stops=1) == Decision(-15)
+    assert answer(KILLED, stops=3) == Decision(130)
+    assert answer(DONE, stops=2) == Decision(10)
 
 
 @given(
@@ -422,7 +407,7 @@ def test_the_policy_always_ends(lives: list[DriverEnd], stops: int) -> None:
     number = 0
     for number in range(1, len(lives) + 1):
         decision = answer(*lives[:number], stops=stops)
-        if not isinstance(decision, Restart):
+        if decision.pause_s is None:
             break
         assert 0 < decision.pause_s <= LONGEST_PAUSE_S
         assert stops == 0
