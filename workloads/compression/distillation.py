@@ -378,17 +378,14 @@ class Distillation(Technique):
             title="teacher's held-out loss",
             description="Held-out loss of the teacher.",
         ),
-        Metric(
-            name="teacher_parameters",
-            title="teacher",
-            unit="parameters",
-            description="Parameters of the teacher.",
-        ),
-        Metric(
-            name="student_parameters",
-            title="student",
-            unit="parameters",
-            description="Parameters of the student.",
+        *(
+            Metric(
+                name=f"{model}_parameters",
+                title=model,
+                unit="parameters",
+                description=f"Parameters of the {model}.",
+            )
+            for model in ("teacher", "student")
         ),
     )
 

@@ -74,7 +74,10 @@ class SampleAttention:
             attended = by_varlen(self._varlen, query, key, value, lengths, scaling)
         else:
             self.method = "apart, one call a sample"
-            attended = _by_calls(query, key, value, lengths, scaling, dropout)
+            samples = zip(*(t.split(lengths, dim=2) for t in (query, key, value)), strict=True)
+            options: dict[str, Any] = {"dropout_p": dropout, "is_causal": True, "scale": scaling}
+            parts = [scaled_dot_product_attention(*sample, **options) for sample in samples]
+            attended = torch.cat(parts, dim=2)[0].transpose(0, 1).contiguous()
         return attended.view(rows, positions, heads, -1), None
 
 
@@ -113,23 +116,6 @@ def by_varlen(
         *flat, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0)
     )
     return attended
-
-
-def _by_calls(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lengths: list[int],
-    scaling: float | None,
-    dropout: float,
-) -> torch.Tensor:
-    """One causal call for each sample; [positions, heads, width]."""
-    samples = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
-    attended = [
-        scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling)
-        for q, k, v in samples
-    ]
-    return torch.cat(attended, dim=2)[0].transpose(0, 1).contiguous()
 
 
 def _in_one_row(tensor: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,6 @@ needs_deepspeed = pytest.mark.skipif(
 ZERO: dict[str, dict[str, Any]] = {
     **{f"zero{stage}": {"strategy": f"zero{stage}"} for stage in range(4)},
     "zero2 in two passes": {"strategy": "zero2", "gradient_accumulation": 2},
-    "zero2, optimizer offloaded": {"strategy": "zero2", "offload_optimizer": True},
     "zero3, all offloaded": {
         "strategy": "zero3",
         "offload_optimizer": True,
