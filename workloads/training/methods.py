@@ -263,7 +263,9 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
         model = _with_adapter(model, parameters, chosen)
         alpha = "" if method == "vera" else f", alpha {parameters.alpha or 2 * rank(parameters)}"
         adapter = f"rank {rank(parameters)}{alpha} on {', '.join(chosen)}"
-        detail += f"; {method} adapter in {_trained_formats(model)}"
+        learning = {str(p.dtype) for p in model.parameters() if p.requires_grad}
+        formats = " and ".join(sorted(kind.removeprefix("torch.") for kind in learning))
+        detail += f"; {method} adapter in {formats}"
     return Applied(model=model, weights=base, detail=detail, adapter=adapter)
 
 
@@ -297,11 +299,6 @@ def _with_adapter(model: Any, parameters: MethodParameters, chosen: tuple[str, .
         return get_peft_model(model, config(**settings))
     except (ValueError, NotImplementedError) as error:  # e.g. VeRA on shapes it cannot share
         raise Unsupported(f"{parameters.method} on this model: {error}") from error
-
-
-def _trained_formats(model: Any) -> str:
-    kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
-    return " and ".join(sorted(kinds))
 
 
 def _qat(model: Any, step: str, belongs: Callable[[Any, str], bool]) -> None:

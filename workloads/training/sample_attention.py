@@ -63,7 +63,9 @@ class SampleAttention:
         refuse_unknown("packed_attention apart", others)
         rows, heads, positions, _ = query.shape
         lengths = sample_lengths(position_ids.expand(rows, -1).flatten())
-        query, key, value = (_in_one_row(tensor) for tensor in (query, key, value))
+        query, key, value = (  # [1, heads, rows * positions, width]
+            tensor.transpose(0, 1).flatten(1, 2).unsqueeze(0) for tensor in (query, key, value)
+        )
         if torch.is_autocast_enabled(query.device.type):  # rotary embeddings come in fp32
             kind = torch.get_autocast_dtype(query.device.type)
             query, key, value = (tensor.to(kind) for tensor in (query, key, value))
@@ -116,8 +118,3 @@ def by_varlen(
         *flat, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0)
     )
     return attended
-
-
-def _in_one_row(tensor: torch.Tensor) -> torch.Tensor:
-    """[rows, heads, positions, width] as [1, heads, rows * positions, width]."""
-    return tensor.transpose(0, 1).flatten(1, 2).unsqueeze(0)

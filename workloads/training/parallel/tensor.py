@@ -17,6 +17,7 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -142,7 +143,9 @@ def split(model: Any, layout: Layout, groups: Groups, exchange: Stamped | None =
     done = 0
     for name, (kind, whole, fused) in _plan(base).items():
         if kind == "shared":
-            _sum_gradients(base.get_submodule(name), part)
+            for parameter in base.get_submodule(name).parameters():
+                if parameter.requires_grad:
+                    parameter.register_hook(partial(_summed, part=part))
         else:
             done += _split_layer(base, name, kind, whole, fused, part)
     if not done:
@@ -206,12 +209,6 @@ def _split_layer(model: Any, name: str, kind: str, whole: bool, fused: int, part
     for adapter in list(split_side):
         split_side[adapter] = _narrow(split_side[adapter], kind, False, fused, part)
     return 1
-
-
-def _sum_gradients(layer: Any, part: Part) -> None:
-    for parameter in layer.parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: _summed(gradient, part))
 
 
 def _narrow(layer: Any, kind: str, whole: bool, fused: int, part: Part) -> nn.Linear:
