@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.base import Unsupported
+from workloads.training.parallel.fully_sharded import shard
 from workloads.training.parallel.layout import idle_share
+from workloads.training.parallel.pipeline import checked, cut, stages_of
 from workloads.training.techniques import technique_notes
 
 
@@ -80,8 +82,6 @@ def _one_forward_one_backward(stage: int, stages: int, count: int) -> list[tuple
 
 def test_a_model_whose_code_reads_more_than_its_layers_is_not_cut() -> None:
     """Granite scales what it embeds, and would scale it again in every stage."""
-    from workloads.training.parallel.pipeline import checked, stages_of
-
     for name in ("llama", "granite"):
         model = small_model(name, tie_word_embeddings=False, embedding_multiplier=2.0)
         training = training_of(model)
@@ -94,56 +94,33 @@ def test_a_model_whose_code_reads_more_than_its_layers_is_not_cut() -> None:
             assert hidden.shape == (2, 6, 32) and logits.shape == (2, 6, 96)
 
 
-def _cut(training: Any) -> None:
-    from workloads.training.parallel.pipeline import cut
-
-    cut(training, None, schedule="1f1b", chunks=1, length=8)  # type: ignore[arg-type]
-
-
-def _shard(training: Any) -> None:
-    from workloads.training.parallel.fully_sharded import shard
-
-    shard(training)
-
-
 def _older_step(self: Any, *args: Any, target: Any = None, losses: Any = None) -> None:
     """A schedule's step as releases have it that always return outputs."""
 
 
 @pytest.mark.parametrize(
-    ("divide", "missing", "words"),
+    ("missing", "words"),
     [
+        ("pipelining.schedules._PipelineSchedule.eval", "Schedule1F1B.eval"),
         (
-            _cut,
-            "torch.distributed.pipelining.schedules._PipelineSchedule.eval",
-            "Schedule1F1B.eval",
-        ),
-        (
-            _cut,
-            "torch.distributed.pipelining.schedules.PipelineScheduleSingle.step",
+            "pipelining.schedules.PipelineScheduleSingle.step",
             "Schedule1F1B.step(return_outputs)",
         ),
-        (_shard, "torch.distributed.fsdp.fully_shard", "fsdp.fully_shard"),
-        (
-            _shard,
-            "torch.distributed.fsdp._fully_shard._fsdp_collectives.DefaultAllGather",
-            "_fsdp_collectives.DefaultAllGather",
-        ),
-        (
-            _shard,
-            "torch.distributed.fsdp.FSDPModule.set_custom_reduce_scatter",
-            "FSDPModule.set_custom_reduce_scatter",
-        ),
+        ("fsdp.fully_shard", "fsdp.fully_shard"),
+        ("fsdp.FSDPModule.set_custom_reduce_scatter", "FSDPModule.set_custom_reduce_scatter"),
     ],
 )
 def test_an_older_torch_is_refused_by_what_it_lacks(
-    divide: Any, missing: str, words: str, monkeypatch: pytest.MonkeyPatch
+    missing: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is divided, with the release that has it."""
     if missing.endswith(".step"):
-        monkeypatch.setattr(missing, _older_step)
+        monkeypatch.setattr(f"torch.distributed.{missing}", _older_step)
     else:
-        monkeypatch.delattr(missing)
+        monkeypatch.delattr(f"torch.distributed.{missing}")
     training = training_of(torch.nn.Linear(2, 2))
     with pytest.raises(Unsupported, match=rf"has no .*{re.escape(words)}.*, which torch 2\.13 has"):
-        divide(training)
+        if missing.startswith("fsdp"):
+            shard(training)
+        else:
+            cut(training, None, schedule="1f1b", chunks=1, length=8)  # type: ignore[arg-type]
