@@ -83,8 +83,8 @@ def layout_of(config: Mapping[str, Any]) -> Layout | None:
 def is_original(config: Mapping[str, Any]) -> bool:
     """Tell if a config.json describes ChatGLM in its original layout."""
     named = config.get("architectures")
-    architectures = set(named) if isinstance(named, list) else set()
-    return config.get("model_type") == "chatglm" or not _ORIGINAL.isdisjoint(architectures)
+    names = {name for name in named if isinstance(name, str)} if isinstance(named, list) else set()
+    return config.get("model_type") == "chatglm" or not _ORIGINAL.isdisjoint(names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
