@@ -309,7 +309,7 @@ def run(request: Request, context: JobContext) -> Result:
         profile = _profile(engine, batches[0][: request.batch_size], parameters, context.device)
     if parameters.quality and not request.probe:
         quality = quality_figures(resident, request, context, parameters.reading(), dataset)
-    items, detokenization_s = generation.texts.told(measured.representative_repeat, context.clock)
+    items, detokenization_s = generation.texts.of(measured.representative_repeat, context.clock)
     ends = " ".join(map(str, sorted(engine.end_token_ids)))
     return replace(
         result,

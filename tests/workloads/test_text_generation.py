@@ -300,7 +300,7 @@ def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: lis
     assert seen.step_s == pytest.approx(tuple(steps[1:]))
     counts = [min(end + 1, len(steps)) for end in ends]
     assert seen.output_tokens == sum(counts)
-    items, _ = generation.texts.told(0, lambda: clock[0])
+    items, _ = generation.texts.of(0, lambda: clock[0])
     for item, count in zip(items, counts, strict=True):
         assert item.output_tokens == count
         assert item.latency_s == pytest.approx(sum(steps[:count]))

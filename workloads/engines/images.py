@@ -9,16 +9,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration, DataMissing, WorkloadError
 from workloads.devices.base import Device
 from workloads.models import precision as precisions
-from workloads.models import precision as weights
 from workloads.models.catalog import directory_of, pipeline_index
 from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
@@ -47,17 +45,16 @@ class PipelineFacts:
 
 
 def facts_of(model: str) -> PipelineFacts | None:
-    """The facts of a pipeline by the model's name; None where they cannot be told here."""
+    """The facts of a pipeline by the model's name; None where they are not known here."""
     try:
         index = pipeline_index(model)
     except (WorkloadError, OSError):
         return None  # whoever looks for the model says so
-    return None if index is None else _facts(index, directory_of(model))
-
-
-def _facts(index: Mapping[str, Any], directory: Path | None) -> PipelineFacts:
+    if index is None:
+        return None
+    directory = directory_of(model)
     denoiser = next((part for part in DENOISERS if _class_of(index, part)), "")
-    config = _config(directory, denoiser) if directory is not None and denoiser else {}
+    config = _config(directory / denoiser) if directory is not None and denoiser else {}
     return PipelineFacts(
         class_name=str(index.get("_class_name") or "unknown"),
         denoiser=denoiser,
@@ -69,18 +66,18 @@ def _facts(index: Mapping[str, Any], directory: Path | None) -> PipelineFacts:
 
 def _class_of(index: Mapping[str, Any], part: str) -> str:
     """The class of a part; "" where the pipeline lacks it."""
-    said = index.get(part)
-    return str(said[-1] or "") if isinstance(said, list) and said else ""
+    entry = index.get(part)
+    return str(entry[-1] or "") if isinstance(entry, list) and entry else ""
 
 
-def _config(directory: Path, part: str) -> Mapping[str, Any]:
+def _config(part: Path) -> Mapping[str, Any]:
     """config.json of a part; empty where it cannot be read."""
-    file = directory / part / "config.json"
+    file = part / "config.json"
     try:
-        found = json.loads(files.read_text(file)) if os.path.isfile(file) else {}
+        config = json.loads(files.read_text(file)) if file.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 #: diffusers' class of each scheduler that a job may ask for.
@@ -101,7 +98,6 @@ def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) ->
     every image after its decoding, and nobody counts it.
 
     Args:
-        source: the model.
         kind: the class to load it by; None: diffusers' own of its text-to-image pipelines.
         arguments: of ``from_pretrained``.
 
@@ -112,10 +108,11 @@ def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) ->
     import diffusers
 
     quiet()
-    chosen = diffusers.AutoPipelineForText2Image if kind is None else kind
+    if "safety_checker" in (pipeline_index(source.path) or {}):
+        arguments |= {"safety_checker": None, "requires_safety_checker": False}
     try:
-        pipeline = chosen.from_pretrained(
-            source.path, trust_remote_code=False, **_without_checker(source), **arguments
+        pipeline = (kind or diffusers.AutoPipelineForText2Image).from_pretrained(
+            source.path, trust_remote_code=False, **arguments
         )
     except OSError as error:
         raise DataMissing(f"cannot load the pipeline in {source.path}: {error}") from error
@@ -130,15 +127,6 @@ def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) ->
         raise BadConfiguration(f"{type(pipeline).__name__} has neither U-Net nor transformer")
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
-
-
-def _without_checker(source: ModelSource) -> dict[str, Any]:
-    from workloads.models.catalog import pipeline_index
-
-    index = pipeline_index(source.path) or {}
-    if "safety_checker" not in index:
-        return {}
-    return {"safety_checker": None, "requires_safety_checker": False}
 
 
 def quiet() -> None:
@@ -156,18 +144,17 @@ def denoiser_name(pipeline: Any) -> str:
     return next((part for part in DENOISERS if getattr(pipeline, part, None) is not None), "")
 
 
-def set_scheduler(pipeline: Any, asked: str | None, classes: Any, prefix: str = "") -> str:
+def set_scheduler(pipeline: Any, name: str | None, classes: Any, prefix: str = "") -> str:
     """Give the pipeline the scheduler of a job, with the settings of its own; the class's name.
 
     Args:
-        pipeline: whose scheduler is replaced.
-        asked: as in the job's settings.
+        name: as in the job's settings.
         classes: the module that has the classes.
         prefix: before their names.
     """
-    wanted = asked or (USUAL_SCHEDULER if denoiser_name(pipeline) == DENOISERS[0] else "")
-    if wanted and wanted != OWN_SCHEDULER:
-        kind = getattr(classes, prefix + SCHEDULERS[wanted])
+    name = name or (USUAL_SCHEDULER if denoiser_name(pipeline) == DENOISERS[0] else OWN_SCHEDULER)
+    if name != OWN_SCHEDULER:
+        kind = getattr(classes, prefix + SCHEDULERS[name])
         if type(pipeline.scheduler) is not kind:
             pipeline.scheduler = kind.from_config(pipeline.scheduler.config)
     return type(pipeline.scheduler).__name__
@@ -233,7 +220,7 @@ class ImagePipeline:
     ) -> Painted:
         """Paint a batch: an image for each text, from the latents of its seed."""
         scale = self.guidance(guidance)
-        asked = {"guidance_scale": scale} if scale is not None else {}
+        guided = {"guidance_scale": scale} if scale is not None else {}
         if (height is None) != (width is None):  # the library would take its own for both
             height, width = height or own_side(self.pipeline), width or own_side(self.pipeline)
         self._seeds[:] = seeds
@@ -245,7 +232,7 @@ class ImagePipeline:
                 num_inference_steps=steps,
                 height=height,
                 width=width,
-                **asked,
+                **guided,
                 **self.arguments(len(prompts)),
             ).images
         self.wait()
@@ -258,10 +245,10 @@ class ImagePipeline:
             conversion_s=ended - moments["decoded"],
         )
 
-    def guidance(self, asked: float | None) -> float | None:
+    def guidance(self, scale: float | None) -> float | None:
         """The guidance scale of a job; None: that of the pipeline's makers."""
         usual = USUAL_GUIDANCE if denoiser_name(self.pipeline) == DENOISERS[0] else None
-        return usual if asked is None else asked
+        return usual if scale is None else scale
 
     def wait(self) -> None:
         """Let the card do all that was queued."""
@@ -272,24 +259,23 @@ class ImagePipeline:
         """Note the moments before and after a method of a part, with the card waited for."""
         method = getattr(owner, name)
 
-        def timed(*given: Any, **named: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             if before:
                 self.wait()
                 self._moments.setdefault(before, self.clock())
-            found = method(*given, **named)
+            output = method(*args, **kwargs)
             self.wait()
             self._moments[after] = self.clock()
-            return found
+            return output
 
         setattr(owner, name, timed)
 
 
 def own_side(pipeline: Any) -> int:
-    """Pixels on a side of the images that a pipeline paints unless it is told."""
+    """Pixels on a side of the images that a pipeline paints by default."""
     config = getattr(pipeline, denoiser_name(pipeline)).config
-    found = getattr(pipeline, "default_sample_size", None) or config.sample_size
-    side = found if isinstance(found, int) else found[0]
-    return side * int(pipeline.vae_scale_factor)
+    size = getattr(pipeline, "default_sample_size", None) or config.sample_size
+    return (size if isinstance(size, int) else size[0]) * int(pipeline.vae_scale_factor)
 
 
 def drawn_by(prepare_latents: Callable[..., Any], seeds: Sequence[int]) -> Callable[..., Any]:
@@ -304,17 +290,36 @@ def drawn_by(prepare_latents: Callable[..., Any], seeds: Sequence[int]) -> Calla
 
     signature = inspect.signature(prepare_latents)
 
-    def prepare(*given: Any, **named: Any) -> Any:
-        bound = signature.bind(*given, **named)
-        wanted = bound.arguments["dtype"]
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        dtype = bound.arguments["dtype"]
         bound.arguments["dtype"] = torch.float32
-        bound.arguments["generator"] = [torch.Generator("cpu").manual_seed(one) for one in seeds]
-        drawn = prepare_latents(*bound.args, **bound.kwargs)
-        if isinstance(drawn, tuple):  # with the places of the latents beside them
-            return tuple(each.to(wanted) for each in drawn)
-        return drawn.to(wanted)
+        bound.arguments["generator"] = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+        latents = prepare_latents(*bound.args, **bound.kwargs)
+        if isinstance(latents, tuple):  # with the places of the latents beside them
+            return tuple(part.to(dtype) for part in latents)
+        return latents.to(dtype)
 
     return prepare
+
+
+def modules_of(pipeline: Any) -> dict[str, Any]:
+    """The parts of a pipeline that have weights, by name."""
+    import torch
+
+    parts = pipeline.components.items()
+    return {name: part for name, part in parts if isinstance(part, torch.nn.Module)}
+
+
+def joined_weights(denoiser: ModelWeights, others: ModelWeights, detail: str) -> ModelWeights:
+    """The weights of a denoiser and of the parts beside it."""
+    count = denoiser.parameter_count + others.parameter_count
+    return ModelWeights(
+        weight_bytes=denoiser.weight_bytes + others.weight_bytes,
+        parameter_count=count,
+        quantized_share=denoiser.quantized_share * denoiser.parameter_count / count,
+        detail=detail,
+    )
 
 
 def weights_of(pipeline: Any, precision: str, device: str, engine: str) -> ModelWeights:
@@ -326,21 +331,12 @@ def weights_of(pipeline: Any, precision: str, device: str, engine: str) -> Model
     """
     import torch
 
-    parts = {
-        name: part
-        for name, part in pipeline.components.items()
-        if isinstance(part, torch.nn.Module)
-    }
+    parts = modules_of(pipeline)
     if not precisions.quantized(precision):
-        return weights.inspect(torch.nn.ModuleDict(parts), precision, device)
-    denoiser = weights.inspect(parts.pop(denoiser_name(pipeline)), precision, device, engine)
-    others = weights.inspect(torch.nn.ModuleDict(parts), "bf16", device)
-    count = denoiser.parameter_count + others.parameter_count
-    share = denoiser.quantized_share * denoiser.parameter_count / count
+        return precisions.inspect(torch.nn.ModuleDict(parts), precision, device)
+    denoiser = precisions.inspect(parts.pop(denoiser_name(pipeline)), precision, device, engine)
+    others = precisions.inspect(torch.nn.ModuleDict(parts), "bf16", device)
     means = precisions.support(precision, device, engine).means
-    return ModelWeights(
-        weight_bytes=denoiser.weight_bytes + others.weight_bytes,
-        parameter_count=count,
-        quantized_share=share,
-        detail=f"{means}; {share:.0%} of the parameters, the rest in bf16",
-    )
+    weights = joined_weights(denoiser, others, means)
+    share = f"{weights.quantized_share:.0%} of the parameters, the rest in bf16"
+    return replace(weights, detail=f"{means}; {share}")

@@ -52,38 +52,34 @@ class Texts:
     def __init__(self, decode: Callable[[Sequence[int]], str], keep: int) -> None:
         self._decode = decode
         self._keep = keep
-        self._repeats: dict[int, list[tuple[Item, tuple[int, ...]]]] = {}
+        self._repeats: dict[int, list[tuple[Item, Ids]]] = {}
 
     def add(self, repeat: int, item: Item, ids: Sequence[int]) -> None:
         """Note one prompt of a repeat, in order; ``ids`` are the counted ones."""
         if repeat not in self._repeats:
             for old in [number for number in self._repeats if number <= repeat - _REPEATS]:
                 del self._repeats[old]
-            self._repeats[repeat] = []
-        self._repeats[repeat].append((item, tuple(ids)))
+        self._repeats.setdefault(repeat, []).append((item, tuple(ids)))
 
-    def told(
-        self, repeat: int, clock: Callable[[], float]
-    ) -> tuple[tuple[Item, ...], float | None]:
+    def of(self, repeat: int, clock: Callable[[], float]) -> tuple[tuple[Item, ...], float | None]:
         """The prompts of a repeat, and the seconds that decoding all their texts took; None where
         there are none."""
-        found = self._repeats.get(repeat, [])
+        prompts = self._repeats.get(repeat)
+        if prompts is None:
+            return (), None
         began = clock()
-        texts = [self._decode(ids) for _, ids in found]
-        took_s = clock() - began if found else None
-        kept = [
-            replace(item, output_text=text, output_ids=ids)
-            for (item, ids), text in zip(found[: self._keep], texts[: self._keep], strict=True)
+        texts = [self._decode(ids) for _, ids in prompts]
+        took_s = clock() - began
+        items = [
+            replace(item, output_text=text, output_ids=ids) if index < self._keep else item
+            for index, ((item, ids), text) in enumerate(zip(prompts, texts, strict=True))
         ]
-        return (*kept, *(item for item, _ in found[self._keep :])), took_s
+        return tuple(items), took_s
 
 
 def count_output_tokens(ids: Sequence[int], end_token_ids: frozenset[int]) -> int:
     """Generated tokens up to and including the first end-of-sequence token."""
-    for position, token in enumerate(ids):
-        if token in end_token_ids:
-            return position + 1
-    return len(ids)
+    return next((n for n, token in enumerate(ids, 1) if token in end_token_ids), len(ids))
 
 
 class TimedPass:
@@ -100,7 +96,7 @@ class TimedPass:
 
     def __init__(
         self,
-        engine: Any,
+        engine: GenerationEngine,
         *,
         output_tokens: int,
         ignore_eos: bool,
@@ -164,10 +160,9 @@ class BatchedPass(TimedPass):
         counts = [count_output_tokens(ids, self._ends) for ids in generated.tokens]
         # Engines may compute on behind the end of all texts: steps are counted before that is cut.
         steps = max(map(len, generated.tokens))
-        steps_apart = len(times) >= steps  # else the engine told of the first step and the end
-        for prompt, ids, count in zip(prompts, generated.tokens, counts, strict=True):
-            if not self._counts:
-                break
+        steps_apart = len(times) >= steps  # else ``on_step`` came after the first step and the end
+        counted = zip(prompts, generated.tokens, counts, strict=True) if self._counts else ()
+        for prompt, ids, count in counted:
             item = Item(
                 index=prompt.index,
                 input_tokens=len(prompt.ids),
@@ -197,7 +192,11 @@ class ContinuousPass(TimedPass):
     """
 
     def __init__(
-        self, engine: Any, prompts: Sequence[Prompt], batch_size: int, **settings: Any
+        self,
+        engine: GenerationEngine,
+        prompts: Sequence[Prompt],
+        batch_size: int,
+        **settings: Any,
     ) -> None:
         super().__init__(engine, **settings)
         self._prompts = prompts
@@ -240,8 +239,8 @@ class ContinuousPass(TimedPass):
         steps: list[float],
     ) -> Observation:
         items = []
-        for index, prompt in enumerate(self._prompts):
-            ids = generated.tokens[index]
+        rows = zip(self._prompts, generated.tokens, strict=True)
+        for index, (prompt, ids) in enumerate(rows):
             item = Item(
                 index=prompt.index,
                 input_tokens=len(prompt.ids),

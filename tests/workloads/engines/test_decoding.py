@@ -30,7 +30,7 @@ from transformers import (
 
 from workloads.base import JobDescription, Unsupported
 from workloads.devices import device_for
-from workloads.engines.graph import decoder, description, packing, slots
+from workloads.engines.graph import decoder, description, packing
 from workloads.engines.graph import engine as graph
 from workloads.engines.graph.continuous import runs
 from workloads.engines.passes import ContinuousPass, Prompt
@@ -75,7 +75,7 @@ def make(kind: str = "llama", **changes) -> torch.nn.Module:
 
 def generator(model: torch.nn.Module, kind: str = "") -> decoder.Generator:
     read = description.read(model, positions=512, kind=kind)
-    return decoder.Generator(read, device_for("cpu"), pad=0, ends=len(_ENDS))
+    return decoder.Generator(read, device_for("cpu"), pad=0, ends=len(_ENDS), compiled=False)
 
 
 def plain(model, prompts, steps, ends) -> list[list[int]]:
@@ -339,7 +339,7 @@ def test_a_packed_matrix_gives_the_tokens_of_the_values_it_stands_for(kind) -> N
                 (unit.down_proj, layer.down.plain(torch.float32)),
             ):
                 target.weight.copy_(value)
-    mine = decoder.Generator(read, device_for("cpu"), pad=0, ends=2)
+    mine = decoder.Generator(read, device_for("cpu"), pad=0, ends=2, compiled=False)
     prompts = [[3, 4, 5, 6], [7, 8]]
     tokens, _, _ = mine.generate(
         mine.prepare(prompts), output_tokens=9, ends=(), on_step=lambda: None
@@ -392,7 +392,7 @@ def test_launches_do_every_step_once_within_their_positions(position, steps, spa
 @given(texts=st.integers(1, 3000))
 def test_a_recorded_step_has_few_idle_rows(texts) -> None:
     """At least as many rows as texts, and no more than half as many again from four texts on."""
-    rows = slots.rows_for(texts)
+    rows = decoder.rows_for(texts)
     assert rows >= texts and (texts < 4 or rows <= 1.5 * texts + 1)
 
 

@@ -4,8 +4,7 @@
     description        a decoder's matrices and constants, read off a model of transformers
     packing            matrices in 8 and 4 bits
     layers             the layers in plain torch: reading prompts, and one token for each row
-    slots              keys, values and the state of each row
-    decoder            prefill, recorded steps and their launching
+    decoder            slots (keys, values and state of each row), prefill, recorded steps
     continuous         slots that take the next prompt when a text has ended
     single_row         a step of a single row as five Triton kernels a layer
     few_rows           several rows times a packed matrix, by Triton
@@ -42,11 +41,11 @@ class StepSettings(GaudiSettings, CompileSettings):
     """Settings of how a step runs."""
 
 
-def _refuse(asked: JobDescription) -> Iterator[Refusal]:
+def _refuse(job: JobDescription) -> Iterator[Refusal]:
     """A choice where steps are compiled always."""
-    device = device_spec(asked.device)
+    device = device_spec(job.device)
     always = device.can("graphs") or not device.can("dynamic_shapes")
-    if asked.parameters.get("torch_compile") and always:
+    if job.parameters.get("torch_compile") and always:
         yield Refusal(
             setting="torch_compile",
             reason=f"on {device.title} the engine graph compiles its step always",

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from workloads.engines.graph.decoder import STEPS, Generator
-from workloads.engines.graph.slots import Slots, length_for
+from workloads.engines.graph.decoder import STEPS, Generator, Slots, length_for
 
 #: Prompts are read together up to so many tokens: products gain nothing from more, and their
 #: activations take memory.

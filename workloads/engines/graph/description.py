@@ -129,18 +129,12 @@ def _layer(layer: Any, kind: str) -> Layer:
 
 
 def _joined(parts: list[Any], kind: str) -> Matrix:
-    weights = [part.weight.detach() for part in parts]
-    biases = [_bias(part) for part in parts]
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    weights, biases = [part.weight.detach() for part in parts], [_bias(part) for part in parts]
     bias = None
-    if any(one is not None for one in biases):
-        bias = torch.cat(
-            [
-                torch.zeros_like(w[:, 0]) if b is None else b
-                for w, b in zip(weights, biases, strict=True)
-            ]
-        )
-    return packing.pack(weight, bias, kind)
+    if any(part is not None for part in biases):
+        pairs = zip(weights, biases, strict=True)
+        bias = torch.cat([torch.zeros_like(w[:, 0]) if b is None else b for w, b in pairs])
+    return packing.pack(torch.cat(weights) if len(weights) > 1 else weights[0], bias, kind)
 
 
 def _bias(part: Any) -> torch.Tensor | None:

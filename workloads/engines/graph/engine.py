@@ -21,7 +21,7 @@ from workloads.engines import find_engine
 from workloads.engines.graph import description
 from workloads.engines.graph.continuous import ContinuousBatch, Text
 from workloads.engines.graph.decoder import Generator, Prompts
-from workloads.engines.graph.layers import Decoder, Layer
+from workloads.engines.graph.layers import Decoder
 from workloads.engines.loaded import Answered, Completed, Generated, GenerationEngine
 from workloads.engines.torch_models import end_token_ids_of, pad_token_id_of
 from workloads.models import precision as precisions
@@ -149,29 +149,18 @@ def load(request: Request, device: Device) -> GraphEngine:
 def weights_of(decoder: Decoder, means: str) -> ModelWeights:
     """Stored weights, tied matrices once."""
     matrices = [matrix for layer in decoder.layers for matrix in layer.matrices]
-    vectors = [decoder.norm, *(part for layer in decoder.layers for part in _vectors(layer))]
-    tied = decoder.head.values.data_ptr() == decoder.embedding.data_ptr()
-    tables = [decoder.embedding, *([] if tied else [decoder.head.values])]
-    biases = [matrix.bias.numel() for matrix in matrices if matrix.bias is not None]
+    plain = [decoder.embedding, decoder.norm]
+    plain += [vector for layer in decoder.layers for vector in layer.vectors]
+    if decoder.head.values.data_ptr() != decoder.embedding.data_ptr():
+        plain.append(decoder.head.values)
     packed = sum(matrix.rows * matrix.columns for matrix in matrices)
-    others = sum(part.numel() for part in (*tables, *vectors)) + sum(biases)
-    plain_bytes = sum(part.numel() * part.element_size() for part in (*tables, *vectors))
-    share = packed / (packed + others) if matrices[0].kind else 0.0
+    count = packed + sum(tensor.numel() for tensor in plain)
+    count += sum(matrix.bias.numel() for matrix in matrices if matrix.bias is not None)
+    share = packed / count if matrices[0].kind else 0.0
     return ModelWeights(
-        weight_bytes=plain_bytes + sum(matrix.stored_bytes for matrix in matrices),
-        parameter_count=packed + others,
+        weight_bytes=sum(tensor.nbytes for tensor in plain)
+        + sum(matrix.stored_bytes for matrix in matrices),
+        parameter_count=count,
         quantized_share=share,
         detail=means + (f"; {share:.0%} of the parameters, the rest in bf16" if share else ""),
     )
-
-
-def _vectors(layer: Layer) -> list[torch.Tensor]:
-    found = (
-        layer.before,
-        layer.between,
-        layer.q_gain,
-        layer.k_gain,
-        layer.after_out,
-        layer.after_down,
-    )
-    return [part for part in found if part is not None]

@@ -31,6 +31,12 @@ class Layer:
         """Those of linear layers."""
         return self.qkv, self.out, self.gate_up, self.down
 
+    @property
+    def vectors(self) -> list[torch.Tensor]:
+        """Those of norms."""
+        gains = (self.before, self.between, self.q_gain, self.k_gain)
+        return [v for v in (*gains, self.after_out, self.after_down) if v is not None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:

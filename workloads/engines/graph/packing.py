@@ -43,8 +43,7 @@ class Matrix:
     @property
     def stored_bytes(self) -> int:
         """Bytes of values, scales and bias."""
-        held = (self.values, self.scales, self.bias)
-        return sum(part.numel() * part.element_size() for part in held if part is not None)
+        return sum(t.nbytes for t in (self.values, self.scales, self.bias) if t is not None)
 
     def plain(self, dtype: torch.dtype) -> torch.Tensor:
         """The values that it stands for, [rows, columns]."""

@@ -8,10 +8,10 @@ import torch
 import triton
 
 from workloads.engines.graph import attention_kernels, product_kernels
+from workloads.engines.graph.decoder import Slots
 from workloads.engines.graph.layers import Decoder
 from workloads.engines.graph.packing import Matrix
 from workloads.engines.graph.product_kernels import KINDS
-from workloads.engines.graph.slots import Slots
 
 #: Columns from which a matrix is wide.
 _WIDE = 8192

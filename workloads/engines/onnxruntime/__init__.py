@@ -11,6 +11,8 @@ from typing import Literal
 
 from workloads.base import JobDescription, Metric, Refusal, Support, supported, unsupported
 from workloads.engines.base import EXPORT, Ability, EngineSpec, Package
+from workloads.models.catalog import checkpoint_kind
+from workloads.registry import task_of
 from workloads.settings import Settings, setting
 
 #: ONNX Runtime's provider of each device.
@@ -64,50 +66,37 @@ class GraphSettings(ExportSettings):
     )
 
 
-def _refuse(asked: JobDescription) -> Iterator[Refusal]:
-    """Settings that make no graph."""
-    parameters = asked.parameters
-    if parameters.get("fusions") and not parameters.get("constant_folding", True):
+def _refuse(
+    job: JobDescription, *, measured: bool = True, measures: bool = False
+) -> Iterator[Refusal]:
+    """Settings that make no graph.
+
+    Args:
+        measured: whether onnx-calibration measures such models.
+        measures: whether this job does.
+    """
+    parameters = job.parameters
+    folded = parameters.get("constant_folding", True)
+    if parameters.get("fusions") and not folded:
         yield Refusal(
             setting="fusions",
             reason="fusions are found in folded graphs only",
             hint="leave constant_folding out",
         )
-    if asked.precision == "int8":
-        yield from _refuse_unfolded(asked)
-    if parameters.get("calibration") and asked.precision != "int8":
-        yield Refusal(
-            setting="calibration",
-            reason=f"ranges of activations are for int8, not for {asked.precision}",
-            hint="write precision: int8, or leave calibration out",
-        )
-
-
-def _refuse_unfolded(asked: JobDescription) -> Iterator[Refusal]:
-    """Integers, or their ranges, of a graph in which weights are transposed at each run."""
-    if not asked.parameters.get("constant_folding", True):
+    if (job.precision == "int8" or measures) and not folded:
         yield Refusal(
             setting="constant_folding",
             reason="int8 stores the matrices of linear layers, which an unfolded graph transposes "
             "first",
             hint="leave constant_folding out",
         )
-
-
-def _refuse_text(asked: JobDescription) -> Iterator[Refusal]:
-    """Calibrations are those of models of one graph; encoder-decoders have two."""
-    from workloads.models.catalog import checkpoint_kind
-    from workloads.registry import task_of
-
-    kind = checkpoint_kind(asked.model)
-    task = task_of(kind) if kind is not None else None
-    yield from (_refuse_dynamic if task is not None and task.encoder_decoder else _refuse)(asked)
-
-
-def _refuse_dynamic(asked: JobDescription) -> Iterator[Refusal]:
-    """Graphs of which no job measures ranges."""
-    yield from _refuse(asked)
-    if asked.parameters.get("calibration") and asked.precision == "int8":
+    if parameters.get("calibration") and job.precision != "int8":
+        yield Refusal(
+            setting="calibration",
+            reason=f"ranges of activations are for int8, not for {job.precision}",
+            hint="write precision: int8, or leave calibration out",
+        )
+    elif parameters.get("calibration") and not measured:
         yield Refusal(
             setting="calibration",
             reason="onnx-calibration measures decoders and encoders only",
@@ -116,52 +105,56 @@ def _refuse_dynamic(asked: JobDescription) -> Iterator[Refusal]:
         )
 
 
-def _refuse_images(asked: JobDescription) -> Iterator[Refusal]:
+def _refuse_text(job: JobDescription) -> Iterator[Refusal]:
+    """Calibrations are those of models of one graph; encoder-decoders have two."""
+    kind = checkpoint_kind(job.model)
+    task = task_of(kind) if kind is not None else None
+    yield from _refuse(job, measured=task is None or not task.encoder_decoder)
+
+
+def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
     """A graph is compiled by no one else, and chooses its own layout."""
-    yield from _refuse_dynamic(asked)
-    for setting_name in ("torch_compile", "channels_last"):
-        if asked.parameters.get(setting_name):
+    yield from _refuse(job, measured=False)
+    for name in ("torch_compile", "channels_last"):
+        if job.parameters.get(name):
             yield Refusal(
-                setting=setting_name,
+                setting=name,
                 reason="it is one of torch's modules, and the U-Net is a graph",
                 hint="use the engine diffusers",
                 unsupported=True,
             )
 
 
-def _refuse_calibration(asked: JobDescription) -> Iterator[Refusal]:
+def _refuse_calibration(job: JobDescription) -> Iterator[Refusal]:
     """Ranges are those of the plain graph."""
-    yield from _refuse(asked)
-    yield from _refuse_unfolded(asked)
-    if asked.precision != "fp32":
+    yield from _refuse(job, measures=True)
+    if job.precision != "fp32":
         yield Refusal(
             setting="precision",
-            reason=f"ranges are measured on the graph in fp32, not in {asked.precision}",
+            reason=f"ranges are measured on the graph in fp32, not in {job.precision}",
             hint="write precision: fp32",
         )
 
 
 def _precisions() -> dict[tuple[str, str], Support]:
-    found = {}
+    cells: dict[tuple[str, str], Support] = {}
     for device in PROVIDERS:
-        found["fp32", device] = supported("float32 weights and products in an ONNX graph")
-        found["fp16", device] = supported(
+        cells["fp32", device] = supported("float32 weights and products in an ONNX graph")
+        cells["fp16", device] = supported(
             "a float32 graph converted to float16; operators without such kernels convert back"
         )
-        found["bf16", device] = unsupported("ONNX Runtime has few kernels in bf16; write fp16")
-        found["fp8", device] = unsupported("ONNX Runtime has no fp8 kernels for language models")
-        found["int4", device] = unsupported("this version makes no 4-bit graphs")
-    found["int8", "cpu"] = supported(
+        cells["bf16", device] = unsupported("ONNX Runtime has few kernels in bf16; write fp16")
+        cells["fp8", device] = unsupported("ONNX Runtime has no fp8 kernels for language models")
+        cells["int4", device] = unsupported("this version makes no 4-bit graphs")
+    cells["int8", "cpu"] = supported(
         "int8 weights and activations of linear layers but the output layer: dynamic ranges with "
         "one scale per matrix, or (calibration) static ranges with one per output channel, in QDQ"
     )
-    found["int8", "cuda"] = unsupported(
+    cells["int8", "cuda"] = unsupported(
         "the CUDA provider has no integer products of linear layers, which would run on the host"
     )
-    return found
+    return cells
 
-
-_INSTALL = "pip install 'nightgrid[onnx]' (on NVIDIA cards onnxruntime-gpu)"
 
 SPEC = EngineSpec(
     name="onnxruntime",
@@ -193,11 +186,9 @@ SPEC = EngineSpec(
             settings=ExportSettings,
         ),
     },
-    install=_INSTALL,
-    packages=(
-        Package(name="onnxruntime", module="onnxruntime"),
-        Package(name="onnx", module="onnx"),
-        Package(name="onnxscript", module="onnxscript"),
+    install="pip install 'nightgrid[onnx]' (on NVIDIA cards onnxruntime-gpu)",
+    packages=tuple(
+        Package(name=name, module=name) for name in ("onnxruntime", "onnx", "onnxscript")
     ),
     precisions=_precisions(),
     metrics=(

@@ -18,7 +18,13 @@ import torch
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.exports import Difference, difference, drawn_ids, in_fp32, model_facts
-from workloads.engines.images import ImagePipeline, denoiser_name, set_scheduler
+from workloads.engines.images import (
+    ImagePipeline,
+    denoiser_name,
+    joined_weights,
+    modules_of,
+    set_scheduler,
+)
 from workloads.engines.onnxruntime.export import Part
 from workloads.engines.onnxruntime.session import Exported, Graph, Graphs, open_graphs
 from workloads.engines.onnxruntime.variants import GRAPH
@@ -26,7 +32,6 @@ from workloads.engines.torch_models import Batch, LoadedEncoder, right_padded
 from workloads.models import precision as precisions
 from workloads.models.catalog import usable_positions
 from workloads.models.loading import ModelSource, load_tokenizer, open_model
-from workloads.models.precision import ModelWeights
 from workloads.registry import task_for
 
 
@@ -140,12 +145,13 @@ def load_pipeline(request: Request, device: Device) -> ImagePipeline:
     pipeline = _pipeline(request, source, precision).to(device.torch_device)
     scheduler = set_scheduler(pipeline, request.parameters.get("scheduler"), diffusers)
     unet, pipeline.unet = pipeline.unet, None
-    weights = _weights(opened.weights, pipeline, precision, device)
+    others = precisions.inspect(torch.nn.ModuleDict(modules_of(pipeline)), precision, device.name)
+    detail = f"{opened.weights.detail} (the U-Net); the rest in {precision} in torch"
     pipeline.unet = GraphDenoiser(opened.graph, unet.config, unet.dtype, unet.device)
     return ImagePipeline(
         pipeline=pipeline,
         device=device,
-        weights=weights,
+        weights=joined_weights(opened.weights, others, detail),
         random_weights=source.random_weights,
         details=opened.details_with(
             pipeline=type(pipeline).__name__, denoiser=type(unet).__name__, scheduler=scheduler
@@ -214,20 +220,3 @@ def _export_denoiser(pipeline: Any) -> Exported:
 def _compare_denoiser(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Difference:
     outputs = graphs[GRAPH](**{name: proof[name] for name in _INPUTS})
     return difference(outputs["noise"], proof["noise"])
-
-
-def _weights(graph: ModelWeights, pipeline: Any, precision: str, device: Device) -> ModelWeights:
-    """The weights of the graph and of the parts beside it."""
-    parts = {
-        name: part
-        for name, part in pipeline.components.items()
-        if isinstance(part, torch.nn.Module)
-    }
-    others = precisions.inspect(torch.nn.ModuleDict(parts), precision, device.name)
-    count = graph.parameter_count + others.parameter_count
-    return ModelWeights(
-        weight_bytes=graph.weight_bytes + others.weight_bytes,
-        parameter_count=count,
-        quantized_share=graph.quantized_share * graph.parameter_count / count,
-        detail=f"{graph.detail} (the U-Net); the rest in {precision} in torch",
-    )

@@ -12,22 +12,23 @@ from collections.abc import Iterator, Mapping
 from workloads.base import JobDescription, Metric, Refusal, supported, unsupported
 from workloads.devices.cpu import BF16, CORES
 from workloads.engines.base import EXPORT, Ability, EngineSpec, Package
+from workloads.models.catalog import checkpoint_kind
 
 #: With one thread the library (2025.4 to 2026.4) divides by zero when it opens weights in bf16.
 BF16_THREADS = 2
 
 
-def _refuse(asked: JobDescription) -> Iterator[Refusal]:
+def _refuse(job: JobDescription) -> Iterator[Refusal]:
     """A profile, which would be empty, and too few threads."""
-    threads = asked.parameters.get("threads")
-    if asked.precision == "bf16" and threads is not None and threads < BF16_THREADS:
+    threads = job.parameters.get("threads")
+    if job.precision == "bf16" and threads is not None and threads < BF16_THREADS:
         yield Refusal(
             setting="threads",
             reason=f"OpenVINO ends its process in bf16 with fewer threads than {BF16_THREADS}",
             hint=f"write threads: {BF16_THREADS} or more, or leave out `engine:`",
             unsupported=True,
         )
-    if asked.parameters.get("profile"):
+    if job.parameters.get("profile"):
         yield Refusal(
             setting="profile",
             reason="torch's profiler sees no operators of OpenVINO",
@@ -50,8 +51,6 @@ def _faster(model: str, precision: str, versions: Mapping[str, str]) -> bool:
     cores = int(versions.get(CORES, BF16_THREADS + 1))
     if precision == "bf16" and (BF16 not in versions or cores <= BF16_THREADS):
         return False
-    from workloads.models.catalog import checkpoint_kind  # it knows tasks, which know engines
-
     kind = checkpoint_kind(model)
     return kind is not None and kind.architecture in _FASTER_WITH
 

@@ -23,10 +23,10 @@ def test_texts_are_decoded_at_the_end_and_the_time_told() -> None:
             item = Item(index=prompt, input_tokens=1, output_tokens=2, latency_s=float(repeat))
             texts.add(repeat, item, [65 + repeat, 65 + prompt])
     assert not decoded
-    (first, second), took_s = texts.told(2, lambda: clock[0])
+    (first, second), took_s = texts.of(2, lambda: clock[0])
     assert (first.output_text, first.output_ids, first.latency_s) == ("CA", (67, 65), 2.0)
     assert (second.output_text, second.output_ids, second.index) == (None, None, 1)
     assert took_s == 0.5 and decoded == [(67, 65), (67, 66)]
-    (newest, _), _ = texts.told(3, lambda: clock[0])
+    (newest, _), _ = texts.of(3, lambda: clock[0])
     assert newest.output_text == "DA"
-    assert texts.told(1, lambda: clock[0]) == ((), None)  # no row can be of it any more
+    assert texts.of(1, lambda: clock[0]) == ((), None)  # no row can be of it any more
