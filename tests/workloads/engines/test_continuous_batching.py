@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from pathlib import Path
 
 import pytest
 from generation_cases import Worker, request, write_dataset
@@ -51,19 +50,6 @@ def test_batching_changes_no_text(
         assert sum(getattr(s, count) for s in result.samples) == sum(
             getattr(s, count) for s in plain.samples
         )
-
-
-@pytest.mark.real
-def test_continuous_batching_changes_no_text_of_the_pretrained_model(
-    tmp_path: Path, pretrained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second shipped architecture: a Llama with fewer keys than heads."""
-    monkeypatch.setenv("NIGHTGRID_CACHE", str(pretrained))
-    prompts = write_dataset(tmp_path / "prompts.json", ["Name a colour.", "Hi", "What is 2 + 2?"])
-    settings = {"model": "smollm2-135m-instruct", "prompts": 3, "output_tokens": 12}
-    plain = Worker().run(prompts, batch_size=2, **settings)
-    continuous = {"batching": "continuous", "engine": "graph"}
-    assert texts(Worker().run(prompts, batch_size=2, **continuous, **settings)) == texts(plain)
 
 
 def test_sorting_pads_less(worker: Worker, dataset: str, plain: Result) -> None:

@@ -14,6 +14,7 @@ import torch
 from generation_cases import request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_engines import asked
 from transformers import (
     GenerationConfig,
     Glm4Config,
@@ -28,7 +29,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from workloads.base import JobDescription, Unsupported
+from workloads.base import Unsupported
 from workloads.devices import device_for
 from workloads.engines.graph import decoder, description, packing
 from workloads.engines.graph import engine as graph
@@ -78,6 +79,58 @@ def generator(model: torch.nn.Module, kind: str = "") -> decoder.Generator:
     return decoder.Generator(read, device_for("cpu"), pad=0, ends=len(_ENDS), compiled=False)
 
 
+def written(mine: decoder.Generator, prompts, steps, ends=(), **more):
+    """Tokens, logits and steps of a batch."""
+    options = {"on_step": lambda: None, **more}
+    return mine.generate(mine.prepare(prompts), output_tokens=steps, ends=ends, **options)
+
+
+def continuously(mine: decoder.Generator, prompts, places, steps, ends=(), **calls):
+    """The same by continuous batching."""
+    calls = {"on_admit": lambda indices: None, "on_step": lambda indices: None, **calls}
+    return graph.GraphEngine.generate_continuously(
+        SimpleNamespace(generator=mine),
+        prompts,
+        slot_count=places,
+        output_tokens=steps,
+        end_token_ids=ends,
+        **calls,
+    )
+
+
+class Card(type(device_for("cpu"))):
+    """A card whose launches are the work itself, and whose compiler runs the graphs that torch
+    cuts."""
+
+    compile_backend = "aot_eager"
+
+    def __init__(self, records: bool = False) -> None:
+        super().__init__()
+        self.recorded: list = []
+        self.records_launches = records
+
+    @property
+    def records(self) -> bool:
+        return self.records_launches
+
+    def record(self, work):
+        self.recorded.append(work)
+        return super().record(work)
+
+
+#: Of a property over batches.
+BATCHES = {
+    "prompts": st.lists(
+        st.lists(st.integers(1, 95), min_size=1, max_size=40), min_size=1, max_size=9
+    ),
+    "steps": st.integers(1, 21),
+    "ends": st.sampled_from([(), _ENDS]),
+}
+FEW = settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
 def plain(model, prompts, steps, ends) -> list[list[int]]:
     """transformers' own greedy texts, each prompt alone, up to and including their end."""
     texts = []
@@ -111,50 +164,29 @@ def pair():
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    prompts=st.lists(st.lists(st.integers(1, 95), min_size=1, max_size=40), min_size=1, max_size=9),
-    steps=st.integers(1, 21),
-    ends=st.sampled_from([(), _ENDS]),
-)
+@FEW
+@given(**BATCHES)
 def test_tokens_are_those_of_plain_generate(pair, prompts, steps, ends) -> None:
     """Whatever the lengths, the batch and the ends: in fp32 each text is what it is alone, also
     where rows idle, slots are used again and a batch is smaller than the one before."""
     model, mine = pair
     calls: list[int] = []
-    tokens, _, _ = mine.generate(
-        mine.prepare(prompts), output_tokens=steps, ends=ends, on_step=lambda: calls.append(1)
-    )
+    tokens, _, _ = written(mine, prompts, steps, ends, on_step=lambda: calls.append(1))
     expected = plain(model, prompts, steps, ends)
     assert [until_end(row, ends) for row in tokens.tolist()] == expected
     assert len(calls) == 2  # the first tokens, and the end
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    prompts=st.lists(st.lists(st.integers(1, 95), min_size=1, max_size=40), min_size=1, max_size=9),
-    steps=st.integers(1, 21),
-    ends=st.sampled_from([(), _ENDS]),
-    places=st.integers(1, 5),
-    records=st.booleans(),
-)
+@FEW
+@given(**BATCHES, places=st.integers(1, 5), records=st.booleans())
 def test_slots_that_take_the_next_prompt_change_no_text(
     pair, prompts, steps, ends, places, records
 ) -> None:
     """In fp32 each text is what it is alone, also by launches of several steps; never more texts
     than places; each token is told once, after its text was admitted."""
-
-    class Several(type(device_for("cpu"))):
-        """A card whose launches are the work itself."""
-
-    Several.records = records
     model, mine = pair
-    mine.device = Several()
+    mine.device = Card(records)
     open_texts, told = set(), [0] * len(prompts)
 
     def on_admit(indices) -> None:
@@ -169,51 +201,25 @@ def test_slots_that_take_the_next_prompt_change_no_text(
                 open_texts.remove(index)
 
     expected = plain(model, prompts, steps, ends)
-    found = graph.GraphEngine.generate_continuously(
-        SimpleNamespace(generator=mine),
-        prompts,
-        slot_count=places,
-        output_tokens=steps,
-        end_token_ids=ends,
-        on_admit=on_admit,
-        on_step=on_step,
-    )
+    found = continuously(mine, prompts, places, steps, ends, on_admit=on_admit, on_step=on_step)
     assert found.tokens == expected
     assert told == [len(text) for text in expected] and not open_texts
-
-
-class Compiling(type(device_for("cpu"))):
-    """A device whose compiler runs the graphs that torch cuts."""
-
-    compile_backend = "aot_eager"
 
 
 @pytest.mark.parametrize("batching", ["static", "continuous"])
 def test_every_shape_has_a_graph(batching) -> None:
     """Beyond torch's own limit of graphs too, here none but one; afterwards that holds again."""
     read = description.read(make(num_hidden_layers=1), positions=512)
-    mine = decoder.Generator(read, Compiling(), pad=0, ends=2, compiled=True)
+    mine = decoder.Generator(read, Card(), pad=0, ends=2, compiled=True)
     name, _ = limits = tuple(graph_limits())
     torch.compiler.reset()
     try:
         with torch._dynamo.config.patch(dict.fromkeys(limits, 1)):
             for rows in (2, 1):
-                prompts = [[3, 4]] * rows
                 if batching == "static":
-                    mine.generate(
-                        mine.prepare(prompts), output_tokens=2, ends=(), on_step=lambda: None
-                    )
+                    written(mine, [[3, 4]] * rows, 2)
                 else:
-                    calls: list = []
-                    graph.GraphEngine.generate_continuously(
-                        SimpleNamespace(generator=mine),
-                        prompts,
-                        slot_count=rows,
-                        output_tokens=2,
-                        end_token_ids=(),
-                        on_admit=calls.append,
-                        on_step=calls.append,
-                    )
+                    continuously(mine, [[3, 4]] * rows, rows, 2)
             assert getattr(torch._dynamo.config, name) == 1
     finally:
         torch.compiler.reset()
@@ -222,11 +228,6 @@ def test_every_shape_has_a_graph(batching) -> None:
 @pytest.mark.parametrize("records", [False, True])
 def test_only_steps_launched_one_by_one_have_times(records) -> None:
     """Tokens of a launch are told all at once: between their moments lies no time of a step."""
-
-    class Several(type(device_for("cpu"))):
-        """A card whose launches are the work itself."""
-
-    Several.records = records
     seconds = itertools.count()
 
     class Engine:
@@ -236,7 +237,7 @@ def test_only_steps_launched_one_by_one_have_times(records) -> None:
         decode = staticmethod(str)
         generate_continuously = graph.GraphEngine.generate_continuously
         generator = decoder.Generator(
-            description.read(make(), positions=512), Several(), pad=0, ends=2, compiled=False
+            description.read(make(), positions=512), Card(records), pad=0, ends=2, compiled=False
         )
 
     generation = ContinuousPass(
@@ -264,28 +265,16 @@ def test_runs_are_neighbours(numbers) -> None:
 
 def test_reading_is_recorded_for_short_prompts_only(pair) -> None:
     """In multiples of 64 tokens, up to 2,048 of all prompts; and only where the slots have room."""
-
-    class Recording(type(device_for("cpu"))):
-        """A card whose launches are the work itself, with a count of what was recorded."""
-
-        records = True
-
-        def record(self, work):
-            recorded.append(work)
-            return super().record(work)
-
-    recorded: list = []
     model, _ = pair
-    read = description.read(make(), positions=512, kind="")
-    mine = decoder.Generator(read, Recording(), pad=0, ends=len(_ENDS), compiled=False)
+    card = Card(records=True)
+    read = description.read(make(), positions=512)
+    mine = decoder.Generator(read, card, pad=0, ends=len(_ENDS), compiled=False)
     cases = ((2, 255, 1), (2, 3, 1), (2, 64, 0), (2, 65, 1), (16, 128, 1), (17, 128, 0))
     for rows, length, more in cases:
         prompts = [[1 + (row + at) % 90 for at in range(length)] for row in range(rows)]
-        before = len(recorded)
-        tokens, _, _ = mine.generate(
-            mine.prepare(prompts), output_tokens=1, ends=(), on_step=lambda: None
-        )
-        assert len(recorded) - before == more, (rows, length)
+        before = len(card.recorded)
+        tokens, _, _ = written(mine, prompts, 1)
+        assert len(card.recorded) - before == more, (rows, length)
         assert tokens.tolist() == [plain(model, prompts[:1], 1, ())[0], *tokens.tolist()[1:]]
 
 
@@ -295,25 +284,17 @@ def test_other_decoders_are_read_alike(kind) -> None:
     turned, by neighbours (ChatGLM3). The same as torch compiles it, over the same buffers."""
     prompts = [[3, 4, 5, 6], [7, 8]]
     read = description.read(make(kind), positions=512)
-    compiled = decoder.Generator(read, Compiling(), pad=0, ends=2, compiled=True)
-    tokens, _, _ = compiled.generate(
-        compiled.prepare(prompts), output_tokens=9, ends=(), on_step=lambda: None
-    )
-    assert tokens.tolist() == plain(make(kind), prompts, 9, ())
-    mine = generator(make(kind))
-    tokens, _, _ = mine.generate(
-        mine.prepare(prompts), output_tokens=9, ends=(), on_step=lambda: None
-    )
-    assert tokens.tolist() == plain(make(kind), prompts, 9, ())
+    compiled = decoder.Generator(read, Card(), pad=0, ends=2, compiled=True)
+    expected = plain(make(kind), prompts, 9, ())
+    for mine in (compiled, generator(make(kind))):
+        assert written(mine, prompts, 9)[0].tolist() == expected
 
 
 def test_logits_of_each_step_are_the_model_s(pair) -> None:
     """What verification compares: one row of logits for each token, of the position before it."""
     model, mine = pair
     prompt = [9, 8, 7]
-    tokens, logits, steps = mine.generate(
-        mine.prepare([prompt]), output_tokens=6, ends=(), on_step=lambda: None, keep_logits=True
-    )
+    tokens, logits, steps = written(mine, [prompt], 6, keep_logits=True)
     assert len(logits) == steps == 6
     whole = model(torch.tensor([prompt + tokens[0].tolist()])).logits[0, 2:-1]
     assert torch.allclose(torch.stack(logits)[:, 0], whole, atol=1e-4)
@@ -341,10 +322,7 @@ def test_a_packed_matrix_gives_the_tokens_of_the_values_it_stands_for(kind) -> N
                 target.weight.copy_(value)
     mine = decoder.Generator(read, device_for("cpu"), pad=0, ends=2, compiled=False)
     prompts = [[3, 4, 5, 6], [7, 8]]
-    tokens, _, _ = mine.generate(
-        mine.prepare(prompts), output_tokens=9, ends=(), on_step=lambda: None
-    )
-    assert tokens.tolist() == plain(model, prompts, 9, ())
+    assert written(mine, prompts, 9)[0].tolist() == plain(model, prompts, 9, ())
 
 
 @given(
@@ -434,40 +412,19 @@ def test_quantised_weights_are_as_large_as_they_say(precision, bits) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "setting"),
+    ("changes", "settings"),
     [
-        ({"device": "hpu", "parameters": {"torch_compile": True}}, "torch_compile"),
-        ({"device": "cuda", "parameters": {"torch_compile": True}}, "torch_compile"),
-        ({"device": "hpu", "parameters": {"hpu_mode": "lazy"}}, "hpu_mode"),
-        ({"parameters": {"tensor_parallel": 2}, "cards": 2}, "tensor_parallel"),
+        ({"device": "hpu", "parameters": {"torch_compile": True}}, ["torch_compile"]),
+        ({"device": "cuda", "parameters": {"torch_compile": True}}, ["torch_compile"]),
+        ({"device": "cpu", "parameters": {"torch_compile": True}}, []),
+        ({"device": "hpu", "parameters": {"hpu_mode": "lazy"}}, ["hpu_mode"]),
+        ({"parameters": {"tensor_parallel": 2}, "cards": 2}, ["tensor_parallel"]),
     ],
 )
-def test_what_it_cannot_do_is_said_in_the_plan(changes, setting) -> None:
-    """A row that says UNSUPPORTED and why, before anything starts."""
-    fields = {
-        "model": "tiny-chatglm3",
-        "dataset": "advertisegen-synthetic",
-        "precision": "bf16",
-        "device": "cuda",
-        "batch_size": 1,
-        "cards": 1,
-        "parameters": {},
-        "engine": "graph",
-    }
-    (refusal,) = engine_refusals(JobDescription(**(fields | changes)), "generate")
-    assert refusal.setting == setting and refusal.unsupported
-
-
-def test_a_cpu_compiles_where_a_job_asks_for_it() -> None:
-    """There a step is compiled for that reason alone."""
-    job = JobDescription(
-        model="tiny-chatglm3",
-        dataset="advertisegen-synthetic",
-        precision="bf16",
-        device="cpu",
-        batch_size=1,
-        cards=1,
-        parameters={"torch_compile": True},
-        engine="graph",
-    )
-    assert not list(engine_refusals(job, "generate"))
+def test_what_it_cannot_do_is_said_in_the_plan(changes, settings) -> None:
+    """A row that says UNSUPPORTED and why, before anything starts. A CPU compiles a step where a
+    job asks for it, and for that reason alone."""
+    job = asked(**{"engine": "graph", "device": "cuda", **changes})
+    found = list(engine_refusals(job, "generate"))
+    assert [refusal.setting for refusal in found] == settings
+    assert all(refusal.unsupported for refusal in found)

@@ -8,20 +8,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from generation_cases import request
 
 from workloads import engines
 from workloads.base import (
     BadConfiguration,
     DataMissing,
     JobDescription,
-    MeasureSettings,
     Refusal,
     Request,
     Unsupported,
@@ -48,22 +47,12 @@ def asked(**given) -> JobDescription:
     return JobDescription(**(fields | given))
 
 
-def refusals(job: JobDescription) -> list[Refusal]:
-    return list(engine_refusals(job, "generate"))
+def refusals(described: JobDescription) -> list[Refusal]:
+    return list(engine_refusals(described, "generate"))
 
 
-def request(engine: str, precision: str = "bf16") -> Request:
-    return Request(
-        workload="text-generation",
-        model="tiny-chatglm3",
-        dataset="advertisegen-synthetic",
-        precision=precision,
-        batch_size=1,
-        engine=engine,
-        residency_key="",
-        parameters={},
-        measure=MeasureSettings(),
-    )
+def job(precision: str, **more: str) -> Request:
+    return request("advertisegen-synthetic", engine="optimum-habana", precision=precision, **more)
 
 
 def test_no_engine_is_imported_to_know_them() -> None:
@@ -141,11 +130,16 @@ def test_adapters_and_attentions_are_taken_where_they_are_declared(engine) -> No
         assert all("transformers" in each.hint for each in found if setting == "adapter")
 
 
-@pytest.mark.parametrize("parameters", [{}, {"hpu_mode": "lazy"}, {"hpu_mode": "compile"}])
-def test_what_an_engine_takes_is_not_refused(parameters) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"parameters": mode} for mode in ({}, {"hpu_mode": "lazy"}, {"hpu_mode": "compile"})),
+        {"engine": "transformers", "device": "cpu"},
+    ],
+)
+def test_what_an_engine_takes_is_not_refused(given) -> None:
     """Its own modes, on its own device."""
-    assert not list(refusals(asked(parameters=parameters)))
-    assert not list(refusals(asked(engine="transformers", device="cpu")))
+    assert not refusals(asked(**given))
 
 
 def test_an_engine_without_its_package_or_device_refuses() -> None:
@@ -261,7 +255,7 @@ def test_a_calibration_belongs_to_model_cards_and_kind_of_card(tmp_path, monkeyp
 def test_fp8_asks_for_its_calibration(tmp_path) -> None:
     """Without one the message says where it was looked for, and what writes it."""
     with pytest.raises((DataMissing, ImportError), match=r"calibration|neural_compressor"):
-        quantization.quantize(object(), request("optimum-habana", "fp8"), tmp_path)
+        quantization.quantize(object(), job("fp8"), tmp_path)
 
 
 def test_both_passes_name_the_same_files(tmp_path) -> None:
@@ -333,6 +327,6 @@ def test_the_bridge_knows_of_fp8_before_a_model_is_there(
     device = SimpleNamespace(
         before_quantized_loading=step("inference mode"), device_name=lambda: "GAUDI2"
     )
-    job = replace(request("optimum-habana", precision), workload=workload)
-    generation.load_model(SimpleNamespace(entry=None), job, device)  # type: ignore[arg-type]
+    asked_for = job(precision, workload=workload)
+    generation.load_model(SimpleNamespace(entry=None), asked_for, device)  # type: ignore[arg-type]
     assert steps == expected

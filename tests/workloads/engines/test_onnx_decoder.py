@@ -68,6 +68,13 @@ def plain(job):
     return job()
 
 
+@pytest.fixture(scope="module")
+def directory(plain, cache: Path) -> Path:
+    """The directory of the graph in fp32."""
+    (found,) = cache.glob("onnx-decoder-*")
+    return found
+
+
 def texts(result) -> list[tuple[int, ...]]:
     return [item.output_ids for item in result.items]
 
@@ -118,7 +125,7 @@ def test_levels_of_optimization_compute_the_same(job, plain) -> None:
 
 
 def test_static_int8_starts_from_a_calibration(
-    job, plain, model, dataset, cache: Path, tmp_path: Path
+    job, plain, model, dataset, directory: Path, tmp_path: Path
 ) -> None:
     """A job measures the ranges and keeps them under a name; every product of weights but the
     output layer's is then an integer product, its weights with a scale per channel. A node that
@@ -133,8 +140,7 @@ def test_static_int8_starts_from_a_calibration(
     assert "QLinearMatMul 0 → 6" in found.details["operators_changed_by_optimization"]
     assert found.metrics["largest_output_difference"] < found.metrics["output_spread"]
     assert found.weight_bytes < 0.9 * plain.weight_bytes
-    (base,) = cache.glob("onnx-decoder-*")
-    elsewhere = shutil.copytree(base, tmp_path / "onnx-decoder-of-another-node")
+    elsewhere = shutil.copytree(directory, tmp_path / "onnx-decoder-of-another-node")
     of_other_node = in_precision(elsewhere, "int8", "texts")
     assert operators_of(of_other_node / GRAPH)["QuantizeLinear"]
     with pytest.raises(DataMissing, match="did you mean texts"):
@@ -155,10 +161,9 @@ def test_a_probe_keeps_no_calibration(plain, model, dataset) -> None:
         find_calibration("probed")
 
 
-def test_a_graph_that_ignores_padding_is_refused(job, plain, cache, tmp_path) -> None:
+def test_a_graph_that_ignores_padding_is_refused(directory, tmp_path) -> None:
     """The mask is cut out of the graph, as an export from one row would lose it: the padded batch
     beside the graph tells, before anything is timed."""
-    (directory,) = cache.glob("onnx-decoder-*")
     found = onnx.load(str(directory / GRAPH))
     masked = next(node for node in found.graph.node if "attention_mask" in node.input)
     ones = onnx.helper.make_node("Shape", ["attention_mask"], ["mask_shape"])
@@ -185,10 +190,9 @@ def test_a_graph_that_ignores_padding_is_refused(job, plain, cache, tmp_path) ->
         whole.check("fp16", tmp_path / GRAPH)
 
 
-def test_a_session_takes_the_threads_of_the_job(plain, cache) -> None:
+def test_a_session_takes_the_threads_of_the_job(directory) -> None:
     """A model stays loaded between jobs, which may compute with other numbers of threads; the row
     says whether these wait in a loop."""
-    (directory,) = cache.glob("onnx-decoder-*")
     graph = Graph(directory / GRAPH, EXECUTION)
     facts = {each.name: {} for each in fields(Opened)} | {"graphs": {GRAPH: graph}}
     opened = Opened(**facts)
@@ -204,10 +208,9 @@ def test_a_session_takes_the_threads_of_the_job(plain, cache) -> None:
         torch.set_num_threads(before)
 
 
-def test_a_large_graph_is_converted_by_its_path(plain, cache, tmp_path, monkeypatch) -> None:
+def test_a_large_graph_is_converted_by_its_path(directory, cache, tmp_path, monkeypatch) -> None:
     """A graph in memory has 2 GB at most, and the system's directory of temporary files may have
     less: shapes are found from the file, and copies lie in the cache."""
-    (directory,) = cache.glob("onnx-decoder-*")
 
     def too_large(*_, **__):
         raise ValueError("the model exceeds 2 GB")
