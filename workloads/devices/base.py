@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from workloads.base import (
     BadConfiguration,
@@ -60,12 +60,16 @@ class Compilations:
 
     def since(self, earlier: Compilations) -> Compilations:
         """The growth since an earlier reading; counters that did not move are left out."""
+
+        def growth(now: Any, before: Any) -> Any:
+            return None if now is None or before is None else now - before
+
         grown = {name: n - earlier.named.get(name, 0) for name, n in self.named.items()}
         return Compilations(
-            graphs=_difference(self.graphs, earlier.graphs),
-            compile_s=_difference(self.compile_s, earlier.compile_s),
-            recalled=_difference(self.recalled, earlier.recalled),
-            cpu_fallbacks=_difference(self.cpu_fallbacks, earlier.cpu_fallbacks),
+            graphs=growth(self.graphs, earlier.graphs),
+            compile_s=growth(self.compile_s, earlier.compile_s),
+            recalled=growth(self.recalled, earlier.recalled),
+            cpu_fallbacks=growth(self.cpu_fallbacks, earlier.cpu_fallbacks),
             named={name: n for name, n in grown.items() if n},
         )
 
@@ -81,13 +85,6 @@ class Compilations:
     def as_text(self) -> str:
         """The counters as one line, for a row."""
         return ", ".join(f"{name} {number:g}" for name, number in sorted(self.named.items()))
-
-
-_Number = TypeVar("_Number", int, float)
-
-
-def _difference(now: _Number | None, before: _Number | None) -> _Number | None:
-    return None if now is None or before is None else now - before
 
 
 def torch_compilations() -> Compilations:

@@ -152,8 +152,8 @@ SPEC = DeviceSpec(
     ray_indices=True,
     registration="start Gaudi nodes with --resources "
     + " or ".join(
-        f"""'{{"HPU": {gaudi.CARDS}, "accelerator_type:{each.ray_type}": 1}}'"""
-        for each in PRODUCTS
+        f"""'{{"HPU": {gaudi.CARDS}, "accelerator_type:{product.ray_type}": 1}}'"""
+        for product in PRODUCTS
     ),
     visible_variable="HABANA_VISIBLE_MODULES",
     gang_visible=True,  # as Habana documents a job of several cards; HLS_MODULE_ID tells its own
@@ -195,7 +195,7 @@ SPEC = DeviceSpec(
     examine=gaudi.examine_server,
     data_sheets=(
         (r"(Intel )?(Habana )?(HL-205\w*|Gaudi( ?1)?)", "Gaudi1"),
-        *((each.pattern, each.name) for each in PRODUCTS),
+        *((product.pattern, product.name) for product in PRODUCTS),
     ),
 )
 

@@ -49,10 +49,6 @@ def make_ready(attention: str) -> None:
         register_xformers()
 
 
-#: Words that change the result where they are set; others only say what was asked for.
-_CHANGING = ("softcap", "sliding_window", "position_bias", "s_aux")
-
-
 def refuse_unknown(attention: str, words: Mapping[str, Any]) -> None:
     """Check arguments that transformers passes to an attention function beyond queries, keys and
     values: one that it does not know may change what the model computes.
@@ -64,13 +60,9 @@ def refuse_unknown(attention: str, words: Mapping[str, Any]) -> None:
     Raises:
         Unsupported: one of them would change the result.
     """
-    for name in _CHANGING:
+    for name in ("softcap", "sliding_window", "position_bias", "s_aux"):
         if words.get(name) is not None:
             raise Unsupported(f"{attention} does not know {name}, which this model uses")
-
-
-#: xformers wants the rows of a bias to begin at multiples of so many elements.
-_ALIGNMENT = 8
 
 
 def register_xformers() -> None:
@@ -96,14 +88,11 @@ def xformers_attention(
     """transformers' attention function by ``memory_efficient_attention`` of xformers.
 
     Args:
-        module: the attention layer.
         query: [batch, heads, positions, channels].
-        key: [batch, key/value heads, positions, channels]; repeated where heads share them.
-        value: like ``key``.
+        key, value: [batch, key/value heads, positions, channels]; repeated where heads share them.
         attention_mask: added to the scores, [batch, 1, positions, positions]; None: each position
             attends to those before it, unless the layer attends in both directions.
         scaling: of the scores; None: one over the root of the channels.
-        dropout: rate in training.
         is_causal: False where attention is in both directions; None: as the layer says.
         words: of the library; those that would change the result are refused.
 
@@ -139,8 +128,9 @@ def xformers_attention(
 
 
 def _aligned(mask: torch.Tensor, heads: int) -> torch.Tensor:
-    """The mask for all heads, in memory whose rows begin where the kernels want them."""
+    """The mask for all heads, in memory whose rows begin at multiples of 8 elements, as the kernels
+    want them."""
     columns = mask.shape[-1]
-    wide = mask.new_zeros(*mask.shape[:-1], -(-columns // _ALIGNMENT) * _ALIGNMENT)
+    wide = mask.new_zeros(*mask.shape[:-1], -(-columns // 8) * 8)
     wide[..., :columns] = mask
     return wide[..., :columns].expand(-1, heads, -1, -1)

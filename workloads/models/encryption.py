@@ -69,20 +69,16 @@ class Opening:
         self._key = key
         self.seconds = 0.0
 
-    def opened(self, file: Path) -> bytearray:
-        """Content of a protected file; see ``read``."""
-        began = time.perf_counter()
-        content = read(file, self._key)
-        self.seconds += time.perf_counter() - began
-        return content
-
     def state_dict(self, directory: Path) -> dict[str, Any]:
         """All tensors of a directory's protected weight files, on the CPU."""
         from safetensors.torch import load
 
         tensors: dict[str, Any] = {}
         for file in weight_files(directory, protected=True):
-            tensors |= load(bytes(self.opened(file)))
+            began = time.perf_counter()
+            content = bytes(read(file, self._key))
+            self.seconds += time.perf_counter() - began
+            tensors |= load(content)
         return tensors
 
 
@@ -215,10 +211,8 @@ def write(file: Path, content: BinaryIO, key: bytes) -> None:
     with file.open("xb") as out:
         out.write(header)
         out.write(cipher.encrypt(_HEADER_SEAL, b"", bound))
-        count = _pieces(length, PIECE_BYTES)
-        for number in range(count):
-            piece = content.read(PIECE_BYTES)
-            out.write(cipher.encrypt(_nonce(number, count), piece, bound))
+        for nonce, size in _pieces(length, PIECE_BYTES):
+            out.write(cipher.encrypt(nonce, content.read(size), bound))
         if content.tell() != length or content.read(1):
             raise OSError(f"{file.name.removesuffix(PROTECTED)} changed while it was protected")
         out.flush()
@@ -233,48 +227,43 @@ def read(file: Path, key: bytes) -> bytearray:
             the key is another one.
     """
     try:
-        with files.opened(file) as opened:
-            header, (salt, piece_bytes, length) = _header(file, opened)
-            count = _pieces(length, piece_bytes)
-            whole = len(header) + _SEAL_BYTES + length + count * _SEAL_BYTES
-            there = os.fstat(opened.fileno()).st_size
+        with files.opened(file) as stored:
+            header, salt, piece_bytes, length = _header(file, stored)
+            pieces = list(_pieces(length, piece_bytes))
+            whole = len(header) + length + (1 + len(pieces)) * _SEAL_BYTES
+            there = os.fstat(stored.fileno()).st_size
             if there != whole:
                 raise DataMissing(f"{file} has {there:,} of its {whole:,} bytes: copy it again")
             cipher, bound = _cipher(key, salt), hashlib.sha256(header).digest()
+            from cryptography.exceptions import InvalidTag
 
-            def piece(nonce: bytes, size: int, otherwise: str) -> bytes:
-                from cryptography.exceptions import InvalidTag
-
-                try:
-                    return cipher.decrypt(nonce, opened.read(size + _SEAL_BYTES), bound)
-                except InvalidTag as error:
-                    raise DataMissing(f"{file} {otherwise}") from error
-
-            piece(_HEADER_SEAL, 0, "was not protected with this key, or its beginning was altered")
-            content = bytearray(length)
-            for number in range(count):
-                at = number * piece_bytes
-                size = min(piece_bytes, length - at)
-                otherwise = f"was altered: piece {number + 1} of {count} does not open"
-                content[at : at + size] = piece(_nonce(number, count), size, otherwise)
+            problem = "was not protected with this key, or its beginning was altered"
+            content = bytearray()
+            try:
+                cipher.decrypt(_HEADER_SEAL, stored.read(_SEAL_BYTES), bound)
+                for number, (nonce, size) in enumerate(pieces, start=1):
+                    problem = f"was altered: piece {number} of {len(pieces)} does not open"
+                    content += cipher.decrypt(nonce, stored.read(size + _SEAL_BYTES), bound)
+            except InvalidTag as error:
+                raise DataMissing(f"{file} {problem}") from error
             return content
     except OSError as error:
         raise DataMissing(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-def _header(file: Path, opened: BinaryIO) -> tuple[bytes, tuple[bytes, int, int]]:
+def _header(file: Path, stored: BinaryIO) -> tuple[bytes, bytes, int, int]:
     """All of it but its seal; of that the salt, the size of a piece and of the content."""
-    start = opened.read(len(_MAGIC) + _FIXED.size)
+    start = stored.read(len(_MAGIC) + _FIXED.size)
     if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _FIXED.size:
         raise DataMissing(f"{file} is no protected file of this version")
     salt, piece_bytes, length, name_bytes = _FIXED.unpack(start[len(_MAGIC) :])
-    name = opened.read(name_bytes)
+    name = stored.read(name_bytes)
     if name != file.name.encode():
         was = name.decode(errors="replace")
         raise DataMissing(f"{file} was {was} when it was protected: give it its name back")
     if not 0 < piece_bytes <= 64 * files.MIB:
         raise DataMissing(f"{file} was altered: it tells of pieces of {piece_bytes:,} bytes")
-    return start + name, (salt, piece_bytes, length)
+    return start + name, salt, piece_bytes, length
 
 
 def _cipher(key: bytes, salt: bytes) -> AESGCM:
@@ -290,9 +279,9 @@ def _cipher(key: bytes, salt: bytes) -> AESGCM:
     return AESGCM(derived.derive(key))
 
 
-def _pieces(length: int, piece_bytes: int) -> int:
-    return max(1, -(-length // piece_bytes))
-
-
-def _nonce(number: int, count: int) -> bytes:
-    return number.to_bytes(11, "big") + bytes([number == count - 1])
+def _pieces(length: int, piece_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Nonce and size of each piece; the nonce is its number and whether it is the last."""
+    starts = range(0, max(1, length), piece_bytes)
+    for number, start in enumerate(starts):
+        last = number == len(starts) - 1
+        yield number.to_bytes(11, "big") + bytes([last]), min(piece_bytes, length - start)

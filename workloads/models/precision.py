@@ -8,7 +8,7 @@ just before (weight-only) depends on the device; ``means`` says which.
 
 Each device says what the default engine does there, ``EngineSpec.precisions`` where another engine
 does otherwise; plan, schema and documentation print them, and nobody else knows. After loading,
-``weights.inspect`` reads the storage of the weights and refuses a model that is something else.
+``inspect`` reads the storage of the weights and refuses a model that is something else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import importlib.util
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -65,14 +65,11 @@ class TableRow:
     engine: str = ""  # "": every engine without a line of its own
 
 
-_FROM_QUANT = "install it with: pip install 'nightgrid[quant]'"
+#: By packages that another command installs.
 _INSTALLED_BY = {
     "neural_compressor": "it is part of Habana's PyTorch image; elsewhere: "
     "pip install neural-compressor-pt"
 }
-
-_DTYPE_NAMES = {"fp32": "float32", "fp16": "float16"}  # all others: bfloat16
-_QUANTIZED = ("fp8", "int8", "int4")
 
 
 def support(precision: str, device: str, engine: str = "", ability: str | None = None) -> Support:
@@ -118,25 +115,23 @@ def _engines_that_do(precision: str, device: str, engine: str, ability: str | No
 
 def table() -> tuple[TableRow, ...]:
     """Every precision on every device, in report order, for the schema and the documentation."""
-    rows = []
     engines = engines_for(None)
-    for precision in PRECISIONS:
-        for device in DEVICES:
-            own = [name for name in engines if (precision, device) in ENGINES[name].precisions]
-            rows += [
-                _row(precision, device, support(precision, device, name, "generate"), name)
-                for name in ("", *own)
-            ]
-    return tuple(rows)
-
-
-def _row(precision: str, device: str, entry: Support, engine: str = "") -> TableRow:
-    return TableRow(
-        precision=precision,
-        device=device,
-        supported=entry.supported,
-        text=entry.means if entry.supported else entry.reason,
-        engine=engine,
+    cells = [
+        (precision, device, engine, support(precision, device, engine, "generate"))
+        for precision in PRECISIONS
+        for device in DEVICES
+        for engine in ("", *engines)
+        if not engine or (precision, device) in ENGINES[engine].precisions
+    ]
+    return tuple(
+        TableRow(
+            precision=precision,
+            device=device,
+            supported=cell.supported,
+            text=cell.means if cell.supported else cell.reason,
+            engine=engine,
+        )
+        for precision, device, engine, cell in cells
     )
 
 
@@ -152,9 +147,10 @@ def require(precision: str, device: str, engine: str = "") -> Support:
         raise Unsupported(f"{precision} on {device}: {entry.reason}.")
     for package in entry.packages:
         if importlib.util.find_spec(package) is None:
+            usual = "install it with: pip install 'nightgrid[quant]'"
             raise Unsupported(
                 f"{precision} on {device} needs the package '{package}', which is not installed "
-                f"here; {_INSTALLED_BY.get(package, _FROM_QUANT)}"
+                f"here; {_INSTALLED_BY.get(package, usual)}"
             )
     return entry
 
@@ -163,13 +159,13 @@ def compute_dtype(precision: str) -> torch.dtype:
     """The dtype of activations, and of the weights that are not quantised."""
     import torch
 
-    dtype: torch.dtype = getattr(torch, _DTYPE_NAMES.get(precision, "bfloat16"))
-    return dtype
+    plain = {"fp32": torch.float32, "fp16": torch.float16}
+    return plain.get(precision, torch.bfloat16)
 
 
 def quantized(precision: str) -> bool:
     """Tell if this precision stores linear layers in 8 or 4 bits."""
-    return precision in _QUANTIZED
+    return precision in _STORAGE
 
 
 def loading_arguments(precision: str, device: str) -> dict[str, Any]:
@@ -179,10 +175,23 @@ def loading_arguments(precision: str, device: str) -> dict[str, Any]:
         Unsupported: not on this device, or a package is missing.
     """
     entry = require(precision, device)
-    _quiet_libraries()
+    # LLM.int8 casts bf16 activations itself, and warns each time.
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    # Recommends a package that would fetch another kernel from a hub while jobs run.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     arguments: dict[str, Any] = {dtype_keyword(): compute_dtype(precision)}
     if "bitsandbytes" in entry.packages:
-        arguments["quantization_config"] = _bitsandbytes(precision)
+        from transformers import BitsAndBytesConfig
+
+        arguments["quantization_config"] = (
+            BitsAndBytesConfig(load_in_8bit=True)
+            if precision == "int8"
+            else BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_compute_dtype=compute_dtype("bf16"),
+            )
+        )
     return arguments
 
 
@@ -195,14 +204,20 @@ def finish_loading(model: Any, precision: str, device: str) -> None:
     if "torchao" not in support(precision, device).packages or quantized_already(model.config):
         return
     import torch
-    from torchao.quantization import quantize_
+    from torchao import quantization
 
+    if precision == "int8":
+        config = quantization.Int8WeightOnlyConfig()
+    elif device_spec(device).can("fp8_products"):
+        config = quantization.Float8DynamicActivationFloat8WeightConfig()
+    else:
+        config = quantization.Float8WeightOnlyConfig()
     output = model.get_output_embeddings()
-
-    def linear_inside(module: torch.nn.Module, name: str) -> bool:
-        return isinstance(module, torch.nn.Linear) and module is not output
-
-    quantize_(model, _torchao(precision, device), linear_inside)
+    quantization.quantize_(
+        model,
+        config,
+        lambda module, name: isinstance(module, torch.nn.Linear) and module is not output,
+    )
 
 
 def quantized_already(config: Any) -> bool:
@@ -217,41 +232,6 @@ def dtype_keyword() -> str:
     return "torch_dtype" if transformers.__version__.startswith("4.") else "dtype"
 
 
-def _quiet_libraries() -> None:
-    """Silence what would be said at every product or import and asks nothing of anybody."""
-    # LLM.int8 casts bf16 activations itself, and warns each time.
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    # Recommends a package that would fetch another kernel from a hub while jobs run.
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-
-
-def _torchao(precision: str, device: str) -> Any:
-    from torchao.quantization import (
-        Float8DynamicActivationFloat8WeightConfig,
-        Float8WeightOnlyConfig,
-        Int8WeightOnlyConfig,
-    )
-
-    if precision == "int8":
-        return Int8WeightOnlyConfig()
-    if device_spec(device).can("fp8_products"):
-        return Float8DynamicActivationFloat8WeightConfig()
-    return Float8WeightOnlyConfig()
-
-
-def _bitsandbytes(precision: str) -> Any:
-    import torch
-    from transformers import BitsAndBytesConfig
-
-    if precision == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
-
-
 # Examine a loaded model's weights as stored: their bytes, their count, their format.
 #
 # A library may leave layers out or fall back without an error, and a table would then call a bf16
@@ -261,10 +241,6 @@ def _bitsandbytes(precision: str) -> Any:
 
 #: dtype of the stored values of each quantised format; int4 packs two values in a byte.
 _STORAGE = {"fp8": "float8_e4m3fn", "int8": "int8", "int4": "uint8"}
-
-#: Buffers of a layer with packed 4-bit weights, and how many weights are in one number of them.
-_PACKED = ("qweight", "qzeros", "scales")
-_IN_AN_INT32 = 8
 
 #: NF4 kernels of bitsandbytes for CPUs take rows of whole blocks of this many values.
 NF4_BLOCK = 64
@@ -288,24 +264,22 @@ def stored_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """
     import torch
 
-    flatten = getattr(type(tensor), "__tensor_flatten__", None)
-    if flatten is None and hasattr(tensor, "data"):  # a Parameter around a subclass
-        flatten = getattr(type(tensor.data), "__tensor_flatten__", None)
-        tensor = tensor.data if flatten is not None else tensor
-    if flatten is not None:
+    if not hasattr(type(tensor), "__tensor_flatten__") and hasattr(
+        type(tensor.data), "__tensor_flatten__"
+    ):
+        tensor = tensor.data  # of a Parameter around a subclass
+    if hasattr(type(tensor), "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             inner = getattr(tensor, name)
             if isinstance(inner, torch.Tensor):  # a divided tensor names its cards too
                 yield from stored_tensors(inner)
         return
     yield tensor
-    state = getattr(tensor, "quant_state", None)
-    if state is not None:
+    if (state := getattr(tensor, "quant_state", None)) is not None:
         yield state.absmax
         if getattr(state, "nested", False):
             yield state.state2.absmax
-    scales = getattr(tensor, "SCB", None)
-    if isinstance(scales, torch.Tensor):
+    if isinstance(scales := getattr(tensor, "SCB", None), torch.Tensor):
         yield scales
 
 
@@ -344,21 +318,26 @@ def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> 
         BadConfiguration: the model is not in the precision asked for.
     """
     parameters = _unique_parameters(model)
-    matrices = {name: tensor for name, tensor in parameters.items() if _is_matrix(tensor)}
-    packed = packed_layers(model)
-    in_packed = sum(_packed_count(model, name) for name in packed)
+    matrices = {
+        name: tensor
+        for name, tensor in parameters.items()
+        if tensor.dim() >= 2 or getattr(tensor, "quant_state", None) is not None
+    }
+    packed = _packed_layers(model)
+    in_packed = sum(_packed_count(model.get_submodule(name)) for name in packed)
     quantized_count = in_packed + sum(
         logical_count(tensor) for tensor in matrices.values() if _in_format(tensor, precision)
     )
     count = in_packed + sum(logical_count(tensor) for tensor in parameters.values())
     share = quantized_count / count if count else 0.0
-    if quantized(precision):
-        _require_quantized(model, matrices, precision, packed if precision == "int4" else ())
-    else:
-        _require_plain(matrices, precision, packed)
     detail = support(precision, device, engine).means
     if quantized(precision):
+        wrong = _unquantized(model, matrices, precision, bool(packed) and precision == "int4")
         detail += f"; {share:.0%} of the parameters, the rest in bf16"
+    else:
+        wrong = _quantized(matrices, precision, list(packed))
+    if wrong:
+        raise BadConfiguration(f"the model was asked for in {precision}{wrong}")
     return ModelWeights(
         weight_bytes=sum(map(stored_bytes, (*parameters.values(), *chain(*packed.values())))),
         parameter_count=count,
@@ -367,7 +346,7 @@ def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> 
     )
 
 
-def packed_layers(model: nn.Module) -> dict[str, list[torch.Tensor]]:
+def _packed_layers(model: nn.Module) -> dict[str, list[torch.Tensor]]:
     """Layers whose 4-bit weights lie in buffers, by name: that buffer, then those of zero points
     and scales. So do the layers for GPTQ's, AWQ's and AutoRound's checkpoints: eight weights to an
     int32, or in the order of a processor's kernels, scales among them.
@@ -376,16 +355,16 @@ def packed_layers(model: nn.Module) -> dict[str, list[torch.Tensor]]:
     for name, module in model.named_modules():
         buffers = dict(module.named_buffers(recurse=False))
         if "qweight" in buffers and not buffers["qweight"].is_floating_point():
-            layers[name] = [buffers[key] for key in _PACKED if key in buffers]
+            parts = ("qweight", "qzeros", "scales")
+            layers[name] = [buffers[part] for part in parts if part in buffers]
     return layers
 
 
-def _packed_count(model: nn.Module, name: str) -> int:
-    layer = model.get_submodule(name)
+def _packed_count(layer: nn.Module) -> int:
     sizes = getattr(layer, "infeatures", None), getattr(layer, "outfeatures", None)
     if isinstance(sizes[0], int) and isinstance(sizes[1], int):
         return sizes[0] * sizes[1]
-    return int(layer.get_buffer("qweight").numel()) * _IN_AN_INT32
+    return int(layer.get_buffer("qweight").numel()) * 8  # weights in an int32
 
 
 def card_weight_bytes(model: nn.Module) -> int:
@@ -420,56 +399,45 @@ def _unique_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters(remove_duplicate=True))
 
 
-def _is_matrix(tensor: torch.Tensor) -> bool:
-    return tensor.dim() >= 2 or getattr(tensor, "quant_state", None) is not None
-
-
-def _require_plain(
-    matrices: dict[str, torch.Tensor], precision: str, packed: Collection[str]
-) -> None:
+def _quantized(matrices: dict[str, torch.Tensor], precision: str, packed: Sequence[str]) -> str:
+    """What is wrong with a model that should be plain: a layer is packed or of another format."""
     if packed:
-        raise BadConfiguration(
-            f"the model was asked for in {precision}, but {len(packed)} of its layers are packed "
-            f"in 4 bits (e.g. {next(iter(packed))}): write precision: int4"
+        return (
+            f", but {len(packed)} of its layers are packed in 4 bits (e.g. {packed[0]}): write "
+            "precision: int4"
         )
-    wanted = str(compute_dtype(precision)).removeprefix("torch.")
-    others = {
-        name: stored_format(tensor)
-        for name, tensor in matrices.items()
-        if stored_format(tensor) != wanted
-    }
-    if others:
-        formats = ", ".join(f"{dtype} in {n}" for dtype, n in Counter(others.values()).items())
-        raise BadConfiguration(
-            f"the model was asked for in {precision} ({wanted}), but {len(others)} of its "
-            f"{len(matrices)} weight matrices are not: {formats} (e.g. {next(iter(others))}). "
-            "A checkpoint that is quantised already has one precision only."
-        )
+    dtype = str(compute_dtype(precision)).removeprefix("torch.")
+    formats = {name: stored_format(tensor) for name, tensor in matrices.items()}
+    others = {name: stored for name, stored in formats.items() if stored != dtype}
+    if not others:
+        return ""
+    counts = ", ".join(f"{stored} in {n}" for stored, n in Counter(others.values()).items())
+    return (
+        f" ({dtype}), but {len(others)} of its {len(matrices)} weight matrices are not: {counts} "
+        f"(e.g. {next(iter(others))}). A checkpoint that is quantised already has one precision "
+        "only."
+    )
 
 
-def _require_quantized(
-    model: nn.Module,
-    matrices: dict[str, torch.Tensor],
-    precision: str,
-    packed: Collection[str],
-) -> None:
-    """Every matrix of a linear layer, except the output layer's, must be in the format."""
+def _unquantized(
+    model: nn.Module, matrices: dict[str, torch.Tensor], precision: str, packed: bool
+) -> str:
+    """What is wrong with a quantised model: every matrix of a linear layer, except the output
+    layer's, must be in the format."""
     output = getattr(model, "get_output_embeddings", lambda: None)()
-    linear = [
-        name
+    linear = {
+        f"{name}.weight"
         for name, module in model.named_modules()
         if "Linear" in type(module).__name__ and module is not output
-    ]
-    weights = {f"{name}.weight" for name in linear} & set(matrices)
-    left_out = sorted(name for name in weights if not _in_format(matrices[name], precision))
-    if left_out or not (weights or packed):
-        what = (
-            f"{len(left_out)} of its {len(weights)} linear layers are not (e.g. {left_out[0]} is "
-            f"{stored_format(matrices[left_out[0]])})"
-            if left_out
-            else "it has no linear layer that the library quantises"
+    } & set(matrices)
+    left_out = sorted(name for name in linear if not _in_format(matrices[name], precision))
+    if left_out:
+        stored = stored_format(matrices[left_out[0]])
+        return (
+            f", but {len(left_out)} of its {len(linear)} linear layers are not (e.g. {left_out[0]} "
+            f"is {stored})"
         )
-        raise BadConfiguration(f"the model was asked for in {precision}, but {what}")
+    return "" if linear or packed else ", but it has no linear layer that the library quantises"
 
 
 # Products in int8: torchao multiplies int8 weights by activations in int8 (static quantization).
@@ -484,8 +452,6 @@ RANGES_NOTE = "activation_ranges"
 #: A layer's largest absolute input, and the dimensions that its inputs have, by its name.
 Ranges = Mapping[str, tuple[float, int]]
 
-_LARGEST_INT8 = 127
-
 
 def watch_inputs(
     model: Any,
@@ -498,12 +464,12 @@ def watch_inputs(
     import torch
 
     def showing(name: str) -> Any:
-        return lambda _, given: see(name, given[0].detach())
+        return lambda _, inputs: see(name, inputs[0].detach())
 
     hooks = [layer.register_forward_pre_hook(showing(name)) for name, layer in layers.items()]
     try:
-        for ids in texts:
-            with torch.no_grad():
+        with torch.no_grad():
+            for ids in texts:
                 model(input_ids=torch.tensor([ids], device=device.torch_device), use_cache=False)
     finally:
         for hook in hooks:
@@ -517,9 +483,9 @@ def measure_ranges(model: Any, texts: Sequence[Sequence[int]], device: Device) -
     layers = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     ranges: dict[str, tuple[float, int]] = {}
 
-    def see(name: str, given: torch.Tensor) -> None:
-        largest = max(float(given.abs().max()), ranges.get(name, (0.0, 0))[0])
-        ranges[name] = (largest, given.dim())
+    def see(name: str, tensor: torch.Tensor) -> None:
+        largest = max(float(tensor.abs().max()), ranges.get(name, (0.0, 0))[0])
+        ranges[name] = (largest, tensor.dim())
 
     watch_inputs(model, layers, texts, device, see)
     return ranges
@@ -547,7 +513,7 @@ def use_ranges(model: Any, ranges: Ranges) -> int:
         weight: Any = getattr(model.get_submodule(name), "weight", None)
         if not hasattr(weight, "act_quant_scale"):
             continue  # it stays in 16 bits, as the output layer does
-        scale = max(largest, torch.finfo(torch.float32).tiny) / _LARGEST_INT8
+        scale = max(largest, torch.finfo(torch.float32).tiny) / 127  # int8's largest
         weight.act_quant_scale = torch.full([1] * dimensions, scale, device=weight.device)
         weight.act_quant_kwargs = config.get_act_quant_kwargs()
         count += 1
@@ -562,7 +528,7 @@ def forget_ranges(model: Any) -> None:
 
 
 def restore_ranges(model: Any, directory: Path) -> Any:
-    """The model, with the ranges that were kept beside it; as it is where there are none."""
+    """The model, with the ranges in the note beside it; as it is where there are none."""
     noted = origin_of(directory).get(RANGES_NOTE)
     if isinstance(noted, dict):
         use_ranges(model, {name: (float(most), int(dims)) for name, (most, dims) in noted.items()})

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -285,14 +285,14 @@ def _file_refusals(job: JobDescription, entry: ModelEntry, directory: Path) -> I
                 "has the model's tokenizer beside its config.json",
             )
     engine = ENGINES.get(job.engine)
-    if entry.kind == "random" and engine is not None and engine.own_loader:
+    own = engine is not None and engine.own_loader
+    if entry.kind == "random" and own:
         yield Refusal(
             setting="model",
-            reason=f"the engine {engine.name} reads weights from files, and {job.model} has none",
+            reason=f"the engine {job.engine} reads weights from files, and {job.model} has none",
             hint="leave out `engine:`, or name a checkpoint",
             unsupported=True,
         )
-    own = engine is not None and engine.own_loader
     if not own and (reason := unreadable(read_config(directory))):
         yield Refusal(
             setting="model",
@@ -396,8 +396,6 @@ ATTENTION_TARGETS = (
 #: ``targets`` that means every linear layer but the output layer.
 ALL_LINEAR = "all-linear"
 
-_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
 
 def choose(targets: str | None, layers: Iterable[str]) -> tuple[str, ...]:
     """The last name components of the layers that an adapter is put on.
@@ -420,7 +418,7 @@ def choose(targets: str | None, layers: Iterable[str]) -> tuple[str, ...]:
             f"this model has none of the usual attention layers; name targets among "
             f"{', '.join(there) or 'none: it has no linear layers'}"
         )
-    wanted = split(targets)
+    wanted = tuple(dict.fromkeys(n.strip() for n in targets.split(",") if n.strip()))
     unknown = [name for name in wanted if name not in there]
     if unknown or not wanted:
         raise BadConfiguration(
@@ -430,48 +428,39 @@ def choose(targets: str | None, layers: Iterable[str]) -> tuple[str, ...]:
     return wanted
 
 
-def split(targets: str) -> tuple[str, ...]:
-    """The names in a list separated by commas, each once."""
-    return tuple(dict.fromkeys(name.strip() for name in targets.split(",") if name.strip()))
-
-
 def linear_names(model: str) -> frozenset[str] | None:
-    """Last names of a model's linear layers by what its files say; None if that cannot be told.
-
-    Nothing is loaded, and torch is not imported: for planning.
-    """
+    """Last names of a model's linear layers by what its files say; None if that cannot be told."""
     if model == SMOLLM2:
-        return frozenset(_LLAMA)
+        llama = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+        return frozenset(llama)
     shapes = linear_shapes(model)
     return None if shapes is None else frozenset(name.rsplit(".", 1)[-1] for name in shapes)
 
 
 def linear_shapes(model: str) -> dict[str, tuple[int, int]] | None:
     """Outputs and inputs of a model's linear layers, by name, by what its files say; None if that
-    cannot be told. For planning, like ``linear_names``."""
+    cannot be told. For planning: nothing is loaded, and torch is not imported.
+
+    They are the matrices called ``….layer.weight`` inside layers; embeddings and heads lie outside.
+    """
     try:
         entry = find_model(model)
         if entry.name in MADE:
-            return _from_shapes(importlib.import_module(MADE[entry.name]).native_shapes().items())
-        directory = Path(entry.location)
-        if not os.path.isdir(directory):
-            return None  # on a hub, not downloaded
-        if is_original(read_config(directory)):
-            return None  # it is trained in the native layout, which is yet to be made
-        weights = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
-        tensors = describe_tensors(weights)
-        return _from_shapes((name, tensor.shape) for name, tensor in tensors.items()) or None
-    except (WorkloadError, OSError):
+            shapes = importlib.import_module(MADE[entry.name]).native_shapes()
+        else:
+            directory = Path(entry.location)
+            if not os.path.isdir(directory) or is_original(read_config(directory)):
+                return None  # on a hub, or trained in the native layout, which is yet to be made
+            weights = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
+            shapes = {name: info.shape for name, info in describe_tensors(weights).items()}
+    except (WorkloadError, OSError, AttributeError):  # of those made, not all have layers of texts
         return None
-
-
-def _from_shapes(shapes: Iterable[tuple[str, Sequence[int]]]) -> dict[str, tuple[int, int]]:
-    """Matrices called ``….layer.weight`` inside layers; embeddings and heads lie outside."""
-    return {
+    matrices = {
         name.removesuffix(".weight"): (shape[0], shape[1])
-        for name, shape in shapes
+        for name, shape in shapes.items()
         if name.endswith(".weight")
         and len(shape) == 2
         and any(part.isdigit() for part in name.split("."))
         and not name.endswith("_bias.weight")  # a table of relative positions
     }
+    return matrices or None

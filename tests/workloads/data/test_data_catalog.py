@@ -20,32 +20,24 @@ def quantile(lengths: list[int], share: float) -> int:
     return sorted(lengths)[int(share * (len(lengths) - 1))]
 
 
-def test_the_synthetic_twin_has_the_lengths_of_the_real_set() -> None:
-    """Nine in ten inputs have 20-130 characters, outputs 50-250, skewed to the right."""
-    examples = load_examples("advertisegen-synthetic")
-    inputs = [len(example.content) for example in examples]
-    outputs = [len(example.summary) for example in examples]
-    assert quantile(inputs, 0.05) >= 20 and quantile(inputs, 0.95) <= 130
-    assert quantile(outputs, 0.05) >= 50 and quantile(outputs, 0.95) <= 250
-    for lengths in (inputs, outputs):
-        assert sum(lengths) / len(lengths) > quantile(lengths, 0.5)
-        assert len(set(lengths)) > 60
-
-
-def test_the_synthetic_twin_has_the_shape_of_the_real_set() -> None:
-    """Attributes are ``key#value`` joined by ``*``, first the kind of garment; all differ."""
+def test_the_synthetic_twin_has_the_lengths_and_the_shape_of_the_real_set() -> None:
+    """Nine in ten inputs have 20-130 characters, outputs 50-250, skewed right. Attributes are
+    ``key#value`` joined by ``*``, first the kind of garment; all differ."""
     examples = load_examples("advertisegen-synthetic")
     assert len(set(examples)) == len(examples) == 1000
+    for lengths, least, most in (
+        ([len(example.content) for example in examples], 20, 130),
+        ([len(example.summary) for example in examples], 50, 250),
+    ):
+        assert quantile(lengths, 0.05) >= least and quantile(lengths, 0.95) <= most
+        assert sum(lengths) / len(lengths) > quantile(lengths, 0.5)
+        assert len(set(lengths)) > 60
     for example in examples:
         pairs = [attribute.split("#") for attribute in example.content.split("*")]
         assert all(len(pair) == 2 and all(pair) for pair in pairs)
         assert pairs[0][0] == "类型"
-        assert example.summary.endswith("。")
-        assert example.synthetic
-
-
-def test_the_synthetic_twin_is_the_same_everywhere() -> None:
-    """Its content is pinned, since rows measured on it are compared across machines."""
+        assert example.summary.endswith("。") and example.synthetic
+    # The content is pinned, since rows measured on it are compared across machines.
     text = "\n".join(f"{e.content}\t{e.summary}" for e in synthetic_examples(1000))
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "96c7e2bda176f3fd"
 

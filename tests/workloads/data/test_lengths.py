@@ -89,14 +89,6 @@ def test_no_lengths_have_no_distribution() -> None:
         distribution([])
 
 
-def test_positions_by_hand() -> None:
-    """Eleven places, five wanted; ten places, four wanted; one wanted."""
-    assert equal_distance(11, 5) == [0, 3, 5, 8, 10]
-    assert equal_distance(10, 4) == [0, 3, 6, 9]
-    assert equal_distance(5, 1) == [2]
-    assert equal_distance(3, 9) == [0, 1, 2]
-
-
 @given(st.integers(1, 5000), st.integers(1, 300))
 def test_positions_are_evenly_spread(size: int, count: int) -> None:
     """Different, in order, both ends included, and steps differ by at most one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 import subprocess
 import sys
@@ -17,171 +18,24 @@ from workloads.devices.cuda import expandable_segments
 
 ROOT = Path(__file__).resolve().parents[3]
 
-#: Messages as the backends write them, and the class each stands for (None: not one of ours).
-TEXTS = [
-    (
-        "cpu",
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate "
-            "memory: you tried to allocate 4000000000 bytes. Error code 12 (Cannot allocate memory)"
-        ),
-        base.OutOfMemory,
-    ),
-    ("cpu", MemoryError(), base.OutOfMemory),
-    (
-        "cpu",
-        RuntimeError(
-            "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
-            "[127.0.0.1]:21846"
-        ),
-        base.CollectiveFailed,
-    ),
-    ("cpu", RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), None),
-    ("cpu", ValueError("CUDA out of memory"), None),
-    (
-        "cuda",
-        RuntimeError(
-            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.15 "
-            "GiB of which 18.88 MiB is free."
-        ),
-        base.OutOfMemory,
-    ),
-    ("cuda", RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), base.OutOfMemory),
-    (
-        "cuda",
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        base.OutOfMemory,
-    ),
-    (
-        "cuda",
-        RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"),
-        base.CardNotAcquired,
-    ),
-    ("cuda", RuntimeError("No CUDA GPUs are available"), base.CardNotAcquired),
-    (
-        "cuda",
-        RuntimeError(
-            "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
-        ),
-        base.CardNotAcquired,
-    ),
-    (
-        "cuda",
-        RuntimeError(
-            "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6, "
-            "OpType=BROADCAST, Timeout(ms)=1800000) ran for 1800010 milliseconds"
-        ),
-        base.CollectiveFailed,
-    ),
-    (
-        "cuda",
-        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1691, unhandled system error"),
-        base.CollectiveFailed,
-    ),
-    ("cuda", RuntimeError("CUDA error: an illegal memory access was encountered"), None),
-    (
-        "cuda",
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you "
-            "tried to allocate 4000000000 bytes."
-        ),
-        MemoryError,  # the host's memory, which is not the card's
-    ),
-    (
-        "hpu",
-        RuntimeError("synStatus=8 [Device not found] Device acquire failed."),
-        base.CardNotAcquired,
-    ),
-    (
-        "hpu",
-        RuntimeError("synStatus=20 [Device already acquired] Device acquire failed."),
-        base.CardNotAcquired,
-    ),
-    (
-        "hpu",
-        RuntimeError("synStatus=26 [Generic failure] Device acquire failed."),
-        base.CardNotAcquired,
-    ),
-    (
-        "hpu",
-        RuntimeError(
-            "[Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::1073741824 "
-            "(1024)MB"
-        ),
-        base.OutOfMemory,
-    ),
-    (
-        "hpu",
-        RuntimeError(
-            "[Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM OOM: No enough memory for defragment."
-        ),
-        base.OutOfMemory,
-    ),
-    (
-        "hpu",
-        RuntimeError("Graph compile failed. synStatus=synStatus 26 [Generic failure]."),
-        base.CompileFailed,
-    ),
-    (
-        "hpu",
-        RuntimeError(
-            "[Rank:6] FATAL ERROR :: MODULE:PT_BRIDGE Exception in Launch thread...\nCheck "
-            "$HABANA_LOGS/ for detailsGraph compile failed. synStatus=synStatus 26 "
-            "[Generic failure]."
-        ),
-        base.CompileFailed,
-    ),
-    (
-        "hpu",
-        RuntimeError(
-            "synNodeCreateWithId failed for node: batch_gemm with synStatus 26 [Generic failure]. ."
-        ),
-        base.CompileFailed,
-    ),
-    (
-        "hpu",
-        RuntimeError(
-            "[Rank:0] FATAL ERROR :: MODULE:PT_SYNHELPER workspace Allocation of size "
-            "::21474836480 failed!"
-        ),
-        base.OutOfMemory,
-    ),
-    (
-        "hpu",
-        RuntimeError("Graph creation failed. synStatus=synStatus 1 [Invalid argument]. "),
-        base.CompileFailed,
-    ),
-    (
-        "hpu",
-        RuntimeError("Graph duplication failed. synStatus=synStatus 26 [Generic failure]. "),
-        base.CompileFailed,
-    ),
-    ("hpu", RuntimeError("Comm Init Rank Error"), base.CollectiveFailed),
-    ("hpu", RuntimeError("Get HCCL UniqueId Error"), base.CollectiveFailed),
-    (
-        "hpu",
-        RuntimeError("collective nonSFG is not supported during hpu graph capturing"),
-        base.CollectiveFailed,
-    ),
-    ("hpu", RuntimeError("Operator not supported in this dtype"), None),
-    ("hpu", MemoryError(), MemoryError),
-]
+HERE = Path(__file__).parent
+#: Messages as the backends write them, and the class each stands for (null: not one of ours).
+ERRORS = (HERE / "recorded_backend_errors.jsonl").read_text().splitlines()
+RECORDED = (HERE / "recorded_cuda_out_of_memory.jsonl").read_text().splitlines()
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "expected"), TEXTS, ids=[f"{n}-{str(e)[:40]}" for n, e, _ in TEXTS]
-)
-def test_backend_errors_are_told_apart_by_their_words(
-    name: str, error: Exception, expected: type[BaseException] | None
-) -> None:
+@pytest.mark.parametrize("recorded", map(json.loads, ERRORS), ids=lambda one: one["message"][:40])
+def test_backend_errors_are_told_apart_by_their_words(recorded: dict[str, str]) -> None:
     """Each known message becomes its class; any other error stays the very object it was."""
-    found = devices.device_for(name).classify(error)
-    if expected is None:
+    text = recorded["message"]
+    kind = getattr(builtins, recorded["type"])
+    error = kind(text) if text else kind()
+    found = devices.device_for(recorded["device"]).classify(error)
+    if recorded["class"] is None:
         assert found is error
     else:
-        assert type(found) is expected
-        words = str(error).split()
-        assert not words or words[0] in str(found), "the original words are kept"
+        assert type(found).__name__ == recorded["class"]
+        assert not text or text.split()[0] in str(found), "the original words are kept"
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "hpu"])
@@ -199,9 +53,6 @@ def test_torchs_own_exception_types_are_known_without_their_words() -> None:
     cuda = devices.device_for("cuda")
     assert type(cuda.classify(torch.OutOfMemoryError("?"))) is base.OutOfMemory
     assert type(cuda.classify(DistBackendError("?"))) is base.CollectiveFailed
-
-
-RECORDED = (Path(__file__).parent / "recorded_cuda_out_of_memory.jsonl").read_text().splitlines()
 
 
 @pytest.mark.parametrize("recorded", map(json.loads, RECORDED), ids=lambda each: str(each["what"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,46 +85,37 @@ def test_no_truncated_file_is_read(directory: Path, data: st.DataObject) -> None
         encryption.read(directory / "a.protected", KEY)
 
 
-def test_a_truncated_file_says_how_much_is_missing(directory: Path) -> None:
-    """So that somebody who copied it knows what happened."""
-    file = write(directory / "a.protected", bytes(100))
-    file.write_bytes(file.read_bytes()[:-5])
-    with pytest.raises(DataMissing, match=r"has 2\d\d of its 2\d\d bytes: copy it again"):
-        encryption.read(file, KEY)
-
-
-def test_reordered_pieces_are_not_read(directory: Path) -> None:
-    """Two pieces of one file, each intact."""
-    file = write(directory / "a.protected", os.urandom(3 * PIECE_BYTES))
+def _reordered(file: Path) -> None:
     sealed, seal = file.read_bytes(), PIECE_BYTES + 16
     first = len(sealed) - 3 * seal
     parts = [sealed[first + n * seal :][:seal] for n in (1, 0, 2)]
     file.write_bytes(sealed[:first] + b"".join(parts))
-    with pytest.raises(DataMissing, match="piece 1 of 3 does not open"):
-        encryption.read(file, KEY)
 
 
-def test_a_piece_of_another_file_is_not_read(directory: Path) -> None:
-    """Of the same key, name and place."""
-    file = write(directory / "a.protected", bytes(2 * PIECE_BYTES))
-    other = file.read_bytes()
-    sealed = write(file, bytes(2 * PIECE_BYTES)).read_bytes()
-    file.write_bytes(sealed[: -(PIECE_BYTES + 16)] + other[-(PIECE_BYTES + 16) :])
-    with pytest.raises(DataMissing, match="piece 2 of 2 does not open"):
-        encryption.read(file, KEY)
+def _with_anothers_piece(file: Path) -> None:
+    sealed, seal = file.read_bytes(), PIECE_BYTES + 16
+    other = write(file, bytes(3 * PIECE_BYTES)).read_bytes()
+    file.write_bytes(sealed[:-seal] + other[-seal:])
 
 
-def test_a_wrong_key_is_told_from_a_damaged_file(directory: Path) -> None:
-    """The key is what to look for, not the copy."""
-    file = write(directory / "a.protected", bytes(100), key=bytes(32))
-    with pytest.raises(DataMissing, match="was not protected with this key"):
-        encryption.read(file, KEY)
-
-
-def test_a_shard_under_another_shards_name_is_not_read(directory: Path) -> None:
-    """Its tensors would be loaded for others."""
-    file = write(directory / "a.protected", bytes(100)).rename(directory / "b.protected")
-    with pytest.raises(DataMissing, match=r"b.protected was a.protected"):
+@pytest.mark.parametrize(
+    ("tamper", "words"),
+    [
+        (lambda f: f.write_bytes(f.read_bytes()[:-5]), r"has \d+ of its \d+ bytes: copy it again"),
+        (_reordered, "piece 1 of 3 does not open"),  # each of them intact
+        (_with_anothers_piece, "piece 3 of 3 does not open"),  # of the same key, name and place
+        (lambda f: write(f, bytes(9), key=bytes(32)), "was not protected with this key"),
+        (lambda f: write(f.with_name("b"), b"x").replace(f), r"a\.protected was b"),
+    ],
+    ids=["truncated", "reordered", "another file's piece", "wrong key", "renamed"],
+)
+def test_a_file_that_was_changed_says_what_happened(
+    directory: Path, tamper: Callable[[Path], object], words: str
+) -> None:
+    """A wrong key is told from a damaged copy, and no tensors are loaded for others."""
+    file = write(directory / "a.protected", os.urandom(3 * PIECE_BYTES))
+    tamper(file)
+    with pytest.raises(DataMissing, match=words):
         encryption.read(file, KEY)
 
 
@@ -234,20 +226,15 @@ def shards(directory: Path) -> Path:
     return directory
 
 
-def test_a_shard_that_is_not_there_is_missed(tmp_path: Path) -> None:
-    """transformers would draw its tensors anew."""
+def test_the_shards_of_the_index_and_no_others_are_the_model(tmp_path: Path) -> None:
+    """transformers would draw missing tensors anew, and load a stranger's over the model's own."""
     sealed = shards(tmp_path / "m")
     assert len(weight_files(sealed, protected=True)) == 2
-    (sealed / f"b.safetensors{PROTECTED}").unlink()
-    with pytest.raises(DataMissing, match=r"lacks b\.safetensors\.protected"):
-        weight_files(sealed, protected=True)
-
-
-def test_a_file_of_another_model_is_no_part_of_it(tmp_path: Path) -> None:
-    """Its tensors would be loaded over those of the model."""
-    sealed = shards(tmp_path / "m")
     write(sealed / f"c.safetensors{PROTECTED}", b"")
     with pytest.raises(DataMissing, match=r"c\.safetensors\.protected is no part of this model"):
+        weight_files(sealed, protected=True)
+    (sealed / f"b.safetensors{PROTECTED}").unlink()
+    with pytest.raises(DataMissing, match=r"lacks b\.safetensors\.protected"):
         weight_files(sealed, protected=True)
 
 

