@@ -195,12 +195,12 @@ def _governors() -> dict[str, int]:
 def hugepages_asked(root: Path) -> dict[str, int]:
     """Huge pages that the host's files of sysctl ask for at its next boot, by file. In a container
     they are the container's own, which ask for none."""
-    asked = {}
+    pages = {}
     for file in (root / "etc/sysctl.conf", *sorted((root / "etc/sysctl.d").glob("*.conf"))):
         for line in _text(str(file)).splitlines():
             if match := re.fullmatch(r"\s*-?vm[./]nr_hugepages\s*=\s*(\d+)\s*", line):
-                asked[str(file)] = int(match[1])
-    return asked
+                pages[str(file)] = int(match[1])
+    return pages
 
 
 def _number(text: str) -> int | None:

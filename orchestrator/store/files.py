@@ -36,7 +36,6 @@ import json
 import os
 import re
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.core.errors import StoreFull
@@ -83,17 +82,12 @@ SCHEMES = ("s3://", "gs://", "gcs://")
 _RAY_WORKING_DIRS = "runtime_resources/working_dir_files"
 
 
-def default_results_dir(
-    environment: Mapping[str, str] | None = None, directory: Path | None = None
-) -> Path:
-    """The results directory for a process with this environment in this working directory."""
-    environment = os.environ if environment is None else environment
-    chosen = environment.get(VARIABLE)
+def default_results_dir() -> Path:
+    """The results directory for this process in its working directory."""
+    chosen = os.environ.get(VARIABLE)
     if chosen and not is_address(chosen):
         return Path(chosen).expanduser()
-    if inside_ray_job(environment, directory):
-        return Path.home() / "nightgrid-results"
-    return Path("results")
+    return Path.home() / "nightgrid-results" if inside_ray_job() else Path("results")
 
 
 def directory_of(text: str) -> Path:
@@ -120,14 +114,10 @@ def default_address() -> str:
     return chosen if is_address(chosen) else ""
 
 
-def inside_ray_job(
-    environment: Mapping[str, str] | None = None, directory: Path | None = None
-) -> bool:
+def inside_ray_job() -> bool:
     """Return whether this process is the entrypoint of a Ray job, with a temporary working
     directory."""
-    environment = os.environ if environment is None else environment
-    directory = directory or Path.cwd()
-    return RAY_JOB_VARIABLE in environment or _RAY_WORKING_DIRS in directory.as_posix()
+    return RAY_JOB_VARIABLE in os.environ or _RAY_WORKING_DIRS in Path.cwd().as_posix()
 
 
 # ---------------------------------------------------------------- side files

@@ -68,7 +68,7 @@ def _rows_in_stream(data: bytes) -> list[Row]:
     with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
         table = stream.read_all()
     table.validate(full=True)
-    return [row_of(each) for each in from_table(table)]
+    return [row_of(measurement) for measurement in from_table(table)]
 
 
 def _rows_in_json(data: bytes) -> list[Row]:
@@ -82,8 +82,8 @@ def _rows_in_json(data: bytes) -> list[Row]:
     refuse_newer(record["schema_version"], "a record")
     columns = record["columns"]
     rows: list[dict[str, Any]] = [{} for _ in columns["job_id"]]
-    for name, told in columns.items():
-        values = _raw_column(told) if name in RAW_TYPES else told
+    for name, column in columns.items():
+        values = _raw_column(column) if name in RAW_TYPES else column
         for row, value in zip(rows, values, strict=True):
             if value is not None:
                 row[name] = dict(value) if name in MAPS else value

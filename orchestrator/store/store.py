@@ -23,16 +23,31 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import StoreError
 from orchestrator.store import disk, files, identity
+from orchestrator.store.codec import row_of
 from orchestrator.store.lock import SILENCE_S, Holder, RunLock
-from orchestrator.store.log import AttemptJournal, RowLog, read_journal
+from orchestrator.store.log import AttemptJournal, Line, RowLog, read_journal
+from orchestrator.store.reader import (
+    ROW_KEY,
+    Contents,
+    damage_of,
+    file_name,
+    is_any_log,
+    parsed_name,
+    read_contents,
+    read_rows,
+    row_files,
+    rows_in_log,
+    runs,
+    set_aside_earlier,
+    table_of_lines,
+    without_repeated,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from orchestrator.core.measurement import Measurement
     from orchestrator.core.plan import PastRow
-    from orchestrator.store.log import Line
-    from orchestrator.store.reader import Contents
 
 _LOG = logging.getLogger("nightgrid.store")
 #: A writer that ends with this many files merges them: ten thousand take a reader half a minute.
@@ -97,8 +112,6 @@ class Store:
         Raises:
             StoreError: there is none of this name; the message lists close matches.
         """
-        from orchestrator.store.reader import runs
-
         store = cls(results_dir, run)
         if not store.exists:
             known = runs(results_dir)
@@ -120,8 +133,6 @@ class Store:
         Raises:
             SchemaMismatch: a row was written by a newer version.
         """
-        from orchestrator.store.reader import read_contents
-
         return read_contents(self.tables_path, self.quarantine_path, raw=samples)
 
     def measurements(self, samples: bool = True) -> list[Measurement]:
@@ -137,8 +148,6 @@ class Store:
     def attempts_set_aside(self, job_ids: Iterable[str]) -> dict[str, int]:
         """The highest number, by job id, of an attempt at one of these jobs whose row may be among
         the damaged ones: no other attempt may be called the same."""
-        from orchestrator.store.reader import parsed_name, set_aside_earlier
-
         numbers: dict[str, int] = {}
         for damage in set_aside_earlier(self.quarantine_path):
             if name := parsed_name(damage.path.name):
@@ -246,8 +255,6 @@ class Store:
             StoreLocked: the lock was taken away.
             StoreError: it cannot be written.
         """
-        from orchestrator.store.codec import row_of
-
         self._lock.still_mine()
         path = self._log.append([row_of(measurement) for measurement in measurements])
         self._lock.still_mine()  # else our successor may have read the log before
@@ -263,8 +270,6 @@ class Store:
             StoreFull: no space is left.
             StoreError: it cannot be written.
         """
-        from orchestrator.store.codec import row_of
-
         self._lock.still_mine()
         self._journal.begin([row_of(row) for row in rows])
 
@@ -298,8 +303,6 @@ class Store:
             StoreError, OSError: not the writer, or the file cannot be written, or a log not
                 removed; the rows are safe, in the log or in both.
         """
-        from orchestrator.store.reader import rows_in_log, table_of_lines, without_repeated
-
         with self._making:
             self._lock.still_mine()
             if not (logs := self._read_logs()):
@@ -321,8 +324,6 @@ class Store:
             StoreError, OSError: not the writer, or the new file does not read back, or one that it
                 replaces cannot be removed.
         """
-        from orchestrator.store.reader import read_rows, row_files
-
         self.to_parquet()
         with self._making:
             look = read_rows(self.tables_path)
@@ -338,8 +339,6 @@ class Store:
 
     def _should_compact(self) -> bool:
         """Return whether there are many files, or some that repeat others' rows."""
-        from orchestrator.store.reader import ROW_KEY, read_rows
-
         many = len(disk.names(self.tables_path)) >= COMPACT_FROM
         return many or read_rows(self.tables_path, ROW_KEY).repeated
 
@@ -352,8 +351,6 @@ class Store:
         import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
-
-        from orchestrator.store.reader import file_name
 
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", write_statistics=False)
@@ -372,8 +369,6 @@ class Store:
     def _read_logs(self) -> dict[str, bytes]:
         """The contents of all logs, ours and those that dead drivers left, by name; ours has ended.
         One that cannot be read now stays, and is reported once: the others wait for none."""
-        from orchestrator.store.reader import is_any_log
-
         contents = {}
         for name in filter(is_any_log, self._log.rotate()):
             path = self.tables_path / name
@@ -405,8 +400,6 @@ class Store:
     def _clear_up(self) -> None:
         """Set aside files of rows that are damaged, and remove those that were never finished:
         their rows are in a log or in other files. What cannot be read for now stays."""
-        from orchestrator.store.reader import damage_of
-
         for name in sorted(disk.names(self.tables_path)):
             path = self.tables_path / name
             if name.startswith("."):
@@ -430,8 +423,6 @@ class Store:
 
     def _record_interrupted(self) -> tuple[str, ...]:
         """Make rows of what a dead predecessor had running; the ids of those attempts."""
-        from orchestrator.store.reader import read_rows, table_of_lines
-
         path, what = self._journal.path, "which attempts were interrupted"
         if not disk.is_there(path):
             return ()
@@ -493,8 +484,6 @@ def existing_runs(results: Path) -> list[str]:
     Raises:
         StoreError: there is none; the message says how to come by one.
     """
-    from orchestrator.store.reader import runs
-
     known = runs(results)
     if not known:
         what = "there are no runs in" if os.path.isdir(results) else "there is no directory"

@@ -84,12 +84,12 @@ def is_secret(name: str, value: str) -> bool:
 
 def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
     """Every spelling of every secret in ``environment``, with the name of its variable."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, value in environment.items():
         for secret in _secrets_in(name, value):
             for spelling in _spellings(secret):
-                found.setdefault(spelling, name)
-    return found
+                names.setdefault(spelling, name)
+    return names
 
 
 def _secrets_in(name: str, value: str) -> Iterator[str]:
@@ -189,7 +189,7 @@ class Redactor:
     def redact(self, text: str) -> str:
         """``text`` without secrets."""
         if self._values is not None:
-            text = self._values.sub(lambda found: f"<{self._names[found[0]]}>", text)
+            text = self._values.sub(lambda match: f"<{self._names[match[0]]}>", text)
         if "-----" in text:
             text = _without_keys(text)
         if "://" in text:

@@ -285,8 +285,8 @@ class CommandHook:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if process.returncode:
-            said = _clean(output.decode("utf-8", "replace"))[-_SHOWN_OUTPUT:]
-            raise HookFailed(f"it ended with {process.returncode}" + (f": {said}" if said else ""))
+            end = _clean(output.decode("utf-8", "replace"))[-_SHOWN_OUTPUT:]
+            raise HookFailed(f"it ended with {process.returncode}" + (f": {end}" if end else ""))
 
 
 def hooks_of(texts: Sequence[str]) -> list[Hook]:
@@ -346,11 +346,11 @@ def concealed(command: str) -> str:
     return _ADDRESS.sub(r"\1\2/…", command)
 
 
-def _clean(said: object) -> str:
+def _clean(message: object) -> str:
     """Put the message of an error or the output of a command on one line, without secrets."""
     from orchestrator.util.redaction import redact
 
-    return " ".join(redact(str(said), os.environ).split())
+    return " ".join(redact(str(message), os.environ).split())
 
 
 def tell_all(hooks: Sequence[Hook], notice: Notice, say: Callable[[str], None]) -> None:

@@ -23,6 +23,7 @@ from orchestrator.core.plan import Action, Plan, PlannedJob, Span
 from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.planning.planner import card_seconds
 from orchestrator.util import output
+from orchestrator.util.format import plural
 from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:
@@ -108,11 +109,11 @@ def _settings(jobs: Sequence[Job]) -> Iterator[Column]:
     brief = len(varying) > MOST_NAMED
     for name in names:
         if not brief or name not in varying:
-            told = {key: texts.get(name, "") for key, texts in known.items()}
-            yield name, [told[key] for key in shared]
+            column = {key: texts.get(name, "") for key, texts in known.items()}
+            yield name, [column[key] for key in shared]
     if brief:
-        told = _unusual(known, varying, Counter(shared))
-        yield "settings", [told[key] for key in shared]
+        column = _unusual(known, varying, Counter(shared))
+        yield "settings", [column[key] for key in shared]
 
 
 def _unusual(
@@ -172,6 +173,10 @@ def _table(items: Sequence[PlannedJob]) -> tuple[dict[str, str], list[Column]]:
     return shared, columns
 
 
+def _listed(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
+
+
 def _rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
     return zip(*(texts for _, texts in columns), strict=True)
 
@@ -186,10 +191,10 @@ def summary_lines(plan: Plan) -> Iterator[str]:
         f"{busy / 3600:.2f} card-hours ({duration_text(busy)} of one card)"
     )
     if (cost := _cost_of_replicates(plan)) is not None:
-        jobs = "1 job" if cost.jobs == 1 else f"{cost.jobs} jobs"
         yield (
-            f"of these, replicates from 2 on are {jobs} and {duration_text(cost.card_seconds)} of "
-            f"one card, with about {cost.fresh_processes} fresh processes"
+            f"of these, replicates from 2 on are {plural(cost.jobs, 'job')} and "
+            f"{duration_text(cost.card_seconds)} of one card, with about {cost.fresh_processes} "
+            "fresh processes"
         )
     for note in plan.notes:
         yield f"note: {note}"
@@ -203,7 +208,7 @@ def _cost_of_replicates(plan: Plan) -> ReplicateCost | None:
     return cost_of_replicates(plan)
 
 
-def deadline_lines(deadline: Deadline, found: Forecast | None) -> Iterator[str]:
+def deadline_lines(deadline: Deadline, forecast: Forecast | None) -> Iterator[str]:
     """Yield the moments of the deadline, on this machine's clock, and how far the run should
     come."""
     at, until = (datetime.fromtimestamp(t).astimezone() for t in (deadline.at, deadline.work_until))
@@ -211,15 +216,15 @@ def deadline_lines(deadline: Deadline, found: Forecast | None) -> Iterator[str]:
         f"deadline: the report is there by {at:%Y-%m-%d %H:%M %Z}; work ends at {until:%H:%M:%S}, "
         "the first cell of each configuration goes first"
     )
-    if found is None:
+    if forecast is None:
         return
-    if found.measured == found.jobs:
-        ends = duration_text(found.ends_after_s)
-        yield f"all {found.jobs} jobs should be done by then, after about {ends}"
+    if forecast.measured == forecast.jobs:
+        ends = duration_text(forecast.ends_after_s)
+        yield f"all {forecast.jobs} jobs should be done by then, after about {ends}"
     else:
         yield (
-            f"about {found.measured} of {found.jobs} jobs should be measured by then, with "
-            f"{found.reached} of {found.configurations} first cells; the others are left for "
+            f"about {forecast.measured} of {forecast.jobs} jobs should be measured by then, with "
+            f"{forecast.reached} of {forecast.configurations} first cells; the others are left for "
             "another run"
         )
 
@@ -233,20 +238,21 @@ def print_plan(
     def write(text: str) -> None:
         output.say(text, file, end="")
 
-    jobs = "1 job" if len(plan.jobs) == 1 else f"{len(plan.jobs)} jobs"
+    jobs = plural(len(plan.jobs), "job")
     write(f"Grid {plan.grid_name}: {jobs} on {nodes_text(plan.nodes)}\n")
     groups = _by_workload(plan)
     for workload, items in groups.items():
         shared, columns = _table(items)
         if len(groups) > 1:
-            count = "1 job" if len(items) == 1 else f"{len(items)} jobs"
-            write(f"\n{workload}: {count}\n")
+            write(f"\n{workload}: {plural(len(items), 'job')}\n")
         if shared:
-            said = ", ".join(f"{name} {value}" for name, value in shared.items())
+            settings = _listed(shared)
             if terminal is not None:
-                terminal.print(f"Every job: {said}", markup=False, highlight=False, soft_wrap=True)
+                terminal.print(
+                    f"Every job: {settings}", markup=False, highlight=False, soft_wrap=True
+                )
             else:
-                write(f"Every job: {said}\n")
+                write(f"Every job: {settings}\n")
         write("\n")
         if terminal is not None and len(plan.jobs) <= FOLDED_ROWS:
             _print_folded(columns, items, terminal)
@@ -300,19 +306,17 @@ def plan_html(plan: Plan) -> str:
     """The plan as a notebook shows it: what all jobs share, a line a job, sums."""
     from html import escape
 
-    said = f"<b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}"
-    parts = [f"<p>{said}</p>"]
+    parts = [f"<p><b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}</p>"]
     left = SHOWN_ROWS
     for workload, items in _by_workload(plan).items():
         shared, columns = _table(items)
-        told = [escape(workload)]
+        heading = [escape(workload)]
         if shared:
-            every = ", ".join(f"{name} {value}" for name, value in shared.items())
-            told.append(f"every job: {escape(every)}")
+            heading.append(f"every job: {escape(_listed(shared))}")
         if len(items) > left:
-            told.append(f"the first {left} of {len(items):,} jobs:")
-        headings = [heading for heading, _ in columns]
-        parts.append(f"<p>{'<br>'.join(told)}</p>")
+            heading.append(f"the first {left} of {len(items):,} jobs:")
+        headings = [name for name, _ in columns]
+        parts.append(f"<p>{'<br>'.join(heading)}</p>")
         parts.append(html_table(headings, list(islice(_rows(columns), left))))
         left = max(0, left - len(items))
     sums = "<br>".join(map(escape, summary_lines(plan)))
@@ -330,7 +334,7 @@ def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def plan_json(plan: Plan, found: Forecast | None = None) -> str:
+def plan_json(plan: Plan, forecast: Forecast | None = None) -> str:
     """The plan as one JSON object; each job is one line of it."""
     encode = json.JSONEncoder(ensure_ascii=False).encode
     sets: dict[tuple[Accelerator, int], int] = {}
@@ -359,8 +363,8 @@ def plan_json(plan: Plan, found: Forecast | None = None) -> str:
         },
         "notes": list(plan.notes),
     }
-    if found is not None:
-        head["forecast"] = asdict(found)
+    if forecast is not None:
+        head["forecast"] = asdict(forecast)
     lines = []
     for item in plan.jobs:
         job = item.job

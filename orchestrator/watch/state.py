@@ -350,7 +350,7 @@ def with_sent(entries: Sequence[RunEntry], jobs: Iterable[JobInfo]) -> list[RunE
 
     A run that was sent once more has the state of its driver before until the new one speaks.
     """
-    spoken = {each.run: each.at for each in entries if each.state}
+    spoken = {entry.run: entry.at for entry in entries if entry.state}
     sent: dict[str, RunEntry] = {}
     for job in jobs:
         if not job.run or job.run in sent:
@@ -359,11 +359,11 @@ def with_sent(entries: Sequence[RunEntry], jobs: Iterable[JobInfo]) -> list[RunE
             continue
         note = ""
         if job.over:
-            said = (job.message.strip().splitlines() or ["it said nothing"])[-1]
-            note = f"{said}; nightgrid logs {job.submission_id} has more"
+            last_line = (job.message.strip().splitlines() or ["it said nothing"])[-1]
+            note = f"{last_line}; nightgrid logs {job.submission_id} has more"
         state = job.status if job.over else "STARTING"
         sent[job.run] = RunEntry(run=job.run, state=state, at=job.started_at, note=note)
-    return [*sent.values(), *(each for each in entries if each.run not in sent)]
+    return [*sent.values(), *(entry for entry in entries if entry.run not in sent)]
 
 
 def _began_before(job: JobInfo, at: float | None) -> bool:
@@ -377,14 +377,14 @@ def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
 
     rows = [("run", "state", "jobs", "time left", "last heard of")]
     below: list[list[str]] = [[]]
-    for each in entries:
-        jobs = "" if each.total is None else f"{each.done}/{each.total}"
+    for entry in entries:
+        jobs = "" if entry.total is None else f"{entry.done}/{entry.total}"
         left = ""
-        if each.eta_s is not None:
-            left = left_text(each.eta_s, each.eta_low_s, each.eta_high_s)
-        heard = "" if each.at is None else f"{duration(now - each.at)} ago"
-        rows.append((each.run, each.state or "?", jobs, left, heard))
-        below.append([text for text in (each.best, each.note) if text])
+        if entry.eta_s is not None:
+            left = left_text(entry.eta_s, entry.eta_low_s, entry.eta_high_s)
+        heard = "" if entry.at is None else f"{duration(now - entry.at)} ago"
+        rows.append((entry.run, entry.state or "?", jobs, left, heard))
+        below.append([text for text in (entry.best, entry.note) if text])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row, texts in zip(rows, below, strict=True):
@@ -395,4 +395,4 @@ def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
 
 def entry_of(values: Mapping[str, Any]) -> RunEntry:
     """The entry that another process has written as JSON."""
-    return RunEntry(**{each.name: values[each.name] for each in dataclasses.fields(RunEntry)})
+    return RunEntry(**{field.name: values[field.name] for field in dataclasses.fields(RunEntry)})
