@@ -132,21 +132,20 @@ class Rows:
     damaged: list[Damage]
     repeated: bool = False
 
-    def refuse_unread(self, what: str, *, logs: bool = True) -> None:
+    def refuse_unread(self, what: str) -> None:
         """Refuse a look that may lack rows which another one would find, for decisions that cannot
         be taken back.
 
         Args:
-            what: cannot be told by it, for people.
-            logs: those in logs matter, too.
+            what: cannot be known by it, for people.
 
         Raises:
             StoreError: a file cannot be read now.
         """
         for damage in self.damaged:
-            if damage.passing and (logs or damage.path.name.endswith(".parquet")):
+            if damage.passing:
                 raise StoreError(
-                    f"{what} cannot be told now: {damage.path}: {damage.reason}. Try again; if it "
+                    f"{what} cannot be known now: {damage.path}: {damage.reason}. Try again; if it "
                     f"stays so, move the file to {self.directory.with_name('quarantine')}"
                 )
 
@@ -163,13 +162,8 @@ class Rows:
             return table_of([], self.columns)
         table = pa.concat_tables(self.tables.values()).combine_chunks()
         zero = pa.scalar(0, table["recorded_at"].type)
-        keys = pa.table(
-            {
-                "recorded_at": pc.fill_null(table["recorded_at"], zero),
-                "attempt_id": table["attempt_id"],
-                "invocation_id": table["invocation_id"],
-            }
-        )
+        at = pc.fill_null(table["recorded_at"], zero)
+        keys = table.select(["attempt_id", "invocation_id"]).add_column(0, "recorded_at", at)
         order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
         arrays = table.select(self.columns).take(order).columns
         return pa.Table.from_arrays(arrays, schema=columns_schema(self.columns))

@@ -431,7 +431,7 @@ class Store:
             lines = read_journal(path)
         except OSError as error:
             if disk.may_pass(error):
-                raise StoreError(f"{what} cannot be told now: {path}: {error.strerror}") from error
+                raise StoreError(f"{what} cannot be known now: {path}: {error.strerror}") from error
             reason = str(error)
         table, damaged = table_of_lines(lines)
         rows: dict[str, Mapping[str, Any]] = {}

@@ -431,7 +431,7 @@ def test_imports_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.Monk
     """What imported before is known all the same."""
     (tmp_path / "ng_hangs.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    limit_s = patience(1)
+    limit_s = patience(0.3)
     told = f"not imported within {limit_s:.0f} s"
     assert import_errors(["json", "ng_hangs"], limit_s) == {"ng_hangs": told}
 

@@ -87,7 +87,7 @@ def test_no_run_is_planned_by_some_of_its_rows(
         return read(path, *arguments)
 
     monkeypatch.setattr(disk, "read", fail)
-    with pytest.raises(StoreError, match=r"what was measured cannot be told now: .*Too many open"):
+    with pytest.raises(StoreError, match=r"what was measured cannot be known now: .*Too many open"):
         history_of(store)
 
 

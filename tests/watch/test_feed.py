@@ -97,11 +97,10 @@ def test_a_status_that_is_not_understood_leaves_the_last_good_one(directory: Run
 
 def test_rows_come_newest_first_and_only_so_many(directory: RunDirectory) -> None:
     """All are counted; those of a job that was tried again count once in the states."""
-    for number in range(NEWEST_ROWS + 3):
-        directory.append(number, recorded_at=1000.0 + number)
+    directory.append(*range(NEWEST_ROWS + 3))
     feed = RunFeed(directory.store)
     assert feed.snapshot()["row_count"] == NEWEST_ROWS + 3
-    directory.append(0, recorded_at=5000.0, invocation_id="i2", state=State.FAILED, reason="a\nb")
+    directory.append(0, recorded_at=5e9, invocation_id="i2", state=State.FAILED, reason="a\nb")
     state = feed.snapshot()
     assert len(state["rows"]) == NEWEST_ROWS
     newest = state["rows"][0]
@@ -188,8 +187,7 @@ def test_jobs_have_the_labels_of_the_report(directory: RunDirectory) -> None:
 
 def test_states_are_those_of_the_invocation_under_way(directory: RunDirectory) -> None:
     """Rows of an earlier one, which is being measured anew, are not added to what is done now."""
-    for number in range(30):
-        directory.append(number)
+    directory.append(*range(30))
     directory.status(done=17)
     state = RunFeed(directory.store).snapshot()
     assert state["row_count"] == 30
