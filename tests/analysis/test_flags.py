@@ -13,7 +13,7 @@ from rich.console import Console
 
 from orchestrator.analysis import flags
 from orchestrator.analysis.comparison import compare
-from orchestrator.analysis.flags import OWN, Flag, raised_on
+from orchestrator.analysis.flags import OWN, Flag
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
@@ -118,12 +118,6 @@ def test_a_flagged_row_is_not_compared() -> None:
     assert compare([row], [loud], allow=frozenset({"flags"})).changes
     full = replace(row, details={"noise": "full"})
     assert compare([full], [full]).changes and compare([row], [full]).refused
-
-
-def test_a_row_without_a_figure_is_never_flagged() -> None:
-    """Flags are about figures."""
-    row = Night().add(a_job(), State.FAILED, details={"noise": "loud"})
-    assert raised_on([row]) == [()]
 
 
 def test_the_guide_lists_every_flag() -> None:

@@ -6,14 +6,10 @@ from functools import cache
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 
-from orchestrator.analysis.flags import raised_on
 from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.html import render
 from orchestrator.store.codec import from_table
-from orchestrator.util.format import times
 
 ROWS = Path(__file__).resolve().parents[2] / "results" / "h100" / "grids.parquet"
 
@@ -87,22 +83,3 @@ def test_every_pair_differs_in_one_choice() -> None:
                 other = {**pair.base.parameters, "precision": pair.base.precision}
                 assert [n for n in one if one[n] != other[n]] == [effect.name]
                 assert pair.row.batch_size_requested == pair.base.batch_size_requested
-
-
-def test_no_row_of_the_card_is_implausible() -> None:
-    """Slow and disturbed as some of them are, each is possible."""
-    flags = {one.flag.name for raised in raised_on(rows()) for one in raised}
-    assert len(rows()) == 86 and "suspect" not in flags
-
-
-@pytest.mark.parametrize("run", ["g2-precision", "g4-finetune"])
-def test_the_page_shows_the_pairs(run: str) -> None:
-    """Each effect stands in the page's section of techniques."""
-    page = render(summary(run), summary(run).rows)
-    section = page[page.index('<section id="effects">') :]
-    for effect in summary(run).effects:
-        name = effect.name.replace("_", " ")
-        assert f"{name}: {effect.before} → {effect.after}" in section
-        if len(effect.pairs) > 1:
-            each = [f"{times(p.ratio.value)} at {p.row.batch_size_requested}" for p in effect.pairs]
-            assert ", ".join(each) in section

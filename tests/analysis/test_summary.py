@@ -30,13 +30,6 @@ def measured(values: dict[str, tuple[float, float | None]]) -> list[Measurement]
     return [with_interval(row, *values[row.precision]) for row in rows]
 
 
-def test_no_rows_make_an_empty_summary() -> None:
-    """A run without rows has a summary that says so."""
-    summary = summarize([])
-    assert summary.verdict == "No row has been written yet."
-    assert not summary.tables and not summary.rankings and not summary.timeline.lanes
-
-
 def test_the_newest_final_row_of_a_job_counts() -> None:
     """A job measured again is told by its newest row; attempts that are not final never are."""
     night = Night()
@@ -205,13 +198,6 @@ def test_a_clear_winner_needs_the_intervals_of_the_first_and_the_second(
     assert marks(rows) == {"bf16": star, "fp32": ""}
 
 
-def test_a_table_of_one_cell_stars_nothing() -> None:
-    """There is nothing that it has beaten."""
-    rows = measured({"bf16": (100.0, 1.0)})
-    assert summarize(rows).rankings[0].verdict == "alone"
-    assert marks(rows) == {"bf16": ""}
-
-
 def marks(rows: list[Measurement]) -> dict[str, str]:
     """The marks of the cells of the only table, by precision."""
     (table,) = summarize(rows).tables
@@ -263,11 +249,6 @@ def test_retried_jobs_tell_how_each_attempt_ended() -> None:
     """A job that was lost and then measured is listed with both ends; probes are no retries."""
     (item,) = summarize(every_state()).retried
     assert [attempt.state for attempt in item.attempts] == [State.LOST, State.SUCCEEDED]
-
-
-def test_every_state_of_the_factory_is_counted() -> None:
-    """The rows used in these tests have every terminal state."""
-    assert set(summarize(every_state()).counts) == {s for s in State if s.terminal}
 
 
 def test_idle_time_is_counted_within_invocations_only() -> None:

@@ -280,11 +280,3 @@ def test_a_job_and_its_row_have_one_label() -> None:
     assert len({str(one) for one in of_jobs.values()}) == len(jobs)
     for row in summary.rows:
         assert summary.label(row).endswith(summary.chosen(row))
-
-
-def test_the_headline_names_emulated_cards_as_such() -> None:
-    """The adjective stands before the card."""
-    night = Night(emulated=True)
-    precision_grid(night, cards=1, sizes=(8, 32), precisions=("bf16", "fp32"), items=3)
-    first = answers(summarize(night.rows))[0]
-    assert "on emulated HPU" in first and "HPU emulated" not in first

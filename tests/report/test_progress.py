@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from measurement_factory import Night, a_job, precision_grid
 
 from orchestrator.analysis.hardware import reference
 from orchestrator.analysis.summary import Table, summarize, underway_of
-from orchestrator.core.job import Accelerator
 from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.report import svg
 from orchestrator.report.charts import clipped, throughput_curve
-from orchestrator.report.html import render
 from orchestrator.report.run_report import read_summary, write_page
 from orchestrator.store.store import Store
 
@@ -110,39 +107,6 @@ def test_error_bars_stay_inside_the_figure() -> None:
     assert all(svg.TOP <= y <= floor for y in heights)
     tick = max(float(t.replace(",", "")) for t in re.findall(r'"end">([\d.,]+)<', drawn))
     assert tick < 2000, "the curve is not pressed down by one interval"
-
-
-def test_the_new_sections_are_on_the_page() -> None:
-    """A real run over cards has fronts, effects, scaling, shares of limits and published rows."""
-    night = Night(emulated=False)
-    for cards in (1, 2, 4):
-        precision_grid(night, cards=cards, sizes=(8, 32), precisions=("bf16", "int8"))
-    precision_grid(night, accelerator=Accelerator.GPU, sizes=(8, 32), precisions=("bf16",))
-    page = render(summarize(night.rows, reference=reference()), night.rows)
-    for name in ("fronts", "effects", "scaling", "roofline"):
-        assert f'<section id="{name}">' in page and f'href="#{name}"' in page
-    assert page.index('id="best"') < page.index('id="tables"') < page.index('id="fronts"')
-    assert page.index('id="effects"') < page.index('id="scaling"') < page.index('id="roofline"')
-    assert page.index('id="roofline"') < page.index('id="cards"') < page.index('id="provenance"')
-    assert "Roofline of Gaudi2" in page and "Roofline of H200-SXM" in page
-
-
-def test_sections_that_would_be_empty_are_not_there() -> None:
-    """Emulated rows have no share of limits; nothing was published of them; no prompt was kept."""
-    night = Night()
-    precision_grid(night, sizes=(1, 2), precisions=("bf16",), items=0)
-    page = render(summarize(night.rows, reference=reference()), night.rows)
-    for name in ("roofline", "published", "prompts", "training", "head-1", "scaling", "causes"):
-        assert f'id="{name}"' not in page and f'href="#{name}"' not in page, name
-
-
-@pytest.mark.parametrize("values", [(1.0, 1.0), (0.01, 9000.0), (3.0, 4.0), (1e-9, 2e-9)])
-def test_logarithmic_axes_have_ticks_inside(values: tuple[float, float]) -> None:
-    """Between two and nine ticks, all within the limits, which hold the values."""
-    low, high = svg.log_limits(values)
-    ticks = svg.log_ticks(low, high)
-    assert low < min(values) and high > max(values)
-    assert 2 <= len(ticks) <= 9 and all(low <= t <= high for t in ticks)
 
 
 def test_terminal_and_markdown_tell_the_findings() -> None:
