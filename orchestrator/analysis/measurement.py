@@ -132,7 +132,7 @@ def measurement_of(
         **_with_what(ranks, provenance),
         **_processors(ranks),
         metrics=metrics,
-        **_with_ranks(_numbers(results), record, ranks),
+        **_numbers(results, record, ranks),
         workload_metrics=figures,
         samples=samples,
         items=items,
@@ -223,34 +223,30 @@ def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str
     }
 
 
-def _with_ranks(
-    numbers: dict[str, Any], record: RecordRow, ranks: Sequence[RankOutcome]
+def _numbers(
+    results: Sequence[Result], record: RecordRow, ranks: Sequence[RankOutcome]
 ) -> dict[str, Any]:
-    """Add the end of each rank of a gang that failed to the details."""
-    if len(ranks) < 2 or record.state is State.SUCCEEDED:
-        return numbers
-    ends = [
-        f"rank {rank.rank} {rank.state}"
-        + (f" ({rank.failure.failure_class}: {rank.failure.message})" if rank.failure else "")
-        for rank in ranks
-    ]
-    return numbers | {"details": {**numbers.get("details", {}), "ranks": "; ".join(ends)}}
-
-
-def _numbers(results: Sequence[Result]) -> dict[str, Any]:
     """Numbers that a rank reports once. For a gang the largest, since the slowest rank and the
-    fullest card are its limit."""
-    if not results:
-        return {}
-    first = results[0]
-    return {name: _most(getattr(one, name) for one in results) for name in _LARGEST} | {
-        "stop_reason": first.stop_reason,
-        "warmup_end": first.warmup_end,
-        "random_weights": any(result.random_weights for result in results),
-        "synthetic_data": any(result.synthetic_data for result in results),
-        "precision_detail": first.precision_detail or None,
-        "details": dict(first.details),
-    }
+    fullest card are its limit; the end of each rank of one that failed is among its details."""
+    columns: dict[str, Any] = {}
+    if results:
+        first = results[0]
+        columns = {name: _most(getattr(one, name) for one in results) for name in _LARGEST} | {
+            "stop_reason": first.stop_reason,
+            "warmup_end": first.warmup_end,
+            "random_weights": any(result.random_weights for result in results),
+            "synthetic_data": any(result.synthetic_data for result in results),
+            "precision_detail": first.precision_detail or None,
+            "details": dict(first.details),
+        }
+    if len(ranks) > 1 and record.state is not State.SUCCEEDED:
+        ends = [
+            f"rank {rank.rank} {rank.state}"
+            + (f" ({rank.failure.failure_class}: {rank.failure.message})" if rank.failure else "")
+            for rank in ranks
+        ]
+        columns["details"] = columns.get("details", {}) | {"ranks": "; ".join(ends)}
+    return columns
 
 
 def _most(values: Iterable[Any]) -> Any:

@@ -10,13 +10,13 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.analysis.flags import Raised, raised_by_job
+from orchestrator.analysis.flags import raised_by_job
 from orchestrator.analysis.hardware import reference
-from orchestrator.analysis.metrics import step_times_of
+from orchestrator.analysis.metrics import StepTime, step_times_of
 from orchestrator.analysis.selection import newest_final
 from orchestrator.analysis.summary import Summary, summarize, underway_of
 from orchestrator.core.errors import StoreError
@@ -28,7 +28,6 @@ from orchestrator.store import disk, reader
 from orchestrator.store import files as run_files
 from orchestrator.store.card_checks import slow_cards_of, spread_between_runs
 from orchestrator.store.lock import driver_lives
-from orchestrator.store.reader import Contents
 from orchestrator.store.store import Store
 from workloads.util import files
 from workloads.util.files import SMALL_BYTES
@@ -36,8 +35,6 @@ from workloads.util.files import SMALL_BYTES
 
 def write_page(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> Path:
     """Write the HTML page of a run beside its rows, and return its path.
-
-    The page replaces an older one in a single step, so a reader never sees half of it.
 
     Raises:
         StoreError: the page cannot be written.
@@ -55,9 +52,8 @@ def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement
     def with_items(rows: Sequence[Measurement]) -> Sequence[Measurement]:
         if any(row.items or row.image for row in rows):
             return rows
-        filled = {
-            row.job_id: row for row in reader.with_raw(store.tables_path, rows, "items", "image")
-        }
+        whole = reader.with_raw(store.tables_path, rows, "items", "image")
+        filled = {row.job_id: row for row in whole}
         return [filled.get(row.job_id, row) for row in rows]
 
     with _without_garbage_collection():
@@ -79,47 +75,24 @@ def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Me
     if lean:
         with contextlib.suppress(OSError):  # then there are no rows, or the reader says why
             names = disk.names(store.tables_path)
-    if reader.about_how_many(names) <= html.ORDINARY_ROWS:
-        return _summarized(store, store.read)
-    with _without_garbage_collection():
-        return _read_large(store)
+    if reader.about_how_many(names) > html.ORDINARY_ROWS:
+        with _without_garbage_collection():
+            summary, measurements = _summarized(store, samples=False)
+            if len(measurements) > html.ORDINARY_ROWS:
+                return replace(summary, steps=_steps(store, summary)), measurements
+    return _summarized(store, samples=True)
 
 
-def _read_large(store: Store) -> tuple[Summary, tuple[Measurement, ...]]:
-    def raised(measurements: Sequence[Measurement]) -> dict[str, tuple[Raised, ...]]:
-        rows = newest_final(measurements)
-        measured = [row for row in rows if row.state is State.SUCCEEDED]
-        return raised_by_job(
-            rows, reader.raw_batches(store.tables_path, measured, "samples", "items")
-        )
-
-    summary, measurements = _summarized(store, lambda: store.read(samples=False), raised)
-    if len(measurements) <= html.ORDINARY_ROWS:
-        return _summarized(store, store.read)
-    trained = {
-        row.job_id: row
-        for row in summary.rows
-        if row.state is State.SUCCEEDED and row.metrics.loss_first is not None
-    }
-    with_samples = (
-        reader.with_raw(store.tables_path, trained.values(), "samples") if trained else ()
-    )
-    steps = {
-        row.job_id: replace(step, row=trained[row.job_id])
-        for row in with_samples
-        for step in step_times_of([row])
-    }
-    in_order = tuple(steps[job_id] for job_id in trained if job_id in steps)
-    return replace(summary, steps=in_order), measurements
-
-
-def _summarized(
-    store: Store,
-    read: Callable[[], Contents],
-    raised: Callable[[Sequence[Measurement]], Mapping[str, tuple[Raised, ...]]] | None = None,
-) -> tuple[Summary, tuple[Measurement, ...]]:
+def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurement, ...]]:
+    """The summary of a run, whose rows are read with or without samples and items."""
     status = read_status(store)  # before the rows, so that it never counts more of them
-    contents = read()
+    contents = store.read(samples=samples)
+    raised = None
+    if not samples:
+        rows = newest_final(contents.measurements)
+        measured = [row for row in rows if row.state is State.SUCCEEDED]
+        raw = reader.raw_batches(store.tables_path, measured, "samples", "items")
+        raised = raised_by_job(rows, raw)
     summary = summarize(
         contents.measurements,
         [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged],
@@ -128,9 +101,26 @@ def _summarized(
         slow_cards=slow_cards_of(store.path),
         runs_differ=spread_between_runs(store.path),
         planned=status.total if status is not None else None,
-        raised=raised(contents.measurements) if raised is not None else None,
+        raised=raised,
     )
     return summary, contents.measurements
+
+
+def _steps(store: Store, summary: Summary) -> tuple[StepTime, ...]:
+    """The parts of steps of the rows that trained, whose samples are read for it."""
+    trained = {
+        row.job_id: row
+        for row in summary.rows
+        if row.state is State.SUCCEEDED and row.metrics.loss_first is not None
+    }
+    if not trained:
+        return ()
+    steps = {
+        row.job_id: replace(step, row=trained[row.job_id])
+        for row in reader.with_raw(store.tables_path, trained.values(), "samples")
+        for step in step_times_of([row])
+    }
+    return tuple(steps[job_id] for job_id in trained if job_id in steps)
 
 
 @contextlib.contextmanager
