@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from orchestrator.analysis.comparison import RunComparison
+from orchestrator.analysis.comparison import JobPair, RunComparison
 from orchestrator.analysis.metrics import figure_changes
 from orchestrator.analysis.rankings import Ranking
 from orchestrator.analysis.selection import Differences, described
@@ -183,10 +183,10 @@ def _flagged(summary: Summary) -> Iterator[Block]:
         title, about = f"{len(flagged.rows):,} × {flagged.flag.name}", flagged.flag.description
         yield Facts(title=title, about=f"{about} {flagged.says}", pairs=())
         reasons = (
-            (Line(text=f"  {one_line(summary.label(row))}: {one_line(reason, 300)}"),)
+            Line(text=f"  {one_line(summary.label(row))}: {one_line(reason, 300)}")
             for row, reason in flagged.rows
         )
-        yield Many(entries=tuple(reasons), most=16, noun="row")
+        yield _many(reasons, "row", most=16)
 
 
 def _causes(summary: Summary) -> Iterator[Block]:
@@ -212,11 +212,26 @@ def _cause(cause: Cause, summary: Summary) -> Iterator[Block]:
 def _retried(summary: Summary) -> Iterator[Block]:
     if summary.retried:
         yield Heading(text="Jobs that needed more than one attempt")
-        lines = []
-        for one in summary.retried:
-            states = " → ".join(str(row.state) for row in one.attempts)
-            lines.append((Line(text=f"  {summary.label(one.row)}: {states}"),))
-        yield Many(entries=tuple(lines), most=MOST_LINES, noun="job")
+        yield _many(
+            (
+                Line(
+                    text=f"  {summary.label(one.row)}: "
+                    + " → ".join(str(row.state) for row in one.attempts)
+                )
+                for one in summary.retried
+            ),
+            "job",
+        )
+
+
+def _many(
+    lines: Iterable[Line],
+    noun: str,
+    *,
+    most: int = MOST_LINES,
+    rest: str = "the page has all of them",
+) -> Many:
+    return Many(entries=tuple((line,) for line in lines), most=most, noun=noun, rest=rest)
 
 
 def _cards(summary: Summary) -> Iterator[Block]:
@@ -353,9 +368,39 @@ def _comparison(comparison: RunComparison, *, every: bool) -> Iterator[Block]:
         level, noise = units.percent(comparison.confidence), units.percent(comparison.noise)
         text = f"intervals: {level} · noise between runs {noise}, {source}"
         yield Line(text=text, style="quiet")
-    yield from _changes(comparison, labels, every=every)
-    yield from _figure_changes(comparison, labels)
-    yield from _other_ends(comparison, labels)
+    rows = tuple(
+        _change(change, labels) for change in comparison.changes if change.significant or every
+    )
+    if rows:
+        yield Table(
+            head=("job", "before", "after", "change", "interval"),
+            rows=rows,
+            numbers=(1, 2, 3, 4),
+            most=len(rows) if every else MOST_LINES,
+            noun="job",
+            rest="--all lists all of them",
+        )
+    figures = [  # reported ones that have got better or worse
+        Line(
+            text=f"{labels[change.after.job_id]}: {figure}",
+            style="good" if figure.improved else "bad",
+        )
+        for change in comparison.changes
+        for figure in figure_changes(change.before, change.after)
+        if figure.improved is not None
+    ]
+    ends = [
+        Line(
+            text=f"{one.before.state} → {one.after.state}: {labels[one.after.job_id]}"
+            + (f": {one_line(one.after.reason, 120)}" if one.after.reason else ""),
+            style="bad" if one.broken else "",
+        )
+        for one in comparison.turned
+    ]
+    for lines, noun in ((figures, "figure"), (ends, "job")):
+        if lines:
+            yield Line(text="")
+            yield _many(lines, noun, rest="--json has all of them")
     yield from _refused(comparison)
     for (key, before, after), jobs in comparison.warnings.items():
         values = f"{one_line(before, 200)} → {one_line(after, 200)}"
@@ -363,68 +408,20 @@ def _comparison(comparison: RunComparison, *, every: bool) -> Iterator[Block]:
         yield Line(text=text, style="warning")
 
 
-def _changes(
-    comparison: RunComparison, labels: Mapping[str, Label], *, every: bool
-) -> Iterator[Block]:
-    rows = []
-    for change in comparison.changes:
-        if not (change.significant or every):
-            continue
-        ratio, interval = change.ratio, "too few repeats"
-        style: Style = "quiet"
-        if change.significant:
-            style = "bad" if ratio.value < 1 else "good"
-        if ratio.low is not None and ratio.high is not None:
-            interval = f"{ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
-        rows.append(
-            (
-                f"{labels[change.after.job_id]}{' emulated' if change.after.emulated else ''}",
-                units.number(change.before.metrics.throughput),
-                units.number(change.after.metrics.throughput),
-                Cell(text=f"{ratio.value - 1:+.1%}", style=style),
-                interval,
-            )
-        )
-    if rows:
-        yield Table(
-            head=("job", "before", "after", "change", "interval"),
-            rows=tuple(rows),
-            numbers=(1, 2, 3, 4),
-            most=len(rows) if every else MOST_LINES,
-            noun="job",
-            rest="--all lists all of them",
-        )
-
-
-def _figure_changes(comparison: RunComparison, labels: Mapping[str, Label]) -> Iterator[Block]:
-    """Reported figures that have got better or worse, by the direction declared for each."""
-    lines = tuple(
-        (
-            Line(
-                text=f"{labels[change.after.job_id]}: {figure}",
-                style="good" if figure.improved else "bad",
-            ),
-        )
-        for change in comparison.changes
-        for figure in figure_changes(change.before, change.after)
-        if figure.improved is not None
+def _change(change: JobPair, labels: Mapping[str, Label]) -> tuple[str | Cell, ...]:
+    ratio, interval = change.ratio, "too few repeats"
+    style: Style = "quiet"
+    if change.significant:
+        style = "bad" if ratio.value < 1 else "good"
+    if ratio.low is not None and ratio.high is not None:
+        interval = f"{ratio.low - 1:+.1%} to {ratio.high - 1:+.1%}"
+    return (
+        f"{labels[change.after.job_id]}{' emulated' if change.after.emulated else ''}",
+        units.number(change.before.metrics.throughput),
+        units.number(change.after.metrics.throughput),
+        Cell(text=f"{ratio.value - 1:+.1%}", style=style),
+        interval,
     )
-    if lines:
-        yield Line(text="")
-        yield Many(entries=lines, most=MOST_LINES, noun="figure", rest="--json has all of them")
-
-
-def _other_ends(comparison: RunComparison, labels: Mapping[str, Label]) -> Iterator[Block]:
-    """Jobs that ended otherwise than before."""
-    lines = []
-    for one in comparison.turned:
-        reason = f": {one_line(one.after.reason, 120)}" if one.after.reason else ""
-        text = f"{one.before.state} → {one.after.state}: {labels[one.after.job_id]}{reason}"
-        lines.append((Line(text=text, style="bad" if one.broken else ""),))
-    if lines:
-        yield Line(text="")
-        rest = "--json has all of them"
-        yield Many(entries=tuple(lines), most=MOST_LINES, noun="job", rest=rest)
 
 
 def _refused(comparison: RunComparison) -> Iterator[Block]:
