@@ -71,13 +71,32 @@ class Provenance:
         )
 
 
+_MEANINGS = {
+    "Emulated cards": "These rows ran on a CPU that stands in for the accelerator. They show that "
+    "the grid works, not how fast the accelerator is.",
+    "Random weights": "The model was never trained. Its speed and memory are those of its shape; "
+    "its outputs mean nothing.",
+    "Synthetic data": "The inputs were generated. Their lengths follow the real dataset's; their "
+    "content does not.",
+    "Unknown settings": "No workload that is installed here has these settings. Rows that differ "
+    "in them are taken for unlike work: they are never ranked against each other.",
+    "Slow cards": "These cards were slower than their neighbours, or than in earlier runs, before "
+    "their first job.",
+    "Far below published figures": "Others have measured more than twice as much on the same card, "
+    "with the same model, precision, batch and lengths. Look at engine, mode and software.",
+    "Drift over the night": "Replicates of the same cells were not equally fast early and late. "
+    "Their order is drawn, so no cell is favoured, and the intervals hold the drift.",
+}
+
+
 def banners_of(
     rows: Sequence[Measurement],
     slow_cards: Sequence[SlowCard] = (),
     far_below: Mapping[str, str] | None = None,
     drift: Drift | None = None,
 ) -> tuple[Banner, ...]:
-    """The banners that apply to at least one row, most serious first.
+    """The banners that apply to at least one row, most serious first; that of slow cards also where
+    no row was on one.
 
     Args:
         rows: one a job.
@@ -85,87 +104,42 @@ def banners_of(
         far_below: sentences on rows far below what is published for their card, by job id.
         drift: of the speed over the night.
     """
-    ran = [row for row in rows if row.state is State.SUCCEEDED]
+    ran, every = sum(row.state is State.SUCCEEDED for row in rows), len(rows)
     emulated = [row for row in rows if row.emulated]
-    random_weights = [row for row in rows if row.random_weights]
-    synthetic = [row for row in rows if row.synthetic_data]
+    devices = _names(f"{r.accelerator} on {r.device_name}" for r in emulated if r.device_name)
+    models = [row.model for row in rows if row.random_weights]
+    datasets = [row.dataset for row in rows if row.synthetic_data]
     unknown = ((row, undeclared(row.workload, row.engine, row.parameters)) for row in rows)
     foreign = [(row, names) for row, names in unknown if names]
-    banners = [
-        Banner(
-            name="Emulated cards",
-            count=len(emulated),
-            of=len(rows),
-            meaning="These rows ran on a CPU that stands in for the accelerator. They show that "
-            "the grid works, not how fast the accelerator is.",
-            details=_names(f"{r.accelerator} on {r.device_name}" for r in emulated if r.device_name)
-            or ("no row reached a device",),
-        ),
-        Banner(
-            name="Random weights",
-            count=len(random_weights),
-            of=len(ran),
-            meaning="The model was never trained. Its speed and memory are those of its shape; "
-            "its outputs mean nothing.",
-            details=_names(row.model for row in random_weights),
-        ),
-        Banner(
-            name="Synthetic data",
-            count=len(synthetic),
-            of=len(ran),
-            meaning="The inputs were generated. Their lengths follow the real dataset's; their "
-            "content does not.",
-            details=_names(row.dataset for row in synthetic),
-        ),
-        Banner(
-            name="Unknown settings",
-            count=len(foreign),
-            of=len(rows),
-            meaning="No workload that is installed here has these settings. Rows that differ in "
-            "them are taken for unlike work: they are never ranked against each other.",
-            details=_names(f"{row.workload}: {name}" for row, names in foreign for name in names),
+    banners: list[tuple[str, int, int, tuple[str, ...]]] = [
+        ("Emulated cards", len(emulated), every, devices or ("no row reached a device",)),
+        ("Random weights", len(models), ran, _names(models)),
+        ("Synthetic data", len(datasets), ran, _names(datasets)),
+        (
+            "Unknown settings",
+            len(foreign),
+            every,
+            _names(f"{row.workload}: {name}" for row, names in foreign for name in names),
         ),
     ]
-    banners = [banner for banner in banners if banner.count]
+    banners = [banner for banner in banners if banner[1]]
     if slow_cards:
         slow = {one.card for one in slow_cards}
-        on_slow = (
-            slow & {f"{n}/{row.accelerator}{i}" for n in row.nodes for i in row.card_indices}
+        on_slow = sum(
+            bool(slow & {f"{n}/{row.accelerator}{i}" for n in row.nodes for i in row.card_indices})
             for row in rows
         )
-        banners.append(
-            Banner(
-                name="Slow cards",
-                count=sum(map(bool, on_slow)),
-                of=len(rows),
-                meaning="These cards were slower than their neighbours, or than in earlier runs, "
-                "before their first job.",
-                details=tuple(map(str, slow_cards)),
-            )
-        )
+        banners.append(("Slow cards", on_slow, every, tuple(map(str, slow_cards))))
     if far_below:
-        banners.append(
-            Banner(
-                name="Far below published figures",
-                count=len(far_below),
-                of=len(rows),
-                meaning="Others have measured more than twice as much on the same card, with the "
-                "same model, precision, batch and lengths. Look at engine, mode and software.",
-                details=tuple(dict.fromkeys(far_below.values())),
-            )
-        )
+        sentences = tuple(dict.fromkeys(far_below.values()))
+        banners.append(("Far below published figures", len(far_below), every, sentences))
     if drift is not None:
-        banners.append(
-            Banner(
-                name="Drift over the night",
-                count=drift.rows,
-                of=drift.rows,
-                meaning="Replicates of the same cells were not equally fast early and late. Their "
-                "order is drawn, so no cell is favoured, and the intervals hold the drift.",
-                details=(f"{drift.change:+.1%} from first to last, over {drift.hours:.1f} h",),
-            )
-        )
-    return tuple(banners)
+        text = f"{drift.change:+.1%} from first to last, over {drift.hours:.1f} h"
+        banners.append(("Drift over the night", drift.rows, drift.rows, (text,)))
+    return tuple(
+        Banner(name=name, count=count, of=of, meaning=_MEANINGS[name], details=details)
+        for name, count, of, details in banners
+    )
 
 
 def provenance_of(rows: Sequence[Measurement], measurements: Sequence[Measurement]) -> Provenance:

@@ -370,8 +370,8 @@ def export_datasets(results: Path, directory: Path, runs: Sequence[str] = ()) ->
         raise StoreError(f"{directory} is not empty; name a new directory")
     tables = {
         "rows": _without_maps(table.drop_columns(["samples", "items"])),
-        "samples": _nested_export_datasets(table, "samples"),
-        "items": _nested_export_datasets(table, "items"),
+        "samples": _entries(table, "samples"),
+        "items": _entries(table, "items"),
     }
     tables = {name: one for name, one in tables.items() if one.num_rows or name == "rows"}
     try:
@@ -439,7 +439,7 @@ def _json(name: str, values: Mapping[str, Any]) -> str:
     return json.dumps(plain, ensure_ascii=False, sort_keys=True)
 
 
-def _nested_export_datasets(table: pa.Table, name: str) -> pa.Table:
+def _entries(table: pa.Table, name: str) -> pa.Table:
     """One row an entry of a list column, with the keys of the row that it belongs to."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -23,7 +23,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.metrics import titled
-from orchestrator.analysis.rankings import interval, memory_kind, peak_memory_bytes
+from orchestrator.analysis.rankings import interval, memory_kind, peak_memory_bytes, throughput
 from orchestrator.analysis.selection import Differences, described, precision_rank
 from orchestrator.analysis.summary import SETTLED, STATES, Summary
 from orchestrator.core.job import State
@@ -173,10 +173,10 @@ def _named(summary: Summary, row: Measurement) -> tuple[str, str]:
 
 def bar(row: Measurement, top: float) -> tuple[float, float, float]:
     """Value, low and high of a row's throughput as percentages of ``top``."""
-    low, high = interval(row)
-    value = row.metrics.throughput or 0.0
-    shares = [100 * v / top if top else 0.0 for v in (value, low, high)]
-    return round(shares[0], 2), round(shares[1], 2), round(shares[2], 2)
+    value, low, high = (
+        round(100 * v / top, 2) if top else 0.0 for v in (throughput(row), *interval(row))
+    )
+    return value, low, high
 
 
 def _tops(summary: Summary) -> dict[str, float]:

@@ -47,7 +47,7 @@ def prompts_figure(rows: Sequence[Measurement], points: Mapping[str, Any], title
 
     Args:
         rows: those whose numbers ``points`` has.
-        points: of ``payload.prompt_points``.
+        points: of ``prompt_points``.
         title: its name, for those who do not see it.
     """
     if not points["row"]:
@@ -223,7 +223,7 @@ def cards_figure(
     beds = "".join(f"M0 {high * number + 1}{bed}" for number in range(len(lanes)))
     return svg(
         title,
-        *_legend_cards_figure(states),
+        *_states_legend(states),
         f'<svg class="spans" x="{LEFT}" y="{TOP}" width="{SPANS_WIDE}" height="{tall}" '
         f'viewBox="0 0 {SPANS_WIDE} {tall}" preserveAspectRatio="none">',
         f'<path class="lane" d="{beds}"/><path class="ideal" d="{gaps}"/>',
@@ -241,7 +241,7 @@ def _fitting(names: Sequence[str], letters: int) -> str:
     return next((one for one in names if len(one) <= letters), one_line(names[-1], letters))
 
 
-def _legend_cards_figure(states: Sequence[str] | dict[str, None]) -> Iterator[str]:
+def _states_legend(states: Iterable[str]) -> Iterator[str]:
     for place, state in enumerate(states):
         x = LEFT + 118 * place
         yield f'<rect class="state s-{state.lower()}" x="{x}" y="3" width="9" height="9"/>'
