@@ -34,29 +34,29 @@ _MOST_GRAPHS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded prompts on the card; both tensors [batch, longest prompt]."""
+    """Padded prompts; both tensors [batch, longest prompt]."""
 
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
 
 
-def left_padded(prompts: Sequence[Sequence[int]], length: int, pad: int) -> Batch:
-    """Prompts on the host, each up to the right end."""
+def padded(
+    prompts: Sequence[Sequence[int]],
+    pad: int,
+    *,
+    left: bool = False,
+    length: int | None = None,  # None: of the longest
+    card: str = "cpu",
+) -> Batch:
+    """Prompts on a card, padded on one side."""
+    length = max(map(len, prompts)) if length is None else length
     ids = torch.full((len(prompts), length), pad, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
-        ids[row, length - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-        mask[row, length - len(prompt) :] = 1
-    return Batch(ids, mask)
-
-
-def right_padded(prompts: Sequence[Sequence[int]], length: int, pad: int, card: str) -> Batch:
-    """Sources on the card, each from the left."""
-    ids = torch.full((len(prompts), length), pad, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.long)
-        mask[row, : len(prompt)] = 1
+        begin = length - len(prompt) if left else 0
+        place = slice(begin, begin + len(prompt))
+        ids[row, place] = torch.tensor(prompt, dtype=torch.long)
+        mask[row, place] = 1
     return Batch(ids.to(card), mask.to(card))
 
 
@@ -69,10 +69,9 @@ class TorchModel(GenerationEngine):
     pad_token_id: int
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
-        longest = self.padded_length(max(len(prompt) for prompt in prompts))
-        batch = left_padded(prompts, longest, self.pad_token_id)
+        longest = self.padded_length(max(map(len, prompts)))
         card = self.device.torch_device
-        return Batch(batch.input_ids.to(card), batch.attention_mask.to(card))
+        return padded(prompts, self.pad_token_id, left=True, length=longest, card=card)
 
     @torch.inference_mode()
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
@@ -150,7 +149,8 @@ class SourceReader:
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
         longest: int = self.padded_length(max(map(len, prompts)))  # type: ignore[attr-defined]
         self._check(longest, "a source has")
-        return right_padded(prompts, longest, self.pad_token_id, self.device.torch_device)
+        card = self.device.torch_device
+        return padded(prompts, self.pad_token_id, length=longest, card=card)
 
     def generate(
         self, prepared: Batch, *, output_tokens: int, **more: Any
@@ -234,7 +234,7 @@ class LoadedEncoder(ABC):
 
     def prepare(self, texts: Sequence[Sequence[int]]) -> Batch:
         """A padded batch on the card."""
-        return right_padded(texts, max(map(len, texts)), self.pad_token_id, self.card)
+        return padded(texts, self.pad_token_id, card=self.card)
 
     @abstractmethod
     def logits(self, prepared: Batch) -> torch.Tensor:
@@ -243,7 +243,7 @@ class LoadedEncoder(ABC):
 
 def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """Tokens that end a text, by the generation config, else the model's, else the tokenizer."""
-    for holder in (model.generation_config, model.config, tokenizer):
+    for holder in (getattr(model, "generation_config", None), model.config, tokenizer):
         found = getattr(holder, "eos_token_id", None)
         if found is not None:
             return frozenset(found if isinstance(found, (list, tuple)) else [found])
@@ -252,7 +252,7 @@ def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
 
 def pad_token_id_of(model: Any, tokenizer: Any) -> int:
     """Any id will do, since padding is masked."""
-    for holder in (tokenizer, model.generation_config, model.config):
+    for holder in (tokenizer, getattr(model, "generation_config", None), model.config):
         found = getattr(holder, "pad_token_id", None)
         if isinstance(found, int):
             return found

@@ -21,7 +21,7 @@ import torch
 from workloads.devices.base import Device
 from workloads.engines.graph import layers
 from workloads.engines.graph.layers import Decoder, Product
-from workloads.engines.torch_models import room_for_graphs
+from workloads.engines.torch_models import padded, room_for_graphs
 
 #: Steps of a launch. Whether all texts have ended is asked once in so many.
 STEPS = 8
@@ -189,13 +189,10 @@ class Generator:
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Prompts:
         """Prompts on the card."""
-        longest = max(len(prompt) for prompt in prompts)
-        ids = torch.full((len(prompts), longest), self._pad, dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.long)
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        card = self.decoder.embedding.device
-        return Prompts(ids.to(card), lengths.to(card), longest)
+        card = str(self.decoder.embedding.device)
+        batch = padded(prompts, self._pad, card=card)
+        lengths = torch.tensor([len(prompt) for prompt in prompts]).to(card)
+        return Prompts(batch.input_ids, lengths, batch.input_ids.shape[1])
 
     @torch.inference_mode()
     def generate(

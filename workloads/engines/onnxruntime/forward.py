@@ -28,7 +28,7 @@ from workloads.engines.images import (
 from workloads.engines.onnxruntime.export import Part
 from workloads.engines.onnxruntime.session import Exported, Graph, Graphs, open_graphs
 from workloads.engines.onnxruntime.variants import GRAPH
-from workloads.engines.torch_models import Batch, LoadedEncoder, right_padded
+from workloads.engines.torch_models import Batch, LoadedEncoder, padded
 from workloads.models import precision as precisions
 from workloads.models.catalog import usable_positions
 from workloads.models.loading import ModelSource, load_tokenizer, open_model
@@ -84,8 +84,8 @@ def load_encoder(request: Request, device: Device) -> OnnxEncoder:
 
 @torch.no_grad()
 def _export_encoder(model: Any, pad: int) -> Exported:
-    sample = text_inputs(right_padded(drawn_ids(model, (7, 4)), 7, pad, "cpu"))
-    batch = right_padded(drawn_ids(model, (6, 4, 1)), 6, pad, "cpu")
+    sample = text_inputs(padded(drawn_ids(model, (7, 4)), pad))
+    batch = padded(drawn_ids(model, (6, 4, 1)), pad)
     logits = model(**text_inputs(batch)).logits
     real = batch.attention_mask.bool()  # nobody reads the outputs of padding
     return Exported(

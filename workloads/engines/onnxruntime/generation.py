@@ -31,10 +31,9 @@ from workloads.engines.onnxruntime.variants import GRAPH
 from workloads.engines.torch_models import (
     Batch,
     SourceReader,
-    left_padded,
     pad_token_id_of,
+    padded,
     reading,
-    right_padded,
 )
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.registry import task_for
@@ -106,7 +105,7 @@ class OnnxDecoder(GenerationEngine):
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
         self.graph.take_threads()
-        return left_padded(prompts, max(map(len, prompts)), self.pad_token_id)
+        return padded(prompts, self.pad_token_id, left=True)
 
     def generate(
         self,
@@ -256,7 +255,7 @@ def _export_decoder(model: Any, tokenizer: Any) -> Exported:
     """A sample of two rows of unlike length that go on behind a cache, with several new tokens
     each; and a padded batch, the tokens that torch writes after it, and their logits."""
     takes = inspect.signature(model.forward).parameters
-    batch = left_padded(drawn_ids(model, (7, 4)), 7, 0)
+    batch = padded(drawn_ids(model, (7, 4)), 0, left=True)
     ids, mask = batch.input_ids, batch.attention_mask
     cache = model(**_text(takes, ids[:, :4], mask[:, :4]), use_cache=True).past_key_values
     if not hasattr(cache, "layers"):
@@ -268,7 +267,7 @@ def _export_decoder(model: Any, tokenizer: Any) -> Exported:
         inputs={**text, "past_key_values": cache, "use_cache": True, **last_only},
         varying={**dict.fromkeys(text, (0, 1)), "past_key_values": (0, 2)},
     )
-    batch = left_padded(drawn_ids(model, _PROOF_LENGTHS), max(_PROOF_LENGTHS), 0)
+    batch = padded(drawn_ids(model, _PROOF_LENGTHS), 0, left=True)
     ids, mask, cache = batch.input_ids, batch.attention_mask, None
     tokens, logits = [], []
     for _ in range(_PROOF_STEPS):
@@ -384,7 +383,7 @@ def _export_pair(model: Any, tokenizer: Any) -> Exported:
     from transformers.modeling_outputs import BaseModelOutput
 
     begin, pad = begin_token_id(model.config), pad_token_id_of(model, tokenizer)
-    batch = right_padded(drawn_ids(model, (7, 4)), 7, pad, "cpu")
+    batch = padded(drawn_ids(model, (7, 4)), pad)
     text = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
     output = model(**text, decoder_input_ids=torch.full((2, 3), begin), use_cache=True)
     cache = output.past_key_values
@@ -412,7 +411,7 @@ def _export_pair(model: Any, tokenizer: Any) -> Exported:
         },
         dropped=_CROSS,
     )
-    batch = right_padded(drawn_ids(model, _PROOF_LENGTHS), max(_PROOF_LENGTHS), pad, "cpu")
+    batch = padded(drawn_ids(model, _PROOF_LENGTHS), pad)
     text = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
     ids = torch.full((len(batch.input_ids), 1), begin)
     logits = []

@@ -338,24 +338,8 @@ def open_graphs(
         BadConfiguration: a graph computes something else.
     """
     support = precisions.require(request.precision, device.name, request.engine)
-    options = Options.of(request.settings, device.name)
-    model = Path(source.path)
-
-    def build(directory: Path) -> dict[str, Any]:
-        exported = prepare()
-        save_proof(directory, exported.proof)
-        facts = {**exported.facts, "graphs": list(exported.parts)}
-        for name, part in exported.parts.items():
-            facts |= export(part, options, directory / name)
-        basic = Execution(device=device, graph_optimization="basic")
-        plain = {name: Graph(directory / name, basic) for name in exported.parts}
-        compare(plain, load_proof(directory)).check("fp32", directory / GRAPH)
-        return facts
-
-    base = exported_directory(
-        key_of(kind, fingerprint(model), asdict(options)),
-        build,
-        untimed=lambda: {IDENTITY: key_of(kind, content_digest(model), asdict(options))},
+    base = _exported(
+        Options.of(request.settings, device.name), device, source, kind, prepare, compare
     )
     settings = request.settings
     execution = Execution(
@@ -403,6 +387,35 @@ def open_graphs(
             **_if_any("operators_changed_by_precision", changes(exported, stored)),
             **_if_any("operators_changed_by_optimization", changes(stored, run)),
         },
+    )
+
+
+def _exported(
+    options: Options,
+    device: Device,
+    source: ModelSource,
+    kind: str,
+    prepare: Callable[[], Exported],
+    compare: Compare,
+) -> Path:
+    """The directory of a model's graphs in fp32; see ``open_graphs``."""
+    model = Path(source.path)
+
+    def build(directory: Path) -> dict[str, Any]:
+        exported = prepare()
+        save_proof(directory, exported.proof)
+        facts = {**exported.facts, "graphs": list(exported.parts)}
+        for name, part in exported.parts.items():
+            facts |= export(part, options, directory / name)
+        basic = Execution(device=device, graph_optimization="basic")
+        plain = {name: Graph(directory / name, basic) for name in exported.parts}
+        compare(plain, load_proof(directory)).check("fp32", directory / GRAPH)
+        return facts
+
+    return exported_directory(
+        key_of(kind, fingerprint(model), asdict(options)),
+        build,
+        untimed=lambda: {IDENTITY: key_of(kind, content_digest(model), asdict(options))},
     )
 
 
