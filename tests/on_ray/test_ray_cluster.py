@@ -54,29 +54,27 @@ def ray_node(node_id: str, name: str = "10.0.0.1", **resources: float) -> dict[s
 
 
 def test_kinds_follow_from_resources() -> None:
-    """HPU before CPU, GPU before CPU, CPU only when there is nothing else."""
+    """HPU before CPU, GPU before CPU, CPU only when there is nothing else that a device declares;
+    a dead node is none."""
     nodes = nodes_of(
         [
             ray_node("a", "gaudi", HPU=8.0, CPU=160.0),
             ray_node("b", "dgx", GPU=4.0, CPU=96.0),
             ray_node("c", "plain", CPU=32.0),
             ray_node("d", "head"),
+            ray_node("e", "npus", NPU=8.0, CPU=96.0),
+            ray_node("f", "npus alone", NPU=8.0),
+            ray_node("g", "dead", HPU=8.0) | {"Alive": False},
         ]
     )
-    found = {node.name: (node.accelerator, len(node.card_indices)) for node in nodes}
-    assert found == {
+    kinds = {node.name: (node.accelerator, len(node.card_indices)) for node in nodes}
+    assert kinds == {
         "gaudi": (Accelerator.HPU, 8),
         "dgx": (Accelerator.GPU, 4),
         "plain": (Accelerator.CPU, 1),
+        "npus": (Accelerator.CPU, 1),
     }
     assert not any(node.emulated for node in nodes)
-
-
-def test_an_unknown_resource_is_no_card() -> None:
-    """A node of cards that no device declares is none of Gaudi cards: its host is one card."""
-    (node,) = nodes_of([ray_node("a", "npus", NPU=8.0, CPU=96.0)])
-    assert node.accelerator is Accelerator.CPU
-    assert nodes_of([ray_node("a", "npus", NPU=8.0)]) == []
 
 
 def test_kinds_that_share_a_resource_are_told_apart_by_their_type(
@@ -104,23 +102,15 @@ def test_kinds_that_share_a_resource_are_told_apart_by_their_type(
     assert (nodes[0].accelerator.device, nodes[0].accelerator.spec.torch_type) == ("rocm", "cuda")
 
 
-def test_a_dead_node_is_no_node() -> None:
-    """``ray.nodes()`` lists those that are gone as well."""
-    assert nodes_of([ray_node("a", HPU=8.0) | {"Alive": False}]) == []
-
-
-def test_an_emulated_node_says_so() -> None:
-    """The mark, the size of the server and of a card come from custom resources."""
+def test_a_node_says_what_it_has_by_its_resources() -> None:
+    """Marks and sizes come from custom resources, a card's name from Ray's own; two cards of a
+    Gaudi server are legal only as an aligned pair of its eight."""
     resources = {"HPU": 4.0, "emulated": 1.0, "server_cards": 8.0, "card_memory_mib": 512.0}
     (node,) = nodes_of([ray_node("a", "hpu-1", **resources)])
     assert node.emulated and node.device_name == "emulated HPU on CPU"
     assert (node.server_cards, node.memory_bytes_per_card) == (8, 512 * 2**20)
-
-
-def test_a_share_of_a_gaudi_server_is_still_of_eight() -> None:
-    """Two cards of a Gaudi server are legal only as an aligned pair of its eight."""
-    (node,) = nodes_of([ray_node("a", HPU=2.0)])
-    assert node.server_cards == 8
+    (node,) = nodes_of([ray_node("a", HPU=2.0, **{"accelerator_type:Intel-GAUDI2": 1.0})])
+    assert node.device_name == "Intel-GAUDI2" and node.server_cards == 8
 
 
 def test_names_are_given_ones_else_hosts_and_never_twice() -> None:
@@ -129,12 +119,6 @@ def test_names_are_given_ones_else_hosts_and_never_twice() -> None:
     assert [node.name for node in nodes] == ["server-aaaa", "server-bbbb"]
     (node,) = nodes_of([ray_node("aaaa1", "rack-7", HPU=1.0)])
     assert node.name == "rack-7"
-
-
-def test_the_device_name_comes_from_rays_accelerator_type() -> None:
-    """Set by hand on Gaudi nodes, by Ray on NVIDIA ones."""
-    (node,) = nodes_of([ray_node("a", HPU=8.0, **{"accelerator_type:Intel-GAUDI2": 1.0})])
-    assert node.device_name == "Intel-GAUDI2"
 
 
 def test_two_kinds_on_one_node_are_refused() -> None:
@@ -254,7 +238,7 @@ def sends(directory: Path, **variables: str) -> list[str | bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("users", ["none", "kept by Ray", "variable", "path", "gone"])
+@pytest.mark.parametrize("users", ["kept by Ray", "path", "gone"])
 def test_clusters_one_after_another_have_tokens_of_their_own(tmp_path: Path, users: str) -> None:
     """Ray sends each one's within its block, and the user's own before and afterwards, wherever
     that is kept. Where it is nowhere, Ray is not asked for it: it would abort the process."""
@@ -263,14 +247,12 @@ def test_clusters_one_after_another_have_tokens_of_their_own(tmp_path: Path, use
     if users == "kept by Ray":
         (tmp_path / ".ray").mkdir()
         (tmp_path / ".ray" / "auth_token").write_text(mine)
-    elif users == "variable":
-        variables = {MODE: "token", TOKEN: mine}
     elif users == "path":
         (tmp_path / "mine").write_text(mine)
         variables = {MODE: "token", TOKEN_PATH: str(tmp_path / "mine")}
     elif users == "gone":
         variables = {MODE: "disabled", TOKEN_PATH: "/none"}
-    own = "nothing" if users in ("none", "gone") else f"Bearer {mine}"
+    own = "nothing" if users == "gone" else f"Bearer {mine}"
     assert sends(tmp_path, **variables) == [own, True, own, True, own]
 
 
