@@ -113,10 +113,10 @@ class Standing:
 def standing(mine: Ticket, others: Iterable[Ticket]) -> Standing:
     """The place of a run, given the tickets that count (``counting``)."""
     rivals = [ticket for ticket in others if not ticket.over and ticket.rivals(mine)]
-    before = [
-        ticket for ticket in rivals if ticket.turn and (not mine.turn or ticket.turn < mine.turn)
-    ]
-    before.sort(key=lambda ticket: ticket.turn)
+    before = sorted(
+        (t for t in rivals if t.turn and (not mine.turn or t.turn < mine.turn)),
+        key=lambda ticket: ticket.turn,
+    )
     if mine.turn:
         return Standing(turn_due=False, may_claim=not before, ahead=tuple(before))
     waiting = sorted(
@@ -130,26 +130,13 @@ def standing(mine: Ticket, others: Iterable[Ticket]) -> Standing:
 def inherited(mine: Ticket, tickets: Iterable[Ticket], living: Collection[str]) -> Ticket:
     """My ticket with the turn that an earlier driver of the run, now dead, has left; it is gone
     once a rival has a later one."""
-    tickets = list(tickets)
-    left = [
-        ticket
-        for ticket in tickets
-        if ticket.run_id == mine.run_id
-        and ticket.turn
-        and ticket.driver not in living
-        and not ticket.over
-    ]
-    if not left:
+    turns = [ticket for ticket in tickets if ticket.turn and not ticket.over]
+    dead = [t for t in turns if t.run_id == mine.run_id and t.driver not in living]
+    if not dead:
         return mine
-    last = max(left, key=lambda ticket: ticket.turn)
-    taken = any(
-        ticket.turn > last.turn
-        and ticket.rivals(mine)
-        and ticket.driver in living
-        and not ticket.over
-        for ticket in tickets
-    )
-    return mine if taken else replace(mine, number=last.number, turn=last.turn)
+    last = max(dead, key=lambda ticket: ticket.turn)
+    later = [t for t in turns if t.turn > last.turn and t.driver in living and t.rivals(mine)]
+    return mine if later else replace(mine, number=last.number, turn=last.turn)
 
 
 class Watch:
@@ -269,27 +256,21 @@ class RunQueue:
         self.strangers = tuple(
             drivers[ticket] for ticket in sorted(living - known) if drivers[ticket]
         )
-        others = [ticket for ticket in tickets.values() if ticket.number != self._mine.number]
-        expected = [
-            ticket for ticket in submitted.values() if ticket.submission != self._mine.submission
-        ]
-        counting = self._watch.counting(self._clock(), others, living, expected)
-        place = standing(self._mine, counting)
+        expected = [t for t in submitted.values() if t.submission != self._mine.submission]
+        place = self._place(tickets, living, expected)
         if not place.turn_due:
             return place
         before = self._mine
         self._number(turn=True)
         self._delete(before.number)
         # Who took a turn in the same moment wrote it before or will see this one.
-        return standing(
-            self._mine,
-            self._watch.counting(
-                self._clock(),
-                [t for t in self._tickets().values() if t.number != self._mine.number],
-                living,
-                expected,
-            ),
-        )
+        return self._place(self._tickets(), living, expected)
+
+    def _place(
+        self, tickets: Mapping[int, Ticket], living: set[str], expected: Iterable[Ticket]
+    ) -> Standing:
+        others = [ticket for number, ticket in tickets.items() if number != self._mine.number]
+        return standing(self._mine, self._watch.counting(self._clock(), others, living, expected))
 
     def leave(self) -> None:
         """Give the place back."""
