@@ -139,21 +139,39 @@ class Examination:
         import ray
 
         started = time.monotonic()
+        deadline = started + self.timeout_s
         ray_nodes = sorted(ray.nodes(), key=lambda node: (name_of(node), node["NodeID"]))
         facts = {node["NodeID"]: _facts_of(node) for node in ray_nodes}
+        clocks, shared, trouble = dict[str, ClockOffset](), None, ""
         with contextlib.ExitStack() as stack:
-            shared, trouble = None, ""
             if self.shared_dir is not None:
                 shared, trouble = _write_shared(self.shared_dir, stack)
             actors = {node["NodeID"]: _start(node) for node in ray_nodes if node["Alive"]}
             stack.callback(_end, list(actors.values()))
-            clocks = self._clocks(actors, facts, started)
-            self._probes(actors, facts, clocks, shared, started)
-        waited = time.monotonic() - started
+            calls = {node_id: actor.now.remote() for node_id, actor in actors.items()}
+            # A node that starts later than this would not finish its imports anyway.
+            starts_by = started + self.timeout_s * 2 / 3
+            for node_id, answer in _answers(calls, starts_by, alike=True):
+                if isinstance(answer, Exception):
+                    facts[node_id] = _failed(facts[node_id], answer)
+                    continue
+                with contextlib.suppress(Exception):
+                    clocks[node_id] = clock_offset(actors[node_id].now)
+            calls = {
+                node_id: actors[node_id].examine.remote(
+                    self.examine, self._keywords(facts[node_id], shared, deadline)
+                )
+                for node_id in clocks
+            }
+            for node_id, answer in _answers(calls, deadline):
+                if isinstance(answer, Probe):
+                    facts[node_id] = replace(facts[node_id], probe=answer, clock=clocks[node_id])
+                else:
+                    facts[node_id] = _failed(facts[node_id], answer)
+        silent = f"it did not answer within {time.monotonic() - started:.0f} s"
         for node_id, node in facts.items():
             if node.alive and node.probe is None and not node.trouble:
-                trouble_there = f"it did not answer within {waited:.0f} s"
-                facts[node_id] = replace(node, trouble=trouble_there)
+                facts[node_id] = replace(node, trouble=silent)
         return ClusterFacts(
             address=cluster.address,
             driver=versions_here(),
@@ -165,62 +183,28 @@ class Examination:
             expected_nodes=self.expected_nodes,
         )
 
-    def _clocks(
-        self, actors: Mapping[str, Any], facts: dict[str, NodeFacts], started: float
-    ) -> dict[str, ClockOffset]:
-        """The clock of every node whose actor starts in time; why the others do not."""
-        first = {node_id: actor.now.remote() for node_id, actor in actors.items()}
-        clocks = {}
-        # A node that starts later than this would not finish its imports anyway.
-        deadline = started + self.timeout_s * 2 / 3
-        for node_id, answer in _answers(first, deadline, alike=True):
-            if isinstance(answer, Exception):
-                facts[node_id] = replace(
-                    facts[node_id], trouble=f"its examiner failed: {error_line(answer, 300)}"
-                )
-                continue
-            with contextlib.suppress(Exception):
-                clocks[node_id] = clock_offset(actors[node_id].now)
-        return clocks
+    def _keywords(
+        self, node: NodeFacts, shared: tuple[str, str, str] | None, deadline: float
+    ) -> dict[str, Any]:
+        """The arguments of ``examine`` for a node. Directories whose free space counts are the
+        driver's, since nodes are made alike."""
+        real = not node.emulated and len(node.cards) == 1
+        kind = next(iter(node.cards)) if real else None
+        return {
+            "kind": kind if kind is not None and not kind.spec.host else None,
+            "packages": (*self.packages, *(kind.spec.imports if kind else ())),
+            "places": (
+                ("Ray's files", _session_dir()),
+                ("results", str(Path(self.results_dir).absolute())),
+                ("models", os.environ.get("HF_HOME", "~/.cache/huggingface")),
+            ),
+            "shared": shared,
+            "timeout_s": max(1.0, deadline - time.monotonic() - 5.0),
+        }
 
-    def _probes(
-        self,
-        actors: Mapping[str, Any],
-        facts: dict[str, NodeFacts],
-        clocks: Mapping[str, ClockOffset],
-        shared: tuple[str, str, str] | None,
-        started: float,
-    ) -> None:
-        deadline = started + self.timeout_s
-        calls = {}
-        for node_id in clocks:
-            node = facts[node_id]
-            real = not node.emulated and len(node.cards) == 1
-            kind = next(iter(node.cards)) if real else None
-            keywords = {
-                "kind": kind if kind is not None and not kind.spec.host else None,
-                "packages": (*self.packages, *(kind.spec.imports if kind else ())),
-                "places": self._places(),
-                "shared": shared,
-                "timeout_s": max(1.0, deadline - time.monotonic() - 5.0),
-            }
-            calls[node_id] = actors[node_id].examine.remote(self.examine, keywords)
-        for node_id, answer in _answers(calls, deadline):
-            if isinstance(answer, Probe):
-                facts[node_id] = replace(facts[node_id], probe=answer, clock=clocks[node_id])
-            else:
-                facts[node_id] = replace(
-                    facts[node_id], trouble=f"its examiner failed: {error_line(answer, 300)}"
-                )
 
-    def _places(self) -> tuple[tuple[str, str], ...]:
-        """Directories whose free space counts; the driver's, since nodes are made alike."""
-        session = _session_dir()
-        return (
-            ("Ray's files", session),
-            ("results", str(Path(self.results_dir).absolute())),
-            ("models", os.environ.get("HF_HOME", "~/.cache/huggingface")),
-        )
+def _failed(node: NodeFacts, error: object) -> NodeFacts:
+    return replace(node, trouble=f"its examiner failed: {error_line(error, 300)}")
 
 
 class NodeExaminer:

@@ -16,7 +16,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -62,7 +62,7 @@ class LocalCluster(RayCluster):
 
     directory: Path
     ray_cluster: Any  # ray.cluster_utils.Cluster
-    _ray_nodes: dict[str, Any] = field(default_factory=dict)  # by name
+    ray_nodes: dict[str, Any] = field(default_factory=dict)  # by name
     _numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 1 << 30)))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -81,13 +81,13 @@ class LocalCluster(RayCluster):
             **arguments,
         )
         with self._lock:
-            self._ray_nodes[name] = started
+            self.ray_nodes[name] = started
             self.address = str(self.ray_cluster.address)
 
     def _sockets(self) -> dict[str, str]:
         """Names of the next node's sockets. By itself Ray takes the first that is not there yet: of
         nodes that start side by side, all take the same."""
-        if not self._ray_nodes:
+        if not self.ray_nodes:
             return {}
         with self._lock:
             number = next(self._numbers)
@@ -99,17 +99,12 @@ class LocalCluster(RayCluster):
 
     def remove(self, name: str) -> None:
         """Kill a node and everything on it."""
-        self.ray_cluster.remove_node(self._ray_nodes.pop(name), allow_graceful=False)
-
-    def processes(self, name: str) -> Mapping[str, Any]:
-        """Ray's own record of a node's processes."""
-        processes: Mapping[str, Any] = self._ray_nodes[name].all_processes
-        return processes
+        self.ray_cluster.remove_node(self.ray_nodes.pop(name), allow_graceful=False)
 
     def end(self) -> None:
         """Kill all nodes at once: nothing on them is worth the second that Ray would give each of
         them to end in order."""
-        for ray_node in self._ray_nodes.values():
+        for ray_node in self.ray_nodes.values():
             for started in chain.from_iterable(ray_node.all_processes.values()):
                 started.process.kill()
         self.ray_cluster.shutdown()

@@ -47,7 +47,7 @@ def examined(
     cluster = bench.cluster
     for name, variables in (("lacking", {"PYTHONPATH": path}), ("frozen", {})):
         cluster.add_ray_node(name, num_cpus=0, resources={"emulated": 1}, env_vars=variables)
-    raylet = cluster.processes("frozen")["raylet"][0].process.pid
+    raylet = cluster.ray_nodes["frozen"].all_processes["raylet"][0].process.pid
     os.kill(raylet, signal.SIGSTOP)
     patience = pytest.MonkeyPatch()
     patience.setattr(examination, "START_S", START_S)
