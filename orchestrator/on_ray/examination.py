@@ -342,8 +342,8 @@ def _asks_for_token(address: str) -> bool:
         "answer = first_answer(sys.argv[1], patience_s=20); "
         "sys.exit(17 if answer is None or asks_for_token(answer) else 0)"
     )
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
-    environment = kept | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
+    environment |= {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, address]
     try:
         done = subprocess.run(

@@ -285,17 +285,14 @@ class JobServer:
             with contextlib.suppress(Exception):  # it is of no interest any more
                 if not self.job(name).over:
                     self._client.stop_job(name)
-                    self._wait_for_end(name)
+                deadline = time.monotonic() + _HELPER_END_S
+                while not self.job(name).over and time.monotonic() < deadline:
+                    time.sleep(0.2)
                 self._client.delete_job(name)
 
     def stop(self, submission_id: str) -> None:
         """Have Ray end a job: an orderly end is asked for, and forced after two minutes."""
         self._client.stop_job(self.job(submission_id).submission_id)
-
-    def _wait_for_end(self, name: str) -> None:
-        deadline = time.monotonic() + _HELPER_END_S
-        while not self.job(name).over and time.monotonic() < deadline:
-            time.sleep(0.2)
 
     def _send(self, **job: Any) -> str:
         """Submit a job, as soon as the head node's agent is there."""

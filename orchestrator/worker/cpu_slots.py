@@ -230,7 +230,7 @@ def _locks_of(path: Path | None) -> Locks | None:
     if sys.platform != "linux":
         return None
     named = path or os.environ.get(VARIABLE)
-    for file in [Path(named)] if named else [each / _FILE for each in directories()]:
+    for file in [Path(named)] if named else [place / _FILE for place in directories()]:
         with contextlib.suppress(OSError):
             if not named:
                 make_private(file.parent)
@@ -287,7 +287,7 @@ def thread_times(tasks: Path) -> dict[int, ThreadTime] | None:
                 times[int(task.name)] = ThreadTime(ran_s=ran / 1e9, waited_s=waited / 1e9)
     except (OSError, ValueError):
         return None
-    return times if any(each.ran_s for each in times.values()) else None
+    return times if any(thread.ran_s for thread in times.values()) else None
 
 
 def host_time(file: Path) -> HostTime | None:

@@ -313,7 +313,7 @@ class Spawner:
 
     def _patience_s(self) -> float | None:
         """Time to wait for a request: short while a process is ending; None for ever."""
-        dead = [each.dead_since for each in self._workers.values() if each.status is not None]
+        dead = [w.dead_since for w in self._workers.values() if w.status is not None]
         if not dead:
             return None
         return 0.02 if time.monotonic() - max(dead) < 2.0 else 0.5
@@ -396,7 +396,7 @@ class Spawner:
                 if worker := self._workers.get(ended[0]):
                     worker.status = os.waitstatus_to_exitcode(ended[1])
                     worker.dead_since = time.monotonic()
-        for worker in [each for each in self._workers.values() if each.status is not None]:
+        for worker in [w for w in self._workers.values() if w.status is not None]:
             if self._kill_remains(worker):
                 continue
             killed = worker.status == -signal.SIGKILL
