@@ -27,6 +27,7 @@ from benchmarks.setting import Setting, Takes
 #: In this order; each is a module with TITLE, TAKES_S and run(setting).
 NAMES = (
     "command_line",
+    "reports",
     "scheduling",
     "hard_scheduling",
     "estimates",
@@ -37,7 +38,7 @@ NAMES = (
     "finetuning",
 )
 #: These need no environment of peers.
-WITHOUT_PEERS = ("estimates",)
+WITHOUT_PEERS = ("command_line", "reports", "scheduling", "hard_scheduling", "estimates")
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -178,8 +179,8 @@ def _now() -> str:
 
 
 def _about(module: ModuleType) -> str:
-    """A benchmark's own account of how it compares, as Markdown."""
-    return (inspect.getdoc(module) or "").replace("``", "`")
+    """The first paragraph of a benchmark's docstring, as Markdown."""
+    return (inspect.getdoc(module) or "").partition("\n\n")[0].replace("``", "`")
 
 
 def _stored(results: Path) -> list[dict[str, Any]]:

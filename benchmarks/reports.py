@@ -1,0 +1,90 @@
+"""The report of a run of 100,000 rows, as the page and as text: seconds, CPU and memory.
+
+The rows are those that an H100 measured (``results/h100/grids.parquet``), over and over, each time
+as jobs of another experiment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from benchmarks.contender import ROOT
+from benchmarks.figures import Goal, Line
+from benchmarks.setting import Setting, Takes
+from orchestrator.store.codec import from_table
+from orchestrator.store.store import Store
+
+TITLE = "Reports of 100,000 rows"
+TAKES_S = Takes(whole=110, quick=None)
+RUN = "many"
+
+
+def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
+    """The lines and facts of this benchmark."""
+    rows = setting.sized(100_000, 20_000, 500)
+    # In a process of its own: what a parent holds counts to the peak of a command that it starts.
+    command = [sys.executable, "-m", "benchmarks.reports", str(setting.scratch), str(rows)]
+    subprocess.run(command, check=True)
+    lines = []
+    for what, options in {"page": ["--format", "html"], "text": []}.items():
+        took = _measured(["report", RUN, "--results", str(setting.scratch), *options])
+        figures = zip(
+            ("seconds", "CPU", "memory"), took, ("s", "s", "GB"), (20, 20, 0.6), strict=True
+        )
+        lines += [
+            Line(
+                what=f"{what}, {name}",
+                against="",
+                unit=unit,
+                ours=(value,),
+                goal=Goal(kind="at most", value=limit) if what == "page" else Goal(),
+            )
+            for name, value, unit, limit in figures
+        ]
+    return lines, {"rows": rows}
+
+
+def write_rows(results: Path, count: int) -> None:
+    """A run of so many rows."""
+    measured = from_table(pq.read_table(ROOT / "results" / "h100" / "grids.parquet"))
+    with Store.open(results, RUN) as store:
+        for number in range(-(-count // len(measured))):
+            copies = [
+                replace(
+                    row,
+                    run=RUN,
+                    experiment=f"copy-{number}",
+                    job_id=f"{number:04x}{row.job_id[4:]}",
+                    attempt_id=f"{number:04x}{row.attempt_id[4:]}",
+                )
+                for row in measured[: count - number * len(measured)]
+            ]
+            store.append(*copies)
+
+
+def _measured(arguments: list[str]) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and the peak of resident memory (GB) of one command."""
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "orchestrator", *arguments]
+    output = os.open(os.devnull, os.O_WRONLY)
+    pid = os.posix_spawn(
+        sys.executable, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, output, 1)]
+    )
+    os.close(output)
+    _, status, usage = os.wait4(pid, 0)
+    if status:
+        raise RuntimeError(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}")
+    seconds = time.perf_counter() - started
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9
+
+
+if __name__ == "__main__":
+    write_rows(Path(sys.argv[1]), int(sys.argv[2]))
