@@ -19,7 +19,7 @@ from benchmarks.placement import bound, makespan
 from benchmarks.setting import Setting, Takes
 
 TITLE = "Scheduling, simulated 128 nodes × 8 cards"
-TAKES_S = Takes(whole=70, quick=7)
+TAKES_S = Takes(whole=55, quick=7)
 NODES, CARDS, NOISE, MODELS = 128, 8, 0.2, 12
 
 

@@ -35,7 +35,7 @@ from orchestrator.store import files as run_files
 from orchestrator.store.store import Store
 
 TITLE = "From the command to the first row"
-TAKES_S = Takes(whole=100, quick=62)
+TAKES_S = Takes(whole=90, quick=62)
 NAME = "startup"
 CARDS = 8
 #: The budgets: on a cluster that runs already, and with emulated nodes, bare start included.

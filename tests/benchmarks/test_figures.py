@@ -134,7 +134,7 @@ def outcome(**changes: object) -> dict[str, object]:
     )
     host = {
         "processor": "P", "cores": 2, "memory_gib": 4, "system": "S", "python": "3", "accelerator":
-        "none",
+        "none", "fast_arithmetic": ["avx2"],
     }  # fmt: skip
     return json.loads(json.dumps(told.to_json())) | {
         "machine": host, "versions": {"nightgrid": {"torch": "2"}}, "finished_at": "now", **changes,
@@ -145,8 +145,8 @@ def test_a_line_that_loses_stands_in_the_page() -> None:
     """With its ratio, its goal and that it was not met; bars in notes do not break the table."""
     text = page([outcome()])
     (row,) = [line for line in text.splitlines() if line.startswith("| things")]
-    assert "0.5" in row and "≥ 2" in row and "**no**" in row and "a\\|b" in row
-    assert "size: 7" in text and "torch 2" in text
+    assert "0.5" in row and "≥ 2: **no**" in row and "a\\|b" in row
+    assert "By `x`." in text and "torch 2" in text
     assert table([outcome()]) in text
 
 
@@ -242,11 +242,11 @@ def test_a_goal_that_turns_meet_and_miss_is_not_met_clearly() -> None:
         row = table([outcome() | {"lines": [json.loads(json.dumps(_json_of(line)))]}])
         return row.splitlines()[-1].split(" | ")[-2]
 
-    assert told(1.1, 1.2) == "yes"
-    assert told(0.9, 1.2) == "yes, not clearly"
-    assert told(0.7, 0.8, 1.2) == "**no**, not clearly"
-    assert told(0.9, *[1.1] * 9) == "yes"  # which the interval leaves out
-    assert told(*[0.9] * 3, *[1.1] * 7) == "yes, not clearly"
+    assert told(1.1, 1.2) == "≥ 1: yes"
+    assert told(0.9, 1.2) == "≥ 1: yes, not clearly"
+    assert told(0.7, 0.8, 1.2) == "≥ 1: **no**, not clearly"
+    assert told(0.9, *[1.1] * 9) == "≥ 1: yes"  # which the interval leaves out
+    assert told(*[0.9] * 3, *[1.1] * 7) == "≥ 1: yes, not clearly"
 
 
 def test_a_machine_that_was_not_given_its_cores_is_told() -> None:

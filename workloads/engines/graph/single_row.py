@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 
 from workloads.engines.graph import attention_kernels, product_kernels
-from workloads.engines.graph.decoder import Slots
 from workloads.engines.graph.layers import Decoder
 from workloads.engines.graph.packing import Matrix
 from workloads.engines.graph.product_kernels import KINDS
+
+if TYPE_CHECKING:
+    from workloads.engines.graph.decoder import Slots
 
 #: Columns from which a matrix is wide.
 _WIDE = 8192
