@@ -92,10 +92,12 @@ class OptimumHabanaEngine(TransformersEngine):
         return math.ceil(longest / BUCKET) * BUCKET if self.static_shapes else longest
 
     def generate(
-        self, prepared: Batch, *, on_step: Callable[[], None], **options: Any
+        self, prepared: Batch, *, output_tokens: int, on_step: Callable[[], None], **more: Any
     ) -> Callable[[], Generated]:
         self.model.generation_config = copy.deepcopy(self.original_config)
-        fetch = TransformersEngine.generate(self, prepared, on_step=on_step, **options)
+        fetch = TransformersEngine.generate(
+            self, prepared, output_tokens=output_tokens, on_step=on_step, **more
+        )
         self.device.mark_step()
         on_step()
         return fetch
