@@ -1,9 +1,8 @@
-"""Devices: the kinds of cards there are. Each file here declares one in its ``SPEC``.
+"""Kinds of cards. Each file here declares one as ``SPEC``.
 
-``DeviceSpec`` says all that a plan, a cluster, the doctor and the rules of techniques have to know
-of a kind of card; the class behind it (``base.Device``) drives the one card of a process. Another
-installed package adds a device by the entry point ``nightgrid.devices`` (docs/extending.md).
-A spec imports neither torch nor a vendor's tools, since every plan reads the specs of this folder.
+A ``DeviceSpec`` is the static description that plans, the doctor and technique rules read; a
+``base.Device`` drives the one card of a process. Other packages add devices by the entry point
+``nightgrid.devices`` (docs/extending.md). Specs must not import torch: every plan reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from workloads.registry import Declared
 if TYPE_CHECKING:
     from workloads.devices.base import Device
 
-#: What rules may ask of a device, and what it means.
+#: Capabilities that rules may ask of a device, with their meanings.
 CAPABILITIES: Mapping[str, str] = {
     "own_memory": "memory apart from the host's, to which batches are copied",
     "native_eager": "torch computes on it as it does on a CPU: the stock engine needs no more",
@@ -50,23 +49,23 @@ CAPABILITIES: Mapping[str, str] = {
     "host_cores": "it computes on cores of its host that others share: its jobs take turns",
 }
 
-#: What int4 is wherever bitsandbytes does it.
+#: int4 by bitsandbytes.
 NF4 = "bitsandbytes NF4, 4-bit weights in blocks of 64, expanded to bf16 for each product"
 
-#: An error class and the fragments of messages (lower case) that mean it.
+#: An error class and message fragments (lower case) that map to it.
 Texts = tuple[type[WorkloadError], tuple[str, ...]]
 
-#: Index groups that a job may hold on one server, best first.
+#: Index groups that a job may use on one server, best first.
 Groups = tuple[tuple[int, ...], ...]
 
 
 def any_groups(count: int, server_cards: int) -> Groups:
-    """Neighbours; aligned where the count is a power of two, which keeps the rest usable."""
+    """Return groups of neighbours, aligned if the count is a power of two: less fragmentation."""
     return _neighbours(count, server_cards, count if count & (count - 1) == 0 else 1)
 
 
 def aligned_groups(count: int, server_cards: int) -> Groups:
-    """Aligned neighbours, in powers of two only, as cards are joined in pairs and quads."""
+    """Return aligned groups, powers of two only: cards are linked in pairs and quads."""
     return _neighbours(count, server_cards, count) if count & (count - 1) == 0 else ()
 
 
@@ -77,26 +76,26 @@ def _neighbours(count: int, server_cards: int, step: int) -> Groups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardProcess:
-    """A process that is to be started for one card."""
+    """A process to be started for one card."""
 
     card_index: int  # on its node
-    threads: int | None = None  # of OpenMP; None: left to the library
-    kind: str = ""  # what it must be for its jobs (``engines.process_kind``)
-    cards: int = 1  # of the gang that it belongs to
-    gang: tuple[int, ...] = ()  # cards of the gang on this node, by local rank; none: no gang
-    #: A directory of the node's own for compiled code: of its image and kind of card alone.
+    threads: int | None = None  # of OpenMP; None: the library's default
+    kind: str = ""  # required by its jobs (``engines.process_kind``)
+    cards: int = 1  # in its gang
+    gang: tuple[int, ...] = ()  # cards of the gang on this node, by local rank; empty: no gang
+    #: Local directory for compiled code, specific to the image and the kind of card.
     compiled: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
-    """One card as the vendor's tool sees it from outside."""
+    """State of one card as reported by the vendor's tool."""
 
     index: int  # the module id on Gaudi
-    product: str = ""  # as the tool calls it
-    links: int | None = None  # to the other cards of its server; None: nobody can tell
+    product: str = ""  # the tool's name for it
+    links: int | None = None  # to the other cards of its server; None: unknown
     links_up: int | None = None
-    occupied: str | None = None  # who has it; None: free, or nobody can tell
+    occupied: str | None = None  # reason why it is in use; None: free or unknown
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     temperature_c: float | None = None
@@ -104,25 +103,25 @@ class CardFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """Facts that a device's rules for servers look at (``DeviceSpec.examine``)."""
+    """Input of ``DeviceSpec.examine``."""
 
-    versions: Mapping[str, str]  # of packages, and of nightgrid, by name
+    versions: Mapping[str, str]  # by package, nightgrid included
     cards: tuple[CardFacts, ...] = ()
     driver_version: str | None = None  # of the cards
     kernel: str = ""  # such as "Linux 6.8.0-45-generic"
     kernel_arguments: str = ""
-    governors: Mapping[str, int] = field(default_factory=dict)  # of the cores: how many have which
-    max_cstate: int | None = None  # that idle cores may enter; None: nobody can tell
-    hugepages_asked: Mapping[str, int] = field(default_factory=dict)  # by files of sysctl: pages
+    governors: Mapping[str, int] = field(default_factory=dict)  # CPU governor -> number of cores
+    max_cstate: int | None = None  # deepest state of idle cores; None: unknown
+    hugepages_asked: Mapping[str, int] = field(default_factory=dict)  # sysctl file -> pages
     hugepages_total: int = 0
     hugepage_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complaint:
-    """One thing on a server that is not as its cards need it, and what to do about it."""
+    """A problem found on a server, with its remedy."""
 
-    check: str  # a word for scripts
+    check: str  # identifier for scripts
     message: str
     remedy: str
     level: Literal["note", "warning", "error"] = "warning"  # error: a run would fail
@@ -130,52 +129,49 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """One kind of card, as everybody sees it but the class that drives it."""
+    """Static description of one kind of card."""
 
-    name: str  # of its software, and of its file: in engines' lists and in --emulate 1x2:GPU:cuda
-    accelerator: str  # in grids and rows, in capitals
+    name: str  # of its software and file; used in engines' lists and --emulate 1x2:GPU:cuda
+    accelerator: str  # name in grids and rows, in capitals
     title: str  # in messages: "Gaudi"
-    summary: str  # beside its name in the schema: "Intel Gaudi"
-    also_called: tuple[str, ...] = ()  # its maker, its software: what people write in grids
-    handle: str  # "module:Class", imported where a card is driven
-    order: int = 1000  # among all kinds; the first of this folder is the default of a grid
-    torch_type: str = ""  # as torch calls it; left out: as ``name``
-    host: bool = False  # it is the node's processor; one kind is
+    summary: str  # in the schema: "Intel Gaudi"
+    also_called: tuple[str, ...] = ()  # aliases that people write in grids: maker, software
+    handle: str  # "module:Class", imported only where a card is used
+    order: int = 1000  # sort key; the first one of this folder is a grid's default
+    torch_type: str = ""  # torch's device type; default: ``name``
+    host: bool = False  # the node's processor; exactly one kind
 
-    #: Ray's name for the cards of a node, and the option by which Ray is told of a resource that
-    #: it knows itself ("num_gpus").
+    #: Ray's resource name; ``ray_option`` if Ray has an argument for it ("num_gpus").
     ray_resource: str
     ray_option: str = ""
-    #: How Ray's ``accelerator_type:`` begins, where kinds share a resource.
+    #: Prefix of Ray's ``accelerator_type:``, where kinds share a resource.
     ray_type: str = ""
-    #: Whether Ray says which cards of a node are held by whom; where not, a node is claimed whole.
+    #: True if Ray reports which cards of a node are in use; else a node is claimed whole.
     ray_indices: bool = False
-    registration: str = ""  # how a node tells Ray of them, for whoever has a cluster without cards
+    registration: str = ""  # how to register the cards with Ray, for clusters that show none
 
-    visible_variable: str = ""  # names the cards that a process sees, by index, with commas between
-    #: Whether each process of a gang is shown all of the gang's cards on its server, and told its
-    #: own by another variable.
+    visible_variable: str = ""  # comma-separated indices of the cards that a process sees
+    #: True if each process of a gang sees all of the gang's cards on its server.
     gang_visible: bool = False
-    #: What a process needs in its environment besides, before it imports torch. Pure.
+    #: Further environment variables, set before torch is imported. Pure.
     variables: Callable[[CardProcess], Mapping[str, str]] = lambda process: {}
     groups: Callable[[int, int], Groups] = any_groups
-    server_cards: int | None = None  # where all servers have as many
-    #: Cores of its host that its jobs leave to Ray, the driver and workers that start, where they
-    #: have more than one.
+    server_cards: int | None = None  # if all servers have the same number
+    #: Host cores left to Ray, the driver and starting workers, if there is more than one.
     spare_cores: int = 0
 
-    precisions: Mapping[str, Support]  # by name; one that is left out is unsupported
+    precisions: Mapping[str, Support]  # by name; missing ones are unsupported
     capabilities: frozenset[str] = frozenset()
-    errors: tuple[Texts, ...] = ()  # what its software says, the first that fits counts
+    errors: tuple[Texts, ...] = ()  # of its software; the first match counts
 
-    imports: tuple[str, ...] = ()  # modules that a job needs besides torch and transformers
-    packages: tuple[str, ...] = ()  # whose versions may explain a difference between two rows
+    imports: tuple[str, ...] = ()  # modules that jobs need besides torch and transformers
+    packages: tuple[str, ...] = ()  # whose versions are recorded in rows
     tool: str = ""  # the vendor's command that lists the cards
     driver_command: tuple[str, ...] = ()  # prints the driver's version
-    versions: Callable[[], Mapping[str, str]] = dict  # of software that is no package, for rows
-    no_cards_remedy: str = ""  # when the tool shows none
+    versions: Callable[[], Mapping[str, str]] = dict  # of other software, for rows
+    no_cards_remedy: str = ""  # advice if the tool lists no card
     examine: Callable[[int, ServerFacts], Iterable[Complaint]] = lambda cards, facts: ()
-    #: What its driver calls a card (a pattern for the whole name) -> its line in devices.csv.
+    #: (Pattern for the driver's whole name of a card, product in devices.csv).
     data_sheets: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -187,7 +183,7 @@ class DeviceSpec:
             object.__setattr__(self, "torch_type", self.name)
 
     def answers_to(self, word: str) -> bool:
-        """Tell if a word may mean this kind of card: its software, its maker, or one card."""
+        """Tell if a word names this device: its software, its maker or one of its cards."""
         word = word.casefold()
         own = {self.name, self.torch_type, self.title, self.accelerator, *self.also_called}
         cards = {
@@ -196,55 +192,55 @@ class DeviceSpec:
         return any(word.startswith(name.casefold()) for name in own) or word in cards
 
     def can(self, capability: str) -> bool:
-        """Tell if the device has a capability, by its name in ``CAPABILITIES``."""
+        """Tell if the device has a capability of ``CAPABILITIES``."""
         if capability not in CAPABILITIES:
             raise ValueError(f"no capability '{capability}'. There is: {', '.join(CAPABILITIES)}.")
         return capability in self.capabilities
 
     def visible(self, *indices: int) -> dict[str, str]:
-        """The variable by which a process sees these cards only; empty where there is none."""
+        """Return the variable that limits a process to these cards; empty if there is none."""
         shown = {self.visible_variable: ",".join(map(str, indices))}
         return shown if self.visible_variable else {}
 
     def product(self, name: str) -> str:
-        """The line of devices.csv for a card of this name; "" where there is none."""
+        """Return the product in devices.csv for a card's name; "" if there is none."""
         for pattern, product in self.data_sheets:
-            # The whole name: a slice of a card (MIG), or another board of its chip, is not it.
+            # Match the whole name: MIG slices and other boards of a chip are different products.
             if re.fullmatch(pattern, name.strip(), re.IGNORECASE):
                 return product
         return ""
 
     def shown(self, process: CardProcess) -> dict[str, str]:
-        """The variable by which this process sees its cards."""
+        """Return the variable that limits this process to its cards."""
         if self.gang_visible and process.gang:
             return self.visible(*process.gang)
         return self.visible(process.card_index)
 
     def ray_request(self, cards: int) -> dict[str, object]:
-        """The arguments by which Ray is told of so many of these cards."""
+        """Return the arguments that request this many cards from Ray."""
         if self.ray_option:
             return {self.ray_option: cards}
         return {"resources": {self.ray_resource: cards}}
 
     def precision(self, name: str) -> Support:
-        """Support of a precision on this device."""
+        """Return this device's support of a precision."""
         missing = Support(supported=False, reason=f"nobody has said what {name} is on {self.title}")
         return self.precisions.get(name, missing)
 
 
-#: Every device by name; nobody else's takes the place of one of ours.
+#: Every device by name; other packages cannot replace those of this folder.
 DEVICES: Declared[DeviceSpec] = Declared(__name__, DeviceSpec, "nightgrid.devices")
 
 
 @cache
 def own_devices() -> tuple[DeviceSpec, ...]:
-    """The devices of this folder, in their declared order."""
+    """Return the devices of this folder in their declared order."""
     return tuple(sorted((DEVICES[name] for name in DEVICES.own), key=lambda spec: spec.order))
 
 
 @cache
 def all_devices() -> tuple[DeviceSpec, ...]:
-    """Our devices, and after them those of other packages, in their declared orders."""
+    """Return the devices of this folder, then those of other packages, in their declared order."""
     taken = {spec.accelerator for spec in own_devices()}
     devices = list(own_devices())
     theirs = (DEVICES[name] for name in DEVICES if name not in DEVICES.own)
@@ -260,11 +256,7 @@ def all_devices() -> tuple[DeviceSpec, ...]:
 
 @cache
 def of_accelerator(name: str) -> DeviceSpec:
-    """The device behind a name in grids. Other packages are looked for where it is none of ours.
-
-    Raises:
-        BadConfiguration: there is none; the message lists what there is.
-    """
+    """Return the device of an accelerator; raises BadConfiguration, which lists the known ones."""
     for devices in (own_devices, all_devices):
         for spec in devices():
             if spec.accelerator == name:
@@ -275,48 +267,33 @@ def of_accelerator(name: str) -> DeviceSpec:
 
 @cache
 def host_device() -> DeviceSpec:
-    """The processor of a node, which also emulates all other cards."""
+    """Return the node's processor, which also emulates all other cards."""
     return next(spec for spec in own_devices() if spec.host)
 
 
 def device_spec(name: str) -> DeviceSpec:
-    """The device of this name.
-
-    Raises:
-        BadConfiguration: there is no such device.
-    """
+    """Return the device of this name; raises BadConfiguration if there is none."""
     if name not in DEVICES:
         raise BadConfiguration(f"no device '{name}'. There is: {', '.join(DEVICES)}.")
     return DEVICES[name]
 
 
 def device_class(name: str) -> type[Device]:
-    """The class that drives a card of this device.
-
-    Raises:
-        BadConfiguration: there is no such device.
-    """
+    """Return the ``Device`` class of this device; raises as ``device_spec``."""
     module, _, attribute = device_spec(name).handle.partition(":")
     return cast("type[Device]", getattr(importlib.import_module(module), attribute))
 
 
 def device_for(name: str) -> Device:
-    """A handle on this process's card. Opening the card itself waits for the first real use.
-
-    Raises:
-        BadConfiguration: there is no such device.
-    """
+    """Return a handle on this process's card; the card is opened on first use."""
     return device_class(name)()
 
 
 def environment_for(name: str, card_index: int, **process: Any) -> dict[str, str]:
-    """Variables to set before torch is imported, so that the process sees only its own card.
+    """Return the variables to set before importing torch, so that a process sees only its card.
 
-    ``card_index`` counts as the driver does on its node (on Gaudi: the module id); the other
-    arguments are those of ``CardProcess``.
-
-    Raises:
-        BadConfiguration: there is no such device.
+    ``card_index`` is the driver's on its node (Gaudi: module id); the rest are ``CardProcess``'s.
+    Raises as ``device_spec``.
     """
     spec, card_process = device_spec(name), CardProcess(card_index=card_index, **process)
     variables = {"TOKENIZERS_PARALLELISM": "false"}

@@ -1,8 +1,7 @@
-"""The class behind a device: what a workload may ask of the card that its process has.
+"""Base class of devices: operations on the one card of a process.
 
-Accelerators run behind the host: a call returns when work is queued, not when it is done. So a
-timer around it is right only with ``synchronize`` on both sides. They also fail each in their own
-words; ``classify`` turns those words into the classes of ``workloads.base``.
+Accelerators run asynchronously: a call returns when work is queued, so timers need ``synchronize``
+on both sides. ``classify`` maps each vendor's error texts to the classes of ``workloads.base``.
 """
 
 from __future__ import annotations
@@ -36,30 +35,26 @@ if TYPE_CHECKING:
     import torch
 
 
-# Compilation: what this process has compiled so far, and compiled code kept on a node's disk.
+# Compilation counters, and compiled code cached on a node's disk.
 #
-# Counters are read before and after a timed part: a step that met a new graph took seconds that are
-# no property of the model. torch.compile counts its graphs in every process; a device whose
-# software compiles as well adds counters of its own (``Device.compilations``).
-#
-# Compiling a model for a card may take longer than measuring it, so a device whose software keeps
-# what it compiled gets a directory for that, by the software and the card that made it, on a local
-# disk under ``NIGHTGRID_COMPILED`` (default ``~/.cache/nightgrid-compiled``). The software itself
-# keeps each directory below ``NIGHTGRID_COMPILED_MIB``; those unused for a month are removed.
+# Counters are read around a timed part: compiling a new graph takes seconds that do not belong to
+# the model. Devices whose software caches compiled code get a directory by software and card under
+# ``NIGHTGRID_COMPILED`` (default ``~/.cache/nightgrid-compiled``), which the software keeps below
+# ``NIGHTGRID_COMPILED_MIB``; those unused for a month are removed.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compilations:
     """Compilations of a process up to a moment, or between two."""
 
-    graphs: int | None = None  # None: nobody counts them
-    compile_s: float | None = None  # time to make them; None: nobody measures it
-    recalled: int | None = None  # graphs that were known, here or on disk; None: nobody counts
-    cpu_fallbacks: int | None = None  # operations that a card left to the host
-    named: Mapping[str, float] = field(default_factory=dict)  # by the software's own names
+    graphs: int | None = None  # None: not counted
+    compile_s: float | None = None  # None: not measured
+    recalled: int | None = None  # cache hits, in memory or on disk; None: not counted
+    cpu_fallbacks: int | None = None  # operations that ran on the host instead
+    named: Mapping[str, float] = field(default_factory=dict)  # by the software's names
 
     def since(self, earlier: Compilations) -> Compilations:
-        """The growth since an earlier reading; counters that did not move are left out."""
+        """Return the growth since an earlier reading; unchanged counters are left out."""
 
         def growth(now: Any, before: Any) -> Any:
             return None if now is None or before is None else now - before
@@ -74,8 +69,7 @@ class Compilations:
         )
 
     def temperature(self) -> str:
-        """Tell if a job had to compile, for its row: cold, or cached where every graph was known.
-        Empty where nobody measures how long compiling takes, and where there was no graph."""
+        """Return "cold: …" or "cached: …" for a job's row; "" without graphs or compile times."""
         if self.graphs is None or self.compile_s is None:
             return ""
         if not self.graphs:
@@ -83,13 +77,12 @@ class Compilations:
         return f"cold: {self.graphs} graphs compiled in {self.compile_s:.3g} s"
 
     def as_text(self) -> str:
-        """The counters as one line, for a row."""
+        """Return the counters as one line, for a row."""
         return ", ".join(f"{name} {number:g}" for name, number in sorted(self.named.items()))
 
 
 def torch_compilations() -> Compilations:
-    """The graphs that torch.compile has made here, those of recompilations included; 0 as long as
-    nothing was compiled. torch's compiler is not imported for it, which takes seconds."""
+    """Count torch.compile's graphs with recompilations; does not import its compiler (seconds)."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     graphs = int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
     return Compilations(graphs=graphs, named={"torch_graphs": graphs})
@@ -101,10 +94,7 @@ COMPILED_UNUSED_S = 30 * 86_400.0
 
 
 def compiled_directory(made_by: str) -> str | None:
-    """Directory for code of this software and card, made if need be; None where it cannot be.
-
-    ``made_by`` has versions and card in words; empty: nothing is compiled that could be kept.
-    """
+    """Create the directory for code by ``made_by`` (versions, card); None if it cannot exist."""
     if not made_by:
         return None
     root = Path(os.environ.get(COMPILED_DIRECTORY) or "~/.cache/nightgrid-compiled").expanduser()
@@ -114,16 +104,12 @@ def compiled_directory(made_by: str) -> str | None:
         os.utime(directory)
         _remove_unused(root, directory.stat().st_mtime)
     except OSError:
-        return None  # code is compiled anew, no more
+        return None  # the only cost is compiling again
     return str(directory.absolute())
 
 
 def compiled_size_mib() -> int:
-    """Size limit of each directory of a kind of process, in MiB.
-
-    Raises:
-        BadConfiguration: ``NIGHTGRID_COMPILED_MIB`` is no whole number above 0.
-    """
+    """Return the size limit of a directory of compiled code; raises BadConfiguration."""
     size = os.environ.get(COMPILED_SIZE, "")
     if size and (not size.isdecimal() or int(size) < 1):
         raise BadConfiguration(
@@ -132,8 +118,8 @@ def compiled_size_mib() -> int:
     return int(size or _SIZE_MIB)
 
 
-def _remove_unused(root: Path, now: float) -> None:  # as the disk's own clock has it
-    """Remove directories of releases and cards that no process has been started with for long."""
+def _remove_unused(root: Path, now: float) -> None:  # ``now`` by the file system's clock
+    """Remove directories that no process has used for ``COMPILED_UNUSED_S``."""
     for directory in root.iterdir():
         with contextlib.suppress(OSError):
             old = now - directory.stat().st_mtime > COMPILED_UNUSED_S
@@ -141,7 +127,7 @@ def _remove_unused(root: Path, now: float) -> None:  # as the disk's own clock h
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-#: What torch itself says on every device, by type of exception and by message.
+#: Errors of torch on every device, by exception type and by message.
 _COMMON_TYPES: Mapping[str, type[WorkloadError]] = {
     "OutOfMemoryError": OutOfMemory,  # torch.OutOfMemoryError, torch.cuda.…
     "DistBackendError": CollectiveFailed,
@@ -169,72 +155,64 @@ _PREFLIGHT_NUMBERS = 2**20
 
 _HEADLINE_LENGTH = 2000
 
-#: torch's host allocator, with and without the path of its source file before it.
+#: torch's host allocator, with and without the source path in front.
 _HOST_TEXTS: tuple[Texts, ...] = (
     (OutOfMemory, ("defaultcpuallocator", "can't allocate memory: you tried to allocate")),
 )
 
 
-#: Tensors on their way to a card, and what tells that they are there (an event).
+#: Tensors being copied to a card, and the event that marks completion.
 Copies: TypeAlias = "tuple[Sequence[torch.Tensor], Any]"
 
 
 class SideCopies(Protocol):
-    """A way to the card beside its work: copies from page-locked memory that nobody waits for."""
+    """Asynchronous copies from page-locked memory to the card, parallel to its work."""
 
     def begin(self, tensors: Sequence[torch.Tensor]) -> Copies:
-        """Queue copies of these tensors, and return before they are done."""
+        """Queue copies of these tensors without waiting."""
 
     def arrived(self, copies: Copies) -> Sequence[torch.Tensor]:
-        """The copies; the card's work that is queued from now on waits for them, the host does
-        not."""
+        """Return the copies; the card's queue waits for them, the host does not."""
 
 
 class Device(ABC):
-    """A handle on the one card that this process uses."""
+    """A handle on the one card of this process."""
 
     spec: ClassVar[DeviceSpec]
-    collective_backend: ClassVar[str]  # between such cards, as torch.distributed calls it
-    compile_backend: ClassVar[str] = "inductor"  # to which torch.compile hands graphs
-    compile_options: ClassVar[Mapping[str, Any]] = {}  # of that backend
-    triton: ClassVar[bool] = False  # whether Triton writes kernels for it
-    records: ClassVar[bool] = False  # whether ``record`` makes one launch of many
+    collective_backend: ClassVar[str]  # torch.distributed's name
+    compile_backend: ClassVar[str] = "inductor"  # of torch.compile
+    compile_options: ClassVar[Mapping[str, Any]] = {}  # of the backend
+    triton: ClassVar[bool] = False  # Triton supports it
+    records: ClassVar[bool] = False  # ``record`` captures a graph
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        """All cards of this host by index, as ``environment_for`` counts them, asked from outside:
-        no card is acquired, torch is not imported. Empty where nothing can be found out."""
+        """Read all cards of this host by index, acquiring none; must not import torch."""
         return {}
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
-        """Processes and memory on this card now, asked from outside as ``telemetry`` is; None where
-        nothing can be found out."""
+        """Return the processes and memory on a card, without acquiring it; None if unavailable."""
         return None
 
     @staticmethod
     def inventory() -> Mapping[int, CardInventory]:
-        """Products and links of this host's cards by index, for the doctor; no card is acquired,
-        and it may take seconds. Empty where nothing can be found out."""
+        """Return products and links of all cards by index, acquiring none; may take seconds."""
         return {}
 
     @staticmethod
     def compiler() -> str:
-        """The software that compiles for the cards of this host, with its versions, and their
-        product: what compiled code may be kept by. Empty where none is kept; no card is acquired.
-        """
+        """Return compiler versions and card product as a cache key; "" if no code is cached."""
         return ""
 
     @classmethod
     def occupied(cls, card_index: int, idle_bytes: int | None = None) -> str | None:
-        """Reason why no process should take this card now; None where it is free, and where nothing
-        can be found out. ``idle_bytes``: what it has in use when it is idle, if that is known."""
+        """Return why a card should not be taken; ``idle_bytes``: its memory in use when idle."""
         use = cls.use(card_index)
         return None if use is None else occupation(card_index, use, idle_bytes)
 
     def mismatch(self, card_index: int) -> str | None:
-        """Difference between the card that this process acquired and the one it was given; None
-        where they are the same, or nobody can tell."""
+        """Compare the acquired card with the assigned one; None if equal or unknown."""
         return None
 
     @property
@@ -244,86 +222,78 @@ class Device(ABC):
 
     @property
     def torch_device(self) -> str:
-        """Name of the device for torch; a process sees one card, so its index is always 0."""
+        """torch's name of the card; a process sees one card, so its index is always 0."""
         return self.spec.torch_type
 
     @abstractmethod
     def device_name(self) -> str:
-        """The product, e.g. "NVIDIA H200"; for CPUs the model of the processor."""
+        """Return the product, e.g. "NVIDIA H200"; for CPUs the processor model."""
 
     @abstractmethod
     def driver_version(self) -> str:
-        """Version of the driver, "" where it cannot be found out; for CPUs the kernel's."""
+        """Return the driver's version, "" if unknown; for CPUs the kernel's."""
 
     def configure(self) -> Mapping[str, str]:
-        """Put this device's settings in force in this process and name them, for the row. Called
-        before each job, since the last one may have changed them."""
+        """Apply this device's settings before each job and return them for the row."""
         return {}
 
     def memory_details(self) -> Mapping[str, str]:
-        """Memory of this process and of its card beyond ``peak_memory_bytes``, by name and in
-        bytes, for the row; asked when a job has ended and still holds what it took."""
+        """Return memory figures in bytes beyond the peak after a job, by name, for the row."""
         return {}
 
     def compilations(self) -> Compilations:
-        """Compilations of this process so far: by torch.compile, and by the device's own software
-        where it has the capability ``compilation_counters``."""
+        """Return compilations so far: torch's, and the device's with ``compilation_counters``."""
         return torch_compilations()
 
     def stamp(self) -> Any:
-        """A moment in the card's own order of work, for ``seconds_between``; None where the card
-        cannot tell moments without waiting. Here the host's clock, since it does the work."""
+        """Record a time in the card's queue (here the host's clock); None if that would block."""
         return time.perf_counter()
 
     def seconds_between(self, earlier: Any, later: Any) -> float | None:
-        """Time between two stamps, after ``synchronize``."""
+        """Return the seconds between two stamps; call after ``synchronize``."""
         if earlier is None or later is None:
             return None
         return float(later - earlier)
 
     def seconds_in(self, pairs: Sequence[tuple[Any, Any]]) -> float | None:
-        """Time in all these pairs of stamps, after ``synchronize``; None if one cannot be told."""
+        """Sum the seconds of all pairs of stamps, after ``synchronize``; None if one is unknown."""
         times = [self.seconds_between(earlier, later) for earlier, later in pairs]
         known = [time for time in times if time is not None]
         return sum(known) if len(known) == len(times) else None
 
     def fused_adamw(self, parameters: Sequence[Any], *, lr: float, weight_decay: float) -> Any:
-        """The device's AdamW that does all of an update in one pass."""
+        """Return the device's fused AdamW."""
         import torch
 
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=weight_decay, fused=True)
 
     def lacks(self, precision: str) -> str | None:
-        """Reason why this very card lacks a precision that its kind has; None where it has it."""
+        """Return why this particular card lacks a precision of its kind; None if it has it."""
         return None
 
     def cannot_compile(self) -> str | None:
-        """Name what torch.compile lacks here; None where it can work."""
+        """Return what torch.compile lacks here; None if it works."""
         return None
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Run ``work``, which never waits for the card, and make of what it queues one launch,
-        to be queued as often as wanted. Here ``work`` itself."""
+        """Run ``work``, which must not wait for the card, and return it as one launch to repeat."""
         work()
         return work
 
     def side_copies(self) -> SideCopies:
-        """A new way to the card beside its work, where it has the capability ``side_copies``."""
+        """Open a copy stream; needs the capability ``side_copies``."""
         raise NotImplementedError(f"{self.name} copies nothing beside its work")
 
     def synchronize(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue
-        """Wait until everything queued on the card is done."""
+        """Wait until all work queued on the card is done."""
 
     def preflight(self) -> None:
-        """Let the card remember and compute something of which the right answer is known.
+        """Copy and multiply integers on the card and compare with the host; takes milliseconds.
 
-        The matrices hold small integers, so that products and sums are exact in every precision
-        that a card may choose for them (none exceeds 256, bf16's last whole number), and the host
-        computes the same in integers. A card that rounds differently passes, one that is wrong by
-        one does not. Few milliseconds once the device's libraries are loaded.
+        All are exact in any precision a card may choose (at most 256, bf16's last whole number).
 
         Raises:
-            CardFaulty: the answer is another one.
+            CardFaulty: a result differs.
         """
         import torch
 
@@ -338,7 +308,7 @@ class Device(ABC):
         self.synchronize()
         if not torch.equal(copied.cpu(), pattern):
             raise CardFaulty(f"of {_PREFLIGHT_NUMBERS:,} numbers some came back changed")
-        right_ones = (product.cpu().double() - known).abs() < 0.5  # no number is no right one
+        right_ones = (product.cpu().double() - known).abs() < 0.5  # False for NaN
         wrong = int((~right_ones).sum())
         if wrong:
             raise CardFaulty(
@@ -347,28 +317,28 @@ class Device(ABC):
             )
 
     def mark_step(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue
-        """Cut the graph here, on devices that collect operations before running them."""
+        """End the current graph, on devices that collect operations before running them."""
 
     def memory_limit_bytes(self) -> int | None:
-        """Memory of the card, None where it is the host's."""
+        """Return the card's memory; None if it is the host's."""
         return None
 
     def peak_memory_bytes(self) -> int | None:
-        """Most device memory in use since ``reset_peak_memory``, None where it is the host's."""
+        """Return peak device memory since ``reset_peak_memory``; None if it is the host's."""
         return None
 
-    def reset_peak_memory(self) -> None:  # noqa: B027 - the host's peak is not the device's to reset
-        """Start the peak over from what is in use now."""
+    def reset_peak_memory(self) -> None:  # noqa: B027 - a host has no peak of its own
+        """Reset the peak to the memory in use now."""
 
     def release_memory(self) -> None:
-        """Give back what is no longer referenced, as far as the device allows."""
+        """Release unreferenced memory, as far as the device allows."""
         gc.collect()
 
     def register_collective(self) -> None:  # noqa: B027 - torch knows most backends by itself
-        """Make ``collective_backend`` known to torch.distributed, where that takes an import."""
+        """Import what makes ``collective_backend`` known to torch.distributed."""
 
     def seed(self, seed: int) -> None:
-        """Make Python, NumPy and torch on this device start from the same random state."""
+        """Seed Python, NumPy and torch on this device."""
         import numpy
 
         random.seed(seed)
@@ -376,13 +346,13 @@ class Device(ABC):
         self.seed_torch(seed)
 
     def seed_torch(self, seed: int) -> None:
-        """Seed torch's generators, of the host and of the card."""
+        """Seed torch's generators, on the host and the card."""
         import torch
 
         torch.manual_seed(seed)
 
     def random_state(self) -> dict[str, Any]:
-        """The random states that ``seed`` sets, as plain values that torch saves."""
+        """Return the random states that ``seed`` sets, as plain values that torch saves."""
         import numpy
         import torch
 
@@ -394,7 +364,7 @@ class Device(ABC):
         }
 
     def restore_random_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with the random numbers that follow such a state."""
+        """Restore a state of ``random_state``."""
         import numpy
         import torch
 
@@ -404,24 +374,21 @@ class Device(ABC):
         torch.set_rng_state(state["torch"])
 
     def classify(self, error: BaseException) -> BaseException:
-        """This error as a ``WorkloadError`` if it is a known one, else unchanged.
-
-        The new error carries the old one's message; raise it ``from`` the old one.
-        """
+        """Return a known error as a ``WorkloadError`` to raise ``from`` it, any other unchanged."""
         if isinstance(error, WorkloadError):
             return error
         for kind in type(error).__mro__:
             if kind.__name__ in _COMMON_TYPES:
                 return _COMMON_TYPES[kind.__name__](headline(error))
         if isinstance(error, MemoryError) or by_text(error, _HOST_TEXTS):
-            # The host's memory, which is a job's own limit only where it is the device's.
+            # Host memory: the job's own limit only if the device is the host.
             made = OutOfMemory if self.spec.host else MemoryError
             return error if type(error) is made else made(headline(error))
         return by_text(error, (*self.spec.errors, *_COMMON_TEXTS)) or error
 
 
 def by_text(error: BaseException, table: Sequence[Texts]) -> WorkloadError | None:
-    """The first class in the table whose fragments occur in the message of a ``RuntimeError``."""
+    """Return the first class in the table with a fragment in a ``RuntimeError``'s message."""
     if not isinstance(error, RuntimeError):
         return None
     message = str(error).lower()
@@ -432,14 +399,13 @@ def by_text(error: BaseException, table: Sequence[Texts]) -> WorkloadError | Non
 
 
 def headline(error: BaseException) -> str:
-    """A message on one line, up to 2,000 characters, with the exception's type before it: torch's
-    text on memory has 400 to 700, and its advice stands at the end."""
+    """Return type and message on one line, cut at 2,000 characters (torch's have 400 to 700)."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:_HEADLINE_LENGTH]
 
 
 def command_output(*command: str) -> str:
-    """Output of a vendor's tool, "" if it is missing, fails or does not answer in 10 s."""
+    """Return a vendor tool's output; "" if it is missing, fails or takes over 10 s."""
     import subprocess
 
     try:
@@ -450,7 +416,7 @@ def command_output(*command: str) -> str:
 
 
 def installed_version(package: str) -> str:
-    """Version of an installed package, as pip calls it; "" where there is none."""
+    """Return a package's version by its pip name; "" if not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

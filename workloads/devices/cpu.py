@@ -1,7 +1,7 @@
-"""The CPU as a device: memory is the host's, work is done when the call returns.
+"""The CPU as a device: host memory, synchronous execution. Emulated cards run here too.
 
-Emulated cards run here too. glibc keeps freed memory in its arenas for the next step, however large
-a block is; ``malloc_trim`` gives it back between jobs, so that the next job's peak is its own.
+Freed memory stays in glibc's arenas for the next step; ``malloc_trim`` returns it between jobs, so
+that each job's peak is its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _variables(process: CardProcess) -> dict[str, str]:
-    """Hide every accelerator: a job that asks for the CPU must not find another device."""
+    """Hide every accelerator, so that a CPU job cannot find one."""
     hidden = {
         "CUDA_VISIBLE_DEVICES": "",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # importing torch would load the Habana bridge
@@ -37,26 +37,25 @@ def _variables(process: CardProcess) -> dict[str, str]:
 
 # <malloc.h>
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: Blocks from this size on are still mapped one by one: weights, not what a step computes.
+#: Blocks from this size on are still mapped individually: weights, not activations.
 _MAPPED_FROM = 1 << 30
 
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Have glibc keep what a step frees for the next one, once for the process.
+    """Make glibc reuse freed memory, once per process.
 
-    Left alone it gives large blocks back as they are freed and the end of its heap whenever that
-    is free. How often that is hangs on where small blocks happen to lie, so a training step paid
-    for 2,500 to 16,000 new pages in one process or another: up to a fifth of its time.
+    By default it returns memory depending on where small blocks lie; faulting pages in again took
+    up to a fifth of a training step, differing by process.
     """
     if (glibc := _glibc()) is not None:
-        glibc.mallopt(_M_TRIM_THRESHOLD, -1)  # never by itself
+        glibc.mallopt(_M_TRIM_THRESHOLD, -1)  # never trim automatically
         glibc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
 
 
 def _glibc() -> Any | None:
-    """The C library; None where it is another one."""
-    import ctypes  # specs are read by every plan, and cost no library
+    """Return the C library; None if it is not glibc."""
+    import ctypes  # lazy: every plan reads specs
 
     try:
         return ctypes.CDLL("libc.so.6")
@@ -65,21 +64,21 @@ def _glibc() -> Any | None:
 
 
 def processor() -> str:
-    """The model of the host's processor, e.g. ``AMD EPYC 9B14``."""
+    """Return the host's processor model, e.g. ``AMD EPYC 9B14``."""
     pattern = r"^(?:model name|Model|cpu model)\s*:\s*(.+)$"
     match = re.search(pattern, _cpuinfo(), re.MULTILINE)
     return match[1].strip() if match else platform.processor() or platform.machine()
 
 
-#: Among a CPU's versions: its x86 instructions for products in bfloat16; left out without any.
+#: Key in a CPU's versions: its x86 bfloat16 instructions; absent if it has none.
 BF16 = "cpu_bf16"
 
-#: Among what a node tells of itself: the cores of its host, of which jobs leave one to the rest.
+#: Key in a node's facts: cores of its host, of which jobs leave ``spare_cores``.
 CORES = "cpu_cores"
 
 
 def versions_of(cpuinfo: str) -> dict[str, str]:
-    """The types that a CPU multiplies by instructions of its own, as its description says."""
+    """Return the bfloat16 instructions listed in ``/proc/cpuinfo``."""
     flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
     known = {"amx_bf16", "avx512_bf16"} & set(flags[1].split() if flags else ())
     return {BF16: " ".join(sorted(known))} if known else {}
@@ -141,7 +140,7 @@ class CpuDevice(Device):
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        return host.host_telemetry()  # of all the host: a CPU node is one card
+        return host.host_telemetry()  # the whole host: a CPU node is one card
 
     def device_name(self) -> str:
         return processor()
@@ -152,7 +151,7 @@ class CpuDevice(Device):
     def seed_torch(self, seed: int) -> None:
         import torch
 
-        # ``torch.manual_seed`` would keep it for cards, too, each time with the stack as text.
+        # ``torch.manual_seed`` also queues a seed for cards, with a formatted stack each time.
         torch.default_generator.manual_seed(seed)
 
     def cannot_compile(self) -> str | None:

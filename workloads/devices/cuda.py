@@ -1,14 +1,12 @@
-"""NVIDIA GPUs through torch.cuda. Peaks of memory are those of torch's caching allocator.
+"""NVIDIA GPUs through torch.cuda. Memory peaks are those of torch's caching allocator.
 
-Two settings of torch change speed and memory on these cards and nothing that is computed. Both are
-off, both can be switched on in the environment in which a node's Ray starts, and both stand in the
-row's ``details``:
+Two settings affect speed and memory but not results. Both are off, can be enabled in the
+environment of a node's Ray, and are recorded in the row's ``details``:
 
-- ``cudnn_attention``: torch prefers cuDNN's attention on Hopper, which builds a plan for each new
-  shape in each new process. Decoding has a new shape at every step, so a first pass took 11.6 s
-  where the second took 3.9, and a LoRA was 2.8 times slower as the first job of a process than as
-  its fifth (1.017 times without). Once built it is as fast as the kernels that replace it.
-- ``expandable_segments`` of torch's allocator: less memory is lost between segments.
+- ``cudnn_attention``: torch prefers cuDNN on Hopper, which builds a plan per shape and process.
+  Decoding has a new shape at every step: a first pass took 11.6 s, the second 3.9. Once built, it
+  is as fast as the kernels that replace it.
+- ``expandable_segments`` of torch's allocator: less fragmentation.
 """
 
 from __future__ import annotations
@@ -55,17 +53,17 @@ _ERRORS: tuple[Texts, ...] = (
     (CollectiveFailed, ("nccl error", "ncclsystemerror", "ncclremoteerror", "ncclinternalerror")),
 )
 
-#: Names the variable that switches cuDNN's attention on ("1"); torch has none of its own for it.
+#: Set to "1" to enable cuDNN's attention; torch has no variable for it.
 CUDNN_ATTENTION = "NIGHTGRID_CUDNN_ATTENTION"
-#: torch's variables for its allocator; the first one that is set counts.
+#: torch's allocator variables; the first one set counts.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
-#: Compute capability from which a precision has hardware of its own.
+#: Minimum compute capability with hardware for a precision.
 _NEEDS_CAPABILITY = {"bf16": (8, 0), "fp8": (8, 9), "int8": (7, 5)}
 
 
 def _toolkit_version() -> dict[str, str]:
-    """The CUDA that the installed torch was built for, from its files; empty for another build."""
+    """Return the CUDA version that torch was built for, from its files; empty for other builds."""
     from importlib import metadata
 
     try:
@@ -90,7 +88,7 @@ SPEC = DeviceSpec(
     ray_indices=True,
     registration="NVIDIA cards are found by Ray where the driver works (`nvidia-smi`)",
     visible_variable="CUDA_VISIBLE_DEVICES",
-    # The order of nvidia-smi: by bus, not by speed.
+    # nvidia-smi's order: by bus, not by speed.
     variables=lambda process: {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
     precisions={
         "fp32": supported("float32 weights and products (TF32 off)"),
@@ -145,7 +143,7 @@ class CudaDevice(Device):
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        return nvidia.nvml_telemetry() or nvidia.nvidia_smi_telemetry()  # the tool knows no energy
+        return nvidia.nvml_telemetry() or nvidia.nvidia_smi_telemetry()  # the tool has no energy
 
     @staticmethod
     def use(card_index: int) -> CardUse | None:
@@ -206,7 +204,7 @@ class CudaDevice(Device):
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         import torch
 
-        # The first run compiles kernels and makes handles, which no graph may hold.
+        # The first run compiles kernels and creates handles, which a graph must not capture.
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -216,7 +214,7 @@ class CudaDevice(Device):
         with torch.cuda.graph(graph):
             work()
 
-        def launch(work_of_graph: Callable[[], None] = work) -> None:  # its tensors are the graph's
+        def launch(work_of_graph: Callable[[], None] = work) -> None:  # keeps its tensors alive
             graph.replay()
 
         return launch
@@ -291,7 +289,7 @@ class CudaDevice(Device):
 
 
 class _SideStream:
-    """Copies on a stream of their own."""
+    """Copies on a separate stream."""
 
     def __init__(self, card: str) -> None:
         import torch
@@ -312,12 +310,12 @@ class _SideStream:
         work = torch.cuda.current_stream(self._card)
         work.wait_event(done)
         for tensor in copied:
-            tensor.record_stream(work)  # else the allocator hands it to the next copy too early
+            tensor.record_stream(work)  # else the allocator reuses it for the next copy too early
         return copied
 
 
 def expandable_segments(environment: Mapping[str, str]) -> bool:
-    """Tell if torch's allocator grows its segments, by the variables that it reads. Pure."""
+    """Tell if torch's allocator uses expandable segments, from its variables. Pure."""
     setting = next((environment[name] for name in _ALLOCATOR if environment.get(name)), "")
     options = [option.strip() for option in setting.lower().split(",")]
     given = [option for option in options if option.startswith("expandable_segments:")]
@@ -329,7 +327,7 @@ def _switch(on: bool) -> str:
 
 
 def _identity(properties: Any) -> CardIdentity:
-    """Identity of a GPU as torch knows it; older versions know less."""
+    """Return a GPU's identity as torch reports it; older versions report less."""
     bus_id = ""
     bus, device = (getattr(properties, name, None) for name in ("pci_bus_id", "pci_device_id"))
     if bus is not None and device is not None:

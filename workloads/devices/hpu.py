@@ -1,10 +1,9 @@
 """Intel Gaudi cards (HPU) through the Habana bridge ``habana_frameworks``.
 
-Written after Habana's documentation and optimum-habana's sources; nobody has run it on a card yet.
-The bridge reads its variables when torch is imported, so they must be set before. Asking
-for name, memory or ``synchronize`` acquires the card, and only one process can hold it. Memory is
-never handed back to the card inside a process (there is no ``empty_cache``): after an out-of-memory
-the process has to be replaced.
+Written from Habana's documentation and optimum-habana's sources; untested on a card. The bridge
+reads its variables when torch is imported. Reading name or memory, or ``synchronize``, acquires the
+card, which only one process can hold. There is no ``empty_cache``: after an out-of-memory error the
+process must be replaced.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from workloads.devices.monitor.gaudi import PRODUCTS, intel_torch
 if TYPE_CHECKING:
     from workloads.devices.monitor.host import CardInventory, CardTelemetry, CardUse
 
-#: The bridge's variable: directory, whether to empty it at the start, size in MiB.
+#: The bridge's variable: directory, whether to clear it at start, size in MiB.
 RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
 
-#: In this order: a failed acquire also says "Generic failure", as a failed compilation does.
+#: Order matters: a failed acquire also says "Generic failure", like a failed compilation.
 _ERRORS: tuple[Texts, ...] = (
     (CardNotAcquired, ("device acquire failed", "device not found", "device already acquired")),
     (
@@ -80,31 +79,32 @@ _ERRORS: tuple[Texts, ...] = (
 
 
 def _variables(process: CardProcess) -> dict[str, str]:
-    """Variables that the bridge reads. Its execution mode is always set, since the default changed
-    between software versions: it collects graphs (lazy mode) if the process's kind ends in "lazy";
-    else it runs operation by operation, or what torch.compile gives it."""
+    """Return the bridge's variables; the mode is always set, as its default differs by release.
+
+    Lazy mode (graphs) if the process's kind ends in "lazy", else eager or torch.compile.
+    """
     lazy = process.kind.endswith("lazy")
     variables = {
-        # Without it the bridge takes LOCAL_RANK as an index into the list of one visible module.
+        # Otherwise LOCAL_RANK is taken as an index into the list of one visible module.
         "HLS_MODULE_ID": str(process.card_index),
         "PT_HPU_LAZY_MODE": "1" if lazy else "0",
         "PT_HPU_ENABLE_CACHE_METRICS": "1",  # hits and misses of the recipe cache
     }
     if process.kind.endswith("compile"):
         variables["PT_ENABLE_INT64_SUPPORT"] = "1"  # as optimum-habana's own tests compile
-    if lazy:  # on by default, it keeps every parameter that was ever moved to the card
+    if lazy:  # on by default; retains every parameter ever moved to the card
         variables["PT_HPU_WEIGHT_SHARING"] = "0"
-    if lazy and process.cards > 1:  # else "collective nonSFG is not supported" in captured graphs
+    if lazy and process.cards > 1:  # avoids "collective nonSFG is not supported" in graphs
         variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
     if process.compiled is not None:
-        # The bridge's own key has the graph with its data types and the versions of its libraries.
+        # The bridge's own key covers graph, data types and library versions.
         directory = f"{process.compiled}/{process.kind or 'ordinary'}-{process.cards}x"
         variables[RECIPE_CACHE] = f"{directory},false,{compiled_size_mib()}"
     return variables
 
 
 def lacks_mode(mode: str, versions: Mapping[str, str]) -> str:
-    """Name what an execution mode lacks where packages have these versions; "" if nothing."""
+    """Return what an execution mode lacks with these package versions; "" if nothing."""
     torch = versions.get("torch", "")
     if mode == "lazy" and torch and not intel_torch(torch):
         return (
@@ -115,7 +115,7 @@ def lacks_mode(mode: str, versions: Mapping[str, str]) -> str:
     return ""
 
 
-#: The bridge's metrics, and of each the figures that stand in rows, by their names there.
+#: The bridge's metrics -> their counters -> names in rows.
 _METRICS: Mapping[str, Mapping[str, str]] = {
     "graph_compilation": {"TotalNumber": "number", "TotalTime": "us"},
     "cpu_fallback": {"TotalNumber": "number"},
@@ -124,8 +124,7 @@ _METRICS: Mapping[str, Mapping[str, str]] = {
 
 
 def _metrics() -> dict[str, float]:
-    """The bridge's counters of this process, from when they were first asked for; without those
-    that this bridge has not."""
+    """Return the bridge's counters since their first reading; unknown ones are left out."""
     try:
         metrics = importlib.import_module("habana_frameworks.torch.hpu.metrics")
     except ImportError:
@@ -156,7 +155,7 @@ SPEC = DeviceSpec(
         for product in PRODUCTS
     ),
     visible_variable="HABANA_VISIBLE_MODULES",
-    gang_visible=True,  # as Habana documents a job of several cards; HLS_MODULE_ID tells its own
+    gang_visible=True,  # as documented by Habana; HLS_MODULE_ID selects the process's own card
     variables=_variables,
     groups=aligned_groups,
     server_cards=gaudi.CARDS,
@@ -201,9 +200,9 @@ SPEC = DeviceSpec(
 
 
 def _bridge() -> Any:
-    """``habana_frameworks.torch.hpu``; raises CardNotAcquired where the bridge is missing."""
+    """Import ``habana_frameworks.torch.hpu``; raises CardNotAcquired if it is missing."""
     if recipes := os.environ.get(RECIPE_CACHE, "").partition(",")[0]:
-        with contextlib.suppress(OSError):  # without it graphs are compiled anew, no more
+        with contextlib.suppress(OSError):  # the only cost is compiling again
             os.makedirs(recipes, exist_ok=True)
     try:
         return importlib.import_module("habana_frameworks.torch.hpu")
@@ -215,7 +214,7 @@ def _bridge() -> Any:
 
 
 def _core(*names: str) -> Callable[..., Any]:
-    """The bridge's function by the first of its names that this release has, the newest first."""
+    """Return the bridge's function by the first name this release has; list the newest first."""
     core = importlib.import_module("habana_frameworks.torch.core")
     functions = [getattr(core, name) for name in names if hasattr(core, name)]
     if not functions:
@@ -229,11 +228,11 @@ class HpuDevice(Device):
     spec = SPEC
     collective_backend = "hccl"
     compile_backend = "hpu_backend"
-    compile_options: ClassVar[Mapping[str, Any]] = {"keep_input_mutations": True}  # of the cache
+    compile_options: ClassVar[Mapping[str, Any]] = {"keep_input_mutations": True}  # of the KV cache
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        return gaudi.hlml_telemetry() or gaudi.hl_smi_telemetry()  # the tool knows no energy
+        return gaudi.hlml_telemetry() or gaudi.hl_smi_telemetry()  # the tool has no energy counter
 
     @staticmethod
     def compiler() -> str:
@@ -262,7 +261,7 @@ class HpuDevice(Device):
         return str(_bridge().get_device_name())
 
     def driver_version(self) -> str:
-        # hl-smi does not acquire the card. All cards of a node share one driver.
+        # hl-smi acquires no card; all cards of a node share one driver.
         lines = command_output(*SPEC.driver_command).splitlines()
         return lines[0].strip() if lines else ""
 
@@ -277,7 +276,7 @@ class HpuDevice(Device):
     def cannot_compile(self) -> str | None:
         if self.lazy():
             return "this process is in lazy mode, in which the bridge makes graphs by itself"
-        _bridge()  # brings the backend
+        _bridge()  # registers the backend
         import torch
 
         if self.compile_backend in torch._dynamo.list_backends(exclude_tags=()):
@@ -288,23 +287,19 @@ class HpuDevice(Device):
         _bridge().synchronize()
 
     def capture_graphs(self, model: Any, **options: Any) -> Any:
-        """The model with its graphs captured once for each shape and replayed; lazy mode only.
-
-        ``options`` are those of ``wrap_in_hpu_graph``.
-        """
+        """Capture the model once per shape, in lazy mode; options of ``wrap_in_hpu_graph``."""
         return _bridge().wrap_in_hpu_graph(model, **options)
 
     def lazy(self) -> bool:
-        """True if this process collects operations into graphs."""
+        """Tell if this process collects operations into graphs."""
         return os.environ.get("PT_HPU_LAZY_MODE") == "1"
 
     def before_quantized_loading(self) -> None:
-        """Switch this process to inference mode, before a model is there: for good, as the graphs
-        of all later jobs carry the attribute. So only processes of a kind of their own do."""
+        """Switch this process to inference mode, irreversibly: use a process kind of its own."""
         _core("hpu_inference_set_env", "hpu_set_inference_env", "hpu_set_env")()
 
     def after_quantized_loading(self, model: Any) -> None:
-        """Tell the bridge that the scales in a model's graphs are constants."""
+        """Mark the scales in a model's graphs as constants."""
         tell = _core("hpu_inference_initialize", "hpu_initialize")
         if "mark_scales" in inspect.signature(tell).parameters:
             tell(model, mark_scales=True, mark_non_scales=False)
@@ -318,7 +313,7 @@ class HpuDevice(Device):
         known = super().compilations()
         counters = _metrics()
         if "graph_compilation_number" not in counters:
-            return dataclasses.replace(known, graphs=None)  # a bridge without its metrics
+            return dataclasses.replace(known, graphs=None)  # a bridge without metrics
         fallbacks = counters.get("cpu_fallback_number")
         recalled = counters.get("recipe_cache_hits")
         return Compilations(
@@ -330,7 +325,7 @@ class HpuDevice(Device):
         )
 
     def stamp(self) -> Any:
-        return None  # operations are collected and run later; only whole steps have a time
+        return None  # operations run later as graphs; only whole steps can be timed
 
     def fused_adamw(self, parameters: Sequence[Any], *, lr: float, weight_decay: float) -> Any:
         optimizers = importlib.import_module("habana_frameworks.torch.hpex.optimizers")

@@ -1,1 +1,1 @@
-"""Cards and hosts looked at from outside: vendors' tools, and what follows from what they say."""
+"""Cards and hosts monitored from outside the process that uses them, with vendors' tools."""

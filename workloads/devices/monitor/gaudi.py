@@ -1,9 +1,8 @@
 """Read Gaudi cards by HLML, the library beneath hl-smi, through Habana's ``pyhlml``.
 
-It tells what hl-smi does not, the energy counter, clocks and why they are lowered, and it never
-acquires a card. The package is in Habana's images; the library comes with the driver. Units are
-those of pyhlml's docstrings: power in milliwatts, energy in millijoules since the driver was
-loaded, memory in bytes, clocks in MHz, utilization over the past second.
+Unlike hl-smi it reports energy, clocks and throttling; it never acquires a card. Units: power in
+mW, energy in mJ since the driver was loaded, memory in bytes, clocks in MHz, utilization over the
+past second. Habana's images have the package; the library comes with the driver.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ _IN_USE = threading.Lock()
 
 
 def hlml_telemetry() -> dict[int, CardTelemetry]:
-    """The cards of this host by module id; empty without the package, the library or a driver."""
+    """Read this host's cards by module id; empty without the package, library or driver."""
     try:
         hlml = importlib.import_module("pyhlml")
     except ImportError:
         return {}
     with _IN_USE:
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # it prints that it found no library
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints if there is no library
                 hlml.hlmlInit()
         except Exception:
             return {}
@@ -61,7 +60,7 @@ def hlml_telemetry() -> dict[int, CardTelemetry]:
 
 
 def _card(hlml: Any, handle: Any) -> tuple[int, CardTelemetry]:
-    """Module id and readings of one card; a reading that the driver refuses stays None."""
+    """Return one card's module id and readings; None for those the driver refuses."""
     module_id = int(hlml.hlmlDeviceGetModuleID(handle))
     memory = attempt(hlml.hlmlDeviceGetMemoryInfo, handle)
     power_mw = attempt(hlml.hlmlDeviceGetPowerUsage, handle)
@@ -84,7 +83,7 @@ def _card(hlml: Any, handle: Any) -> tuple[int, CardTelemetry]:
 
 
 def _throttled(hlml: Any, reasons: int) -> frozenset[str]:
-    """The reasons for a lowered clock, by name, of the driver's bits."""
+    """Decode the driver's bits into names of throttle reasons."""
     bits = {
         "power cap": hlml.hlml_t.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_POWER,
         "temperature (hardware)": hlml.hlml_t.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_THERMAL,
@@ -94,12 +93,9 @@ def _throttled(hlml: Any, reasons: int) -> frozenset[str]:
 
 # Read Gaudi cards by ``hl-smi``, Habana's monitoring tool, which never acquires one.
 #
-# Options and query names are those of Habana's page "System Management Interface Tool (hl-smi)".
-# Recorded outputs show what one would not expect: headers keep their units with
-# ``nounits`` too, every field but the first begins with a blank, and ``index`` counts cards in the
-# order of the driver, which is not that of the module ids by which processes are given cards. The
-# table of processes has no query of its own and counts by that index. Inside a container it lists
-# only the container's processes, so the memory in use is what tells of others.
+# Queries follow Habana's page "System Management Interface Tool (hl-smi)". In recorded outputs,
+# headers keep units despite ``nounits``, all fields but the first begin with a blank, and ``index``
+# follows the driver's order, not module ids. In a container only its own processes are listed.
 
 QUERY = (
     "index,module_id,name,driver_version,power.draw,temperature.aip,utilization.aip,memory.used,"
@@ -110,11 +106,11 @@ COMMAND = ("hl-smi", "-Q", QUERY, "-f", "csv,nounits")
 _PROCESS = re.compile(
     r"^\|\s+(?P<index>\d+)\s+(?P<pid>\d+)\s+\S\s+(?P<name>.+?)\s+(?P<mib>\d+)\s*MiB[\s|]*$"
 )
-#: Two lines of a card in the same table: its index and product, then what it draws of its limit.
+#: A card's two lines in that table: index and product, then power and its limit.
 _NAMED = re.compile(r"^\|\s+(?P<index>\d+)\s+HL-\S+\s")
 _DRAWN = re.compile(r"(?P<watts>\d+)\s*W\s*/\s*\d+\s*W")
 
-#: The query's figure is that of one rail; the table adds up both.
+#: The query reports one rail; the table adds both.
 RAIL_POWER = "hl-smi -Q power.draw, the 54 V rail alone"
 WHOLE_POWER = "hl-smi's table, the 54 V and 12 V rails"
 
@@ -123,20 +119,20 @@ WHOLE_POWER = "hl-smi's table, the 54 V and 12 V rails"
 class GaudiCard:
     """One card as hl-smi lists it."""
 
-    index: int  # in the driver's order; the process table counts by it
-    module_id: int  # what HABANA_VISIBLE_MODULES means
+    index: int  # in the driver's order, as in the process table
+    module_id: int  # as in HABANA_VISIBLE_MODULES
     name: str = ""  # HL-225 is Gaudi2
     driver_version: str = ""
     telemetry: CardTelemetry
 
 
 def cards() -> list[GaudiCard]:
-    """The cards of this host, by module id; empty where hl-smi is missing or fails."""
+    """List this host's cards by module id; empty if hl-smi is missing or fails."""
     return parse_cards(command_output(*COMMAND))
 
 
 def hl_smi_telemetry() -> dict[int, CardTelemetry]:
-    """The cards of this host by module id. hl-smi tells no energy."""
+    """Read this host's cards by module id; hl-smi reports no energy."""
     listed = cards()
     whole = parse_power(command_output("hl-smi")) if listed else {}
     return {
@@ -150,7 +146,7 @@ def hl_smi_telemetry() -> dict[int, CardTelemetry]:
 
 
 def hl_smi_use(module_id: int) -> CardUse:
-    """Processes and memory on this card now."""
+    """Return the processes and memory on this card now."""
     host_cards = cards()
     listed = parse_processes(command_output("hl-smi")) if host_cards else {}
     return use_in(module_id, host_cards, listed, holders(module_id))
@@ -162,13 +158,9 @@ def use_in(
     processes: Mapping[int, Sequence[Holder]],
     holders: Sequence[Holder],
 ) -> CardUse:
-    """Use of a card by hl-smi's list, by open device files and by its memory. Pure.
+    """Combine hl-smi's list, open device files and memory into a card's use. Pure.
 
-    Args:
-        module_id: the card.
-        cards: as ``cards`` gives them.
-        processes: by hl-smi's index, as ``parse_processes`` gives them.
-        holders: processes that have the card's device file open.
+    ``processes`` are by hl-smi's index; ``holders`` have the card's device file open.
     """
     card = next((card for card in cards if card.module_id == module_id), None)
     known = dict.fromkeys(holders)
@@ -180,10 +172,7 @@ def use_in(
 
 
 def parse_cards(text: str) -> list[GaudiCard]:
-    """The cards in the CSV output of a query with ``index`` and ``module_id``, by module id.
-
-    A line that is not one of cards is passed over, and a figure that is none stays None.
-    """
+    """Parse a query with ``index`` and ``module_id``, sorted by the latter; skip other lines."""
     parsed = []
     for row in csv_rows(text):
         index, module_id = number_of(row.get("index")), number_of(row.get("module_id"))
@@ -211,7 +200,7 @@ def parse_cards(text: str) -> list[GaudiCard]:
 
 
 def hl_smi_inventory() -> dict[int, CardInventory]:
-    """Products of the cards by module id, and how many of their internal ports are up."""
+    """Return the cards' products and internal ports by module id."""
     listed = command_output("hl-smi", "-Q", "module_id,bus_id,name", "-f", "csv,noheader")
     rows = [[word.strip() for word in line.split(",")] for line in listed.splitlines()]
     cards = [row for row in rows if len(row) == 3 and row[0].isdecimal()]
@@ -228,11 +217,7 @@ def hl_smi_inventory() -> dict[int, CardInventory]:
 
 
 def parse_links(name: str, ports: str, link: str) -> CardInventory:
-    """Internal ports in the output of ``-n ports``, and those of them that ``-n link`` says are up.
-
-    The second does not tell internal from external ports, which may be up as well: of more than
-    there are internal ones, all of those count as up.
-    """
+    """Count internal ports, and those up, capped since ``link`` includes external ports."""
     internal = sum("internal" in line.lower() for line in ports.splitlines())
     if not internal:
         return CardInventory(product=name)
@@ -241,7 +226,7 @@ def parse_links(name: str, ports: str, link: str) -> CardInventory:
 
 
 def parse_power(text: str) -> dict[int, float]:
-    """Power of each card in the table of ``hl-smi`` without options, by hl-smi's index."""
+    """Parse the power of each card in hl-smi's table, by hl-smi's index."""
     power_w: dict[int, float] = {}
     index: int | None = None
     for line in text.partition("Compute Processes:")[0].splitlines():
@@ -254,7 +239,7 @@ def parse_power(text: str) -> dict[int, float]:
 
 
 def parse_processes(text: str) -> dict[int, list[Holder]]:
-    """The table "Compute Processes" of ``hl-smi`` without options, by hl-smi's index."""
+    """Parse hl-smi's table "Compute Processes", by hl-smi's index."""
     _, _, table = text.partition("Compute Processes:")
     by_index: dict[int, list[Holder]] = {}
     for line in table.splitlines():
@@ -265,10 +250,9 @@ def parse_processes(text: str) -> dict[int, list[Holder]]:
 
 
 def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
-    """Other processes of this host, or of this container, that have the card's device file open.
+    """List other processes of this host or container that have the card's device file open.
 
-    Drivers since 1.13 have one file a card, ``/dev/accel/accelN``, and say the module id of each in
-    ``/sys/class/accel/accelN/device/module_id``. Processes of other users are not seen.
+    Needs driver 1.13 or newer (``/sys/class/accel``); other users' processes are invisible.
     """
     files = {file for file, module in _device_files(root).items() if module == module_id}
     if not files:
@@ -286,8 +270,7 @@ def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
 
 
 def opened_modules(root: Path = Path("/")) -> set[int]:
-    """Module ids of the cards whose device files this very process has open; empty also where the
-    driver does not tell which file is which card's."""
+    """Return module ids whose device files this process has open; empty if unknown."""
     opened = set()
     for entry in (root / f"proc/{os.getpid()}/fd").glob("*"):
         with contextlib.suppress(OSError):
@@ -296,7 +279,7 @@ def opened_modules(root: Path = Path("/")) -> set[int]:
 
 
 def _device_files(root: Path) -> dict[str, int]:
-    """The module id behind each device file."""
+    """Map device files to module ids."""
     module_ids = {}
     for entry in sorted((root / "sys/class/accel").glob("accel[0-9]*")):
         with contextlib.suppress(OSError, ValueError):
@@ -312,11 +295,10 @@ def _has_open(process: Path, files: set[str]) -> bool:
         return False
 
 
-# The generations of Gaudi cards: what differs between them, in one place.
+# Generations of Gaudi cards.
 #
-# fp8 in hardware scales by powers of two: Gaudi2
-# knows four exponent biases, Gaudi3 the whole range (Habana's FP8 guide), so a calibration made for
-# one is not the other's best and is never carried over.
+# fp8 hardware scales by powers of two: Gaudi2 has four exponent biases, Gaudi3 the full range
+# (Habana's FP8 guide). So calibrations are never carried over between generations.
 
 _GIB = 2**30
 
@@ -326,9 +308,9 @@ class Product:
     """One generation of cards."""
 
     name: str  # its line in devices.csv
-    pattern: str  # how its driver, hl-smi and the bridge call it
+    pattern: str  # its names in the driver, hl-smi and the bridge
     ray_type: str  # in Ray's resource ``accelerator_type:…``
-    fp8_exponent_biases: Sequence[int]  # in hardware; none: no fp8
+    fp8_exponent_biases: Sequence[int]  # in hardware; empty: no fp8
 
 
 PRODUCTS = (
@@ -348,7 +330,7 @@ PRODUCTS = (
 
 
 def product_of(name: str) -> Product | None:
-    """The generation of a card of this name; None for the first one, and for names nobody knows."""
+    """Return a card's generation by its name; None for Gaudi1 and unknown names."""
     for product in PRODUCTS:
         if re.fullmatch(product.pattern, name.strip(), re.IGNORECASE):
             return product
@@ -356,7 +338,7 @@ def product_of(name: str) -> Product | None:
 
 
 def fp8_scales(name: str) -> str:
-    """Scales that a card's hardware applies to fp8 values, for rows."""
+    """Describe the fp8 scales of a card's hardware, for rows."""
     product = product_of(name)
     if product is None:
         return ""
@@ -366,16 +348,14 @@ def fp8_scales(name: str) -> str:
     return f"exponent biases {', '.join(map(str, biases))} in hardware ({product.name})"
 
 
-# Needs of a Gaudi server besides its cards, for the doctor. Pure.
-#
-# Limits that are a matter of judgement are constants here, with their reason.
+# Checks of a Gaudi server for the doctor. Pure.
 
-#: Cards of a server; jobs of two and four cards are legal on aligned groups of them only.
+#: Cards of a server; jobs of two and four cards need aligned groups.
 CARDS = 8
 
 
 def examine_server(cards: int, facts: ServerFacts) -> Iterator[Complaint]:
-    """List deviations from Habana's advice on a server that told Ray of ``cards`` cards."""
+    """List deviations from Habana's advice on a server that registered ``cards`` cards with Ray."""
     if cards != CARDS:
         yield Complaint(
             check="cards",
@@ -385,7 +365,7 @@ def examine_server(cards: int, facts: ServerFacts) -> Iterator[Complaint]:
             f"--resources '{{\"HPU\": {CARDS}, …}}'",
             level="note",
         )
-    if facts.cards and len(facts.cards) not in (1, 2, 4, CARDS):  # nobody gives a part of these
+    if facts.cards and len(facts.cards) not in (1, 2, 4, CARDS):  # usual sizes of a container
         there = {card.index for card in facts.cards}
         gone = ", ".join(str(index) for index in range(CARDS) if index not in there)
         yield Complaint(
@@ -403,12 +383,12 @@ def examine_server(cards: int, facts: ServerFacts) -> Iterator[Complaint]:
 
 
 def intel_torch(version: str) -> bool:
-    """Tell if this is a version of Intel's fork of torch, as the bridge tells."""
+    """Tell if this version is Intel's fork of torch, by the bridge's own test."""
     return version.partition("+")[2].startswith("git")
 
 
 def _links(facts: ServerFacts) -> Iterator[Complaint]:
-    """Collectives go over the internal ports, which are down after every load of the driver."""
+    """Collectives need the internal ports, which are down after every load of the driver."""
     down = {
         card.index: f"{card.links_up} of {card.links}"
         for card in facts.cards
@@ -428,8 +408,7 @@ def _links(facts: ServerFacts) -> Iterator[Complaint]:
 
 
 def _driver(facts: ServerFacts) -> Iterator[Complaint]:
-    """Driver and software must be of one release: else the first job of every card fails, with
-    `synStatus=26 [Generic failure]`."""
+    """Driver and software must match: else jobs fail with `synStatus=26 [Generic failure]`."""
     plugin, driver = facts.versions.get("habana-torch-plugin"), facts.driver_version
     if plugin and driver and _release(plugin) != _release(driver):
         yield Complaint(
@@ -442,7 +421,7 @@ def _driver(facts: ServerFacts) -> Iterator[Complaint]:
 
 
 def _torch(facts: ServerFacts) -> Iterator[Complaint]:
-    """Lazy mode asserts Intel's fork of torch; DeepSpeed for Gaudi is a fork, too."""
+    """Lazy mode requires Intel's fork of torch; DeepSpeed for Gaudi is a fork, too."""
     torch = facts.versions.get("torch", "")
     if "habana-torch-plugin" in facts.versions and torch and not intel_torch(torch):
         yield Complaint(
@@ -464,8 +443,7 @@ def _torch(facts: ServerFacts) -> Iterator[Complaint]:
 
 
 def _hugepages(facts: ServerFacts) -> Iterator[Complaint]:
-    """Gaudi's runtime passes host buffers through huge pages. The driver's installer reserves what
-    its cards need, so what is there is right unless somebody else asks for less."""
+    """Huge pages carry host buffers; the driver's installer reserves enough."""
     if not facts.hugepages_total:
         yield Complaint(
             check="hugepages",
@@ -486,7 +464,7 @@ def _hugepages(facts: ServerFacts) -> Iterator[Complaint]:
 
 
 def _kernel(facts: ServerFacts) -> Iterator[Complaint]:
-    """Linux 6.8 without IOMMU passthrough is known to garble what Gaudi computes."""
+    """Linux 6.8 without IOMMU passthrough is known to corrupt results on Gaudi."""
     passthrough = "iommu=pt" in facts.kernel_arguments.split()
     if _release(facts.kernel.rpartition(" ")[2]) >= (6, 8) and not passthrough:
         yield Complaint(
@@ -499,7 +477,7 @@ def _kernel(facts: ServerFacts) -> Iterator[Complaint]:
 
 
 def _processors(facts: ServerFacts) -> Iterator[Complaint]:
-    """The host launches every graph, so cores that are slow or asleep keep cards waiting."""
+    """The host launches every graph, so slow or sleeping cores stall cards."""
     slow = {name: count for name, count in facts.governors.items() if name != "performance"}
     if slow:
         cores = sum(facts.governors.values())
@@ -520,6 +498,6 @@ def _processors(facts: ServerFacts) -> Iterator[Complaint]:
 
 
 def _release(version: str) -> tuple[int, int]:
-    """The first two numbers: 1.24 of ``1.24.1-b336d5e``; zeros where there are none."""
+    """Return major and minor version: 1.24 of ``1.24.1-b336d5e``; zeros if missing."""
     parts = [int(part) if part.isdigit() else 0 for part in re.split(r"[.-]", version)[:2]]
     return (*parts, 0, 0)[0], (*parts, 0, 0)[1]

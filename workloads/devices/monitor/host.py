@@ -1,8 +1,7 @@
 """Telemetry of a card, read from outside the process that owns it.
 
-A process that holds a card cannot be asked while it computes, and asking from within would disturb
-what it measures; on Gaudi it would even acquire the card. Vendors' tools (NVML, hl-smi) read the
-same counters from outside. Whatever a tool does not say stays None: an unknown power is not zero.
+Reading within the process would disturb what it measures, and on Gaudi acquire the card; vendors'
+tools (NVML, hl-smi) read the same counters. Unknown values are None, not 0.
 """
 
 from __future__ import annotations
@@ -23,19 +22,15 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardTelemetry:
-    """One card at one moment; every value may be unknown.
-
-    ``energy_j`` is the card's own counter, which starts when the driver is loaded: only the
-    difference of two readings means something.
-    """
+    """One card at one moment; None: unknown. Only differences of ``energy_j`` are meaningful."""
 
     power_w: float | None = None
-    power_of: str = ""  # what is in that figure, where a card has several
+    power_of: str = ""  # source of that figure, if a card has several
     energy_j: float | None = None
     temperature_c: float | None = None
-    utilization_percent: float | None = None  # share of time with work on the card, 0 to 100
-    sm_clock_mhz: float | None = None  # of the units that compute; on Gaudi its MMEs
-    #: Why the clock is lower than it could be, in NVML's words; empty: it is not held back.
+    utilization_percent: float | None = None  # share of time with work on the card
+    sm_clock_mhz: float | None = None  # Gaudi: clock of the MMEs
+    #: Throttle reasons in NVML's words; empty: not throttled.
     throttled: frozenset[str] | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
@@ -45,8 +40,8 @@ class CardTelemetry:
 class CardInventory:
     """A card's product, and its links to the other cards of its server."""
 
-    product: str = ""  # as its vendor's tool calls it
-    links: int | None = None  # that there are
+    product: str = ""  # the vendor tool's name
+    links: int | None = None  # in total
     links_up: int | None = None
 
 
@@ -62,15 +57,14 @@ class Holder:
 
 
 def csv_rows(text: str) -> list[dict[str, str]]:
-    """Lines of a tool's CSV by the names in its header, without the units that stand there."""
+    """Parse a tool's CSV by its header's names, without their units."""
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
     header = [name.partition("[")[0].strip() for name in next(rows, [])]
     return [{name: value.strip() for name, value in zip(header, row, strict=False)} for row in rows]
 
 
 def number_of(text: str | None) -> float | None:
-    """A figure as vendors' tools print it, with a unit or without: ``672 MiB``; None for ``[N/A]``,
-    ``[Not Supported]`` and the like."""
+    """Parse a figure with or without unit, such as ``672 MiB``; None for ``[N/A]`` and the like."""
     words = (text or "").split()
     try:
         value = float(words[0]) if words else math.nan
@@ -80,44 +74,42 @@ def number_of(text: str | None) -> float | None:
 
 
 def bytes_of(text: str | None) -> int | None:
-    """A figure in MiB as vendors' tools print it, in bytes."""
+    """Parse a figure in MiB; returns bytes."""
     mebibytes = number_of(text)
     return None if mebibytes is None else int(mebibytes * _MIB)
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a vendor's library; None where it raises: no permission, no data, the card is lost."""
+    """Call a vendor's library; None if it raises (no permission, no data, card lost)."""
     try:
         return function(*arguments)
     except Exception:
         return None
 
 
-# Decide when a card is free to be taken, without asking it. Pure.
+# Decide when a card is free, without acquiring it. Pure.
 #
-# A process that was killed is gone before its card's memory is: the driver gives that back a moment
-# later. And the list of a card's processes is not to be relied upon: in a container it has only the
-# container's own, in some virtual machines it is always empty. So memory in use speaks as well, in
-# comparison with what the card had in use when it was idle.
+# The driver frees a killed process's memory with a delay, and process lists are unreliable: a
+# container shows only its own, some virtual machines none. So memory in use is compared with the
+# card's idle value, too.
 
-#: A card with more in use is not idle, whoever asks first. Idle cards have: Gaudi 512 MiB, Gaudi2
-#: 768, Gaudi3 672, an H100 about 520 as its driver's own. The smallest job on record had 3,219 MiB,
-#: a bare CUDA context takes 300 to 600.
+#: A card with more in use is not idle. Idle cards: Gaudi 512 MiB, Gaudi2 768, Gaudi3 672, H100
+#: about 520 of its driver. Smallest recorded job: 3,219 MiB; bare CUDA context: 300 to 600.
 IDLE_MEMORY_BYTES = 1536 * _MIB
-#: By so much the memory of an idle card may differ from one time to the other.
+#: Variation of an idle card's memory.
 SLACK_BYTES = 256 * _MIB
-#: Memory that falls by less between two looks does not fall.
+#: A smaller drop between two readings is noise.
 _FALLS_BY_BYTES = 16 * _MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardUse:
-    """Processes and memory on a card, as its vendor's tools tell from outside."""
+    """Processes and memory on a card, by its vendor's tools."""
 
-    holders: tuple[Holder, ...] = ()  # other processes; empty also where nobody can list them
+    holders: tuple[Holder, ...] = ()  # other processes; empty also if unknown
     used_bytes: int | None = None  # memory in use, the driver's own included; None: unknown
-    reserved_bytes: int = 0  # of that the driver's own, as far as it is told apart
-    display: bool = False  # it draws pictures, too, and nobody knows for how much memory
+    reserved_bytes: int = 0  # the driver's share, if reported separately
+    display: bool = False  # drives a display, with unknown memory
 
     @property
     def taken_bytes(self) -> int | None:
@@ -126,7 +118,7 @@ class CardUse:
 
 
 def idle_memory_bytes(use: CardUse) -> int | None:
-    """Memory that an idle card has in use; None if it is not idle now, or nobody knows."""
+    """Return an idle card's memory in use; None if it is busy or unknown."""
     taken = use.taken_bytes
     if use.holders or taken is None or (taken > IDLE_MEMORY_BYTES and not use.display):
         return None
@@ -134,12 +126,9 @@ def idle_memory_bytes(use: CardUse) -> int | None:
 
 
 def occupation(card_index: int, use: CardUse, idle_bytes: int | None = None) -> str | None:
-    """Reason why no process should take a card now; None where it is free or nobody can tell.
+    """Return why a card should not be taken now; None if it is free or unknown.
 
-    Args:
-        card_index: as messages call it.
-        use: what the card says now.
-        idle_bytes: what ``idle_memory_bytes`` gave when the card was idle; None if it never was.
+    ``idle_bytes``: ``idle_memory_bytes`` of the idle card; None if never measured.
     """
     if use.holders:
         return f"card {card_index} is held by {', '.join(map(str, use.holders))}"
@@ -157,7 +146,7 @@ def occupation(card_index: int, use: CardUse, idle_bytes: int | None = None) -> 
 
 
 def _limit_bytes(use: CardUse, idle_bytes: int | None) -> float:
-    """The most that a free card has in use."""
+    """Return the maximum memory in use of a free card."""
     if idle_bytes is not None:
         return idle_bytes + SLACK_BYTES
     return math.inf if use.display else IDLE_MEMORY_BYTES
@@ -165,20 +154,19 @@ def _limit_bytes(use: CardUse, idle_bytes: int | None) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class ReleaseWait:
-    """Waiting for a card to be free: how long is enough. Memory that falls is being given back, and
-    is waited for; what is held stays held, and is given up after ``patience_s``."""
+    """Timeout for a card to become free, extended while its memory falls."""
 
     card_index: int
     idle_bytes: int | None = None
-    patience_s: float = 30.0  # with memory and processes that stay as they are
-    longest_s: float = 300.0
+    patience_s: float = 30.0  # while memory and processes do not change
+    longest_s: float = 300.0  # in total
     _began: float | None = None
     _deadline: float = 0.0
     _least_bytes: int | None = None
     _first_bytes: int | None = None
 
     def reason(self, now: float, use: CardUse | None) -> str | None:
-        """Reason to go on waiting; None when the card may be taken. ``now`` is a monotonic time."""
+        """Return why to keep waiting; None if the card is free. ``now`` is a monotonic time."""
         if use is None or (why := occupation(self.card_index, use, self.idle_bytes)) is None:
             return None
         taken = use.taken_bytes
@@ -193,13 +181,13 @@ class ReleaseWait:
         return why
 
     def is_over(self, now: float) -> bool:
-        """Tell if the wait has been long enough."""
+        """Tell if the wait has timed out."""
         if self._began is None:
             return False
         return now >= min(self._deadline, self._began + self.longest_s)
 
     def duration(self, now: float) -> str:
-        """Say how long the wait was, and what the memory did."""
+        """Describe how long the wait was, and the change in memory."""
         if self._began is None:
             return ""
         text = f"after {now - self._began:.0f} s"
@@ -209,24 +197,22 @@ class ReleaseWait:
         return text
 
 
-# Compare the card that a process really has with the one it was given. Pure.
+# Compare the card that a process has with the one it was assigned. Pure.
 #
-# Variables such as ``CUDA_VISIBLE_DEVICES`` are wishes: one that is changed before the device's
-# library reads it, or an order of cards that is not that of the bus, shows another card, and all
-# that is measured there would be written down for the wrong one.
+# ``CUDA_VISIBLE_DEVICES`` set too late, or an order other than the bus's, selects another card, and
+# rows would name the wrong one.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardIdentity:
-    """Marks that tell a card from all others; empty where unknown."""
+    """Unique identifiers of a card; empty if unknown."""
 
     uuid: str = ""  # "GPU-8dcb4b4c-…", with or without its prefix, in any case
     bus_id: str = ""  # "00000000:3B:00.0", with a domain of any length
 
 
 def difference(has: CardIdentity, given: CardIdentity) -> str | None:
-    """Difference between the card that a process has and the one it was given; None where they
-    are the same or nobody can tell."""
+    """Describe how the acquired card differs from the assigned one; None if equal or unknown."""
     for name, one, other in (
         ("UUID", _uuid(has.uuid), _uuid(given.uuid)),
         ("bus id", _bus(has.bus_id), _bus(given.bus_id)),
@@ -237,13 +223,13 @@ def difference(has: CardIdentity, given: CardIdentity) -> str | None:
 
 
 def _uuid(text: str) -> str:
-    """Without the prefix that NVML has and CUDA has not. The one of a MIG instance is no card's."""
+    """Strip NVML's prefix, which CUDA lacks; "" for MIG instances, which have their own UUIDs."""
     lower = text.strip().lower()
     return "" if lower.startswith("mig-") else lower.removeprefix("gpu-")
 
 
 def _bus(text: str) -> str:
-    """NVML writes the domain with eight digits, the kernel with four, and some leave it out."""
+    """Normalise the domain: NVML writes eight digits, the kernel four, some none."""
     parts = text.strip().lower().split(":")
     if len(parts) < 2 or not all(parts):
         return ""
@@ -255,18 +241,15 @@ def _bus(text: str) -> str:
     return ":".join([f"{number:04x}", *parts[-2:]])
 
 
-# Peak resident memory of this process, for the duration of a job.
-#
-# Linux keeps a high-water mark (VmHWM) and lets a process reset its own through
-# ``/proc/self/clear_refs``, so the peak costs nothing while a job runs. Where that is not
-# permitted, a thread samples the resident size instead. ``ru_maxrss`` is no use in a warm worker:
-# it never falls.
+# Peak resident memory of this process during a job: Linux's high-water mark (VmHWM), reset by
+# ``/proc/self/clear_refs``, costs nothing; a thread samples where that is not permitted.
+# ``ru_maxrss`` cannot be reset.
 
 _SAMPLE_INTERVAL_S = 0.05
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process now."""
+    """Return this process's resident memory."""
     return int(psutil.Process().memory_info().rss)
 
 
@@ -282,7 +265,7 @@ def _high_water_bytes() -> int | None:
 
 
 def reset_high_water() -> bool:
-    """Start the mark again from the resident size; False where the kernel does not allow it."""
+    """Reset the high-water mark; False if the kernel does not allow it."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as control:
             control.write("5")
@@ -292,7 +275,7 @@ def reset_high_water() -> bool:
 
 
 class HostMemoryPeak:
-    """A context that knows the peak since it was entered.
+    """Context manager that measures the peak since it was entered.
 
     Example:
         >>> with HostMemoryPeak() as peak:
@@ -324,7 +307,7 @@ class HostMemoryPeak:
             self.bytes = max(self.bytes, resident_bytes())
 
     def read(self) -> int:
-        """The peak so far, in bytes."""
+        """Return the peak so far, in bytes."""
         now = _high_water_bytes() if self.method == "VmHWM" else None
         self.bytes = max(self.bytes, now or 0, resident_bytes())
         return self.bytes
@@ -341,17 +324,16 @@ class HostMemoryPeak:
         self.read()
 
 
-# The energy of this host's processors, as Linux tells it (powercap, Intel's RAPL; AMD's too).
+# Energy of this host's processors by Linux's powercap (Intel RAPL, also AMD).
 #
-# One counter a package, in microjoules; it wraps at ``max_energy_range_uj``, after some twenty
-# minutes of full load, so readings are added up here. Since 2020 only root may read it, and a
-# virtual machine has none: then nothing is known.
+# One counter per package in µJ, which wraps at ``max_energy_range_uj`` (about 20 minutes of full
+# load), so readings are accumulated. Readable by root only since 2020; absent in virtual machines.
 
 POWERCAP = Path("/sys/class/powercap")
 
 
 class PackageEnergy:
-    """The energy of all packages since the first reading, however often a counter wraps."""
+    """Energy of all packages since the first reading, across counter wraps."""
 
     def __init__(self, root: Path = POWERCAP) -> None:
         self._root = root
@@ -360,7 +342,7 @@ class PackageEnergy:
         self._lock = threading.Lock()
 
     def read(self) -> float | None:
-        """Joules; None where a package cannot be read."""
+        """Return joules; None if a package cannot be read."""
         with self._lock:
             packages = [zone for zone in sorted(self._root.glob("*-rapl:*")) if _is_package(zone)]
             try:
@@ -385,14 +367,13 @@ _HOST = PackageEnergy()
 
 
 def host_telemetry() -> dict[int, CardTelemetry]:
-    """The host as its only card, 0; empty where nothing can be read."""
+    """Read the host as card 0; empty if unavailable."""
     energy_j = _HOST.read()
     return {} if energy_j is None else {0: CardTelemetry(energy_j=energy_j)}
 
 
 def _is_package(zone: Path) -> bool:
-    """Tell if a zone is a processor, and not one of its parts (cores, memory), which it includes
-    or which have names of their own."""
+    """Tell if a zone is a whole processor, not one of its parts (cores, memory)."""
     try:
         return (zone / "name").read_text(encoding="ascii").startswith("package-")
     except (OSError, UnicodeDecodeError):

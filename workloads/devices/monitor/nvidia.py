@@ -1,9 +1,8 @@
-"""Read NVIDIA GPUs by NVML, the library beneath nvidia-smi, through NVIDIA's ``pynvml``.
+"""Read NVIDIA GPUs by NVML, the library beneath nvidia-smi, through NVIDIA's ``nvidia-ml-py``.
 
-It tells what nvidia-smi does not, the energy counter (Volta and newer), and it opens no context on
-a GPU. The package is ``nvidia-ml-py``; the library comes with the driver. NVML counts GPUs by bus,
-as ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` does; power is in milliwatts, energy in millijoules since the
-driver was loaded, memory in bytes, utilization over the past sample period.
+Unlike nvidia-smi it has the energy counter (Volta and newer); it opens no context. Indices are by
+bus, as with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``; power in mW, energy in mJ since the driver was
+loaded, memory in bytes, utilization over the past sample period.
 """
 
 from __future__ import annotations
@@ -30,14 +29,13 @@ from workloads.devices.monitor.host import (
 
 _T = TypeVar("_T")
 
-#: Opened by the first reading and kept: where no process holds a GPU, opening NVML anew each time
-#: would make the driver start and stop it.
+#: Opened once and kept: on an idle GPU each opening would start and stop the driver.
 _OPENED: list[Any] = []
 _IN_USE = threading.Lock()
 
 _SM_CLOCK = 1  # NVML_CLOCK_SM
 
-#: NVML's reasons for a lower clock, by bit, but for an idle card and clocks that somebody set.
+#: NVML's throttle reasons by bit, without idle and user-set clocks.
 _THROTTLED = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -47,12 +45,12 @@ _THROTTLED = {
     0x80: "power brake",
 }
 
-#: NVIDIA's broker between processes that share a GPU stays on it and computes nothing itself.
+#: NVIDIA's MPS server stays on a shared GPU but computes nothing itself.
 _BROKER = "nvidia-cuda-mps-server"
 
 
 def nvml_telemetry() -> dict[int, CardTelemetry]:
-    """The GPUs of this host by index; empty without the package, the library or a driver."""
+    """Read this host's GPUs by index; empty without the package, library or driver."""
 
     def read(nvml: Any) -> dict[int, CardTelemetry]:
         count = nvml.nvmlDeviceGetCount()
@@ -62,17 +60,14 @@ def nvml_telemetry() -> dict[int, CardTelemetry]:
 
 
 def nvml_use(index: int) -> CardUse | None:
-    """Processes and memory on a GPU now; None without the package, the library or a driver.
-
-    In a container only the container's own processes are listed, in some virtual machines none.
-    """
+    """Return a GPU's processes (of its container) and memory; None without package or driver."""
     return _ask_nvml(
         lambda nvml: _use(nvml, _computing(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
     )
 
 
 def identity(index: int) -> CardIdentity | None:
-    """Marks that tell a GPU from all others; None where nobody knows."""
+    """Return a GPU's identity; None if unknown."""
 
     def read(nvml: Any) -> CardIdentity:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -86,7 +81,7 @@ def identity(index: int) -> CardIdentity | None:
 
 
 def _ask_nvml(question: Callable[[Any], _T]) -> _T | None:
-    """Ask the opened library; None without the package, the library or a driver."""
+    """Query the opened library; None without the package, library or driver."""
     with _IN_USE:
         try:
             if not _OPENED:
@@ -94,27 +89,27 @@ def _ask_nvml(question: Callable[[Any], _T]) -> _T | None:
                 nvml.nvmlInit()
                 _OPENED.append(nvml)
             return question(_OPENED[0])
-        except Exception:  # ImportError, NVMLError; the driver may be loaded anew meanwhile
+        except Exception:  # ImportError, NVMLError; the driver may be reloaded
             close_nvml()
             return None
 
 
 def close_nvml() -> None:
-    """Close the library, if it is open; the next question opens it anew."""
+    """Close the library; the next query reopens it."""
     while _OPENED:
         with contextlib.suppress(Exception):
             _OPENED.pop().nvmlShutdown()
 
 
 def _card(nvml: Any, handle: Any) -> CardTelemetry:
-    """The readings of one GPU; one that the driver refuses stays None."""
+    """Read one GPU; None for what the driver refuses."""
     power_mw = attempt(nvml.nvmlDeviceGetPowerUsage, handle)
     energy_mj = attempt(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
     temperature = attempt(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     utilization = attempt(nvml.nvmlDeviceGetUtilizationRates, handle)
     memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle)
     clock = _call(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK)
-    # Packages before 12.535 know it by its older name alone.
+    # Packages before 12.535 have only the older name.
     reasons = _call(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
     if reasons is None:
         reasons = _call(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
@@ -131,13 +126,12 @@ def _card(nvml: Any, handle: Any) -> CardTelemetry:
 
 
 def throttle_names(reasons: int) -> frozenset[str]:
-    """The reasons for a lowered clock, by name, of the driver's bits."""
+    """Decode the driver's bits into names of throttle reasons."""
     return frozenset(name for bit, name in _THROTTLED.items() if reasons & bit)
 
 
 def _computing(nvml: Any, handle: Any) -> Any:
-    """Handle of what a process gets that was given a GPU by its index: the GPU, or where it is cut
-    up (MIG) its first instance, with memory and processes of its own."""
+    """Return the handle of the GPU, or of its first MIG instance, which a process gets."""
     mode = _call(nvml, "nvmlDeviceGetMigMode", handle)
     if not mode or not mode[0]:
         return handle
@@ -146,7 +140,7 @@ def _computing(nvml: Any, handle: Any) -> Any:
 
 
 def _use(nvml: Any, handle: Any) -> CardUse:
-    # The second version tells the driver's own share apart, the first counts it as in use.
+    # Version 2 reports the driver's share separately; version 1 includes it.
     version = getattr(nvml, "nvmlMemory_v2", None)
     memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version else None
     reserved = 0 if memory is None else int(memory.reserved)
@@ -162,7 +156,7 @@ def _use(nvml: Any, handle: Any) -> CardUse:
 
 
 def _holders(nvml: Any, handle: Any) -> list[Holder]:
-    """The processes, other than this one, that have a context for computing on a GPU."""
+    """List other processes with a compute context on a GPU."""
     processes = []
     for process in attempt(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
         pid = int(process.pid)
@@ -173,40 +167,38 @@ def _holders(nvml: Any, handle: Any) -> list[Holder]:
 
 
 def _call(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Call a function that older packages do not have; None then, and if it fails."""
+    """Call a function that older packages lack; None if missing or failing."""
     function = getattr(nvml, name, None)
     return None if function is None else attempt(function, *arguments)
 
 
 def _text(value: Any) -> str:
-    """Text as older versions of the package give it, too."""
+    """Decode text; older package versions return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
 
 
-# Read the GPUs of this host by ``nvidia-smi``, which opens no context on one.
+# Read GPUs by ``nvidia-smi``, which opens no context, where NVML's package is missing.
 #
-# Used where NVML's package is missing. It knows no energy counter. Its index counts by bus, as
-# ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` does. Headers keep their units with ``nounits`` too, and a figure
-# that a GPU does not have is ``[N/A]`` or ``[Not Supported]``.
+# No energy counter. Indices are by bus. Headers keep units despite ``nounits``; missing figures are
+# ``[N/A]`` or ``[Not Supported]``.
 
 QUERY = "index,power.draw,temperature.gpu,utilization.gpu,memory.used,memory.total"
 COMMAND = ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,nounits")
 
 
 def nvidia_smi_telemetry() -> dict[int, CardTelemetry]:
-    """The GPUs of this host by index; empty where the tool is missing or fails."""
+    """Read this host's GPUs by index; empty if the tool is missing or fails."""
     return parse_nvidia_smi(command_output(*COMMAND))
 
 
 def nvidia_smi_use(index: int) -> CardUse | None:
-    """Use of a GPU now, by its memory alone: the tool lists no processes by index. None where
-    it is missing or fails. Its figure leaves out the driver's own share, or not: it depends."""
+    """Return a GPU's memory in use, with or without the driver's share; None if unavailable."""
     card = nvidia_smi_telemetry().get(index)
     return None if card is None else CardUse(used_bytes=card.memory_used_bytes)
 
 
 def parse_nvidia_smi(text: str) -> dict[int, CardTelemetry]:
-    """The GPUs in the CSV output of a query with ``index``; other lines are passed over."""
+    """Parse the CSV output of a query with ``index``; other lines are skipped."""
     return {
         int(index): CardTelemetry(
             power_w=number_of(row.get("power.draw")),
