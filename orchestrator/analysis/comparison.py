@@ -1,11 +1,9 @@
-"""Comparison of two runs of the same jobs: what became slower, faster, or cannot be compared.
+"""Compare two runs of the same jobs.
 
-Jobs are matched by identity, which a later version's settings do not change unless they are set.
-Jobs that one run alone has are matched by the settings that both runs know, where that is not
-ambiguous, and the comparison says so. A pair that differs in what a number depends on is refused
-(``RULES``), and the keys that differ are named. For the others the ratio of throughputs is computed
-from the raw repeats of both runs, with Welch's interval on the logarithm; of the changes called
-significant at most 1 - confidence are expected to be false (``ratio.py``).
+Jobs are matched by identity, otherwise by the settings that both runs know, where that is
+unambiguous. A pair that differs in something its numbers depend on (``RULES``) is refused, and the
+keys that differ are named. Other pairs get a ratio of throughputs from the raw repeats of both
+runs, with Welch's interval on the logarithm and false discovery rate control (``ratio.py``).
 """
 
 from __future__ import annotations
@@ -39,11 +37,11 @@ NO_FLAGS = "none"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A key on which two rows of one job may differ, and what then follows."""
+    """A key on which two rows of one job may differ, and the consequence."""
 
     key: str
     why: str
-    #: The value in a row with these flags; None: the row's field of this name.
+    #: Get the value from a row and its flags; None: use the row's field of this name.
     of: Callable[[Measurement, Sequence[Raised]], Scalar] | None = None
     _: KW_ONLY
     effect: Literal["blocks", "warns"] = "blocks"
@@ -52,7 +50,7 @@ class Rule:
     goes_with: str = ""  # a key that, where it is allowed, allows this one too
 
     def value(self, row: Measurement, raised: Sequence[Raised]) -> str:
-        """The value of this key in a row with these flags, as text."""
+        """Return the key's value in a row with these flags, as text."""
         value = getattr(row, self.key) if self.of is None else self.of(row, raised)
         return "unknown" if value is None else scalar(value)
 
@@ -69,7 +67,7 @@ def _flags(_: Measurement, raised: Sequence[Raised]) -> str:
 DEVICE = "device"
 _MAY_BE_THE_CHANGE = "may be the very change that is asked about"
 
-#: docs/statistics.md shows this table; a test holds the two together.
+#: docs/statistics.md shows this table; a test keeps the two in step.
 RULES = (
     Rule("emulated", "a processor's number is never a card's", forgivable=False),
     Rule(
@@ -131,14 +129,9 @@ def differences(
     allow: Collection[str] = frozenset(),
     raised: tuple[Sequence[Raised], Sequence[Raised]] = ((), ()),
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """Differences between two rows of one job: those that forbid a comparison, and those that are
-    only worth knowing.
+    """Return the differences between two rows of one job: blocking ones, and ones to warn about.
 
-    Args:
-        before: the row of the first run.
-        after: that of the second.
-        allow: keys that warn instead of block.
-        raised: the flags of both rows.
+    ``allow`` names keys that warn instead of block; ``raised`` holds the flags of both rows.
     """
     blocking: list[Difference] = []
     warning: list[Difference] = []
@@ -155,7 +148,7 @@ def differences(
 
 
 def _unknown_there(row: Measurement, other: Measurement) -> str:
-    """The parameters that only ``row`` knows, with their values."""
+    """Return the parameters that only ``row`` has, with their values."""
     names = sorted(set(row.parameters) - set(other.parameters))
     return ", ".join(f"{name}={row.parameters[name]}" for name in names) or "unknown"
 
@@ -163,13 +156,13 @@ def _unknown_there(row: Measurement, other: Measurement) -> str:
 # ---------------------------------------------------------------- two runs
 
 NOT_COMPARED = Ratio(value=math.nan)
-#: Ends that say nothing of a job. One that had succeeded and ends otherwise has got worse.
+#: States that say nothing about a job; any other end after a success counts as broken.
 _NO_ANSWER = frozenset({State.LOST, State.NOT_STARTED, State.PENDING, State.RUNNING})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPair:
-    """One job of both runs: compared, refused, or ended otherwise than before."""
+    """One job in both runs: compared, refused, or ended in another state."""
 
     before: Measurement
     after: Measurement
@@ -184,14 +177,14 @@ class JobPair:
 
     @property
     def broken(self) -> bool:
-        """Return whether it worked before and does not any more."""
+        """Return whether the job succeeded before and fails now."""
         worked = self.before.state is State.SUCCEEDED
         return worked and self.after.state not in (_NO_ANSWER | {State.SUCCEEDED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """Everything that two runs say about each other."""
+    """Result of comparing two runs."""
 
     before: str
     after: str
@@ -207,7 +200,7 @@ class RunComparison:
 
     @property
     def every(self) -> tuple[JobPair, ...]:
-        """All jobs of both runs that there is something to say of."""
+        """All job pairs: compared, refused and changed in state."""
         return (*self.changes, *self.refused, *self.turned)
 
     @property
@@ -224,7 +217,7 @@ class RunComparison:
 
     @property
     def broken(self) -> tuple[JobPair, ...]:
-        """Jobs that worked and do not any more."""
+        """Jobs that succeeded before and fail now."""
         return tuple(pair for pair in self.turned if pair.broken)
 
 
@@ -240,12 +233,12 @@ def compare(
     """Compare the newest final rows of two runs.
 
     Args:
-        before: one row a job, with its raw samples.
-        after: the same of the other run.
-        names: of the runs.
-        confidence: level of the intervals; 1 minus it is the share of false alarms.
+        before: one row per job, with its raw samples.
+        after: one row per job of the other run.
+        names: names of the runs.
+        confidence: level of the intervals; 1 minus it is the false discovery rate.
         noise: relative standard deviation between runs; None estimates it.
-        allow: keys of ``RULES`` that shall warn instead of block.
+        allow: keys of ``RULES`` that warn instead of block.
     """
     shared = pairs_of(before, after, across_devices=DEVICE in allow)
     raised = [raised_by_job(side) for side in zip(*shared, strict=True)] or [{}, {}]
@@ -295,15 +288,9 @@ def compare(
 def pairs_of(
     before: Sequence[Measurement], after: Sequence[Measurement], *, across_devices: bool = False
 ) -> list[tuple[Measurement, Measurement]]:
-    """Rows of the same job: of one identity, else of equal settings as far as both runs know them.
+    """Match rows of the same job: by job id, else by equal settings among those both runs know.
 
-    A job of which the other run has several in that sense is left alone.
-
-    Args:
-        before: one row a job.
-        after: the same of the other run.
-        across_devices: leave the accelerator out of the settings, so that the same work on
-            another kind of card is the same job.
+    Ambiguous matches are left out. With ``across_devices`` the accelerator is not compared.
     """
     second = {row.job_id: row for row in after}
     pairs = [(row, second[row.job_id]) for row in before if row.job_id in second]
@@ -331,7 +318,7 @@ def _settings(row: Measurement, names: set[str], across_devices: bool) -> tuple[
 
 
 def _rate(row: Measurement, confidence: float) -> Rate | None:
-    """The throughput from the raw repeats; from the stored interval where there are none."""
+    """Return the throughput from raw repeats, or from the stored interval where there are none."""
     if row.state is not State.SUCCEEDED:
         return None
     if row.samples and row.metrics.processes == 1:

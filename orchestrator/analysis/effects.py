@@ -1,16 +1,13 @@
 """Effect of each technique, and scaling over cards.
 
-A technique is any setting whose role is ``choice`` (``workloads/settings.py``): precision, engine,
-attention, padding, gradient checkpointing. The baseline is what an experiment has by default: of
-each choice the declared default, or the value of most of its rows where hardly any has that. A
-method of fine-tuning is other work and has its own. A row with one choice changed is compared with
-the baseline, of its experiment and of all experiments that do the same work. A row with more of
-them changed says something of one only beside a row that has all the others too; such a pair counts
-where the change was not measured at the baseline itself (compilation of a fixed length).
+A technique is a setting whose role is ``choice`` (``workloads/settings.py``): precision, engine,
+attention, padding. The baseline takes each choice's declared default, or its commonest value where
+few rows have the default. A row with one choice changed is compared with the baseline of its
+experiment and of all experiments that do the same work. A row with several choices changed is
+paired with a row that differs in one of them, where the baseline has no pair for that change.
 
-Every card has a batch of its own, so twice the cards do twice the work (weak scaling), and with
-perfect scaling in the same time. Efficiency is the throughput of N cards over N/n times that of
-the fewest cards n that were measured; what is missing went into communication and waiting.
+Scaling is weak: each card has its own batch. Efficiency is the throughput of N cards over N/n times
+that of n, the fewest cards measured.
 """
 
 from __future__ import annotations
@@ -30,15 +27,14 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.settings import declared_of, usual_engine
 from orchestrator.util.format import scalar
 
-#: Every choice of a row but its batch size, by name; and the same as one hashable value.
+#: Every choice of a row but its batch size, by name; and the same as a hashable value.
 Choices = Mapping[str, str]
 Technique = frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A row, the other at the same batch size that it is compared with, and how many times as fast
-    it is."""
+    """A row, the row it is compared with at the same batch size, and its speed-up."""
 
     row: Measurement
     base: Measurement
@@ -63,9 +59,9 @@ class Effect:
 
     @property
     def token_ratio(self) -> float | None:
-        """Real tokens/s (no padding) over the baseline's: geometric mean over the batch sizes.
+        """Geometric mean over batch sizes of real tokens/s (no padding) over the baseline's.
 
-        It differs from samples/s where a setting changes which samples a step holds.
+        Differs from samples/s where a setting changes which samples a step holds.
         """
         ratios = [
             mine / other
@@ -77,7 +73,7 @@ class Effect:
 
     @property
     def memory_ratio(self) -> float | None:
-        """Largest peak memory over the baseline's, at the largest batch size that has both."""
+        """Peak memory over the baseline's, at the largest batch size that has both."""
         for pair in reversed(self.pairs):
             mine, other = peak_memory_bytes(pair.row), peak_memory_bytes(pair.base)
             if mine and other:
@@ -86,7 +82,7 @@ class Effect:
 
 
 def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Effect, ...]:
-    """Every effect that the rows show, grouped by work; within it the largest gain first."""
+    """Return every effect, grouped by work; within it the largest gain first."""
     groups: dict[Setting, list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED and rate_of(row):
@@ -94,7 +90,7 @@ def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> 
     effects = []
     for work, group in groups.items():
         defaults = _defaults(work.workload, {settings[row.job_id].engine for row in group})
-        techniques: dict[tuple[Setting, str], Technique] = {}  # rows of all batch sizes have them
+        techniques: dict[tuple[Setting, str], Technique] = {}  # shared by all batch sizes
         chosen = []
         for row in group:
             own = settings[row.job_id], row.precision
@@ -124,7 +120,7 @@ _Chosen: TypeAlias = Sequence[tuple[Measurement, Technique]]
 
 
 def _pairs(chosen: _Chosen, defaults: Choices) -> Iterator[tuple[_Change, Technique, Pair]]:
-    """Each pair worth telling, with its change and the choices that both rows have."""
+    """Yield each useful pair, with its change and the choices that both rows share."""
     measured: set[_Change] = set()  # by pairs nearer to the baseline
     coming: set[_Change] = set()
     seen: set[frozenset[str]] = set()
@@ -147,11 +143,10 @@ def _pairs(chosen: _Chosen, defaults: Choices) -> Iterator[tuple[_Change, Techni
 def _candidates(
     chosen: _Chosen, defaults: Choices
 ) -> Iterator[tuple[int, _Change, Technique, Measurement, Measurement]]:
-    """Every row with each other that has one choice as the baseline has it, and all others as the
-    row. Those of the row's own experiment come first.
+    """Yield rows paired with rows that differ in one choice; pairs of the same experiment first.
 
-    Each with the number of choices in which the row differs from the baseline, the change, the
-    choices of both, the row and the other.
+    Each item: number of choices that differ from the baseline, the change, the shared choices, the
+    row and its partner.
     """
     experiments: dict[str, list[Choices]] = {}
     places: dict[tuple[str, str, Technique], Measurement] = {}  # rows of one place did the same
@@ -178,7 +173,7 @@ def _size(row: Measurement) -> tuple[str, str]:
 
 
 def _steps(technique: Technique, base: Technique) -> list[tuple[_Change, Technique, Technique]]:
-    """The choices that differ from the baseline's: the change, what stays, and what was before."""
+    """Return the choices that differ from the baseline: change, rest, and choices before."""
     usual = dict(base)
     changed = [(name, value) for name, value in sorted(technique) if usual[name] != value]
     return [
@@ -192,10 +187,10 @@ def _steps(technique: Technique, base: Technique) -> list[tuple[_Change, Techniq
 
 
 def baseline(rows: Sequence[Choices], defaults: Choices, *, share: float = 0.0) -> Choices:
-    """The choices to compare with: of each the default, if a row has it and the rows that do are
-    at least this share of those with the commonest value; else the commonest.
+    """Return the choices to compare with: each default, or else the commonest value.
 
-    Ties between values that are equally common go to the widest precision, then to the first name.
+    A default counts if a row has it and at least ``share`` as many rows as the commonest value do.
+    Ties go to the widest precision, then to the first name.
     """
     usual_choices = {}
     for name in defaults:
@@ -219,7 +214,7 @@ def _batch(pair: Pair) -> tuple[bool, int]:
 
 
 def _defaults(workload: str, engines: Iterable[str]) -> dict[str, str]:
-    """The default of every choice that rows of these engines have, as text."""
+    """Return the default of every choice that rows of these engines have, as text."""
     declared = {n: d for engine in engines for n, d in declared_of(workload, engine).items()}
     known = {n: scalar(d.default) for n, d in declared.items() if d.role == "choice"}
     del known["batch_size"]  # rows are compared at equal ones
@@ -231,14 +226,13 @@ def _gain(entry: tuple[object, list[Pair]]) -> float:
 
 
 def _choices(row: Measurement, setting: Setting, defaults: Choices) -> Choices:
-    """Every choice of a row. One that its engine does not have is at its default, and does not tell
-    it from rows of engines that do."""
+    """Return every choice of a row; one that its engine lacks is at its default."""
     own = {**dict(setting.parameters), "engine": setting.engine, "isolation": setting.isolation}
     return {**{n: own.get(n, defaults[n]) for n in defaults}, "precision": row.precision}
 
 
 def _with(work: Setting, choices: dict[str, str]) -> Setting:
-    """The work done in the way of both rows; what changed is left out."""
+    """Return the work with the choices that both rows share."""
     engine, isolation = choices.pop("engine", ""), choices.pop("isolation", "")
     parameters = tuple(sorted((*work.parameters, *choices.items())))
     return replace(work, engine=engine, isolation=isolation, parameters=parameters)
@@ -259,7 +253,7 @@ def _without_defaults(setting: Setting) -> Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One number of cards. ``speedup`` is over the base, ``ideal`` what perfect scaling gives."""
+    """One number of cards: speed-up over the base, and that of perfect scaling."""
 
     row: Measurement
     speedup: Ratio
@@ -273,7 +267,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """The same job on growing numbers of cards. ``steps`` begin with the base itself."""
+    """The same job on growing numbers of cards; ``steps`` start with the base."""
 
     setting: Setting  # cards are the base's
     precision: str
@@ -285,7 +279,7 @@ class Scaling:
 def scalings_of(
     rows: Sequence[Measurement], settings: Mapping[str, Setting]
 ) -> tuple[Scaling, ...]:
-    """One entry for each job that succeeded on two or more numbers of cards."""
+    """Return one entry for each job that succeeded on two or more numbers of cards."""
     groups: dict[tuple[Setting, str, str, str], list[Measurement]] = {}
     without_cards = cache(lambda setting: replace(setting, cards=0))  # a few serve all rows
     for row in rows:
@@ -296,7 +290,7 @@ def scalings_of(
     for (setting, precision, _, batch_size), group in groups.items():
         ordered = sorted(group, key=lambda row: row.cards)
         base = ordered[0]
-        # Batches that were searched for may differ, and then the cards did unlike work.
+        # Searched batch sizes may differ, and then the cards did different work.
         ordered = [row for row in ordered if row.batch_size == base.batch_size]
         if len({row.cards for row in ordered}) > 1:
             scalings.append(

@@ -1,10 +1,8 @@
-"""Flags of rows: succeeded rows whose figure was disturbed, or cannot be true.
+"""Flags on succeeded rows whose figure was disturbed or cannot be true.
 
-A flagged row keeps its state and its numbers. It wins no ranking, lies on no front, is no baseline
-and takes part in no comparison, and it is listed with the reason. Flags are derived anew whenever
-rows are read, those of older versions too; no file is trusted to hold them.
-
-Another installed package can declare a flag under the entry points ``nightgrid.flags``.
+A flagged row keeps its state and numbers, and is listed with the reason, but is left out of
+rankings, fronts, baselines and comparisons. Flags are derived whenever rows are read, never stored.
+Other packages declare flags under the entry point group ``nightgrid.flags``.
 """
 
 from __future__ import annotations
@@ -24,24 +22,22 @@ from workloads.registry import installed
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Share of the timed part that a process may be kept from running.
+#: Largest share of the timed part in which a process may be kept from running.
 MOST_CONTENTION = 0.05
-#: Ratio of the two speeds of a bimodal row up to which they do no harm.
+#: Largest harmless ratio between the two speeds of a bimodal row.
 MOST_APART = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One reason for which the figure of a succeeded row may not stand beside others."""
+    """A reason to keep the figure of a succeeded row apart from others."""
 
     name: str  # as reports and queries write it, e.g. not_steady
     description: str  # one line, for legends
-    #: The reason why it applies to a row, naming figure and limit; None: it does not apply, or the
-    #: facts that would show it are not known. It sees succeeded rows only, and every row of a
-    #: report, so it must be cheap.
+    #: Return the reason, naming figure and limit; None: does not apply, or facts are missing.
+    #: Called for every succeeded row of a report, so it must be cheap.
     reason: Callable[[Measurement], str | None]
-    #: The rows among which a flagged one ranks all the same, as text: it competes with those of
-    #: the same text. None: it ranks nowhere.
+    #: Return the league in which flagged rows still rank together; None: they rank nowhere.
     league: Callable[[Measurement], str] | None = None
 
 
@@ -66,10 +62,10 @@ def _compiled(row: Measurement) -> str | None:
 
 
 def _contention(row: Measurement) -> str | None:
-    # Threads that are more than the cores wait for each other, which another flag reports.
+    # More threads than cores wait for each other; another flag reports that.
     waited = 0.0 if row.oversubscribed else row.processor_wait_share or 0.0
     stolen = row.stolen_share or 0.0
-    # What a hypervisor takes is lost to a process only while it runs.
+    # Time stolen by a hypervisor is lost to a process only while it runs.
     if not waited + stolen * min(1.0, row.processor_cores or 0.0) > MOST_CONTENTION:
         return None
     causes = (
@@ -167,7 +163,7 @@ OWN = (
 
 @cache
 def every_flag() -> tuple[Flag, ...]:
-    """All flags, those of other packages last."""
+    """Return all flags, those of other packages last."""
     own = {flag.name for flag in OWN}
     others = installed("nightgrid.flags", Flag)
     return (*OWN, *(flag for name, flag in others.items() if name not in own))
@@ -176,11 +172,9 @@ def every_flag() -> tuple[Flag, ...]:
 def raised_on(
     rows: Sequence[Measurement], raw: pa.RecordBatch | None = None
 ) -> list[tuple[Raised, ...]]:
-    """The flags of each row; none of a row without a figure.
+    """Return the flags of each row; none for rows that did not succeed.
 
-    Args:
-        rows: with their samples and items, unless ``raw`` has these.
-        raw: the columns ``samples`` and ``items`` of these rows.
+    ``raw`` has the columns ``samples`` and ``items`` of the rows, if they were read without them.
     """
     raised: list[tuple[Raised, ...]] = []
     for row, impossible in zip(rows, contradictions(rows, raw), strict=True):
@@ -199,11 +193,10 @@ def raised_by_job(
     rows: Sequence[Measurement],
     raw: Iterable[tuple[Sequence[Measurement], pa.RecordBatch]] = (),
 ) -> dict[str, tuple[Raised, ...]]:
-    """The flags of each row that has some, by job id.
+    """Return the flags of each row that has some, by job id.
 
-    Args:
-        rows: one a job.
-        raw: those of the rows that were read without samples and items, in batches with these.
+    ``rows`` has one row per job; ``raw`` yields batches of rows with their columns ``samples`` and
+    ``items``, for rows that were read without them.
     """
     flags: dict[str, tuple[Raised, ...]] = {}
     for batch, columns in raw:
@@ -221,11 +214,11 @@ def barred(raised: Iterable[Raised]) -> bool:
 def ranked(
     rows: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]]
 ) -> tuple[Measurement, ...]:
-    """The rows that may be ranked, if only within a league, and those without a figure."""
+    """Return the rows that may be ranked, if only within a league."""
     return tuple(row for row in rows if not barred(raised.get(row.job_id, ())))
 
 
 def league_of(row: Measurement, raised: Iterable[Raised]) -> str:
-    """The league of a row: "" for most; a row is ranked among those of its own alone."""
+    """Return the row's league, "" for most; rows rank only within their league."""
     leagues = (one.flag.league(row) for one in raised if one.flag.league is not None)
     return ", ".join(dict.fromkeys(leagues))

@@ -1,19 +1,14 @@
-"""Rows against the limits of their card, and against what others published.
+"""Compare rows with the limits of their card and with published figures.
 
-``devices.csv`` has the makers' data sheets and ``published.csv`` others' figures, each line with
-its source. None of their figures stands in the code.
+``devices.csv`` holds makers' data sheets and ``published.csv`` others' figures, each line with its
+source; none of their figures is in the code.
 
-Every decoding step must read all weights, whatever the batch size, so weight bytes over the time
-of a step is a lower bound of the memory traffic, and its share of the card's bandwidth says how
-near the limit decoding is. The operations that the tokens need (two for each parameter and token,
-in training what the workload counted) over the card's published peak are its share of compute
-(MFU); that of prefill stands apart, since reading prompts is bound by arithmetic. Emulated cards
-have no peak.
+Each decoding step reads all weights, so weight bytes over step time is a lower bound of memory
+traffic. Compute share (MFU) is the operations that the tokens need (two per parameter and token; in
+training as the workload counted) over the card's peak; prefill, bound by arithmetic, has its own.
 
-A row stands beside a published figure when it is the same task, model, precision, batch size per
-card, number of cards and, where the figure names some, settings. The device may differ: that is the
-question. Speed-ups are over Gaudi1 and over the A100, at the same precision and batch size where
-the source has such figures, else best against best. Nothing is compared with a doubtful figure.
+A row matches a published figure with the same task, model, precision, batch size per card, number
+of cards and named settings; the device may differ. Nothing is compared with a doubtful figure.
 """
 
 from __future__ import annotations
@@ -44,21 +39,19 @@ DIRECTORY = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One published figure. ``batch_size`` is per card; ``unit`` is samples/s, tokens/s or
-    s/image; ``settings`` are those of our workload by which it was measured, beside the others: of
-    each the values that mean the same."""
+    """A published figure."""
 
     task: str
     model: str
     dataset: str
     device: str
     cards: int
-    batch_size: int  # 0: the source does not tell it, and nothing of ours is compared
+    batch_size: int  # per card; 0: the source does not say, and nothing is compared
     precision: str
-    settings: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    settings: tuple[tuple[str, tuple[str, ...]], ...] = ()  # name, and values that match
     metric: str  # "throughput", or "latency", where less is better
     value: float
-    unit: str
+    unit: str  # samples/s, tokens/s or s/image
     also: tuple[str, ...] = ()  # other names of the model
     steps: int | None = None  # that were trained, and how long that took
     time: str = ""
@@ -69,14 +62,14 @@ class Published:
 
     @property
     def title(self) -> str:
-        """Device, precision and batch size, as far as the source tells them."""
+        """Device, precision and batch size, as far as the source gives them."""
         batch = f"batch {self.batch_size}" if self.batch_size else ""
         return ", ".join(filter(None, (self.device, self.precision, batch)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSheet:
-    """A maker's figures for one card; None where the sheet is silent."""
+    """A maker's figures for one card; None where the sheet has none."""
 
     device: str
     memory_gb: float | None
@@ -88,7 +81,7 @@ class DeviceSheet:
 
     @property
     def limits(self) -> str:
-        """All of its figures that are known, in words."""
+        """All known figures as text."""
         known = (
             (self.memory_gb, 1.0, "GB"),
             (self.bandwidth_bytes_per_s, 1e12, "TB/s"),
@@ -101,7 +94,7 @@ class DeviceSheet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Everything there is to compare with; both empty where the files are not found."""
+    """Reference data; empty where the files cannot be read."""
 
     published: tuple[Published, ...] = ()
     devices: tuple[DeviceSheet, ...] = ()
@@ -109,7 +102,7 @@ class Reference:
 
 @cache
 def reference() -> Reference:
-    """The published figures and data sheets that came with this program."""
+    """Return the published figures and data sheets shipped with this package."""
     return Reference(
         published=_read("published.csv", _published),
         devices=_read("devices.csv", _device),
@@ -117,8 +110,7 @@ def reference() -> Reference:
 
 
 def _read(name: str, make: Callable[[Mapping[str, str]], _Line]) -> tuple[_Line, ...]:
-    """The lines of a file; none, and a warning, where it is not what it should be: a report has its
-    own figures without it."""
+    """Return the lines of a file; log a warning and return none if it is unreadable."""
     path = DIRECTORY / name
     try:
         text = io.StringIO(files.read_text(path), newline="")
@@ -129,7 +121,7 @@ def _read(name: str, make: Callable[[Mapping[str, str]], _Line]) -> tuple[_Line,
 
 
 def _published(line: Mapping[str, str]) -> Published:
-    """A line of ``published.csv``; settings are written ``ignore_eos=true guidance=7.5|null``."""
+    """Parse a line of ``published.csv``; settings: ``ignore_eos=true guidance=7.5|null``."""
     model, *also = line["model"].split("|")
     settings = (pair.partition("=") for pair in line["settings"].split())
     return Published(
@@ -165,7 +157,7 @@ _PEAKS = {
 
 
 def _device(line: Mapping[str, str]) -> DeviceSheet:
-    """A line of ``devices.csv``, in bytes and operations per second."""
+    """Parse a line of ``devices.csv`` into bytes and operations per second."""
 
     def figure(column: str, factor: float = 1.0) -> float | None:
         return _positive(line[column]) * factor if line[column].strip() else None
@@ -198,7 +190,7 @@ def _positive(text: str) -> float:
 
 # ---------------------------------------------------------------- the roofline
 
-#: The arithmetic that a precision computes in. Weights in int8 or int4 are unpacked to bf16 first.
+#: Arithmetic used by each precision. int8 and int4 weights are unpacked to bf16 first.
 ARITHMETIC = {
     "fp32": "fp32",
     "bf16": "bf16",
@@ -207,7 +199,7 @@ ARITHMETIC = {
     "int4": "bf16",
     "fp8": "fp8",
 }
-#: That of fp32 products in fewer bits, by PyTorch's word for it.
+#: Arithmetic of fp32 products at reduced precision, by PyTorch's setting.
 _FEWER_BITS = {"high": "tf32", "medium": "bf16"}
 
 
@@ -227,7 +219,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """All rows that could be held against a data sheet, and why others could not."""
+    """Rows compared with a data sheet, and why others could not be."""
 
     shares: tuple[Share, ...] = ()
     emulated: int = 0  # succeeded rows on emulated cards
@@ -235,7 +227,7 @@ class Roofline:
 
 
 def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> Roofline:
-    """Each succeeded row on a real card with a data sheet."""
+    """Compare each succeeded row on a real card with its data sheet."""
     shares, unknown, emulated = [], [], 0
     for row in rows:
         if row.state is not State.SUCCEEDED:
@@ -254,7 +246,7 @@ def roofline_of(rows: Sequence[Measurement], sheets: Sequence[DeviceSheet]) -> R
 
 
 def sheet_of(row: Measurement, sheets: Sequence[DeviceSheet]) -> DeviceSheet | None:
-    """The data sheet of exactly the card that the row ran on; None also for emulated cards."""
+    """Return the data sheet of the row's card; None for emulated cards."""
     if row.emulated or not row.device_name:
         return None
     product = _product(row.device_name)
@@ -263,12 +255,12 @@ def sheet_of(row: Measurement, sheets: Sequence[DeviceSheet]) -> DeviceSheet | N
 
 @lru_cache(maxsize=256)
 def _product(device_name: str) -> str | None:
-    """The product that a driver calls so."""
+    """Return the product that a driver's device name stands for."""
     return next(filter(None, (spec.product(device_name) for spec in all_devices())), None)
 
 
 def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
-    """One row, which ran on ``sheet``'s card, against its peaks."""
+    """Compare a row with the peaks of its card."""
     metrics = row.metrics
     step_s = metrics.tpot_p50_s if metrics.tpot_p50_s and metrics.tpot_p50_s > 0 else None
     bandwidth = None
@@ -317,7 +309,7 @@ def flops_per_token(row: Measurement) -> float | None:
 
 # ---------------------------------------------------------------- measured against published
 
-#: Published task -> workloads of ours that do it.
+#: Published task -> workloads that do it.
 TASKS: dict[str, frozenset[str]] = {
     "pretraining": frozenset({"pretraining"}),
     "text-to-image": frozenset({"text-to-image"}),
@@ -326,18 +318,18 @@ TASKS: dict[str, frozenset[str]] = {
     "causal-lm-finetuning": frozenset({"finetuning"}),
 }
 
-#: Devices over which the published comparison gives its speed-ups.
+#: Devices that speed-ups are relative to.
 REFERENCES = ("Gaudi1", "A100-80GB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One figure, published or ours (then ``row`` is set), with its speed-ups by device."""
+    """A figure, published or from this run (then ``row`` is set), with speed-ups by device."""
 
     figure: Published  # of ours: the figure it matched, with its own device and value
     row: Measurement | None
     speedups: dict[str, float]
-    #: Of these devices there is no figure at the same batch size: each did its best.
+    #: Devices without a figure at the same batch size: best figures are compared.
     best_against_best: frozenset[str] = frozenset()
 
     @property
@@ -346,13 +338,13 @@ class Line:
         return self.row is not None
 
     def speedup(self, device: str) -> str:
-        """The speed-up over a device as text."""
+        """Return the speed-up over a device as text."""
         text = times(self.speedups.get(device))
         return f"{text} best against best" if device in self.best_against_best else text
 
     @property
     def training(self) -> str:
-        """The steps that were trained and their time; of ours, the time they would take."""
+        """Training steps and their time; for rows of this run, the projected time."""
         figure = self.figure
         if figure.steps is None or not self.ours:
             return f"{figure.steps:,} in {figure.time}" if figure.steps else ""
@@ -362,7 +354,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One task: the published lines in their order, each followed by those of ours that match."""
+    """One task: published lines in their order, each followed by matching rows of this run."""
 
     about: (
         Published  # the first of its figures: task, model, dataset, cards and unit are all theirs
@@ -390,12 +382,12 @@ class Comparison:
 def against_published(
     rows: Sequence[Measurement], published: Sequence[Published]
 ) -> tuple[Comparison, ...]:
-    """One comparison for each task of the published figures, whether we measured it or not."""
+    """Return one comparison for each published task, measured or not."""
     groups: dict[tuple[str, str, str, int], list[Published]] = {}
     for figure in published:
         key = (figure.task, figure.model, figure.dataset, figure.cards)
         groups.setdefault(key, []).append(figure)
-    # A large run has few rows of the sizes of a figure.
+    # A large run has few rows of a figure's batch size and number of cards.
     by_size: dict[tuple[int | None, int], list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED:
@@ -404,7 +396,7 @@ def against_published(
 
 
 def matches(row: Measurement, figure: Published) -> bool:
-    """Return whether the row did what the figure is about, on whatever device."""
+    """Return whether the row did the work of the figure, on any device."""
     return (
         row.workload in TASKS.get(figure.task, frozenset())
         and any(same_model(row.model, name) for name in (figure.model, *figure.also))
@@ -416,13 +408,12 @@ def matches(row: Measurement, figure: Published) -> bool:
     )
 
 
-#: Share of what others publish for the same card below which a figure is doubted.
+#: Rows below this share of the published figure for the same card are reported.
 DOUBTED_SHARE = 0.5
 
 
 def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> dict[str, str]:
-    """The rows that reach less than half of what is published for the very same card, by job id,
-    each with a sentence: a mode or a library is not what it should be, or another job was there."""
+    """Return a sentence for each row below half of the figure published for its card, by job id."""
     sheets = reference().devices
     sentences = {}
     for row in rows:
@@ -441,14 +432,12 @@ def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> di
 
 
 def same_model(ours: str, theirs: str) -> bool:
-    """Return whether two names mean one model: the owner or the directories before the last slash
-    do not count, nor does the case."""
+    """Return whether two names mean one model; owner, directories and case are ignored."""
     return _plain(ours.rstrip("/").rsplit("/", 1)[-1]) == _plain(theirs)
 
 
 def same_precision(row: Measurement, precision: str) -> bool:
-    """Return whether the row computed as published; ``bf16-mixed`` is fp32 weights under
-    autocast."""
+    """Return whether the precisions match; ``bf16-mixed`` is fp32 weights under autocast."""
     autocast = str(row.parameters.get("autocast") or "none")
     base, _, mixed = precision.partition("-")
     if mixed == "mixed":
@@ -457,7 +446,7 @@ def same_precision(row: Measurement, precision: str) -> bool:
 
 
 def speedup(metric: str, value: float, reference: float) -> float:
-    """Ratio by which ``value`` is faster than ``reference``; of latencies less is faster."""
+    """Return how many times ``value`` is as fast as ``reference``; lower latency is faster."""
     return reference / value if metric == "latency" else value / reference
 
 
@@ -494,8 +483,10 @@ def _comparison(
 
 
 def _line(figure: Published, row: Measurement | None, published: Sequence[Published]) -> Line:
-    """A figure with its speed-up over each reference device: over its figure at the same precision
-    and batch size, else at the same batch size, else over its best."""
+    """Return a figure with its speed-up over each reference device.
+
+    References have the same batch size and precision, else the same batch size, else are the best.
+    """
     speedups, unlike = {}, set()
     for device in REFERENCES:
         candidates = [f for f in published if f.device == device and not f.doubtful]
@@ -509,13 +500,13 @@ def _line(figure: Published, row: Measurement | None, published: Sequence[Publis
 
 
 def _likeness(other: Published, figure: Published) -> tuple[bool, bool, float]:
-    """Order of the figures to compare with, the last of which is taken."""
+    """Sort key of reference figures; the greatest is used."""
     fast = 1 / other.value if other.metric == "latency" else other.value
     return other.batch_size == figure.batch_size, other.precision == figure.precision, fast
 
 
 def _value(row: Measurement, figure: Published) -> float | None:
-    """Our figure in the published unit."""
+    """Return the row's figure in the published unit."""
     rate = row.metrics.items_per_s
     if figure.unit == "tokens/s":
         return row.metrics.generated_tokens_per_s
@@ -531,7 +522,7 @@ def _text(value: Scalar) -> str:
 
 
 def _last_part(dataset: str) -> str:
-    """The last part of a path or a hub id, without the ending of a data file."""
+    """Return the last part of a path or hub id, without the extension of a data file."""
     path = PurePosixPath(dataset)
     return path.stem if path.suffix in ENDINGS else path.name
 

@@ -1,7 +1,6 @@
-"""record of the schedule -> Measurement: the row of an attempt, from the words of its ranks.
+"""Build the ``Measurement`` row of an attempt from the outcomes of its ranks.
 
-``samples.py`` computes the metrics. A gang of which some rank left no result has none:
-half of its tokens would be missing.
+A gang has metrics only if every rank left a result: otherwise tokens would be missing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from orchestrator.store.schema import SCHEMA_VERSION
 from workloads import registry
 from workloads.base import Result, of_ranks
 
-#: Figures that a rank reports once, and of which a gang's largest counts.
+#: Figures that each rank reports once; the gang's figure is the largest.
 _LARGEST = (
     "load_s",
     "compile_s",
@@ -47,7 +46,7 @@ _OF_JOB = (
     *("experiment", "workload", "model", "dataset", "accelerator", "cards", "precision"),
     *("engine", "isolation", "measure", "replicate"),
 )
-#: Columns of which the largest of all ranks counts, with the field of ``ProcessorUse``.
+#: Columns whose largest value over ranks counts, with the field of ``ProcessorUse``.
 _WORST = {
     "processor_wait_share": "wait_share",
     "stolen_share": "stolen_share",
@@ -57,7 +56,7 @@ _WORST = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The driver's knowledge of the program; ``environment.provenance()`` gathers it."""
+    """Software versions and commit of the driver; see ``environment.provenance()``."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
     git_commit: str | None = None
@@ -73,15 +72,14 @@ def measurement_of(
     provenance: Provenance | None = None,
     nodes: Iterable[Node] = (),
 ) -> Measurement:
-    """The row of one attempt, or of a job that ends without one.
+    """Return the row of one attempt, or of a job that ends without one.
 
     Args:
-        record: what the schedule decided about the job.
+        record: the schedule's record of the job.
         run: name of the run; ``invocation_id`` names one ``nightgrid run`` of it.
         recorded_at: seconds since the epoch.
-        provenance: of the driver; its versions stand in a row only where no worker left its own.
-        nodes: those of the cluster. They say where an attempt was whose workers left nothing, and
-            whether a job that never ran would have run on emulated cards.
+        provenance: of the driver; used where no worker reported versions.
+        nodes: of the cluster; used where workers left nothing and for jobs that never ran.
     """
     provenance = provenance or Provenance()
     attempt, job = record.attempt, record.job
@@ -141,7 +139,7 @@ def measurement_of(
 
 
 def to_microseconds(seconds: float | None) -> float | None:
-    """Seconds since the epoch as tables keep them, so that a row reads back as it was written."""
+    """Round seconds since the epoch as tables do, so that rows read back as written."""
     return None if seconds is None else round(seconds * 1_000_000) / 1_000_000
 
 
@@ -158,7 +156,7 @@ def _where(
     by_id: Mapping[str, Node],
     accelerator: Accelerator,
 ) -> dict[str, Any]:
-    """Node names, card indices, device, driver and ``emulated``: the workers' word first."""
+    """Return nodes, cards, device, driver and ``emulated``; workers' own reports come first."""
     workers = [rank.worker for rank in ranks if rank.worker is not None]
     cards = attempt.cards if attempt else ()
     known = [by_id[card.node_id] for card in cards if card.node_id in by_id]
@@ -180,7 +178,7 @@ def _where(
 
 
 def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
-    """Energy and mean power of all cards; nothing where that of one is not known."""
+    """Return energy and mean power of all cards; nothing if a card's is unknown."""
     known = [rank.energy for rank in ranks if rank.energy is not None]
     if not known or len(known) < len(ranks):
         return {}
@@ -192,7 +190,7 @@ def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
 
 
 def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
-    """Processor time of the worst rank; null where that of one is not known."""
+    """Return processor time of the worst rank; omitted if a rank's is unknown."""
     uses = [rank.processor for rank in ranks if rank.processor is not None]
     turns = [rank.turn for rank in ranks if rank.turn is not None]
     columns: dict[str, Any] = {}
@@ -208,7 +206,7 @@ def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
 
 
 def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str, Any]:
-    """Versions and process, of the lowest rank that left word of itself."""
+    """Return versions and process of the lowest rank that reported them."""
     first = next((rank for rank in ranks if rank.worker is not None), None)
     if first is None or first.worker is None:
         return {"versions": dict(provenance.versions)}
@@ -226,8 +224,10 @@ def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str
 def _numbers(
     results: Sequence[Result], record: RecordRow, ranks: Sequence[RankOutcome]
 ) -> dict[str, Any]:
-    """Numbers that a rank reports once. For a gang the largest, since the slowest rank and the
-    fullest card are its limit; the end of each rank of one that failed is among its details."""
+    """Return figures that a rank reports once, and how each rank of a failed gang ended.
+
+    The largest counts: the slowest rank and the fullest card limit the gang.
+    """
     columns: dict[str, Any] = {}
     if results:
         first = results[0]

@@ -1,9 +1,7 @@
-"""Figures that workloads report by name, quality beside speed, and the parts of a training step.
+"""Figures that workloads report by name, and the parts of a training step.
 
-A metric is declared in one place (``registry.metrics_of``), and nothing here knows one by name. A
-figure that nobody declares is shown by its own name. One that is derived from raw samples is there
-for rows that were written before it was declared, too. A figure of quality declares from which
-value on an output counts as equal (``Metric.equal_from``).
+Metrics are declared through ``registry.metrics_of``; undeclared figures are shown by their own
+name. Metrics derived from raw samples also apply to rows written before they were declared.
 """
 
 from __future__ import annotations
@@ -20,18 +18,18 @@ from orchestrator.util import format as units
 from workloads import registry
 from workloads.registry import Metric
 
-#: A figure has changed where it differs by more than this share; what it varies is not known.
+#: Relative difference up to which two figures are the same.
 SHARE = 0.01
 
 
 def same(one: float, other: float) -> bool:
-    """Tell if two figures differ by no more than is expected of one figure."""
+    """Return whether two figures differ by no more than ``SHARE``."""
     return isclose(one, other, rel_tol=SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureChange:
-    """One figure of two rows of a job."""
+    """One figure in two rows of a job."""
 
     metric: Metric
     before: float
@@ -39,7 +37,7 @@ class FigureChange:
 
     @property
     def improved(self) -> bool | None:
-        """True if it has got better; None where neither way is, or it is the same."""
+        """Return whether the figure got better; None if unchanged or without a better direction."""
         if self.metric.better is None or same(self.before, self.after):
             return None
         return (self.after > self.before) is (self.metric.better == "higher")
@@ -52,7 +50,7 @@ class FigureChange:
 
 
 def figure_of(row: Measurement, name: str, declared: Mapping[str, Metric]) -> float | None:
-    """A figure of a row: as it is stored, else as its metric derives it from raw samples."""
+    """Return a row's figure: stored, else derived from raw samples by its metric."""
     value = row.reported(name)
     metric = declared.get(name)
     if value is None and row.samples and metric is not None and metric.figure is not None:
@@ -61,7 +59,7 @@ def figure_of(row: Measurement, name: str, declared: Mapping[str, Metric]) -> fl
 
 
 def figures_of(row: Measurement) -> Iterator[tuple[Metric, float]]:
-    """Yield what a row reports, in the order of the declarations."""
+    """Yield the row's metrics and figures, in the order of the declarations."""
     declared = registry.metrics_of(row.workload)
     for name in dict.fromkeys((*declared, *row.workload_metrics)):
         value = figure_of(row, name, declared)
@@ -71,12 +69,12 @@ def figures_of(row: Measurement) -> Iterator[tuple[Metric, float]]:
 
 
 def titled(row: Measurement) -> dict[str, str]:
-    """The same as text by title, with units."""
+    """Return the figures as text with units, by title."""
     return {m.title: f"{units.number(value)} {m.unit}".rstrip() for m, value in figures_of(row)}
 
 
 def figure_changes(before: Measurement, after: Measurement) -> list[FigureChange]:
-    """The figures that both rows report."""
+    """Return the changes of the figures that both rows report."""
     old = {metric.name: value for metric, value in figures_of(before)}
     return [
         FigureChange(metric=metric, before=old[metric.name], after=value)
@@ -89,7 +87,7 @@ def figure_changes(before: Measurement, after: Measurement) -> list[FigureChange
 
 
 def quality_note(row: Measurement) -> str:
-    """The figures of quality of a row, for the cell of its throughput; empty where it has none."""
+    """Return the quality figures to show beside throughput; "" if there are none."""
     return ", ".join(
         f"{units.number(value)} {metric.title}"
         for metric, value in _reported(row)
@@ -98,10 +96,9 @@ def quality_note(row: Measurement) -> str:
 
 
 def equal(row: Measurement, limit: float | None = None) -> bool:
-    """Tell if a row's output was compared and counts as equal to the plain path's.
+    """Return whether a row's output was compared and counts as equal to the plain path's.
 
-    Args:
-        limit: replaces the limits that figures declare.
+    ``limit`` replaces the limits that metrics declare.
     """
     verdicts = []
     for metric, value in _reported(row):
@@ -112,7 +109,7 @@ def equal(row: Measurement, limit: float | None = None) -> bool:
 
 
 def _reported(row: Measurement) -> Iterator[tuple[Metric, float]]:
-    """The declared figures that a row has."""
+    """Yield the declared figures that a row has."""
     for name, metric in registry.metrics_of(row.workload).items():
         if (value := row.reported(name)) is not None:
             yield metric, value
@@ -126,7 +123,7 @@ PARTS = ("data", "forward", "backward", "optimizer", "communication")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Shares (0 to 1) of the timed steps' wall time, all ranks together. None: not known."""
+    """Shares (0 to 1) of the timed steps' wall time over all ranks; None: unknown."""
 
     row: Measurement
     step_s: float  # mean wall time of a step
@@ -134,11 +131,11 @@ class StepTime:
     forward: float | None
     backward: float | None
     optimizer: float | None
-    communication: float | None  # within the others: waiting for cards that computing did not hide
+    communication: float | None  # within the others: waiting for cards, not hidden by computing
 
 
 def step_times_of(rows: Iterable[Measurement]) -> tuple[StepTime, ...]:
-    """One entry for each succeeded row that trained, in the order of the rows."""
+    """Return one entry for each succeeded row that trained, in the order of the rows."""
     times = (_step_time(row) for row in rows if row.state is State.SUCCEEDED)
     return tuple(time for time in times if time is not None)
 

@@ -1,12 +1,8 @@
-"""Checks whether the figures of rows are possible.
+"""Check whether the figures of rows are possible.
 
-A row fails a check with a sentence that names the figure and its limit; it passes where a fact that
-would show it is not known. Limits leave room for what honest rows differ by (rounded data sheets,
-clocks that are read one after the other), so that a row that fails was not measured as it says.
-
-Plain columns are checked row by row. Samples and prompts, of which a run may have millions, are
-arrays (``Records``), and each check looks at all of them at once. NaN stands for what is not known,
-and a comparison with NaN passes.
+A failed check gives a sentence with the figure and its limit; unknown facts pass. Limits leave room
+for rounded data sheets and clocks read at different moments. Samples and prompts, of which a run
+may have millions, are checked as arrays (``Records``); NaN means unknown, and compares as passing.
 """
 
 from __future__ import annotations
@@ -35,30 +31,29 @@ from workloads.util.statistics import percentile
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: How a value of each record is written, and the values.
+#: How to write a record's value, and the values of all records.
 Written: TypeAlias = tuple[Callable[[Any], object], "Sequence[Any] | Numbers"]
 
-#: Figures that were computed from the same numbers differ by rounding only.
+#: Figures computed from the same numbers differ by rounding only.
 ROUNDING = 1e-3
-#: Parts may exceed their whole by this much: clocks are read one after the other.
+#: Tolerances of parts against their whole, as clocks are read at different moments.
 SHARE, SLACK_S = 0.01, 0.005
-#: An attempt is timed by the clock of the day, which is set now and then.
+#: Tolerances of an attempt's span, taken by wall clock, which may be adjusted.
 SPAN_SHARE, SPAN_SLACK_S = 0.05, 2.0
-#: Shares of a data sheet's limits above which nothing is believed; its figures are rounded.
+#: Share of a data sheet's limit that is still believed; its figures are rounded.
 MOST = 1.02
-#: Weights of less than this may stay in a card's caches.
+#: Smaller weights may stay in a card's caches.
 CACHED_BYTES = 512 * 2**20
-#: Bytes that a parameter takes at least and at most, scales and unquantised layers included.
+#: Least and most bytes per parameter, including scales and unquantised layers.
 BYTES_PER_PARAMETER = (0.25, 8.5)
-#: Operations that no core of a processor exceeds in a second: in fp32 two AVX-512 units, in fewer
-#: bits matrix units (AMX). A model's input embeddings take no operations, hence twice as many.
+#: Most operations/s of a processor core: two AVX-512 units in fp32, AMX in fewer bits. Doubled, as
+#: input embeddings take no operations.
 CORE_FLOPS = {"fp32": 2 * 3e11, "": 2 * 1.5e13}
-#: Energy that covers less than this share of the timed part does not cover it. Readings of the
-#: ends are interpolated.
+#: Least share of the timed part that energy must cover; readings at its ends are interpolated.
 COVERED = 0.98
-#: Mean power may exceed the card's limit for a moment, and never falls far below its idle power.
+#: Mean power as a share of the card's limit: peaks may exceed it, idle power bounds it below.
 MOST_POWER, LEAST_POWER = 1.15, 0.02
-#: No vocabulary has a longer token, in bytes of UTF-8; runs of spaces are the longest.
+#: Longest token of any vocabulary in UTF-8 bytes; runs of spaces are the longest.
 LONGEST_TOKEN = 256
 
 TOO_MANY = "{} tokens/s a card, padding included, are {} of {}"
@@ -68,7 +63,7 @@ PARTS = (
     *("data_s", "forward_s", "backward_s", "optimizer_s", "encoder_s"),
     *("text_encoding_s", "denoising_s", "decoding_s", "conversion_s"),
 )
-#: Figures of which none may exceed the next.
+#: Figures that must not exceed the next.
 _ASCENDING = (
     ("throughput_low", "throughput", "throughput_high"),
     ("ttft_s", "ttft_p95_s"),
@@ -82,7 +77,7 @@ _ASCENDING = (
 
 
 def _own_reasons(row: Measurement) -> Iterator[str]:
-    """What is wrong with a row's plain columns."""
+    """Yield contradictions in a row's plain columns."""
     if odd := row.details.get(OUT_OF_RANGE):
         yield f"it has numbers that cannot be: {odd}"
     yield from _figures(row)
@@ -90,9 +85,9 @@ def _own_reasons(row: Measurement) -> Iterator[str]:
     if requested.isdecimal() and row.batch_size not in (None, int(requested)):
         yield f"batch_size is {row.batch_size}, {requested} was asked for"
     if row.started_at is not None and row.ended_at is not None:
-        # Everything that was timed happened between the attempt's start and end.
+        # Everything timed happened between the attempt's start and end.
         span_s, load_s = row.ended_at - row.started_at, row.load_s or 0.0
-        compiled_s = (row.compile_s or 0.0) - load_s  # as much of it may have been while loading
+        compiled_s = (row.compile_s or 0.0) - load_s  # part of it may have been while loading
         timed = (load_s, max(compiled_s, row.warmup_s or 0.0), row.metrics.measure_s or 0.0)
         parts_s = math.fsum(timed)
         if parts_s > max(0.0, span_s) * (1 + SPAN_SHARE) + SPAN_SLACK_S:
@@ -108,7 +103,7 @@ def _own_reasons(row: Measurement) -> Iterator[str]:
 
 
 def _figures(row: Measurement) -> Iterator[str]:
-    """Figures that contradict each other."""
+    """Yield figures that contradict each other."""
     metrics = row.metrics
     for names in _ASCENDING:
         figures = ((name, getattr(metrics, name)) for name in names)
@@ -134,7 +129,7 @@ def _figures(row: Measurement) -> Iterator[str]:
 
 
 def _against_the_sheet(row: Measurement) -> Iterator[str]:
-    """Figures beyond what the card can do."""
+    """Yield figures beyond what the card can do."""
     limit, rate = most_tokens_per_s(row), row.metrics.total_tokens_per_s
     if limit is not None and rate is not None and rate / row.cards > limit[0]:
         most, peak = limit
@@ -157,7 +152,7 @@ def _against_the_sheet(row: Measurement) -> Iterator[str]:
 
 
 def _energy(row: Measurement) -> Iterator[str]:
-    """Energy of another time than the timed part, and power beyond what cards draw."""
+    """Yield energy over another time than the timed part, and power beyond what cards draw."""
     metrics = row.metrics
     power_w, energy_j, measure_s = metrics.power_w, metrics.energy_j, metrics.measure_s
     if power_w and energy_j is not None and measure_s is not None:
@@ -184,7 +179,7 @@ def _sheet(row: Measurement) -> DeviceSheet | None:
 
 
 def most_tokens_per_s(row: Measurement) -> tuple[float, str] | None:
-    """Tokens, or positions, that a card can work on in a second, and the peak that says so."""
+    """Return the most tokens/s (padding included) of a card, and the peak that limits it."""
     sheet = _sheet(row)
     if sheet is None or not sheet.flops:
         return None
@@ -201,7 +196,7 @@ def most_tokens_per_s(row: Measurement) -> tuple[float, str] | None:
 
 
 def least_step_s(row: Measurement) -> float | None:
-    """The time that reading all weights takes, as each decoding step and each first token does."""
+    """Return the time to read all weights, a lower bound for decoding steps and first tokens."""
     sheet, weights = _sheet(row), row.weight_bytes
     if sheet is None or not sheet.bandwidth_bytes_per_s or not weights or weights < CACHED_BYTES:
         return None
@@ -209,7 +204,7 @@ def least_step_s(row: Measurement) -> float | None:
 
 
 def most_decoded_per_core_s(row: Measurement) -> float | None:
-    """Tokens that a core of a processor can decode in a second; None for a card's row."""
+    """Return the most tokens/s a processor core can decode; None for a card's row."""
     if not (row.emulated or row.peak_device_memory_bytes is None) or not row.parameter_count:
         return None
     if not row.metrics.generated_tokens_per_s:
@@ -223,11 +218,9 @@ def most_decoded_per_core_s(row: Measurement) -> float | None:
 def contradictions(
     rows: Sequence[Measurement], raw: pa.RecordBatch | None = None
 ) -> list[tuple[str, ...]]:
-    """The figures of each succeeded row that cannot be true; empty for a row that passes.
+    """Return the contradictions in each row; empty for a row that passes.
 
-    Args:
-        rows: with their samples and items, unless ``raw`` has these.
-        raw: the columns ``samples`` and ``items`` of these rows.
+    ``raw`` has the columns ``samples`` and ``items`` of the rows, if they were read without them.
     """
     reasons = [list(_own_reasons(row)) for row in rows]
     if raw is None:
@@ -244,7 +237,7 @@ def contradictions(
 
 
 class _RawChecks:
-    """The checks of samples and prompts. ``reasons`` has the first one of each check by row."""
+    """Checks of samples and prompts; ``reasons`` has the first of each check, by row."""
 
     def __init__(self, rows: Sequence[Measurement], samples: Records, items: Records) -> None:
         self.rows, self.n = rows, len(rows)
@@ -283,14 +276,14 @@ class _RawChecks:
         text: str,
         *values: Written,
     ) -> None:
-        """Note the first wrong record of each row, unless this check has a reason already.
+        """Record the first wrong record of each row, unless this check already has a reason.
 
         Args:
-            check: its name.
-            wrong: a mask of records.
+            check: name of the check.
+            wrong: mask of records.
             owner: the row of each record.
-            text: the reason, with a ``{}`` for each of the values.
-            values: how each is written, and that of every record.
+            text: the reason, with a ``{}`` for each value.
+            values: for each value, its formatter and the values of all records.
         """
         places = np.flatnonzero(wrong)
         for row, first in zip(*np.unique(owner[places], return_index=True), strict=True):
@@ -305,7 +298,7 @@ class _RawChecks:
         return np.bincount(owner, values, self.n)
 
     def _repeats(self) -> None:
-        """Find the complete repeats, their sums, and the samples that figures are made of."""
+        """Find the complete repeats, their sums, and the samples that figures are computed from."""
         timed, n = self.timed, self.n
         ranked = Groups(timed.row, timed["repeat"], timed["rank"])
         repeat = Groups(timed.row[ranked.first], timed["repeat"][ranked.first])
@@ -320,17 +313,17 @@ class _RawChecks:
         complete &= np.bincount(self.repeat_of, timed["complete"] == 0) == 0
         self.repeats = self._sum(self.repeat_row, complete)  # of each row
         self.there = self._sum(timed.row) > 0
-        #: Repeats that rates are computed from: the complete ones; all where there are none.
+        #: Repeats that rates are computed from: the complete ones, else all.
         self.rated = complete | (self.repeats == 0)[self.repeat_row]
         self.counted = timed.where(self.rated[self.repeat_of])
         number = timed["repeat"][ranked.first][repeat.first]
         last = largest(self.repeat_row, np.where(self.rated, number, -np.inf), n)
-        #: The samples of the repeat that the items are of.
+        #: Samples of the repeat that the items belong to.
         self.last = timed.where((number == last[self.repeat_row])[self.repeat_of])
         self.trains = self._sum(self.counted.row, ~np.isnan(self.counted["loss"])) > 0
 
     def _limits(self) -> None:
-        """Find what the card and the settings of each row allow."""
+        """Compute what the card and settings of each row allow."""
         rows = self.rows
         peaks = [most_tokens_per_s(row) or (math.nan, "") for row in rows]
         self.cards = np.array([row.cards for row in rows])
@@ -339,7 +332,7 @@ class _RawChecks:
         self.exact = np.array([row.parameters.get("ignore_eos") is True for row in rows], bool)
         self.output_tokens = floats(_whole(row.parameters.get("output_tokens")) for row in rows)
         self.input_tokens = floats(_whole(row.parameters.get("input_tokens")) for row in rows)
-        #: A batch is read as a whole before its steps begin.
+        #: The whole batch is prefilled before its steps begin.
         static = [row.parameters.get("batching", "static") in ("static", "sorted") for row in rows]
         self.static = np.array(static, bool)
 
@@ -357,7 +350,7 @@ class _RawChecks:
         ):
             done = np.bincount(self.repeat_of, amounts) * self.rated
             mean = self._sum(self.repeat_row, done / walls) / np.maximum(self.repeats, 1)
-            # Training steps are of unlike work: the rate of all of them.
+            # Training steps differ in work, so use the overall rate.
             total = self._sum(self.repeat_row, done) / whole
             rate = np.where(some & ~self.trains, mean, total)
             self._compare("rates", name, rate, number, "give", testable)
@@ -383,7 +376,7 @@ class _RawChecks:
         verb: str,
         rows: Numbers,
     ) -> None:
-        """Blame rows of this mask whose figure is not what was found."""
+        """Blame masked rows whose stored figure differs from the recomputed one."""
         stored = self._metric(name)
         wrong = rows & _differ(stored, recounted)
         text = f"{name} is {{}}, its samples {verb} {{}}"
@@ -392,7 +385,7 @@ class _RawChecks:
     def _percentiles(
         self, owner: Numbers, numbers: Numbers, names: Mapping[str, int], of: str
     ) -> None:
-        """A percentile lies between two neighbours in the order of numbers, however computed."""
+        """Check percentiles; by any method one lies between two neighbouring values."""
         known = ~np.isnan(numbers)
         owner, numbers = owner[known], numbers[known]
         ordered = numbers[np.lexsort((numbers, owner))]
@@ -429,7 +422,7 @@ class _RawChecks:
             self._compare("losses", name, recomputed, number, "give", trained)
 
     def _counts(self) -> None:
-        """Tokens and prompts of the last repeat, recounted from the prompts."""
+        """Recount tokens and prompts of the last repeat from the prompts."""
         last, items = self.last, self.items
         some = self._sum(items.row) > 0
         for name, mine, theirs in (
@@ -443,7 +436,7 @@ class _RawChecks:
             self._blame("prompts", wrong, self.every, text, (_count, stored), (_count, recounted))
 
     def whole(self) -> None:
-        """Tokens that the job's settings fix, in batches and in prompts."""
+        """Check token counts that the job's settings fix, in batches and in prompts."""
         timed, own = self.timed, self.timed.row
         count, written, read = timed["items"], timed["output_tokens"], timed["input_tokens"]
         most, length = self.output_tokens[own], self.input_tokens[own]
@@ -467,7 +460,7 @@ class _RawChecks:
         return (written > limit) | (self.exact[owner] & (written < limit))
 
     def _texts(self) -> None:
-        """Texts and the ids of their tokens, which are counted up to the first that ends it."""
+        """Check texts and token ids; tokens are counted up to the first end token."""
         items, own = self.items, self.items.row
         written, sizes = items["output_tokens"], items["output_text"]
         tokens = (lambda value: plural(int(value), "token"), written)
@@ -489,7 +482,7 @@ class _RawChecks:
             counted = (tokens[0], written[text_of])
             text = "a text counts as {}, and ended after {}"
             self._blame("ids", ended, own[text_of], text, counted, after)
-        # The device works on every real token but the last of each text, and on padding.
+        # The device processes every real token but the last of each text, and padding.
         timed = self.timed
         real = timed["input_tokens"] + np.maximum(0, timed["output_tokens"] - timed["items"])
         positions = timed["computed_tokens"]
@@ -498,20 +491,19 @@ class _RawChecks:
         self._blame("positions", wrong, timed.row, text, (_count, real), (_count, positions))
 
     def _times(self) -> None:
-        """Parts of a batch's time, which may not exceed the whole."""
+        """Check that the parts of a batch's time do not exceed the whole."""
         timed, own, wall = self.timed, self.timed.row, self.timed["wall_s"]
         took = (seconds, wall)
         self._blame("walls", wall <= 0, own, "a batch took {}", took)
         values, lengths = timed.lists["step_s"]
         batch = np.repeat(np.arange(len(own)), whole(lengths))
         steps, first = np.bincount(batch, values, len(own)), timed["ttft_s"]
-        # Under continuous batching prompts are read between steps, and the time to first token is
-        # their mean, so that the two overlap.
+        # Continuous batching reads prompts between steps, and ttft_s is a mean: the two overlap.
         known = np.nan_to_num(first)
         parts = np.where(self.static[own], known + steps, np.maximum(known, steps))
         text = "the steps of a batch took {} of its {}"
         self._blame("steps", parts > _most(wall), own, text, (seconds, parts), took)
-        # A batch whose every step was timed has nothing else to do that takes as long again.
+        # A batch whose steps were all timed has nothing else to do that takes as long again.
         every = self.static[own] & (lengths > 0) & ~np.isnan(first)
         text = "a batch took {}, its first token and steps {}"
         longer = every & (wall > 2 * parts + 1.0)
@@ -531,8 +523,8 @@ class _RawChecks:
         text = "a prompt's first token took {} of {} for all"
         wrong = first > _most(latency)
         self._blame("prompt times", wrong, own, text, (seconds, first), took)
-        # The tokens of a prompt cannot come faster than the fastest step of its repeat. (Under
-        # continuous batching a prompt that came last does not wait for the reading of others.)
+        # A prompt's tokens cannot come faster than the fastest step of its repeat. (In continuous
+        # batching a late prompt does not wait for others to be read.)
         steps, lengths = self.last.lists["step_s"]
         fastest = -largest(np.repeat(self.last.row, whole(lengths)), -steps, self.n)
         known = np.isfinite(fastest) & (fastest > 0) & self.static
@@ -550,7 +542,7 @@ class _RawChecks:
         self._blame("warm-up", wrong, self.every, text, (seconds, stored), (seconds, spent))
 
     def _against_the_card(self) -> None:
-        """Speed against the data sheet of the card, or against what a processor's core can do."""
+        """Check speed against the card's data sheet, or against a processor core's limit."""
         timed, own, rows = self.timed, self.timed.row, self.rows
         wall, written = timed["wall_s"], timed["output_tokens"]
         rate = np.where(wall > 0, timed["computed_tokens"] / wall, 0.0)
@@ -565,7 +557,7 @@ class _RawChecks:
         text = "a core decoded {} tokens/s; {} take all that a core can do in {}"
         values = ((number, written / cores), (number, per_core), (str, precisions))
         self._blame("cores", written > per_core * cores, own, text, *values)
-        # Each token of a text is a step of its own at least, also where no step was timed.
+        # Each token of a text takes at least one step, even where steps were not timed.
         longest = np.where(self.exact, self.output_tokens, np.nan)[own]
         least = floats(map(least_step_s, rows))[own] * longest
         weights = (size, floats(row.weight_bytes for row in rows)[own])
@@ -582,21 +574,20 @@ class _RawChecks:
 
 
 def _end_ids(row: Measurement) -> frozenset[int]:
-    """The ids of which the first ends a text; none where the row does not say, or where texts go
-    on past them."""
+    """Return the ids that end a text; none if unknown or if texts continue past them."""
     words = row.details.get(END_TOKEN_IDS, "").split()
     return frozenset(int(word) for word in words if word.isdecimal())
 
 
 def _near(value: float, other: float, tolerance: float = ROUNDING) -> bool:
-    """Return whether two numbers are equal but for rounding; NaN equals itself."""
+    """Return whether two numbers are equal but for rounding; NaN equals NaN."""
     return math.isclose(value, other, rel_tol=tolerance, abs_tol=1e-9) or (
         math.isnan(value) and math.isnan(other)
     )
 
 
 def _differ(stored: Numbers, recomputed: Numbers) -> Numbers:
-    """True where a stored figure is known and is not what was found, but for rounding."""
+    """Return where a stored figure is known and differs by more than rounding."""
     room = np.maximum(ROUNDING * np.maximum(np.abs(stored), np.abs(recomputed)), 1e-9)
     return ~np.isnan(stored) & (stored != recomputed) & ~(np.abs(stored - recomputed) <= room)
 

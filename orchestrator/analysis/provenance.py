@@ -1,8 +1,6 @@
-"""Provenance of the rows: the software that made them, and what about them is not real.
+"""Provenance of the rows: the software that produced them, and what is not real about them.
 
-Figures can be compared only when they were made with the same software; a run that was resumed
-after an upgrade has rows of two kinds, and the report must say so. Emulated cards, random weights
-and synthetic data are counted for the banners that no reader can miss.
+Rows of different software are not comparable, and a run resumed after an upgrade has both.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from orchestrator.core.settings import undeclared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Banner:
-    """One thing that the reader must know before believing a number."""
+    """Something the reader must know before believing a number."""
 
     name: str  # "Emulated cards", "Random weights", …
     count: int
@@ -31,7 +29,7 @@ class Banner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One fact of provenance with every value it had and how many rows had it, commonest first."""
+    """One fact of provenance: its values and their row counts, commonest first."""
 
     name: str
     values: tuple[tuple[str, int], ...]
@@ -54,7 +52,7 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Everything known of how the rows came to be."""
+    """Provenance of a run's rows."""
 
     facts: tuple[Fact, ...] = ()  # code, host
     versions: tuple[Fact, ...] = ()  # of software
@@ -62,7 +60,7 @@ class Provenance:
 
     @property
     def mixed(self) -> tuple[Fact, ...]:
-        """Facts of software and commit on which rows disagree: they limit comparison."""
+        """Facts of software and commit on which rows disagree, which limits comparison."""
         comparable = {"git commit", "working tree", "driver"}
         return tuple(
             fact
@@ -95,13 +93,12 @@ def banners_of(
     far_below: Mapping[str, str] | None = None,
     drift: Drift | None = None,
 ) -> tuple[Banner, ...]:
-    """The banners that apply to at least one row, most serious first; that of slow cards also where
-    no row was on one.
+    """Return the banners that apply, most serious first.
 
     Args:
-        rows: one a job.
-        slow_cards: of the run, by their card checks.
-        far_below: sentences on rows far below what is published for their card, by job id.
+        rows: one per job.
+        slow_cards: found by the run's card checks; shown even where no row used them.
+        far_below: sentences on rows far below published figures, by job id.
         drift: of the speed over the night.
     """
     ran, every = sum(row.state is State.SUCCEEDED for row in rows), len(rows)
@@ -143,7 +140,7 @@ def banners_of(
 
 
 def provenance_of(rows: Sequence[Measurement], measurements: Sequence[Measurement]) -> Provenance:
-    """``rows`` are the newest final ones; ``measurements`` all, for the list of invocations."""
+    """Return the provenance of the newest final ``rows``; ``measurements`` are all rows."""
     names = sorted({name for row in rows for name in row.versions}, key=_version_rank)
     versions = [
         _fact(name, (r.versions[name] for r in rows if name in r.versions)) for name in names

@@ -1,17 +1,10 @@
-"""Rankings: the best setting for each piece of work, Pareto fronts, and accelerators side by side.
+"""Best settings for each piece of work, Pareto fronts, and accelerators side by side.
 
-Rows rank together that did the same work on the same device: they agree in every setting whose role
-is ``work``, and differ in choices (precision, batch size, engine, attention, …) and in what changes
-nothing that is measured (``workloads/settings.py``). A row whose confidence interval overlaps
-another's has not beaten it; such rows are tied, and the report says so instead of ranking noise.
-Where the interval of the first or of the second is not known, nobody has won. Throughput decides;
-beside it stands the best row by every figure of the workload that declares which way is better.
-
-A larger batch gives more tokens a second and makes each prompt wait longer. The Pareto front has
-the settings for which no other one is both faster and quicker; what lies off it is never right.
-
-Head to head, rows are matched that agree in everything but the device and the engine, as far as all
-sides have the setting. The first side of the grid is the base. Emulated cards never meet real ones.
+Rows rank together if they did the same work on the same device: all settings of role ``work``
+agree (``workloads/settings.py``). Throughput decides; overlapping confidence intervals tie, and
+without an interval of the first or second row there is no winner. The Pareto front holds settings
+that no other beats in both throughput and latency. Head to head matches rows that agree in all but
+device and engine, over the first side of the grid; emulated and real cards are never compared.
 """
 
 from __future__ import annotations
@@ -35,7 +28,7 @@ from orchestrator.core.settings import FIELDS
 from workloads import registry
 from workloads.registry import Metric
 
-#: Fields of a ``Setting`` that a job's own settings leave free.
+#: Fields of a ``Setting`` that rows of the same work may differ in.
 _FREE_FIELDS = tuple(
     field.name
     for field in fields(Setting)
@@ -59,11 +52,11 @@ class Leader:
     metric: Metric
     row: Measurement
     value: float
-    tied: int  # other rows that have as much of it
+    tied: int  # other rows with the same value
 
     @property
     def title(self) -> str:
-        """``best loss after``."""
+        """Title, such as ``best loss after``."""
         return f"best {self.metric.title}"
 
 
@@ -71,10 +64,10 @@ class Leader:
 class Ranking:
     """The best rows for one piece of work on one device."""
 
-    setting: Setting  # engine and isolation are blank: they are free to choose
+    setting: Setting  # engine and isolation are blank
     unit: str
     ranked: tuple[Measurement, ...]  # succeeded rows, the fastest first
-    tied: tuple[Measurement, ...]  # whose interval overlaps the fastest's, best first
+    tied: tuple[Measurement, ...]  # rows whose interval overlaps the fastest's, best first
     verdict: Verdict
 
     @property
@@ -84,17 +77,17 @@ class Ranking:
 
     @property
     def contenders(self) -> int:
-        """Number of rows that were ranked."""
+        """Number of ranked rows."""
         return len(self.ranked)
 
     @property
     def winner(self) -> Measurement | None:
-        """The row that has beaten all others."""
+        """The row that beats all others, if any."""
         return self.fastest if self.verdict is Verdict.CLEAR_WINNER else None
 
     @property
     def first(self) -> tuple[Measurement, ...]:
-        """The rows that share the first place."""
+        """The rows that share first place."""
         return (self.fastest, *self.tied) if self.verdict is Verdict.TIED else ()
 
     @property
@@ -105,13 +98,13 @@ class Ranking:
 
     @property
     def smallest_memory(self) -> Measurement | None:
-        """The row with the smallest peak."""
+        """The row with the smallest peak memory."""
         known = [row for row in self.ranked if peak_memory_bytes(row) is not None]
         return min(known, key=lambda row: peak_memory_bytes(row) or 0, default=None)
 
     @property
     def most_work_per_joule(self) -> Measurement | None:
-        """The best of those whose energy is known."""
+        """The row with the most work per joule, of those with known energy."""
         metered = [row for row in self.ranked if row.metrics.work_per_joule is not None]
         return max(metered, key=lambda row: row.metrics.work_per_joule or 0.0, default=None)
 
@@ -124,11 +117,9 @@ class Ranking:
 def rankings_of(
     rows: Sequence[Measurement], settings: Mapping[str, Setting]
 ) -> tuple[Ranking, ...]:
-    """One ranking for each piece of work that has a succeeded row with a throughput.
+    """Return one ranking for each piece of work with a measured throughput.
 
-    Args:
-        rows: one a job.
-        settings: of the rows, by job id.
+    ``rows`` has one row per job; ``settings`` are by job id.
     """
     entered = (row for row in rows if row.metrics.throughput is not None)
     rankings = []
@@ -144,7 +135,7 @@ def rankings_of(
 def by_work(
     rows: Iterable[Measurement], settings: Mapping[str, Setting]
 ) -> dict[tuple[Setting, str], list[Measurement]]:
-    """The succeeded rows by their work and the unit of their throughput."""
+    """Group the succeeded rows by work and unit of throughput."""
     groups: dict[tuple[Setting, str], list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED:
@@ -154,14 +145,14 @@ def by_work(
 
 
 def interval(row: Measurement) -> tuple[float, float]:
-    """The confidence interval of the throughput; a point where there is none."""
+    """Return the confidence interval of the throughput; a point if there is none."""
     value = row.metrics.throughput or 0.0
     low, high = row.metrics.throughput_low, row.metrics.throughput_high
     return (value if low is None else low, value if high is None else high)
 
 
 def peak_memory_bytes(row: Measurement) -> int | None:
-    """Peak memory of the device; on a device without its own, what the host's grew by."""
+    """Return the device's peak memory, or else the growth of host memory."""
     if row.peak_device_memory_bytes:
         return row.peak_device_memory_bytes
     if row.peak_host_memory_bytes is None:
@@ -170,14 +161,16 @@ def peak_memory_bytes(row: Measurement) -> int | None:
 
 
 def memory_kind(row: Measurement) -> str:
-    """Kind of memory that ``peak_memory_bytes`` is about: ``device`` or ``host``."""
+    """Return the kind of ``peak_memory_bytes``: ``device`` or ``host``."""
     return "device" if row.peak_device_memory_bytes else "host"
 
 
 @lru_cache(maxsize=65_536)  # a few settings serve all rows of a large run
 def work_of(setting: Setting) -> Setting:
-    """The setting without what is free to choose: rows that agree in it did the same work. What
-    nobody here declares is a part of it."""
+    """Return the setting without free choices; rows that agree in it did the same work.
+
+    Undeclared settings count as work.
+    """
     declared = registry.declared_in_rows(setting.workload, setting.engine)
     parameters = tuple(
         pair
@@ -189,7 +182,7 @@ def work_of(setting: Setting) -> Setting:
 
 
 def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement, ...]]:
-    """Compare intervals: the verdict, and the rows that tie with the fastest, best first."""
+    """Return the verdict, and the rows that tie with the fastest, best first."""
     fastest, *others = ranked
     if not others:
         return Verdict.ALONE, ()
@@ -201,7 +194,7 @@ def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement,
 
 
 def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
-    """The best row by each figure that has a better way, and of which some row has less."""
+    """Yield the best row by each figure that declares a better direction and varies."""
     declared = registry.metrics_of(workload)
     raw = any(row.samples for row in rows)  # of which figures may be derived
     names = {name for row in rows for name in (*row.workload_metrics, *row.details)}
@@ -224,16 +217,16 @@ def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """One piece of work on one device. ``best`` runs from the lowest latency upwards."""
+    """One piece of work on one device; ``best`` runs from the lowest latency upwards."""
 
-    setting: Setting  # engine and isolation are blank: they are free to choose
+    setting: Setting  # engine and isolation are blank
     unit: str
     best: tuple[Measurement, ...]
-    beaten: tuple[Measurement, ...]  # some row is no slower and no later, and better in one
+    beaten: tuple[Measurement, ...]  # some row is no worse in both figures, and better in one
 
 
 def fronts_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Front, ...]:
-    """A front for each piece of work with at least two rows that have both figures."""
+    """Return a front for each piece of work with at least two rows that have both figures."""
     pointed = (row for row in rows if _point(row) is not None)
     fronts = []
     for (setting, unit), group in by_work(pointed, settings).items():
@@ -246,7 +239,7 @@ def fronts_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> t
 
 
 def pareto(rows: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """The rows that no other row beats, from the lowest latency upwards; all have both figures."""
+    """Return the rows that no other beats, lowest latency first; all must have both figures."""
     front: list[Measurement] = []
     for row in sorted(rows, key=lambda row: (latency(row), -throughput(row))):
         if not front or throughput(row) > throughput(front[-1]):
@@ -255,12 +248,12 @@ def pareto(rows: Iterable[Measurement]) -> tuple[Measurement, ...]:
 
 
 def throughput(row: Measurement) -> float:
-    """The row's throughput, 0 where it has none."""
+    """Return the row's throughput, 0 if it has none."""
     return row.metrics.throughput or 0.0
 
 
 def latency(row: Measurement) -> float:
-    """The row's median latency of a prompt in seconds."""
+    """Return the row's median latency of a prompt in seconds, 0 if it has none."""
     return row.metrics.latency_p50_s or 0.0
 
 
@@ -273,17 +266,17 @@ def _point(row: Measurement) -> tuple[float, float] | None:
 
 # ---------------------------------------------------------------- head to head
 
-#: Settings that are compared; of more, the fastest.
+#: Most settings compared; the fastest are kept.
 MOST_LINES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """The same settings on two or more sides. ``ratios`` are over the first side that has them."""
+    """The same settings on two or more sides; ``ratios`` are over the first side that has them."""
 
     label: str
     rows: tuple[Measurement | None, ...]  # one a side
-    ratios: tuple[Ratio | None, ...]  # None: no row, or the one that is compared with
+    ratios: tuple[Ratio | None, ...]  # None: no row, or the base itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +292,7 @@ class HeadToHead:
 
     @property
     def fastest(self) -> int | None:
-        """The side that is faster than the first, or the first itself; None: not decided."""
+        """The side that is significantly fastest; None: undecided."""
         known = [(one.value, side) for side, one in enumerate(self.overall) if one is not None]
         if not known:
             return None
@@ -314,7 +307,7 @@ class HeadToHead:
 def head_to_head(
     rows: Sequence[Measurement], settings: Mapping[str, Setting]
 ) -> tuple[HeadToHead, ...]:
-    """One comparison for each workload, unit and kind of cards (real or emulated)."""
+    """Return one comparison for each workload, unit and kind of cards (real or emulated)."""
     groups: dict[tuple[str, str, bool], list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED and row.metrics.throughput is not None:
@@ -335,7 +328,7 @@ def _compared(
     order = {side: place for place, side in enumerate(dict.fromkeys(side_of.values()))}
     common = frozenset.intersection(*(frozenset(dict(one.parameters)) for one in known))
     works = {
-        one: replace(  # as all sides can have it
+        one: replace(  # only what all sides can have
             one,
             accelerator="",
             device="",
@@ -350,7 +343,7 @@ def _compared(
         setting = settings[row.job_id]
         key = (works[setting], row.precision, row.batch_size_requested)
         alike.setdefault(key, {}).setdefault(order[side_of[setting]], []).append(row)
-    # A setting of which one side has several rows is left alone: which one is meant is not known.
+    # Settings with several rows on one side are ambiguous and left out.
     matched = [
         {side: group[0] for side, group in by_side.items()}
         for by_side in alike.values()
@@ -375,7 +368,7 @@ def _compared(
 
 
 def _names(sides: Sequence[Setting]) -> Iterator[str]:
-    """Names of the sides: their cards, their engines, or both, whatever varies."""
+    """Yield names of the sides: their cards, engines, or both, whatever varies."""
     cards = Counter(side.card for side in sides)
     engines = len({side.engine for side in sides}) > 1
     for side in sides:
@@ -385,7 +378,7 @@ def _names(sides: Sequence[Setting]) -> Iterator[str]:
 
 
 def _labels(matched: Sequence[Mapping[int, Measurement]], common: frozenset[str]) -> list[str]:
-    """The label of each line: what varies among them, without their sides."""
+    """Return each line's label: what varies between lines, apart from their sides."""
     first = next(iter(matched[0].values()))
     stripped = []
     for rows in matched:

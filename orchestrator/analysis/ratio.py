@@ -1,15 +1,9 @@
-"""Ratio of two measurements' speeds, with its confidence interval, and what is significant.
+"""Ratio of two speeds with its confidence interval, and significance.
 
-Throughputs are compared as a ratio. Its interval is Welch's on the logarithm: each row brings the
-relative standard error of its own repeats (``derive`` computed its Student-t interval from them)
-and its own degrees of freedom. A ratio and its inverse then have mirrored intervals, and no
-interval reaches below zero.
-
-Repeats follow each other in one process, so their scatter does not hold what differs from one
-process, card or evening to the next. ``noise`` is that relative standard deviation; it is added
-where two runs are compared, and is 0 within a run. It is the scatter of all jobs' ratios around
-their median, beyond what repeats explain. And many jobs are many chances of an accident, so
-significance is Benjamini and Hochberg's.
+The interval is Welch's on the logarithm, from each row's standard error over its repeats, so that a
+ratio and its inverse have mirrored intervals, above zero. Repeats of one process do not show how
+processes, cards and nights differ; ``noise`` is that relative standard deviation, added when runs
+are compared. Significance over many jobs follows Benjamini and Hochberg.
 """
 
 from __future__ import annotations
@@ -22,13 +16,13 @@ from dataclasses import dataclass
 from orchestrator.core.measurement import Measurement, Metrics
 from workloads.util.statistics import student_t_quantile, student_t_two_sided
 
-#: Degrees of freedom of a spread that is taken as known.
+#: Degrees of freedom of a spread taken as known.
 KNOWN = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A throughput. ``error`` is its relative standard error, None for fewer than two repeats."""
+    """A throughput and its relative standard error, None for fewer than two repeats."""
 
     value: float
     error: float | None
@@ -37,7 +31,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """``value`` times as fast. ``low`` and ``high`` are None where a rate has no error."""
+    """Ratio of two rates; ``low`` and ``high`` are None if a rate has no error."""
 
     value: float
     low: float | None = None
@@ -47,12 +41,12 @@ class Ratio:
 
     @property
     def decided(self) -> bool:
-        """Return whether the interval leaves 1 out: the two rates differ significantly."""
+        """Return whether the interval excludes 1: the rates differ significantly."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
     @property
     def p_value(self) -> float | None:
-        """Chance of a ratio at least this far from 1 if both rates were the same."""
+        """Probability of a ratio at least this far from 1 if both rates were equal."""
         if self.log_error is None:
             return None
         distance = abs(math.log(self.value))
@@ -62,12 +56,12 @@ class Ratio:
 
 
 def rate_of(row: Measurement) -> Rate | None:
-    """The throughput of a row; None if it has none above zero."""
+    """Return a row's throughput; None if it is not positive."""
     return rate_of_metrics(row.metrics, row.measure.confidence)
 
 
 def rate_of_metrics(metrics: Metrics, confidence: float) -> Rate | None:
-    """The throughput whose interval has this level; None if there is none above zero."""
+    """Return the throughput, whose interval has this level; None if it is not positive."""
     value = metrics.throughput
     if value is None or not math.isfinite(value) or value <= 0:
         return None
@@ -87,10 +81,10 @@ def ratio_of(
     noise: float = 0.0,
     noise_degrees: float = KNOWN,
 ) -> Ratio:
-    """``rate`` over ``base`` with its interval.
+    """Return ``rate`` over ``base`` with its interval.
 
-    ``noise`` is the standard deviation of the logarithm of a ratio of equals, over and above what
-    repeats explain; ``noise_degrees`` are its degrees of freedom.
+    ``noise`` is the standard deviation of the log ratio of equals beyond what repeats explain, with
+    ``noise_degrees`` degrees of freedom.
     """
     value = rate.value / base.value
     if rate.error is None or base.error is None:
@@ -100,16 +94,16 @@ def ratio_of(
 
 
 def ratio_of_rows(row: Measurement, base: Measurement) -> Ratio | None:
-    """The throughput of a row over another's; None if either has none."""
+    """Return the throughput of a row over the base's; None if either has none."""
     mine, other = rate_of(row), rate_of(base)
     return ratio_of(mine, other) if mine and other else None
 
 
 def pooled(ratios: Sequence[Ratio]) -> Ratio:
-    """The geometric mean of ratios; its interval holds their measuring errors, not their spread.
+    """Return the geometric mean; its interval covers measuring errors, not the ratios' spread.
 
     Raises:
-        ValueError: there is none.
+        ValueError: ``ratios`` is empty.
     """
     if not ratios:
         raise ValueError("no ratios to pool")
@@ -122,8 +116,10 @@ def pooled(ratios: Sequence[Ratio]) -> Ratio:
 
 
 def _with_interval(value: float, parts: Sequence[tuple[float, float]], confidence: float) -> Ratio:
-    """A ratio with the interval of independent errors of its logarithm, given with their degrees
-    of freedom."""
+    """Return a ratio with the interval from independent errors of its logarithm.
+
+    ``parts`` are pairs of standard error and degrees of freedom.
+    """
     error = math.sqrt(math.fsum(part**2 for part, _ in parts))
     degrees = _welch_degrees(parts)
     reach = student_t_quantile((1 + confidence) / 2, max(1, int(min(degrees, 10_000)))) * error
@@ -137,7 +133,7 @@ def _with_interval(value: float, parts: Sequence[tuple[float, float]], confidenc
 
 
 def _welch_degrees(parts: Sequence[tuple[float, float]]) -> float:
-    """Satterthwaite's degrees of freedom of a sum of variances, given standard errors."""
+    """Return Satterthwaite's degrees of freedom of a sum of variances, given standard errors."""
     total = math.fsum(error**2 for error, _ in parts)
     if total == 0:
         return max(1.0, min(degrees for _, degrees in parts))
@@ -147,19 +143,18 @@ def _welch_degrees(parts: Sequence[tuple[float, float]]) -> float:
 
 # ---------------------------------------------------------------- noise, significance
 
-#: Relative standard deviation between two runs of a quiet machine; never assumed to be less.
+#: Relative standard deviation between runs on a quiet machine; a lower bound.
 LEAST_NOISE = 0.005
-#: With fewer jobs their scatter says little, and this is assumed.
+#: Assumed with fewer jobs than ``ENOUGH_JOBS``.
 ASSUMED_NOISE = 0.02
 ENOUGH_JOBS = 8
 
 
 def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:
-    """The noise between runs that the jobs' own ratios show, and its degrees of freedom.
+    """Return the noise between runs shown by the jobs' ratios, and its degrees of freedom.
 
-    The spread of the logarithms around their median (by the median of absolute deviations, which
-    a few real changes do not move), less what repeats explain. A change that all jobs share moves
-    the median and is not taken for noise.
+    The spread of log ratios around their median, less what repeats explain. The median absolute
+    deviation resists a few real changes; a change shared by all jobs moves only the median.
     """
     changes = [(math.log(b.value / a.value), a.error, b.error) for a, b in pairs]
     known = [(log, a, b) for log, a, b in changes if a is not None and b is not None]
@@ -170,22 +165,19 @@ def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:
 
 
 def excess_scatter(deviations: Sequence[tuple[float, float]], rows: int = 1) -> tuple[float, float]:
-    """The standard deviation of deviations beyond what their own errors explain, of each of so many
-    rows that are in one, and its degrees of freedom.
+    """Return the standard deviation of one row beyond its own error, and its degrees of freedom.
 
-    Args:
-        deviations: from their middle, each with the square of its own error.
-        rows: that differ in a deviation.
+    ``deviations`` are from the middle, each with its squared error; ``rows`` contribute to each.
     """
     spread = 1.4826 * statistics.median(abs(deviation) for deviation, _ in deviations)
     within = statistics.median(error for _, error in deviations)
     noise = math.sqrt(max(0.0, spread**2 - within) / rows)
-    # The median of absolute deviations has about 37 % of the normal's efficiency.
+    # The median absolute deviation has about 37 % of the efficiency of a normal estimate.
     return max(noise, LEAST_NOISE), max(1.0, 0.37 * (len(deviations) - 1))
 
 
 def significant(p_values: Sequence[float | None], level: float) -> list[bool]:
-    """Benjamini and Hochberg's step-up rule; a comparison without a p-value never is."""
+    """Apply Benjamini and Hochberg's step-up rule; comparisons without a p-value never pass."""
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     last = max(
         (rank for rank, (p, _) in enumerate(order, 1) if p <= level * rank / len(order)), default=0

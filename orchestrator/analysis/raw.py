@@ -1,7 +1,4 @@
-"""Samples and prompts of many rows as arrays, one a field: a record of each would take minutes.
-
-They come from rows that were read with them, or from the columns of a file.
-"""
+"""Samples and prompts of many rows as arrays, one per field; objects would take minutes."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The samples, or the prompts, of many rows: an array a field. Of a text it has the bytes."""
+    """The samples or prompts of many rows, one array per field; texts are given as byte counts."""
 
-    row: Numbers  # the place of each record's row
+    row: Numbers  # index of each record's row
     values: Mapping[str, Numbers]
     lists: Mapping[str, tuple[Numbers, Numbers]]  # all values, and the length of each list
 
@@ -29,7 +26,7 @@ class Records:
         return self.values[name]
 
     def where(self, mask: Numbers) -> Records:
-        """The records that the mask keeps."""
+        """Return the records that the mask keeps."""
         values = {name: known[mask] for name, known in self.values.items()}
         lists = {}
         for name, (known, lengths) in self.lists.items():
@@ -38,7 +35,7 @@ class Records:
 
     @classmethod
     def of_rows(cls, kind: type, rows: Iterable[Sequence[tuple[int, Any]]]) -> Records:
-        """The samples, or the items, of each row."""
+        """Return the samples or items of each row."""
         known = [(place, rank, one) for place, raw in enumerate(rows) for rank, one in raw]
         values, lists = {"rank": floats(rank for _, rank, _ in known)}, {}
         for field in fields(kind):
@@ -57,7 +54,7 @@ class Records:
 
     @classmethod
     def of_column(cls, kind: type, column: pa.ListArray) -> Records:
-        """A column ``samples`` or ``items`` of a table; fields that it lacks are not known."""
+        """Return a table's column ``samples`` or ``items``; missing fields are unknown."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -82,7 +79,7 @@ _TEXTS = ("output_text",)
 
 
 def floats(values: Iterable[Any]) -> Numbers:
-    """The values as an array, NaN where there is none."""
+    """Return the values as an array, NaN for None."""
     return np.array([np.nan if value is None else value for value in values], float)
 
 
@@ -92,20 +89,19 @@ def _known(array: pa.Array) -> Numbers:
 
 
 def whole(lengths: Numbers) -> Numbers:
-    """Lengths as whole numbers, 0 where there is none."""
+    """Return lengths as integers, 0 for NaN."""
     return np.nan_to_num(lengths).astype(np.int64)
 
 
 def largest(owner: Numbers, values: Numbers, count: int) -> Numbers:
-    """The largest value of each owner, of which there are so many; minus infinity without any."""
+    """Return the largest value of each of ``count`` owners; minus infinity without any."""
     most = np.full(count, -np.inf)
     np.maximum.at(most, owner, values)
     return most
 
 
 class Groups:
-    """Records that agree in some keys: ``of`` has the number of each record's group, in the order
-    of the keys, ``first`` a record of each group."""
+    """Groups of records by keys: ``of`` is each record's group, ``first`` a record of each."""
 
     def __init__(self, *keys: Numbers) -> None:
         order = np.lexsort(keys[::-1])

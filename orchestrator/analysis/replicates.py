@@ -1,11 +1,9 @@
-"""Replicates joined into one cell: its mean over processes, with the interval that holds. Pure.
+"""Replicates joined into one cell, with the interval over processes.
 
-A grid with ``replicates: N`` leaves N rows of a cell, each of a process of its own. Tables and
-comparisons see one row for all of them, which is the first with the figures of all: the mean of the
-processes' means, and Student's t interval over these (``workloads/util/statistics.py``). A row that
-is flagged is left out where others are not. Rows of one and the same process say nothing of what
-differs between processes; where there is no second one the interval stays the row's own, and the
-report says "within one process".
+A grid with ``replicates: N`` leaves N rows of a cell. Tables and comparisons see one row for them:
+the mean of the processes' means with Student's t interval (``workloads/util/statistics.py``).
+Flagged rows are left out if others are not flagged. With a single process the row keeps its own
+interval, and the report says "within one process".
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from orchestrator.core.measurement import Measurement, Metrics
 from workloads.util.statistics import ALIKE, NestedInterval, Spread, nested_interval
 
 _SUMS = ("repeats", "measure_s", "cpu_s", "energy_j")
-_OWN = ("drift", "hump_ratio")  # of one process alone
+_OWN = ("drift", "hump_ratio")  # meaningful within one process only
 _MEANS = tuple(
     name
     for name, kind in typing.get_type_hints(Metrics).items()
@@ -37,17 +35,17 @@ _LARGEST = ("peak_host_memory_bytes", "peak_device_memory_bytes", "baseline_host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A cell with several replicates. ``row`` stands for all of them in tables and rankings."""
+    """A cell with several replicates; ``row`` represents them in tables and rankings."""
 
     row: Measurement
     replicates: tuple[Measurement, ...]  # by number
-    counted: tuple[Measurement, ...] = ()  # of these, whose figures are in the row's
+    counted: tuple[Measurement, ...] = ()  # those whose figures are in the row
     spread: NestedInterval | None = None  # None: fewer than two processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """A trend over the night that replicates show together: relative change of speed."""
+    """Trend of speed over the night, as a relative change shown by all replicates."""
 
     change: float  # from the first of these rows to the last
     hours: float
@@ -71,14 +69,13 @@ def join(
     *,
     runs: Spread = ALIKE,
 ) -> Joined:
-    """Join the replicates among the newest final rows of a run. Without any, rows stay as they are.
+    """Join the replicates among the newest final rows of a run.
 
     Args:
-        rows: one a job.
-        settings: of the rows, by job id.
-        raised: the flags of those that have some, by job id.
-        runs: of the cards' speed from run to run (``store/card_checks.py``): all processes of a
-            run have it in common.
+        rows: one per job.
+        settings: by job id.
+        raised: the flags of rows that have some, by job id.
+        runs: spread of the cards' speed from run to run (``store/card_checks.py``).
     """
     if all(row.replicate == 1 for row in rows):
         return Joined(rows=tuple(rows))
@@ -112,7 +109,7 @@ def _cell(
     counted = [row for row in measured if not barred(raised.get(row.job_id, ()))] or measured
     if not counted:
         return Cell(row=group[0], replicates=tuple(group))
-    # Each replicate of `max` searches by itself, and may find another size.
+    # Each replicate of `max` searches its own batch size, and may find another one.
     size = Counter(row.batch_size for row in counted).most_common(1)[0][0]
     counted = [row for row in counted if row.batch_size == size]
     processes = _by_process(counted)
@@ -142,7 +139,7 @@ def _cell(
 
 
 def _by_process(rows: Iterable[Measurement]) -> list[list[Measurement]]:
-    """The rows of each process; a row that does not say which has one of its own."""
+    """Group rows by process; a row without a process id gets its own group."""
     processes: dict[object, list[Measurement]] = {}
     for row in rows:
         known = row.worker_pid is not None
@@ -156,14 +153,13 @@ def _throughputs(rows: Iterable[Measurement]) -> list[float]:
 
 
 def _error(row: Measurement) -> float | None:
-    """The standard error of the row's throughput, from its own repeats."""
+    """Return the standard error of the row's throughput, from its own repeats."""
     rate = rate_of(row)
     return None if rate is None or rate.error is None else rate.error * rate.value
 
 
 def _averaged(rows: Sequence[Measurement]) -> Metrics:
-    """The figures of all rows: means of rates and times, sums of amounts; None where one lacks
-    it."""
+    """Return means of rates and times and sums of amounts; None where a row lacks it."""
     every = [row.metrics for row in rows]
     changes: dict[str, Any] = dict.fromkeys(_OWN)
     for name in (*_MEANS, *_SUMS):
@@ -178,8 +174,7 @@ def _averaged(rows: Sequence[Measurement]) -> Metrics:
 
 
 def _drift(cells: Iterable[Cell]) -> Drift | None:
-    """The trend of speed over the night. Each row counts by its ratio to its cell's mean, so that
-    what the cells are does not matter; None where it is not significant."""
+    """Return the trend over the night of speeds relative to their cell's mean, if significant."""
     points = sorted(
         (row.started_at, row.metrics.throughput / cell.row.metrics.throughput)
         for cell in cells

@@ -1,9 +1,8 @@
-"""Raw samples of an attempt -> ``Metrics``: what counts, and what is computed from it. Pure.
+"""Compute ``Metrics`` from the raw samples of an attempt.
 
-Only *complete timed repeats* count. The throughput of a repeat is the tokens of all ranks over the
-wall time of the slowest rank, since the gang is as fast as that; the row gives the mean over
-repeats with its Student-t interval. Where no repeat was completed (the time limit cut the first
-one short) the batches that there are give a rate without an interval, and ``repeats`` is 0.
+Only complete timed repeats count. A repeat's throughput is the tokens of all ranks over the wall
+time of the slowest rank; the row has the mean over repeats with Student's t interval. If the time
+limit cut the first repeat short, its batches give a rate without interval and ``repeats`` is 0.
 """
 
 from __future__ import annotations
@@ -43,12 +42,10 @@ def metrics_of(
     confidence: float = 0.95,
     throughput: Throughput | None = None,
 ) -> Metrics:
-    """The metrics of an attempt from its raw samples, each with the rank that measured it.
+    """Return the metrics of an attempt from its raw samples, given with their ranks.
 
-    ``throughput`` is what the workload declares; without it, and where no token was generated,
-    throughput is of generated tokens if there are any, else of samples.
-    Every rank is taken to have left samples; see the module's description for what counts.
-    ``loss_first`` and ``loss_last`` include warm-up, since a model learns there too.
+    ``throughput`` is declared by the workload; the default is generated tokens if any, else
+    samples. All ranks must have left samples. ``loss_first`` and ``loss_last`` include warm-up.
     """
     timed = [pair for pair in samples if not pair[1].warmup]
     if not timed:
@@ -104,15 +101,14 @@ def metrics_of(
 
 
 def _speeds_of_equal_repeats(repeats: Sequence[Totals]) -> list[float]:
-    """The inverse wall time of each repeat, in order, where all did the same work; else nothing,
-    since parts of unlike size differ in time without any disturbance."""
+    """Return the inverse wall time of each repeat, or nothing unless all did the same work."""
     sizes = {(total.items, total.output_tokens, total.computed_tokens) for total in repeats}
     times = [total.wall_s for total in repeats]
     return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
 
 
 def _step(total: Totals) -> Step:
-    """A repeat of all ranks as one step of a series."""
+    """Return a repeat of all ranks as one step of a series."""
     tokens = total.computed_tokens
     return Step((tokens, total.items), total.wall_s, tokens or total.items)
 
@@ -122,7 +118,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _losses(samples: Iterable[tuple[int, Sample]]) -> list[float]:
-    """The loss of each step in order, averaged over the ranks, which see different data."""
+    """Return the loss of each step in order, averaged over the ranks, which see different data."""
     steps: dict[tuple[int, int], list[float]] = {}
     for _, sample in samples:
         if sample.loss is not None:
@@ -138,9 +134,9 @@ def derived_figures(
     samples: Sequence[tuple[int, Sample]],
     items: Sequence[tuple[int, Item]] = (),
 ) -> dict[str, float]:
-    """The figures, by name, of those metrics that derive theirs from raw samples.
+    """Return the figures, by name, of metrics derived from raw samples.
 
-    One that fails, or gives no finite number, is left out: a row is worth more than its figure.
+    Failing or non-finite figures are left out, so that the row survives.
     """
     deriving = [metric for metric in metrics.values() if metric.figure is not None]
     if not deriving:

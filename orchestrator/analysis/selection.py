@@ -1,9 +1,7 @@
-"""Selection of the rows that count, and their grouping into tables.
+"""Select the rows that count, and group them into tables.
 
-A job may have many rows: attempts that failed, probes for the largest batch, later invocations
-that measured it again. What counts is the newest row marked ``final``. Rows belong in one table
-when they differ in precision and batch size only: anything else (dataset, cards, engine, output
-length, the device itself) makes another experiment and may not be compared cell by cell.
+Of a job's rows (attempts, probes, later invocations) the newest marked ``final`` counts. Rows share
+a table if they differ in precision and batch size only.
 """
 
 from __future__ import annotations
@@ -19,25 +17,25 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.settings import as_declared
 from orchestrator.util.format import scalar
 
-#: Report order; a precision that is not listed comes after these, by name.
+#: Report order; other precisions follow by name.
 PRECISION_ORDER = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Setting:
-    """Everything of a job but precision and batch size, and the device it ran on."""
+    """A job without precision and batch size, and the device it ran on."""
 
     workload: str
     model: str
     dataset: str
     accelerator: str
     emulated: bool
-    device: str  # device name; "" when nothing of it ran
+    device: str  # device name; "" if nothing ran
     cards: int
     engine: str
     isolation: str
     parameters: tuple[tuple[str, str], ...]  # name, value as text
-    league: str = ""  # "" for most; a flag may let a row rank only among its like
+    league: str = ""  # "" for most; flagged rows of a league rank only among themselves
     _hash: int = field(init=False, repr=False, compare=False)  # every section looks settings up
 
     def __post_init__(self) -> None:
@@ -49,7 +47,7 @@ class Setting:
 
     @property
     def where(self) -> str:
-        """The hardware, for headings: ``8 × HPU, emulated on AMD EPYC 9B14``."""
+        """The hardware for headings: ``8 × HPU, emulated on AMD EPYC 9B14``."""
         cards = f"{self.cards} × {self.accelerator}"
         if self.emulated:
             return f"{cards}, emulated on {self.device}" if self.device else f"{cards}, emulated"
@@ -57,7 +55,7 @@ class Setting:
 
     @property
     def card(self) -> str:
-        """A card in a word or two, for sentences: ``Gaudi2``, ``emulated HPU``."""
+        """Short name of the card for sentences: ``Gaudi2``, ``emulated HPU``."""
         return f"emulated {self.accelerator}" if self.emulated else self.device or self.accelerator
 
 
@@ -66,11 +64,10 @@ _FIELDS = tuple(name for name in _COMPARED if name not in ("parameters", "league
 
 
 def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """The newest final row of each job, in the order of the jobs' first appearance.
+    """Return the newest final row of each job, in order of the jobs' first appearance.
 
-    Newest is by time; a row without times (it never ran) is as new as the rows before it. What was
-    measured is never hidden by a row that measured nothing, nor by one from emulated cards when it
-    came from real ones.
+    Newest is by time; rows without times are as new as the rows before them. A row that measured
+    something is never replaced by one that did not, nor a real card's by an emulated one's.
     """
     newest: dict[str, tuple[float, Measurement]] = {}
     reached = float("-inf")
@@ -98,15 +95,14 @@ def _stands_for(row: Measurement, other: Measurement, *, newer: bool) -> bool:
 def settings_of(
     rows: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]] | None = None
 ) -> dict[str, Setting]:
-    """The setting of each row, by job id.
+    """Return the setting of each row, by job id.
 
-    A row that never reached a device takes the device of its like: of the rows on the same kind
-    of card, if all of them (or all that are emulated as it is) ran on one. Otherwise it stays
-    without a device, in a table of its own.
+    A row that never reached a device gets the device of the rows on the same kind of card, if these
+    (or those emulated alike) share one; otherwise it has no device and its own table.
 
     Args:
-        rows: one a job.
-        raised: the flags of those that have some, by job id.
+        rows: one per job.
+        raised: the flags of rows that have some, by job id.
     """
     homes: dict[Accelerator, set[tuple[bool, str]]] = {}
     for row in rows:
@@ -141,7 +137,7 @@ def _parameters(row: Measurement) -> tuple[tuple[str, str], ...]:
 
 
 def varying_parameters(settings: Iterable[Setting]) -> frozenset[str]:
-    """Names of the workload parameters whose value is not the same in all settings."""
+    """Return the names of parameters whose value differs between settings."""
     values: dict[str, set[str]] = {}
     having: Counter[str] = Counter()
     count = 0
@@ -154,7 +150,7 @@ def varying_parameters(settings: Iterable[Setting]) -> frozenset[str]:
 
 
 def shared_by_workload(settings: Iterable[Setting]) -> dict[str, dict[str, str]]:
-    """Settings with one value in all rows of a workload, as name and value, by workload."""
+    """Return settings with one value in all rows of a workload, as name and value, by workload."""
     groups: dict[str, list[Setting]] = {}
     for setting in sorted(set(settings)):
         groups.setdefault(setting.workload, []).append(setting)
@@ -162,7 +158,7 @@ def shared_by_workload(settings: Iterable[Setting]) -> dict[str, dict[str, str]]
 
 
 def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
-    """Settings with one value in all of these, as name and value."""
+    """Return settings with one value in all of these, as name and value."""
     facts: dict[str, str] = {}
     for name in ("model", "dataset", "engine", "isolation"):
         values = {getattr(setting, name) for setting in settings}
@@ -177,21 +173,20 @@ def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The facts in which some settings differ, besides model and device. Found once for all of
-    them: a grid may have ten thousand settings, and each is distinguished from the others."""
+    """Facts in which settings differ, besides model and device; computed once for large grids."""
 
     fields: tuple[str, ...]  # of ``Setting``
     parameters: frozenset[str]
 
     @classmethod
     def among(cls, settings: Sequence[Setting]) -> Differences:
-        """The differences among these settings."""
+        """Return the differences among these settings."""
         names = ("workload", "dataset", "engine", "isolation", "league")
         fields = tuple(n for n in names if len({getattr(one, n) for one in settings}) > 1)
         return cls(fields=fields, parameters=varying_parameters(settings))
 
     def of(self, setting: Setting) -> dict[str, str]:
-        """The settings in which one of them differs from the others."""
+        """Return the facts in which a setting differs from the others."""
         facts = {name: getattr(setting, name) for name in self.fields}
         for name, value in setting.parameters:
             if name in self.parameters:
@@ -200,11 +195,11 @@ class Differences:
 
 
 def precision_rank(name: str) -> tuple[int, str]:
-    """Sort key of precisions: from wide to narrow."""
+    """Sort key of precisions, from wide to narrow."""
     known = name in PRECISION_ORDER
     return (PRECISION_ORDER.index(name) if known else len(PRECISION_ORDER), name)
 
 
 def described(facts: Mapping[str, str]) -> str:
-    """Facts on one line: ``engine transformers · output tokens 128``."""
+    """Format facts on one line: ``engine transformers · output tokens 128``."""
     return " · ".join(f"{name} {value}" for name, value in facts.items())

@@ -1,18 +1,13 @@
-"""Tests of whether a series is of one kind: a trend over time, and two humps. Pure.
+"""Tests of a series for a trend over time and for two humps.
 
-The mean and its interval describe values that scatter around one. Two things spoil that and are
-found here: speed that drifts over the night (a rack that heats up, a host that fills), and speed
-that jumps between two values (two clock states, a neighbour that comes and goes). Whether a row's
-own repeats are steady is decided in ``workloads/bench/warmup.py``.
+Both make the mean and its interval misleading: speed drifts over a night (a rack heats up) or jumps
+between two values (two clock states). ``workloads/bench/warmup.py`` judges a row's own repeats.
 
 The trend is tested by Mann and Kendall (H. B. Mann, Econometrica 13, 1945) and measured by Theil
-and Sen's slope, neither of which an outlier moves. Two humps are tested by the cluster index of
-SigClust (Y. Liu, D. N. Hayes, A. Nobel, J. S. Marron, JASA 103, 2008) in one dimension: the share
-of the variance that is left within the best two groups, held against what a single normal
-distribution gives. Logarithms are tested, since times are skewed to the right. Three in ten samples
-at least are in each group, so that a few slow ones are no hump; and the groups lie apart by the
-measure of K. M. Ashman, C. M. Bird and S. E. Zepf (Astron. J. 108, 1994), which the two halves of
-one skewed hump do not.
+and Sen's slope; both resist outliers. Two humps are tested on logarithms by SigClust's cluster
+index (Y. Liu, D. N. Hayes, A. Nobel, J. S. Marron, JASA 103, 2008). Each group needs three in ten
+samples, so that a few slow ones are no hump, and the groups must be apart by the measure of K. M.
+Ashman, C. M. Bird and S. E. Zepf (Astron. J. 108, 1994), unlike the halves of one skewed hump.
 """
 
 from __future__ import annotations
@@ -23,16 +18,16 @@ from collections.abc import Sequence
 
 from workloads.bench.warmup import mann_kendall_score
 
-#: Level of both tests. A night has hundreds of rows, so it is strict.
+#: Level of both tests; strict, as a night has hundreds of rows.
 LEVEL = 0.01
-#: Samples below which neither test says anything.
+#: Fewest samples for either test.
 LEAST_SAMPLES = 10
 
 _LEAST_SHARE = 0.3
 _LEAST_APART = 4.0  # Ashman's D; the halves of one normal distribution have 2.6
-_MOST_PAIRED = 200  # samples whose pairs are looked at; longer series are averaged in their order
-#: The cluster index that one normal sample in a hundred is below, by size of the sample (simulated,
-#: 40,000 samples each; ``tests/analysis/test_series.py`` holds the rate of false alarms).
+_MOST_PAIRED = 200  # longer series are averaged down to this many before pairs are compared
+#: Critical cluster index at 1 % by sample size (simulated, 40,000 samples each;
+#: ``tests/analysis/test_series.py`` checks the rate of false alarms).
 _CRITICAL = (
     *((10, 0.092), (12, 0.118), (15, 0.143), (20, 0.169), (30, 0.206), (50, 0.243), (100, 0.279)),
     *((200, 0.305), (500, 0.328), (1000, 0.338), (3000, 0.349)),
@@ -40,7 +35,7 @@ _CRITICAL = (
 
 
 def slope_of(values: Sequence[float]) -> float:
-    """Theil and Sen's slope: the median change from a value to a later one, for each step."""
+    """Return Theil and Sen's slope: the median change per step over all pairs of values."""
     some = _averaged(values)
     slopes = [
         (later - earlier) / (j - i)
@@ -51,7 +46,7 @@ def slope_of(values: Sequence[float]) -> float:
 
 
 def _averaged(values: Sequence[float]) -> Sequence[float]:
-    """The means of neighbours, so many together that few enough are left."""
+    """Return means of neighbours, at most ``_MOST_PAIRED``."""
     together = math.ceil(len(values) / _MOST_PAIRED)
     if together == 1:
         return values
@@ -60,7 +55,7 @@ def _averaged(values: Sequence[float]) -> Sequence[float]:
 
 
 def mann_kendall(values: Sequence[float]) -> float:
-    """The two-sided p-value of a monotone trend (normal approximation, with ties)."""
+    """Return the two-sided p-value of a monotone trend (normal approximation, with ties)."""
     score, variance = mann_kendall_score(_averaged(values))
     if variance <= 0 or score == 0:
         return 1.0
@@ -69,8 +64,10 @@ def mann_kendall(values: Sequence[float]) -> float:
 
 
 def hump_ratio_of(speeds: Sequence[float]) -> float | None:
-    """The faster hump's speed over the slower's, 1 where one hump explains the samples; None for
-    fewer than ``LEAST_SAMPLES``, or where a speed is not positive."""
+    """Return the faster hump's speed over the slower's, 1 for one hump.
+
+    None: fewer than ``LEAST_SAMPLES``, or a speed that is not positive.
+    """
     count = len(speeds)
     if count < LEAST_SAMPLES or min(speeds) <= 0:
         return None
@@ -84,8 +81,7 @@ def hump_ratio_of(speeds: Sequence[float]) -> float | None:
 
 
 def cluster_index(values: Sequence[float]) -> tuple[float, int, list[float]]:
-    """The variance within the best two groups over the whole variance; the place of the split in
-    the sorted values; and these."""
+    """Return the least share of variance within two groups, the split, and the sorted values."""
     ordered = sorted(values)
     count = len(ordered)
     middle = statistics.fmean(ordered)
@@ -98,7 +94,7 @@ def cluster_index(values: Sequence[float]) -> tuple[float, int, list[float]]:
     for at, value in enumerate(centred, 1):
         below += value
         if least <= at <= count - least:
-            # With means apart by so much, this is the variance between the two groups.
+            # The variance between two groups whose means are this far apart.
             between = below * below * count / (at * (count - at))
             if between > best:
                 best, place = between, at
@@ -106,12 +102,12 @@ def cluster_index(values: Sequence[float]) -> tuple[float, int, list[float]]:
 
 
 def critical_index(count: int) -> float:
-    """The cluster index below which a sample of this size has two humps at ``LEVEL``."""
+    """Return the cluster index below which a sample of this size has two humps at ``LEVEL``."""
     sizes = [size for size, _ in _CRITICAL]
     if count >= sizes[-1]:
         return _CRITICAL[-1][1]
     above = next(i for i, size in enumerate(sizes) if size > count)
     (small, low), (large, high) = _CRITICAL[above - 1], _CRITICAL[above]
-    # Linear in one over the root of the size, as sampling errors are.
+    # Linear in 1/sqrt(size), like sampling errors.
     share = (small**-0.5 - count**-0.5) / (small**-0.5 - large**-0.5)
     return low + share * (high - low)

@@ -1,10 +1,6 @@
-"""Summary of a run for its reader in the morning: rows in, one ``Summary`` out.
+"""Summary of a run for the morning reader: rows in, one ``Summary`` out.
 
-In order: did the night finish; which setting wins on each device; the precision x batch-size
-tables with cells that have no number by their state (out of memory, pruned, unsupported, failed);
-throughput against latency; what each technique buys; how it scales; how near to the card's limits
-it is and how it stands to what others published; what the cards did meanwhile; what did not run
-and why; and how far the figures can be trusted. Text, page and exports all print this one object.
+Text, page and exports all print this object.
 """
 
 from __future__ import annotations
@@ -52,7 +48,7 @@ from orchestrator.core.status import RunStatus
 from orchestrator.util.format import moment, plural, seconds
 from workloads.util.statistics import ALIKE, Spread
 
-#: Answers, not accidents: the question "does this setting work here?" was settled.
+#: States that answer whether a setting works here.
 SETTLED = frozenset({State.SUCCEEDED, State.OUT_OF_MEMORY, State.UNSUPPORTED, State.PRUNED})
 
 
@@ -63,7 +59,7 @@ class StateWords(NamedTuple):
     meaning: str  # for legends
 
 
-#: In the order of causes: what needs someone's hands comes first.
+#: In the order of causes: what needs a person's attention comes first.
 STATES: dict[State, StateWords] = {
     State.FAILED: StateWords("FAILED", "failed; see the reason"),
     State.TIMED_OUT: StateWords("timeout", "exceeded its time limit"),
@@ -82,7 +78,7 @@ _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{16}(?:-\d+)?\b|\d[\d.,]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One reason, and the rows that share it. ``example`` is the newest that has a log's tail."""
+    """One reason and the rows that share it; ``example`` is the newest with a log's tail."""
 
     state: State
     failure_class: str
@@ -93,14 +89,14 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retried:
-    """A job that needed more than one attempt, and how each of them ended, oldest first."""
+    """A job that needed several attempts, oldest first."""
 
     row: Measurement  # the final one
     attempts: tuple[Measurement, ...]
 
 
 def causes_of(rows: Sequence[Measurement]) -> tuple[Cause, ...]:
-    """Rows that did not succeed, by cause; accidents first, then by how many rows share one."""
+    """Return rows that did not succeed, grouped by cause; accidents first, then the commonest."""
     groups: dict[tuple[State, str, str], list[Measurement]] = {}
     for row in rows:
         if row.state is not State.SUCCEEDED:
@@ -121,7 +117,7 @@ def causes_of(rows: Sequence[Measurement]) -> tuple[Cause, ...]:
 
 
 def without_rule(cause: Cause) -> str:
-    """The reason without the rule of retries behind it, or before it in rows of older versions."""
+    """Return the reason without the retry rule after it, or before it in rows of older versions."""
     kind = re.escape(cause.failure_class)
     reason = re.sub(
         rf" \({kind}(?: after \d+ attempts?[;,]|; retry \d).*$", "", cause.reason, flags=re.S
@@ -132,7 +128,7 @@ def without_rule(cause: Cause) -> str:
 def retried(
     measurements: Sequence[Measurement], final: Mapping[str, Measurement]
 ) -> tuple[Retried, ...]:
-    """Jobs with several measuring attempts in the invocation of their final row."""
+    """Return jobs with several measuring attempts in the invocation of their final row."""
     attempts: dict[str, list[Measurement]] = {}
     for row in measurements:
         last = final.get(row.job_id)
@@ -157,16 +153,16 @@ def _example(rows: Sequence[Measurement]) -> Measurement:
 
 # ---------------------------------------------------------------- progress of a run
 
-#: A living driver writes its status every second; after this long it is worth a look.
+#: A live driver writes its status every second; a longer silence than this is suspicious.
 STALE_AFTER_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Underway:
-    """A run whose driver has not said that it is finished. Times in seconds since the epoch."""
+    """A run whose driver has not reported its end. Times in seconds since the epoch."""
 
     status: RunStatus
-    silent_s: float  # between the driver's last word and this report
+    silent_s: float  # between the driver's last status and this report
 
     @property
     def stale(self) -> bool:
@@ -204,7 +200,7 @@ def _rounded(value: float) -> str:
 
 
 def underway_of(status: RunStatus | None, now: float) -> Underway | None:
-    """The progress of a run at ``now``; None when it is finished, or nothing is known of it."""
+    """Return the progress of a run at ``now``; None if it is finished or unknown."""
     if status is None or status.finished:
         return None
     return Underway(status=status, silent_s=max(0.0, now - status.at))
@@ -222,7 +218,7 @@ class Flagged:
 
     @property
     def says(self) -> str:
-        """Say where these rows rank."""
+        """Sentence on where these rows rank."""
         if self.flag.league is None:
             return "These rows rank nowhere."
         return "These rows rank among their like only."
@@ -230,7 +226,7 @@ class Flagged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Everything the report says. ``rows`` holds the newest final row of each job."""
+    """Content of the report; ``rows`` holds the newest final row of each job."""
 
     run: str = ""
     rows: tuple[Measurement, ...] = ()
@@ -263,7 +259,7 @@ class Summary:
 
     @property
     def flagged(self) -> tuple[Flagged, ...]:
-        """The flags that some row has, each with its rows, in order of the declarations."""
+        """Flags that some row has, each with its rows, by name."""
         by_flag: dict[str, list[tuple[Measurement, Raised]]] = {}
         for row in self.rows:
             for one in self.raised.get(row.job_id, ()):
@@ -277,32 +273,32 @@ class Summary:
         )
 
     def label(self, row: Measurement) -> str:
-        """Label of a row's job: what varies in its grid."""
-        known = self.labels.get(row.job_id)  # none: an attempt of a job without a final row
+        """Return the label of a row's job: what varies in its grid."""
+        known = self.labels.get(row.job_id)  # None for an attempt of a job without a final row
         return str(known or f"{row.model} {row.precision} {batch_word(row)}")
 
     def chosen(self, row: Measurement) -> str:
-        """Label of a row's choices, which no other row of the same work has."""
+        """Return the label of a row's choices, unique among rows of the same work."""
         return self.labels[row.job_id].choices or f"{row.precision} {batch_word(row)}"
 
     def names(self, row: Measurement) -> tuple[str, ...]:
-        """Names of a row's job, the longest first: its label, and its choices alone."""
+        """Return names of a row's job, longest first: its label, and its choices alone."""
         known = row.job_id in self.labels
         return (self.label(row), self.chosen(row)) if known else (self.label(row),)
 
     @property
     def unsettled(self) -> int:
-        """Jobs that ended without an answer: failed, timed out, lost or not started."""
+        """Number of jobs without an answer: failed, timed out, lost or not started."""
         return sum(count for state, count in self.counts.items() if state not in SETTLED)
 
     @property
     def measured(self) -> int:
-        """Jobs that have a figure, if a flagged one."""
+        """Number of jobs with a figure, flagged ones included."""
         return self.counts.get(State.SUCCEEDED, 0)
 
     @property
     def verdict(self) -> str:
-        """Say in one sentence whether the night finished."""
+        """One sentence on whether the night finished."""
         if self.underway is not None:
             return self.underway.sentence
         if not self.rows:
@@ -334,17 +330,17 @@ def summarize(
     planned: int | None = None,
     raised: Mapping[str, tuple[Raised, ...]] | None = None,
 ) -> Summary:
-    """The summary of one run's rows, in the order in which they were written.
+    """Summarize the rows of one run.
 
     Args:
-        measurements: all rows of the run.
-        damaged: names of files that should have held rows and could not be read.
-        underway: how far the run is, where it is not finished.
-        reference: what others published, to compare with.
-        slow_cards: of the run, by their passports.
-        runs_differ: the spread of the cards' speed from run to run.
-        planned: jobs of the run's last plan, where its driver said so.
-        raised: the flags of the newest final rows by job id, where the caller derived them.
+        measurements: all rows of the run, in the order in which they were written.
+        damaged: files of rows that could not be read.
+        underway: progress of an unfinished run.
+        reference: published figures to compare with.
+        slow_cards: found by the run's card checks.
+        runs_differ: spread of the cards' speed from run to run.
+        planned: jobs of the run's last plan, if its driver reported them.
+        raised: flags of the newest final rows by job id, if already derived.
     """
     reference = reference or Reference()
     rows = newest_final(measurements)
@@ -387,13 +383,13 @@ def summarize(
 
 
 def at_equal_quality(summary: Summary, limit: float | None = None) -> Summary:
-    """The summary with fronts of those rows alone whose output counts as the plain path's."""
+    """Return the summary with fronts of only the rows whose output equals the plain path's."""
     rows = [row for row in ranked(summary.rows, summary.raised) if equal(row, limit)]
     return replace(summary, fronts=fronts_of(rows, summary.settings))
 
 
 def _labels(rows: Sequence[Measurement], joined: Joined) -> dict[str, Label]:
-    """The label of each row; a cell of replicates has that of its first."""
+    """Return the label of each row; a cell of replicates has that of its first."""
     labels = labels_of(rows)
     for cell in joined.cells:
         labels[cell.row.job_id] = labels[cell.replicates[0].job_id]
@@ -401,7 +397,7 @@ def _labels(rows: Sequence[Measurement], joined: Joined) -> dict[str, Label]:
 
 
 def _fastest_first(rankings: Sequence[Ranking]) -> tuple[Ranking, ...]:
-    """Rankings by their unit, in the order of the rows; of one unit the fastest first."""
+    """Sort rankings by unit, in the order of the rows, then by speed."""
     units = list(dict.fromkeys(ranking.unit for ranking in rankings))
     return tuple(
         sorted(

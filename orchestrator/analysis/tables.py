@@ -1,8 +1,7 @@
-"""Tables of a run's cells, on the two axes that really vary.
+"""Tables of a run's cells, on the two axes that vary.
 
-Of rows of one model on one device these are precision and batch size, in a table for each setting.
-Where only one of the two varies, the settings are its lines and share one table; where neither
-does, the two settings that vary are the axes.
+Usually precision and batch size, in a table for each setting. If only one of the two varies, the
+settings are the lines of one table; if neither does, the two settings that vary are the axes.
 """
 
 from __future__ import annotations
@@ -19,34 +18,34 @@ from orchestrator.core.labels import Label
 from orchestrator.core.measurement import Measurement
 
 PRECISION, BATCH, SETTING = "precision", "batch size per card", "setting"
-#: Settings that share one table; of more, each has its own.
+#: Most settings that share one table; more get one each.
 MOST_SHARED_LINES = 60
-#: A line whose settings are those that all others have, too.
+#: Label of a line whose settings are common to all.
 AS_USUAL = "as usual"
-#: Where half of the cells have less than this share of the highest throughput, colours and axes
-#: are logarithmic: one value would bleach all others.
+#: Use logarithmic colours and axes if the median is below this share of the highest throughput, so
+#: that one value does not bleach all others.
 PALE = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Cells by line and column. Cells that the grid did not ask for are absent."""
+    """Cells by line and column; cells outside the grid are absent."""
 
     setting: Setting
     experiments: tuple[str, ...]
-    about: Mapping[str, str]  # what tells it from the other tables, besides model and device
+    about: Mapping[str, str]  # what distinguishes it from other tables, besides model and device
     unit: str  # of the throughput; "" when nothing succeeded
     line_name: str
     column_name: str
     lines: tuple[str, ...]  # precisions from wide to narrow, settings by their fastest cell
     columns: tuple[str, ...]  # "1", "2", …, "best", "max"
     cells: Mapping[tuple[str, str], Measurement]  # by (line, column)
-    best: frozenset[str]  # job ids of clear winners: one, unless its rows did unlike work
-    tied: frozenset[str]  # job ids that share the first place, since their intervals overlap
+    best: frozenset[str]  # job ids of clear winners: one, unless rows did different work
+    tied: frozenset[str]  # job ids that share first place, as their intervals overlap
     flagged: frozenset[str] = frozenset()  # job ids of rows that rank nowhere
-    low: float = 0.0  # lowest throughput of its cells, those that are flagged left out
+    low: float = 0.0  # lowest throughput of its cells without flagged ones
     top: float = 0.0  # highest
-    log: bool = False  # its colours and axis are logarithmic
+    log: bool = False  # logarithmic colours and axis
 
     @property
     def title(self) -> str:
@@ -55,11 +54,11 @@ class Table:
 
     @property
     def axes(self) -> str:
-        """``precision × batch size per card``."""
+        """Axes, such as ``precision × batch size per card``."""
         return f"{self.line_name} × {self.column_name}"
 
     def heat(self, row: Measurement) -> float:
-        """Darkness of a cell, 0 to 1: the nearer its throughput to the table's highest."""
+        """Return a cell's darkness, 0 to 1: how near its throughput is to the highest."""
         value = row.metrics.throughput or 0.0
         if row.job_id in self.flagged or not self.top or value <= 0:
             return 0.0
@@ -70,7 +69,7 @@ class Table:
 
 
 def uneven(values: Sequence[float]) -> bool:
-    """Return whether the highest value would bleach the others on a scale that starts at zero."""
+    """Return whether the highest value would bleach the others on a scale from zero."""
     return bool(values) and median(values) < PALE * max(values)
 
 
@@ -80,7 +79,7 @@ def tables_of(
     labels: Mapping[str, Label],
     raised: Mapping[str, tuple[Raised, ...]],
 ) -> tuple[Table, ...]:
-    """The tables that hold every row once, in the order of the rows."""
+    """Return tables that hold every row once, in the order of the rows."""
     by_setting: dict[Setting, list[Measurement]] = {}
     for row in rows:
         by_setting.setdefault(settings[row.job_id], []).append(row)
@@ -98,7 +97,7 @@ def tables_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Rows placed on two axes. ``setting`` has only what they share."""
+    """Rows placed on two axes; ``setting`` has only what they share."""
 
     setting: Setting
     line_name: str = PRECISION
@@ -107,7 +106,7 @@ class _Layout:
 
 
 def _place(setting: Setting) -> tuple[object, ...]:
-    """The facts of a table's title: rows that differ in one are in tables of their own."""
+    """Return the facts in a table's title: rows that differ in one are in separate tables."""
     return (
         *(setting.workload, setting.model, setting.dataset, setting.accelerator, setting.emulated),
         *(setting.device, setting.cards, setting.league),
@@ -117,7 +116,7 @@ def _place(setting: Setting) -> tuple[object, ...]:
 def _layouts(
     groups: Mapping[Setting, Sequence[Measurement]], labels: Mapping[str, Label]
 ) -> Iterator[_Layout]:
-    """The tables of one place: one of all settings, or one of each."""
+    """Yield the tables of one place: one for all settings, or one for each."""
     together = _together(groups, labels) if 1 < len(groups) <= MOST_SHARED_LINES else None
     if together is not None:
         yield together
@@ -132,7 +131,7 @@ def _layouts(
 def _together(
     groups: Mapping[Setting, Sequence[Measurement]], labels: Mapping[str, Label]
 ) -> _Layout | None:
-    """All settings in one table, where precision or batch size leaves an axis free."""
+    """Return all settings in one table, if precision or batch size leaves an axis free."""
     rows = [row for group in groups.values() for row in group]
     precisions = {row.precision for row in rows}
     sizes = {row.batch_size_requested for row in rows}
@@ -156,8 +155,10 @@ def _together(
 
 
 def _two_settings(groups: Mapping[Setting, Sequence[Measurement]]) -> _Layout | None:
-    """One row of each setting on the two facts in which they differ, if these are two, each row
-    has both, and at least half of the cells are there."""
+    """Return a table of the two facts in which the settings differ, if exactly two do.
+
+    Each row must have both facts, and at least half of the cells must be there.
+    """
     apart = Differences.among(list(groups))
     names = [*apart.fields, *sorted(apart.parameters)]
     if len(names) != 2 or any(len(group) > 1 for group in groups.values()):
@@ -183,7 +184,7 @@ def _facts(setting: Setting, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _shared(settings: Sequence[Setting]) -> Setting:
-    """The facts that all of these settings share; texts in which they differ are blank."""
+    """Return what the settings share; differing texts are blank."""
     first = settings[0]
     pairs = set(first.parameters).intersection(*(one.parameters for one in settings))
     texts = {
@@ -204,7 +205,7 @@ def _table(
     rows = list(layout.cells.values())
     fit = ranked(rows, raised)
     rankings = rankings_of(fit, settings)
-    # A table has one unit; were there two, the one with more rows is ranked.
+    # A table has one unit; if there are two, the one with more rows is ranked.
     largest = max(rankings, key=lambda ranking: ranking.contenders, default=None)
     units = [row.metrics.throughput_unit for row in rows if row.metrics.throughput_unit]
     unit = largest.unit if largest is not None else next(iter(units), "")  # all are flagged
@@ -233,7 +234,7 @@ def _table(
 
 
 def _ordered(keys: Sequence[str], layout: _Layout, axis: int) -> list[str]:
-    """Precisions from wide to narrow, sizes by number, all else by throughput, highest first."""
+    """Sort precisions from wide to narrow, sizes by number, others by highest throughput."""
     name = (layout.line_name, layout.column_name)[axis]
     if name == PRECISION:
         return sorted(keys, key=precision_rank)

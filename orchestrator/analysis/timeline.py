@@ -1,9 +1,7 @@
-"""Timeline of the cards: their jobs, and the time they stood idle.
+"""Timeline of the cards: their jobs and idle time.
 
-Every attempt that held cards is a span on each of them: failed attempts and probes cost card time
-too. Idle time is counted inside each invocation only, from its first start to its last end; the
-day between two nights is nobody's idleness. A card that never had a job leaves no row and cannot
-be seen here.
+Failed attempts and probes count as spans too. Idle time is counted within each invocation, from its
+first start to its last end. Cards that never had a job leave no row and are missing.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One card. ``assigned_s + unassigned_s`` is the length of all windows."""
+    """One card; ``assigned_s + unassigned_s`` is the length of all windows."""
 
     node: str
     card: int
@@ -38,39 +36,38 @@ class Lane:
 
     @property
     def name(self) -> str:
-        """``node/HPU3``."""
+        """Name, such as ``node/HPU3``."""
         return f"{self.node}/{self.accelerator}{self.card}"
 
     @property
     def assigned(self) -> float:
-        """Share of the windows in which attempts had the card, 0 to 1. Not its utilization: a
-        card may wait for its host all that time."""
+        """Share of the windows assigned to attempts, 0 to 1; utilization may be lower."""
         whole = self.assigned_s + self.unassigned_s
         return self.assigned_s / whole if whole else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All cards, and the windows of time in which the run was under way, in order."""
+    """All cards, and the time windows of the run, in order."""
 
     windows: tuple[tuple[float, float], ...] = ()
     lanes: tuple[Lane, ...] = ()
 
     @property
     def wall_s(self) -> float:
-        """Length of all windows together."""
+        """Total length of all windows."""
         return sum(end - start for start, end in self.windows)
 
     @property
     def assigned(self) -> float:
-        """Share of the time of all cards in which attempts had them, 0 to 1."""
+        """Share of all cards' time assigned to attempts, 0 to 1."""
         assigned = sum(lane.assigned_s for lane in self.lanes)
         whole = self.wall_s * len(self.lanes)
         return assigned / whole if whole else 0.0
 
 
 def timeline_of(measurements: Sequence[Measurement]) -> Timeline:
-    """The timeline of every attempt that held a card and has both times."""
+    """Return the timeline of every attempt that held a card and has both times."""
     windows: dict[str, tuple[float, float]] = {}
     spans: dict[tuple[str, int, str], list[Span]] = {}
     for row in measurements:
@@ -103,7 +100,7 @@ def timeline_of(measurements: Sequence[Measurement]) -> Timeline:
 
 
 def cards_of(row: Measurement) -> Iterable[tuple[str, int]]:
-    """Node and index of each card of a row. A gang over several nodes holds equal shares."""
+    """Return node and index of each card of a row; a gang over several nodes holds equal shares."""
     if not row.nodes or not row.card_indices:
         return []
     if len(row.nodes) == len(row.card_indices):
@@ -118,7 +115,7 @@ def cards_of(row: Measurement) -> Iterable[tuple[str, int]]:
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The intervals merged where they overlap or touch, in order."""
+    """Merge intervals that overlap or touch, in order."""
     merged: list[tuple[float, float]] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:

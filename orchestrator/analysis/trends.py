@@ -1,13 +1,10 @@
-"""Trends of jobs over many nights: where a job's speed changed, and how sure that is. Pure.
+"""Trends of jobs over many nights: where a job's speed changed, and how certain that is.
 
 A night is one invocation of a run. A job's series has its newest measured row of each night, on one
-device. A change point is the split of a series whose two parts differ most, held against the
-scatter within rows (their own intervals) and between nights; every part is then searched again.
-
-The scatter between nights is that of all jobs' steps from night to night, less what all jobs share
-(``noise.between_runs``, on steps whose night's median is taken out). A split is the best of
-many, so its p-value is multiplied by their number; and many jobs are many chances of an accident,
-so what is called significant is chosen by Benjamini and Hochberg's rule over all jobs.
+device. A change point is the split whose parts differ most relative to the scatter within rows and
+between nights; each part is searched again. The scatter between nights comes from all jobs' steps,
+less what the jobs share (``ratio.excess_scatter``). p-values are multiplied by the number of
+splits, and significance over all jobs follows Benjamini and Hochberg.
 """
 
 from __future__ import annotations
@@ -31,9 +28,9 @@ from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
 from workloads.util.statistics import student_t_two_sided
 
-#: Of the changes called significant at most this share are expected to be false.
+#: False discovery rate of significant changes.
 LEVEL = 0.05
-#: Relative standard error of a row without an interval.
+#: Relative standard error assumed for a row without an interval.
 UNKNOWN_ERROR = 0.05
 
 
@@ -43,14 +40,14 @@ class Night:
 
     run: str
     invocation_id: str
-    at: float  # its first row, seconds since the epoch
+    at: float  # time of its first row, seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A job's throughput in one night."""
 
-    night: int  # its place among all nights
+    night: int  # index among all nights
     value: float
     error: float  # relative standard error, of the row's own repeats
     low: float | None
@@ -59,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangePoint:
-    """From the point with this number on the job is ``ratio`` times as fast as before it."""
+    """A change of speed: from point ``at`` on, the job is ``ratio`` times as fast."""
 
     at: int
     ratio: float
@@ -68,7 +65,7 @@ class ChangePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """The series of one job on one device, the oldest point first."""
+    """The series of one job on one device, oldest point first."""
 
     label: str
     device: str
@@ -79,13 +76,13 @@ class Trend:
 
     @property
     def overall(self) -> float:
-        """Times as fast in the last night as in the first."""
+        """Speed of the last night over the first."""
         return self.points[-1].value / self.points[0].value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trends:
-    """All series with two points or more: those that changed first, the largest change first."""
+    """All series with at least two points; the largest changes first."""
 
     nights: tuple[Night, ...]
     trends: tuple[Trend, ...]
@@ -94,16 +91,12 @@ class Trends:
 
     @property
     def changed(self) -> tuple[Trend, ...]:
-        """The series with a significant change."""
+        """Series with a significant change."""
         return tuple(trend for trend in self.trends if trend.changes)
 
 
 def trends_of(rows: Iterable[Measurement]) -> Trends:
-    """The trends of all measured rows of all runs.
-
-    Args:
-        rows: of any runs, in any order; samples are not looked at.
-    """
+    """Return the trends of all measured rows, of any runs in any order; samples are not used."""
     begins: dict[tuple[str, str], float] = {}
     candidates: list[tuple[float, Measurement]] = []
     for row in rows:
@@ -162,8 +155,7 @@ def _trend(rows: Sequence[tuple[int, Measurement]], label: str) -> Trend:
 
 
 def _noise(trends: Sequence[Trend]) -> tuple[float, float]:
-    """Standard deviation of one night's logarithm beyond its own error, and its degrees of
-    freedom."""
+    """Return a night's standard deviation beyond its error (log scale), and degrees of freedom."""
     steps: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for trend in trends:
         for one, other in zip(trend.points, trend.points[1:], strict=False):
@@ -173,7 +165,7 @@ def _noise(trends: Sequence[Trend]) -> tuple[float, float]:
             )
     left: list[tuple[float, float]] = []
     for pairs in steps.values():
-        if len(pairs) >= ENOUGH_JOBS:  # else their median is as much noise as they are
+        if len(pairs) >= ENOUGH_JOBS:  # with fewer, the median is as noisy as the steps
             middle = statistics.median(step for step, _ in pairs)
             left += [(step - middle, error) for step, error in pairs]
     if len(left) < ENOUGH_JOBS:
@@ -199,7 +191,7 @@ def _with_changes(trends: Sequence[Trend], noise: float, degrees: float) -> Iter
 def _splits(
     points: Sequence[Point], start: int, noise: float, degrees: float
 ) -> Iterator[ChangePoint]:
-    """The best split of these points, and those of its parts if it seems to be one."""
+    """Yield the best split of these points, and those of its parts if it is significant."""
     count = len(points)
     if count < 2:
         return
