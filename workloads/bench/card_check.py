@@ -1,9 +1,8 @@
-"""A short check of a card: how fast it multiplies, copies and exchanges, in a fifth of a second.
+"""Check a card's speed (products, copies, all-reduce) in a fifth of a second.
 
-Cards of one kind are not equally fast: one runs hot, one was put into a slower slot, one has a link
-that retrains. Each figure is the best of several short pieces, since whatever disturbs a piece
-makes it slower and nothing makes it faster; a card that is slow is slow in every piece. The sizes
-are small, so these are figures to hold cards against each other with, and no peaks.
+Cards of one kind differ: hot ones, slower slots, retraining links. Each figure is the best of
+several short pieces, since disturbances only slow a piece down. Sizes are small, so figures compare
+cards and are not peaks.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workloads.devices.base import Device
 
-#: Pieces of each figure, and the least time of one: longer than what may stop a process for a
-#: moment. Sixteen emulated cards take theirs one after the other, and what is called slow there is
-#: half as fast: shorter pieces do.
+#: Pieces of each figure, and the least time of one, longer than a scheduling pause. Emulated cards
+#: take turns and are slow only at half speed, so shorter pieces do.
 PIECES, PIECE_S, EMULATED_PIECE_S = 5, 0.02, 0.005
 
 _HOST_ROWS, _CARD_ROWS = 256, 4096  # of the square matrices
@@ -28,9 +26,9 @@ _LINK_NUMBERS = 2**20  # of the all-reduce, in fp32
 
 
 def check_card(device: Device, *, piece_s: float = PIECE_S) -> dict[str, float]:
-    """Figures of the card that this process has: ``matmul_flops`` a second and
-    ``copy_bytes_per_s``, read and written bytes together. ``piece_s``: least time of a piece."""
-    # On a processor the time in which this thread waited for a core is not the card's.
+    """Measure this process's card: ``matmul_flops`` a second and ``copy_bytes_per_s`` (bytes read
+    plus written); a piece takes at least ``piece_s``."""
+    # On a CPU, time spent waiting for a core does not count.
     clock = _running_s if device.spec.can("host_cores") else time.perf_counter
     figures = _figures(device, partial(_best_s, device=device, clock=clock, piece_s=piece_s))
     device.release_memory()
@@ -63,8 +61,8 @@ def _figures(device: Device, best_s: Callable[[Callable[[], None]], float]) -> d
 
 
 def check_link(size: int, device: Device) -> float:
-    """Bytes a second that an all-reduce moves through each card's link, by the usual count of
-    2 (n - 1) / n of the buffer; all ``size`` ranks of the gang, which have met, call it."""
+    """Bytes a second of an all-reduce through each card's link, counting 2 (n - 1) / n of the
+    buffer; all ``size`` ranks of a joined gang call it."""
     import torch
     import torch.distributed as distributed
 
@@ -85,7 +83,7 @@ def check_link(size: int, device: Device) -> float:
 
 
 def _running_s() -> float:
-    """Time, less that in which this thread was ready to run and had no core."""
+    """Wall time less this thread's wait for a core."""
     now = time.perf_counter()
     try:
         waited_ns = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
@@ -97,7 +95,7 @@ def _running_s() -> float:
 def _best_s(
     work: Callable[[], None], device: Device, clock: Callable[[], float], piece_s: float
 ) -> float:
-    """The shortest time of one call, over pieces of as many calls as take ``piece_s``."""
+    """Shortest time of one call, over pieces of ``piece_s``."""
 
     def piece(count: int, clock: Callable[[], float] = clock) -> float:
         began = clock()

@@ -1,9 +1,8 @@
-"""Collective operations of a gang's ranks: meet, wait for one another, exchange values.
+"""Collective operations of a gang, one process per card: meet, wait, exchange values.
 
-A job on several cards runs as several processes, one a card, which find each other at a
-rendezvous: rank 0 listens on a port of its own, the others connect to it. The transport is the
-device's: ``hccl`` between Gaudi cards, ``nccl`` between NVIDIA ones, ``gloo`` on CPUs. Every
-operation has a time limit, because when one rank dies the others would wait for it for ever.
+Rank 0 listens on a port, the others connect. The transport is the device's: ``hccl`` (Gaudi),
+``nccl`` (NVIDIA) or ``gloo`` (CPU). Every operation has a time limit, since ranks would otherwise
+wait for a dead one for ever.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LOOPBACK_INTERFACE = "lo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Address of rank 0, reachable by all, where the ranks of one attempt meet, and its port."""
+    """Address and port of rank 0, where the ranks of one attempt meet."""
 
     address: str
     port: int
@@ -57,8 +56,7 @@ class TorchCollective:
         """
         import torch.distributed as dist
 
-        # Also where ranks only meet: ``dist.barrier`` would use the card, and so distort its memory
-        # figures and acquire it early.
+        # Serves as the barrier too: ``dist.barrier`` uses the card and distorts memory figures.
         values: list[Any] = [None] * self.world_size
         with _naming_the_rank(self.rank, "gather"):
             dist.all_gather_object(values, value, group=_host_group())
@@ -97,10 +95,7 @@ def joined(
     device: Device,
     listener: Listener | None = None,
 ) -> Iterator[TorchCollective]:
-    """Join the gang's process group, and leave it at the end whatever happens.
-
-    ``device`` chooses the transport; ``listener`` is rank 0's, when it has one: without, rank 0
-    opens the rendezvous port itself.
+    """Join the gang's process group for the block; without a ``listener``, rank 0 opens the port.
 
     Raises:
         CollectiveFailed: the ranks did not meet within the time limit.
@@ -134,8 +129,8 @@ def joined(
 
 
 def _open_store(address: str, port: int, world_size: int, timeout: timedelta) -> Any:
-    """A TCPStore that listens. Torch's own listens on every interface, and any client can
-    pretend to be a rank, whose objects are unpickled; so on loopback it is given a socket."""
+    """Open a listening TCPStore. On loopback it gets a socket: torch's own listens on every
+    interface, and objects from any client are unpickled."""
     import torch.distributed as dist
 
     options: dict[str, Any] = {"is_master": True, "timeout": timeout, "wait_for_workers": False}
@@ -164,7 +159,7 @@ _groups: dict[str, Any] = {}
 
 
 def _host_group() -> Any:
-    """A gloo group for Python objects; pickles do not travel over the cards' own links."""
+    """A gloo group for pickled objects; None if the default group is gloo."""
     import torch.distributed as dist
 
     if dist.get_backend() == "gloo":
@@ -175,7 +170,7 @@ def _host_group() -> Any:
 
 
 def _leave() -> None:
-    """Destroy the process group. A peer that is gone already must not mask the job's error."""
+    """Destroy the process group; errors from dead peers must not mask the job's."""
     import torch.distributed as dist
 
     _groups.clear()
@@ -200,7 +195,7 @@ def _gang_variables(rendezvous: Rendezvous, rank: int, world_size: int) -> dict[
 
 @contextlib.contextmanager
 def _naming_the_rank(rank: int, doing: str) -> Iterator[None]:
-    """torch.distributed says what broke in C++ terms; add which rank and what it was doing."""
+    """Name the rank and its operation in errors of torch.distributed."""
     try:
         yield
     except (RuntimeError, ValueError, ConnectionError, TimeoutError) as error:

@@ -1,17 +1,14 @@
-"""The timed loop: warm-up, then repeats of the same work until the answer is known well enough.
+"""The timed loop: warm-up, then repeats of the same batches until throughput is known well enough.
 
-A *repeat* is one pass over the same batches, so repeats can be compared. What varies between them
-is the machine, and a confidence interval of their throughput says how much. The loop stops when
-that interval is tight, after ``max_repeats``, or when the time is up, and says which. A pass that
-the time limit cuts keeps its samples, marked incomplete; at least one batch is always measured.
+The loop stops when the confidence interval of the repeats' throughput is tight, after
+``max_repeats``, or when the time is up, and says which. A pass cut by the time limit keeps its
+samples, marked incomplete; at least one batch is always measured.
 
-Warm-up (``warmup.py``) is over when steps are steady. That shows in the timed repeats themselves,
-so steady work pays nothing for the question: where their beginning proves slow, those repeats were
-warm-up, too, and timing begins anew. So it does, once, where the timed part compiled something.
+If timed repeats begin slow, they count as warm-up (``warmup.py``) and timing restarts; so it does,
+once, if the timed part compiled something.
 
-All ranks of a gang start a repeat together and decide from the same gathered figures whether to
-go on, so none of them waits for one that has stopped; a first batch runs on all of them or on none,
-since their clocks reach a limit at different moments. Clocks are injected.
+All ranks of a gang start a repeat together and decide from the same gathered figures, so none waits
+for one that has stopped. Clocks are injected.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ class Observation:
     conversion_s: float | None = None
 
 
-#: (repeat, batch) -> a function that says what the batch did.
+#: (repeat, batch) -> a function that returns what the batch did.
 RunBatch = Callable[[int, int], Callable[[], Observation]]
 
 
@@ -75,12 +72,12 @@ class Measured:
 
     @property
     def warmup(self) -> dict[str, Any]:
-        """The cost of warm-up, and what it left, as fields of ``api.Result``."""
+        """Cost and outcome of warm-up, as fields of ``api.Result``."""
         return dataclasses.asdict(self.warmth)
 
     @property
     def details(self) -> dict[str, str]:
-        """Details of what was compiled in the timed part, for the row."""
+        """Compilations of the timed part, as details of the row."""
         counters = self.compilations.as_text()
         return {"compiled_in_timed_part": counters} if counters else {}
 
@@ -118,15 +115,12 @@ def measure(
     """Time ``run_batch(repeat, batch)`` for every batch, repeat after repeat.
 
     Args:
-        run_batch: does the work of one batch of one repeat (counted from 0, warm-up included)
-            and returns a function that says what was done, called when the clock has stopped.
-        batches: how many batches this rank has in a repeat, at least 1.
-        settings: when to stop. ``warmup`` passes come first, at least.
-        context: clocks and hooks.
-        plan: what warm-up has to meet; None: what the batches themselves are.
-        counted: the engine compiles in this process, so that its compilations can be counted.
-        together: ranks compute batches together, so whether the time is up is asked of all of them
-            before each. Else each rank decides for itself after the first batch of a repeat.
+        run_batch: repeats count from 0, warm-up included; the returned function is called when the
+            clock has stopped.
+        batches: of this rank in a repeat, at least 1.
+        counted: the engine compiles in this process, so its compilations can be counted.
+        together: ranks compute batches together, so they check the time limit together before
+            each; else each rank decides alone after the first batch of a repeat.
     """
     if batches < 1:
         raise ValueError("nothing to measure: a repeat needs at least one batch")
@@ -149,7 +143,7 @@ def measure(
                 break
             repeated = True
         loop.timed_was_warm_up()
-    context.enter_phase("finish")  # what follows is no part of what was timed
+    context.enter_phase("finish")
     untimed = sum(sample.warmup for sample in loop.samples)
     return Measured(
         samples=tuple(loop.samples),
@@ -167,7 +161,7 @@ def measure(
 
 
 def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth:
-    """Meet every shape; ``warmup_steps`` are rehearsals only, since samples count the others."""
+    """Run every shape; ``warmup_steps`` counts rehearsals only, samples count the rest."""
     shapes = {*plan.shapes}
     if not settings.warmup:
         return Warmth(shapes=len(shapes) or None)
@@ -197,7 +191,7 @@ def _firsts(plan: WarmupPlan) -> frozenset[int]:
 
 
 def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> StopReason | None:
-    """Time repeats until there is a reason to stop; None where they proved to be warm-up."""
+    """Time repeats until there is a reason to stop; None if they turn out to be warm-up."""
     loop.context.enter_phase("measure")
     deadline = loop.context.clock() + settings.time_limit_s
     rates: list[float] = []
@@ -234,14 +228,14 @@ def throughput(passes: Sequence[_Pass]) -> float:
 def _why_stop(
     rates: Sequence[float], passes: Sequence[_Pass], settings: MeasureSettings, timed_s: float
 ) -> StopReason | None:
-    """None to go on. The same on every rank, since it looks only at what all of them know."""
+    """Reason to stop, equal on all ranks; None to go on."""
     if any(done.time_is_up or not done.finished for done in passes):
         return _settled(rates, settings) or "time_limit"
     return None if timed_s < settings.least_s else _settled(rates, settings)
 
 
 def _settled(rates: Sequence[float], settings: MeasureSettings) -> StopReason | None:
-    """Reason to stop by what is known of the throughput; None to go on."""
+    """Reason to stop by the throughput so far; None to go on."""
     if len(rates) >= settings.min_repeats and all(map(math.isfinite, rates)):
         interval = mean_interval(rates, settings.confidence)  # None for a single repeat
         width = interval.relative_half_width if interval else None
@@ -271,21 +265,20 @@ class _Loop:
         self.repeat = first  # the next one's number
 
     def timed_was_warm_up(self) -> None:
-        """Count all that was done so far as warm-up."""
+        """Mark all samples so far as warm-up."""
         self.samples = [dataclasses.replace(sample, warmup=True) for sample in self.samples]
 
     def run_pass(
         self, *, deadline: float, warmup: bool, always: frozenset[int] = frozenset()
     ) -> list[_Pass]:
-        """One repeat of this rank; what every rank did in it, in rank order. Of the batches that
-        the deadline would leave out, those in ``always`` run nevertheless."""
+        """Run one repeat of this rank, batches in ``always`` despite the deadline; the passes of
+        all ranks, in rank order."""
         repeat, self.repeat = self.repeat, self.repeat + 1
         clock = self.context.clock
-        # Those of a gang have waited here for its last rank, each by a clock of its own.
         ranks = self.context.collective.gather((clock() >= deadline, self._batches))
         late = any(is_late for is_late, _ in ranks)
         rounds = max(count for _, count in ranks) if self._together else self._batches
-        # Only a first timed batch may start late: without it there would be nothing to report.
+        # The first timed batch runs even when late, so that there is something to report.
         forced = not warmup and not any(not sample.warmup for sample in self.samples)
         taken: list[Sample] = []
         for batch in range(rounds):
@@ -313,7 +306,7 @@ class _Loop:
         return passes
 
     def _late(self, deadline: float) -> bool:
-        """Return whether the time is up: of any rank, where they compute together."""
+        """Return whether time is up, on any rank if they compute together."""
         late = self.context.clock() >= deadline
         return any(self.context.collective.gather(late)) if self._together else late
 
@@ -348,7 +341,7 @@ class Resident:
 def load_resident(
     request: Request, context: JobContext, load: Callable[..., Any]
 ) -> tuple[Resident, float]:
-    """What ``load(request, device)`` returns, and how long it took: 0 when it was there already."""
+    """Return the resident ``load(request, device)`` and its seconds, 0 if already loaded."""
     load_s: list[float] = []
 
     def loader() -> Resident:
@@ -372,11 +365,8 @@ def measure_resident(
     plan: WarmupPlan,
     **options: bool,
 ) -> tuple[Measured, Result]:
-    """Time a loaded engine by ``measure``, and the fields of the row that all such jobs have.
-
-    The engine has ``weights``, ``random_weights`` and ``details``; ``options`` are ``counted`` and
-    ``together`` of ``measure``.
-    """
+    """Time a loaded engine (with ``weights``, ``random_weights`` and ``details``) by ``measure``;
+    also the row's common fields. ``options`` are ``counted`` and ``together`` of ``measure``."""
     engine = resident.engine
     with HostMemoryPeak() as host_memory:
         measured = measure(run_batch, batches, settings, context, plan, **options)

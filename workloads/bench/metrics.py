@@ -1,8 +1,5 @@
-"""Figures that are derived from the raw samples of a row's timed part.
-
-To add one, write it here, or name a ``Metric`` of another installed package under the entry points
-``nightgrid.metrics`` (docs/extending.md).
-"""
+"""Figures derived from a row's timed samples; other packages add theirs under the entry points
+``nightgrid.metrics`` (docs/extending.md)."""
 
 from __future__ import annotations
 
@@ -28,9 +25,6 @@ PADDING_SHARE = Metric(
 )
 
 
-# The rate at which prompts are read: all of a prompt is one step, bound by arithmetic.
-
-
 def _prefill_tokens_per_s(timed: Timed) -> float | None:
     read = [s for s in timed.samples if s.ttft_s is not None and s.input_tokens and s.output_tokens]
     took_s = sum(sample.ttft_s or 0.0 for sample in read)
@@ -47,9 +41,6 @@ PREFILL_TOKENS_PER_S = Metric(
     figure=_prefill_tokens_per_s,
     of=("text-generation",),
 )
-
-
-# The rate at which each user sees tokens come: the inverse of the time per output token.
 
 
 def _tokens_per_s_per_user(timed: Timed) -> float | None:

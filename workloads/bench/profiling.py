@@ -1,8 +1,7 @@
-"""A profile of two untimed steps: where the time of a job goes, and a trace to look at.
+"""Profile two untimed steps with torch's profiler, and write a trace.
 
-It is taken after the timed part by torch's profiler, which slows down what it watches: it reports
-shares of a step's time, and no rate. On a card the time is that of its kernels, on a CPU that of
-the operators themselves, without those that they call.
+The profiler slows steps down, so it reports shares of time, not rates: of kernels on a card, of
+operators' self time on a CPU.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ from workloads.settings import setting
 if TYPE_CHECKING:
     from workloads.devices.base import Device
 
-#: Steps that a profile watches.
 STEPS = 2
-#: Operators that a row names.
-DEAREST = 10
-#: A trace that is larger, compressed, is left out: it travels with the row to the driver.
+DEAREST = 10  # operators that a row names
+#: Larger compressed traces are dropped, since they travel with the row to the driver.
 MOST_TRACE_BYTES = 64 * 2**20
 
 PROFILE = setting(
@@ -37,7 +34,7 @@ PROFILE = setting(
     "the trace lies beside the rows (trace-ATTEMPT.json.gz), linked from the report.",
 )
 
-#: What torch calls the numbers of a tensor in traces, and the bytes of one.
+#: Bytes per element, by torch's type names in traces.
 _BYTES = {
     **dict.fromkeys(("double", "long int", "long", "c10::complex<float>"), 8),
     **dict.fromkeys(("float", "int"), 4),
@@ -102,7 +99,7 @@ def profiled(step: Callable[[], object], device: Device) -> Profile:
 def figures(
     operators: Sequence[Operator], events: Iterable[Mapping[str, Any]], *, on_card: bool
 ) -> dict[str, str]:
-    """The row's words about a profile, of operators and of the events of its trace."""
+    """Details of the row, from operators and trace events."""
     called = [
         operator
         for operator in operators

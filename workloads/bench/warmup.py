@@ -1,15 +1,12 @@
-"""Warm-up: what must be paid before timing starts, and ends when it is paid, not after a time.
+"""Warm-up: run every shape before timing starts, until steps stop getting faster.
 
-The first meeting of a shape may cost seconds: kernels are chosen, graphs compiled and captured,
-memory is taken. So every shape of the timed part is met before it. Where a repeat is a pass over
-all batches, the untimed repeats do that. Where each repeat is an optimizer step on another batch,
-every shape is *rehearsed*: the step's work, of which nothing remains, so that what is learned hangs
-on no clock; then one shape is rehearsed until it has stopped becoming faster. The largest comes
-first: a job that does not fit fails at once, and in the blocks of memory that were taken for it all
-later steps find room, where blocks that grow from step to step leave holes.
+The first run of a shape selects kernels, compiles graphs and allocates memory. Untimed repeats
+cover all batches; where each repeat is an optimizer step on another batch, shapes are *rehearsed*:
+the step's work is done and undone, so training does not depend on the clock. The largest shape
+comes first, so that jobs that do not fit fail at once and memory does not fragment.
 
-Only ``warmup_limit_s`` cuts a warm-up short, and then the row says so. On a card that compiles each
-new shape not even that leaves one out: its compilation would stand in the timed part.
+Only ``warmup_limit_s`` cuts warm-up short, and the row says so. A card that compiles each shape
+runs all of them whatever the limit, since compilation would otherwise be timed.
 """
 
 from __future__ import annotations
@@ -24,24 +21,20 @@ from statistics import fmean, median
 
 from workloads.base import Collective, JobContext, Request, Result, WarmupEnd
 
-# Steadiness of a series of timed steps: a pure decision on their times, shapes and tokens.
-#
-# A *step* is what is timed as one: a repeat of generation, an optimizer step of training. Steps of
-# one shape do equal work, so their times compare; where most shapes came only once, times per token
-# do. Noise is no drift: warm-up is not over where the *beginning* of a series is slower than all
-# that follows, and a series drifts where one half is slower than the other. A single outlier later
-# on, or times that jump between two values, are neither: more warm-up would not end them.
+# Steadiness of a series of timed steps: a repeat of generation, or an optimizer step. Times of one
+# shape are compared, or times per token where most shapes came only once. Warm-up is not over where
+# the *beginning* is slower than all that follows, or one half slower than the other. Outliers and
+# times that jump between two values are ignored: more warm-up would not end them.
 
-#: Steps that a verdict needs at least.
+#: Fewest steps that can be judged.
 LEAST_STEPS = 3
-#: A beginning matters where it makes the whole series slower by more than this share.
+#: A slow beginning counts if it slows the whole series by more than this share.
 TOLERANCE = 0.05
-#: Two meetings of one shape agree where the later is faster by no more than this share.
+#: A shape has settled when its next run is faster by no more than this share.
 _AGREEMENT = 0.1
-#: Standard deviations of Mann and Kendall's statistic beyond which times fall or rise; six steps
-#: can reach it.
+#: Mann-Kendall trend threshold in standard deviations; six steps can reach it.
 _SIGNIFICANT = 2.5
-#: Times that are compared, each with each; a longer series is one of stretches.
+#: Most times compared pairwise; longer series are averaged in stretches.
 _MOST_TIMES = 128
 
 
@@ -55,9 +48,8 @@ class Step:
 
 
 def drift(steps: Sequence[Step]) -> float | None:
-    """The share by which a slow beginning makes the whole series slower; 0 where it is steady,
-    negative where steps become slower; None where there are too few, or where a clock
-    that is too coarse has given some no time."""
+    """Share by which a slow beginning slows the series: 0 if steady, negative if steps get slower;
+    None for too few steps, or times of 0 from a coarse clock."""
     times = _relative(steps) if len(steps) >= LEAST_STEPS else ()
     if len(times) < LEAST_STEPS or not all(0.0 < time < math.inf for time in times):
         return None
@@ -65,13 +57,12 @@ def drift(steps: Sequence[Step]) -> float | None:
 
 
 def settled(seconds: Sequence[float]) -> bool:
-    """Return whether the meetings of one shape, in order, have stopped becoming faster."""
+    """Return whether runs of one shape, in order, have stopped getting faster."""
     return len(seconds) >= 2 and seconds[-1] >= (1 - _AGREEMENT) * seconds[-2]
 
 
 def _relative(steps: Sequence[Step]) -> list[float]:
-    """Each step's time over the time that is usual for its work, 1 being usual; of long series
-    the means of stretches."""
+    """Times over the median for the same work; means of stretches for long series."""
     of_shape: dict[Hashable, list[float]] = {}
     for step in steps:
         of_shape.setdefault(step.shape, []).append(step.seconds)
@@ -91,11 +82,10 @@ def _ratio(time: float, usual: float) -> float:
 
 
 def _late_start(times: Sequence[float]) -> float:
-    """The largest share of the whole that some beginning, of at most half of the steps, costs
-    beyond what the rest takes; 0 where none stands out.
+    """Largest share of the whole that a slow beginning (at most half of the steps) costs; else 0.
 
-    A beginning stands out where even its fastest step is slower than the rest, by more than the
-    rest spreads and by more than the tolerance; the slowest fifth of the rest may be outliers.
+    Its fastest step must be slower than the rest by more than their spread and the tolerance; the
+    slowest fifth of the rest may be outliers.
     """
     largest = 0.0
     for count in range(1, len(times) // 2 + 1):
@@ -111,8 +101,7 @@ def _late_start(times: Sequence[float]) -> float:
 
 
 def _trend(times: Sequence[float]) -> float:
-    """The share by which the first half makes the whole slower than the second, signed; 0 where
-    times neither fall nor rise (Mann-Kendall)."""
+    """Signed share by which the first half slows the whole; 0 without a Mann-Kendall trend."""
     half = len(times) // 2
     rises, variance = mann_kendall_score(times)
     if abs(rises) <= _SIGNIFICANT * math.sqrt(variance):
@@ -122,8 +111,8 @@ def _trend(times: Sequence[float]) -> float:
 
 
 def mann_kendall_score(values: Sequence[float]) -> tuple[int, float]:
-    """The rising pairs of a series less the falling ones, and the variance that this has where the
-    order is by chance (H. B. Mann, Econometrica 13, 1945); equal values narrow it."""
+    """Rising pairs less falling ones, and the variance of that under random order, corrected for
+    ties (H. B. Mann, Econometrica 13, 1945)."""
     count = len(values)
     score = sum((later > earlier) - (later < earlier) for earlier, later in combinations(values, 2))
     variance = _pairs_weight(count) - sum(map(_pairs_weight, Counter(values).values()))
@@ -136,25 +125,21 @@ def _pairs_weight(count: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupPlan:
-    """The shapes that a job's warm-up has to meet, and the way to meet them."""
+    """The shapes that warm-up must run, and how."""
 
-    #: Of the batches of a repeat; where there is a rehearsal, of the timed steps.
-    shapes: Sequence[Hashable] = ()
-    #: Positions of the largest part of each, where there is a rehearsal: the largest is met first.
-    sizes: Sequence[int] = ()
+    shapes: Sequence[Hashable] = ()  # of the batches of a repeat, or of the rehearsed steps
+    sizes: Sequence[int] = ()  # positions of each rehearsed step's largest part; largest goes first
     passes: int = 0  # untimed repeats that the engine needs at least
-    first: int = 0  # number of the first repeat, where others went before in another attempt
-    #: Does the work of a timed step, by its position in ``shapes``; nothing of it remains.
+    first: int = 0  # number of the first repeat, after those of an earlier attempt
+    #: Does and undoes the work of a timed step, by its position in ``shapes``.
     rehearse: Callable[[int], object] | None = None
-    #: Whether a new shape is compiled: then each is met before timing, whatever the limit.
-    compiled: bool = False
-    #: Whether timing may begin anew; not where a repeat changes what the next one does.
-    restarts: bool = True
+    compiled: bool = False  # each new shape is compiled, so all run before timing
+    restarts: bool = True  # timing may start again; not if a repeat changes the next one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmth:
-    """The cost of a warm-up, and what it left; the same names as in ``api.Result``."""
+    """Cost and outcome of a warm-up; the same names as in ``api.Result``."""
 
     warmup_s: float = 0.0
     warmup_steps: int | None = None
@@ -178,8 +163,8 @@ class Rehearsed:
 def to_rehearse(
     shapes: Sequence[Sequence[Hashable]], sizes: Sequence[Sequence[int]] = ()
 ) -> list[int]:
-    """The steps at which some rank meets a new shape, from the shapes of each rank and their sizes:
-    the largest step of any rank, then the others as they come."""
+    """Steps at which some rank meets a new shape, the largest first, then in order; both arguments
+    are by rank."""
     met: list[set[Hashable]] = [set() for _ in shapes]
     numbers = []
     steps = [*enumerate(zip(*shapes, strict=True))]
@@ -197,10 +182,8 @@ def to_rehearse(
 def rehearse(
     plan: WarmupPlan, clock: Callable[[], float], deadline: float, collective: Collective
 ) -> Rehearsed:
-    """Meet every shape once, and the last of them until it settles.
-
-    All ranks rehearse the same steps, since parts of a step may be done together.
-    """
+    """Run every shape once and the last until it settles; all ranks run the same steps, since they
+    may compute parts together."""
     assert plan.rehearse is not None
     met: set[Hashable] = set()
     steps = 0
@@ -233,11 +216,8 @@ def rehearse(
 def repeated_if_compiled(
     once: Callable[[], Result], request: Request, context: JobContext
 ) -> Result:
-    """The result of a job that runs ``once``, and a second time from its beginning where its timed
-    part compiled something: what was compiled is there then. The first time counts as warm-up.
-
-    For what learns, since timing more steps would be another job.
-    """
+    """Run a training job; if its timed part compiled something, run it again from its beginning
+    and count the first run as warm-up (timing more steps would be another job)."""
     began = context.clock()
     first = once()
     compiled = bool(first.timed_compilations and request.measure.warmup)

@@ -1,7 +1,7 @@
-"""Engines: the libraries that can run a model. Each file here declares one (``base.py``).
+"""Engines: libraries that can run a model.
 
-To add one, write ``NAME.py`` with its ``SPEC``, or name a spec of another installed package under
-the entry points ``nightgrid.engines``. Nothing else knows an engine's name.
+To add one, write ``NAME.py`` with a ``SPEC`` (``base.py``), or name another package's spec under
+the entry points ``nightgrid.engines``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def find_engine(name: str) -> EngineSpec:
     """The spec of this name.
 
     Raises:
-        BadConfiguration: there is none; the message lists what there is.
+        BadConfiguration: there is none; the message lists all.
     """
     spec = ENGINES.get(name)
     if spec is None:
@@ -35,7 +35,7 @@ def find_engine(name: str) -> EngineSpec:
 
 @cache
 def engine_packages() -> tuple[str, ...]:
-    """The packages of all engines, as pip calls them: their versions may explain a difference."""
+    """Packages of all engines, by pip name; rows record their versions."""
     specs = (ENGINES[name] for name in engines_for(None))
     packages = (package for spec in specs for package in spec.packages)
     return tuple(dict.fromkeys(name for package in packages for name in package.names))
@@ -43,14 +43,14 @@ def engine_packages() -> tuple[str, ...]:
 
 @cache
 def choice_packages(device: str) -> tuple[str, ...]:
-    """The packages that decide which engine runs on a device; none where there is no choice."""
+    """Packages that decide which engine runs on a device; empty without a choice."""
     chosen = any(device in spec.preferred for spec in ENGINES.known() if spec.runs_on(device))
     return packages_on(device) if chosen else ()
 
 
 @cache
 def packages_on(device: str) -> tuple[str, ...]:
-    """The packages that engines need on a device."""
+    """Packages that engines need on a device."""
     packages = [
         package for spec in ENGINES.known() if spec.runs_on(device) for package in spec.packages
     ]
@@ -60,10 +60,10 @@ def packages_on(device: str) -> tuple[str, ...]:
 
 
 def engine_function(name: str, ability: str, device: str) -> Any:
-    """The function by which an engine does something on this device; this imports its library.
+    """Import the function of an engine's ability, and so its library.
 
     Raises:
-        BadConfiguration: there is no such engine, or it has not this ability.
+        BadConfiguration: there is no such engine, or it lacks this ability.
         Unsupported: it does not run on this device, or a package is missing.
     """
     spec = find_engine(name)
@@ -90,11 +90,10 @@ def process_kind(
     workload: str = "",
     precision: str = "",
 ) -> str:
-    """Kind of process that a job needs: two jobs share one only if this is equal.
+    """Kind of process that a job needs, "" for an ordinary one; jobs share only equal kinds.
 
-    Empty for an ordinary process. An engine may replace methods of a library that another one
-    uses, the mode of a card may be decided before torch is imported, and a precision may switch
-    its process for good.
+    Engines may patch shared libraries, modes may be fixed before torch is imported, and a precision
+    may switch its process for good.
     """
     spec = ENGINES.get(engine)
     if spec is None:
@@ -103,13 +102,13 @@ def process_kind(
 
 
 def runs_alone(engine: str) -> bool:
-    """Tell if each job of an engine gets a process of its own."""
+    """Return whether each job of an engine gets its own process."""
     spec = ENGINES.get(engine)
     return spec is not None and spec.alone
 
 
 def variables_of(kind: str) -> Mapping[str, str]:
-    """Variables that an engine wants in the environment of its processes of this kind."""
+    """Environment variables for processes of this kind."""
     spec = ENGINES.get(kind.partition("/")[0])
     return spec.variables if spec is not None and spec.own_process else {}
 
@@ -127,14 +126,14 @@ def process_kinds(device: str) -> tuple[str, ...]:
 
 
 def elsewhere(spec: EngineSpec, device: str) -> str:
-    """Say where an engine runs, for a device on which it does not."""
+    """Message for a device on which an engine does not run."""
     where = " and ".join(spec.devices) or f"devices with {spec.needs}"
     return f"the engine {spec.name} runs on {where}, not on {device}"
 
 
 def _is_installed(module: str) -> bool:
-    """Tell if a module is there, without importing it."""
+    """Return whether a module exists, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # nor is what it would be part of
+    except ModuleNotFoundError:  # the parent package is missing
         return False

@@ -1,16 +1,14 @@
-"""The seam of engines: what one declares of itself.
+"""Declarations of engines, the libraries that can run a model.
 
-An engine is a library that can run a model. ``workloads/engines/NAME.py`` declares it in a
-``SPEC``, without importing torch or the library; the plan, the workers, the doctor and the
-documentation read the spec. What an engine can do are *abilities*, each a function of its own that
-is imported only in the process that runs it:
+``workloads/engines/NAME.py`` declares one in a ``SPEC``, without importing torch or the library;
+plan, workers, doctor and documentation read it. An engine's *abilities* are functions that only the
+process that runs them imports:
 
     generate   load(request, device) -> loaded.GenerationEngine    text, token by token
     train      run(request, context) -> Result                     optimizer steps, each timed
     calibrate  run(request, context) -> Result                     what a precision starts from
 
-A workload says which ability it needs (``WorkloadSpec.ability``), and every engine that
-has it can run the workload. An ability is a name that both agree on, so packages may bring more.
+A workload runs on every engine with its ability (``WorkloadSpec.ability``); packages may add more.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ from workloads.base import JobDescription, Metric, Refusal, Support
 from workloads.devices import device_spec
 from workloads.settings import Settings, setting
 
-#: The mode in which operations run one after the other: any process can do that.
+#: The mode that any process can run.
 ORDINARY_MODE = "eager"
 
 
-#: Of every engine that runs graphs made from torch's models.
+#: For engines that run exported graphs.
 EXPORT = Metric(
     name="export_s",
     title="export",
@@ -45,18 +43,15 @@ class Ability:
     """One thing that an engine can do."""
 
     function: str  # "module:function", imported only where it runs
-    #: The kinds of models that it does it with (``registry.TASKS``); none: all of a workload.
-    tasks: tuple[str, ...] = ()
-    #: What this engine refuses of it, beside the workload's own rules; pure, the plan asks.
+    tasks: tuple[str, ...] = ()  # by name (``registry.TASKS``); empty: all of a workload
+    #: Refusals beside the workload's rules; must be pure, since the plan calls it.
     refuse: Callable[[JobDescription], Iterable[Refusal]] | None = None
-    #: The engine's own settings of it, which a grid writes beside the workload's.
-    settings: type[Settings] | None = None
-    adapters: bool = False  # whether it puts on a trained adapter
-    #: Values of ``attention`` that it takes; None: all that the workload has.
-    attentions: tuple[str, ...] | None = ("sdpa",)
+    settings: type[Settings] | None = None  # the engine's own, beside the workload's in a grid
+    adapters: bool = False  # applies trained adapters
+    attentions: tuple[str, ...] | None = ("sdpa",)  # values of ``attention``; None: all
 
     def takes(self, task: str) -> bool:
-        """Tell if it is done with models of a kind, by the task's name."""
+        """Return whether it supports a task, by name."""
         return not self.tasks or task in self.tasks
 
 
@@ -64,34 +59,31 @@ class Ability:
 class Package:
     """A package that an engine imports."""
 
-    name: str  # as pip calls it: provenance and doctor look for its version
+    name: str  # of pip
     module: str
-    #: Packages that must be older than a version, for this one to work: name -> version.
-    below: Mapping[str, str] = field(default_factory=dict)
-    #: Other packages that bring the same module.
-    builds: tuple[str, ...] = ()
+    below: Mapping[str, str] = field(default_factory=dict)  # package -> version it must be below
+    builds: tuple[str, ...] = ()  # other packages with the same module
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name, and those of its other builds."""
+        """Its name and those of its other builds."""
         return self.name, *self.builds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modes:
-    """Ways to execute on a device, one of which a process is started in."""
+    """Execution modes of a device; a process is started in one."""
 
-    setting: str  # that chooses one; left out: the first
+    setting: str  # that chooses one; default: the first
     names: tuple[str, ...]
-    #: Modes of the device that this engine has not: name -> why.
-    lacking: Mapping[str, str] = field(default_factory=dict)
-    #: By ability the mode of jobs whose grid names neither engine nor mode; left out: the first.
+    lacking: Mapping[str, str] = field(default_factory=dict)  # unsupported modes -> reason
+    #: Ability -> mode, for jobs whose grid names neither engine nor mode; default: the first.
     chosen_for: Mapping[str, str] = field(default_factory=dict)
-    #: What a mode lacks with these versions of packages, by name; "" where it lacks nothing.
+    #: (mode, package versions) -> what the mode lacks with them; "" for nothing.
     lacks: Callable[[str, Mapping[str, str]], str] = lambda mode, versions: ""
 
     def chosen(self, settings: Mapping[str, Any]) -> str:
-        """The mode that a job's settings ask for."""
+        """The mode that a job's settings name."""
         return str(settings.get(self.setting) or self.names[0])
 
 
@@ -101,80 +93,66 @@ class EngineSpec:
 
     name: str  # in grids and rows
     summary: str  # one line
-    also_called: tuple[str, ...] = ()  # what people write, for the message that refuses it
+    also_called: tuple[str, ...] = ()  # other names, for the message that refuses them
     devices: tuple[str, ...] = ()
-    #: A capability by which it runs on all devices that have it (``devices.CAPABILITIES``).
-    needs: str = ""
+    needs: str = ""  # capability of further devices that it runs on (``devices.CAPABILITIES``)
     abilities: Mapping[str, Ability]
-    install: str  # the command that brings it
+    install: str  # command
     packages: tuple[Package, ...] = ()
-    default: bool = False  # of jobs whose grid names no engine; one engine is
-    #: Devices on which it is chosen before the default, where nodes have it: name -> its place.
+    default: bool = False  # runs jobs whose grid names no engine; exactly one has it
+    #: Devices on which it is chosen before the default, where installed: device -> rank.
     preferred: Mapping[str, int] = field(default_factory=dict)
-    #: Whether it is, for a model in a precision on a node with these versions of packages.
+    #: (model, precision, package versions of a node) -> whether to prefer it there.
     preferred_for: Callable[[str, str, Mapping[str, str]], bool] = lambda model, precision, has: (
         True
     )
-    #: Whether the usual images of these devices have it.
-    in_images: bool = True
-    #: Whether it changes its process in ways that no other engine may meet.
-    own_process: bool = True
-    #: Whether each of its jobs gets a process of its own: it sizes itself for one job, and gives
-    #: memory back with its process only.
-    alone: bool = False
-    #: Variables of its processes, set before anything is imported.
-    variables: Mapping[str, str] = field(default_factory=dict)
+    in_images: bool = True  # the usual images of its devices include it
+    own_process: bool = True  # changes its process in ways that break other engines
+    alone: bool = False  # one job a process: sized for one job, frees memory only at exit
+    variables: Mapping[str, str] = field(default_factory=dict)  # set before any import
     modes: Mapping[str, Modes] = field(default_factory=dict)  # by device
-    #: What it does otherwise than the default engine, by precision and device.
+    #: Differences from the default engine, by precision and device.
     precisions: Mapping[tuple[str, str], Support] = field(default_factory=dict)
-    #: Precisions that need a job of a workload beforehand, once for a model and number of cards.
+    #: Precision -> workload that must run first, once per model and number of cards.
     calibrations: Mapping[str, str] = field(default_factory=dict)
-    #: Whether those precisions, and their calibrations, switch their process for good, so that no
-    #: job in another precision may follow in it.
+    #: These precisions and their calibrations switch their process for good.
     calibrated_apart: bool = False
-    #: What settings of workloads may ask for: ``tensor_parallel`` splits matrices over cards,
-    #: ``continuous_batching`` gives rows that have ended to the next prompt.
+    #: ``tensor_parallel``: splits matrices over cards; ``continuous_batching``: ended rows take the
+    #: next prompt.
     features: frozenset[str] = frozenset()
-    #: Whether its library opens checkpoints itself; else the task loads the model.
-    own_loader: bool = False
-    #: Whether it loads models from memory, so that protected ones (``protect``) can be opened.
-    opens_protected: bool = False
-    #: Whether its attention sees all of a text where the model has layers with a sliding window, so
-    #: that texts may be no longer than that.
+    own_loader: bool = False  # its library opens checkpoints; else the task loads the model
+    opens_protected: bool = False  # loads from memory, as protected models (``protect``) need
+    #: Its attention ignores sliding windows, so texts must fit into them.
     sees_whole_texts: bool = False
-    #: Untimed passes over every shape that its own way to measure makes.
-    warmup_passes: int = 1
-    #: Whether it compiles in the process that times it, so that its compilations can be counted.
-    counts_compilations: bool = True
-    #: Figures that its loaded models report (``figures``), beside those of tasks.
-    metrics: tuple[Metric, ...] = ()
+    warmup_passes: int = 1  # untimed passes over every shape
+    counts_compilations: bool = True  # compiles in the timed process, where they can be counted
+    metrics: tuple[Metric, ...] = ()  # ``figures`` of its loaded models, beside those of tasks
 
     def runs_on(self, device: str) -> bool:
-        """Tell if it runs on a device, by its name."""
+        """Return whether it runs on a device, by name."""
         if device in self.devices:
             return True
         return bool(self.needs) and device_spec(device).can(self.needs)
 
     def settings(self, ability: str | None) -> type[Settings] | None:
-        """Its own settings of an ability; None where it has none, or not the ability."""
+        """Its own settings of an ability; None without any, or without the ability."""
         able = self.abilities.get(ability) if ability is not None else None
         return able.settings if able is not None else None
 
     def mode(self, device: str, settings: Mapping[str, Any]) -> str:
-        """The way in which a job executes on a device; ``ORDINARY_MODE`` where there is one."""
+        """Execution mode of a job; ``ORDINARY_MODE`` if the device has no modes."""
         modes = self.modes.get(device)
         return modes.chosen(settings) if modes else ORDINARY_MODE
 
     def apart(self, workload: str, precision: str) -> str:
-        """The precision whose jobs and calibrations have processes of their own, if this job is
-        one of them; else ""."""
+        """The precision for which this job or calibration needs its own process; else ""."""
         for calibrated, calibration in self.calibrations.items() if self.calibrated_apart else ():
             if calibrated == precision or calibration == workload:
                 return calibrated
         return ""
 
     def lacks(self, device: str, mode: str, versions: Mapping[str, str]) -> str:
-        """Name what it lacks on a node with these versions of packages; "" if nothing."""
+        """Describe what it lacks with these package versions; "" if nothing."""
         for package in self.packages:
             if not any(name in versions for name in package.names):
                 return f"{package.name} is not installed there: {self.install}"
@@ -192,7 +170,7 @@ class EngineSpec:
 
 
 def older(version: str, limit: str) -> bool:
-    """Tell if a version is older than another, by the numbers that it begins with."""
+    """Compare versions by their leading numbers."""
 
     def numbers(text: str) -> tuple[int, ...]:
         found = re.match(r"\d+(\.\d+)*", text)

@@ -1,7 +1,7 @@
-"""Calibrations: measurements of a model that an engine makes before jobs run in a precision.
+"""Calibrations: measurements of a model before jobs run in a precision.
 
-A plan adds the one for fp8 by itself, in front of the jobs that need it
-(``EngineSpec.calibrations``). The one for static int8 of ONNX graphs is asked for by its name.
+Plans add the one for fp8 before jobs that need it (``EngineSpec.calibrations``); grids name the one
+for static int8 of ONNX graphs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class OnnxCalibrationParameters(DatasetParameters):
 
 
 def _refuse_onnx_calibration(job: JobDescription) -> tuple[Refusal, ...]:
-    """Shapes of a pass that is not one prompt on one card."""
+    """Refuse more than one prompt or card."""
     found = []
     if job.cards > 1:
         found.append(

@@ -60,8 +60,8 @@ def load(request: Request, device: Device) -> ImagePipeline:
 
     Raises:
         DataMissing: the pipeline is not there, or not complete.
-        Unsupported: the precision, attention or compilation cannot be had on this device.
-        BadConfiguration: what was loaded is not what was asked for.
+        Unsupported: this device lacks the precision, attention or compilation.
+        BadConfiguration: the loaded weights have another format than requested.
     """
     import diffusers
     import torch
@@ -102,12 +102,12 @@ def load(request: Request, device: Device) -> ImagePipeline:
         random_weights=source.random_weights,
         details=details,
         clock=time.perf_counter,
-        mode=torch.inference_mode,  # no views to keep track of: 6 to 9% of the host's time
+        mode=torch.inference_mode,  # no view tracking: saves 6 to 9% of the host's time
     )
 
 
 def _quantize(denoiser: Any, precision: str) -> None:
-    """Store the weights of linear layers in 8 bits, in place; convolutions stay as they are."""
+    """Store weights of linear layers, not of convolutions, in 8 bits, in place."""
     from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
     configurations = {"int8": Int8WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}
@@ -122,7 +122,7 @@ def _channels_last(pipeline: Any) -> None:
 
 
 def _set_attention(denoiser: Any, attention: str) -> str:
-    """Let the denoiser attend as asked; what was done."""
+    """Set the denoiser's attention; return its name."""
     if attention == "eager":
         from diffusers.models.attention_processor import AttnProcessor
 

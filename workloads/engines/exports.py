@@ -1,10 +1,7 @@
-"""Graphs that are exported once into the node's cache, and the proof that they compute what torch
-computes.
+"""Graphs exported once into the node's cache, and the check of their outputs against torch's.
 
-A batch and torch's outputs in fp32 are written beside a graph when it is exported. Every session
-that is opened later, in whatever precision and on whatever level of optimisation, runs the same
-batch before anything is timed. A quantised graph is another model: its difference is a result, and
-stands in the row.
+Export writes a batch and torch's fp32 outputs beside the graph; every session runs that batch
+before timing. For quantised graphs the difference is a result of the row.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from workloads.models.loading import ModelSource
 from workloads.registry import task_for
 
 FACTS, PROOF = "facts.json", "proof.safetensors"
-#: Differences beyond so many standard deviations of torch's outputs are no rounding.
+#: Largest difference that counts as rounding, in standard deviations of torch's outputs.
 _ROUNDING = {"fp32": 1e-3, "fp16": 0.1}
 
 
@@ -42,7 +39,7 @@ def digest(*parts: object) -> str:
 
 
 def package_versions(names: Iterable[str]) -> list[str]:
-    """Name and version of those packages that are installed."""
+    """Names and versions of the installed ones."""
     versions = []
     for name in names:
         with contextlib.suppress(PackageNotFoundError):
@@ -57,12 +54,11 @@ def exported_directory(
     before_s: float = 0.0,
     untimed: Callable[[], dict[str, Any]] = dict,
 ) -> Path:
-    """The cache's directory of graphs under a key, filled if it is not there.
+    """The cache's directory of graphs under a key, built if missing.
 
     Args:
-        build: fills an empty directory and returns facts about its graphs; they are kept beside
-            them with the time that this took.
-        before_s: time of the export that it starts from.
+        build: fills an empty directory and returns facts, stored with the time it took.
+        before_s: export time of the graph that it starts from.
         untimed: further facts.
     """
 
@@ -84,13 +80,13 @@ def write_facts(directory: Path, facts: Mapping[str, Any]) -> None:
 
 
 def facts_of(directory: Path) -> dict[str, Any]:
-    """Facts that were noted of the graphs in a directory."""
+    """Read the facts about the graphs in a directory."""
     facts: dict[str, Any] = json.loads((directory / FACTS).read_text(encoding="utf-8"))
     return facts
 
 
 def model_facts(model: Any) -> dict[str, Any]:
-    """Facts about a model of torch that its graph does not say."""
+    """Facts about a torch model that its graph lacks."""
     return {
         "architecture": type(model).__name__,
         "parameter_count": sum(parameter.numel() for parameter in model.parameters()),
@@ -98,7 +94,7 @@ def model_facts(model: Any) -> dict[str, Any]:
 
 
 def text_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """The same of a model that writes text."""
+    """``model_facts`` of a model that generates text."""
     return model_facts(model) | {
         "positions": getattr(model.config, "max_position_embeddings", None),
         "end_token_ids": sorted(end_token_ids_of(model, tokenizer)),
@@ -113,14 +109,13 @@ class Difference:
     spread: float  # standard deviation of torch's outputs
 
     def figures(self) -> dict[str, float]:
-        """Its figures, by the names that the engine declares."""
+        """Figures by the names of the engine's metrics."""
         return {"largest_output_difference": self.largest, "output_spread": self.spread}
 
     def check(self, precision: str, path: Path) -> None:
-        """Refuse a graph that computes something else.
-
+        """
         Raises:
-            BadConfiguration: the difference is no rounding of this precision.
+            BadConfiguration: the difference exceeds rounding in this precision.
         """
         limit = _ROUNDING.get(precision)
         if limit is not None and not self.largest <= limit * self.spread:
@@ -133,7 +128,7 @@ class Difference:
 
 
 def difference(outputs: torch.Tensor, reference: torch.Tensor) -> Difference:
-    """Compare outputs of one shape; what is no number differs infinitely."""
+    """Compare outputs of one shape; NaN counts as infinite."""
     apart = (outputs.float().cpu() - reference).abs().nan_to_num(nan=torch.inf)
     return Difference(largest=float(apart.max()), spread=float(reference.float().std()))
 
@@ -144,19 +139,19 @@ def save_proof(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def load_proof(directory: Path) -> dict[str, torch.Tensor]:
-    """The batch and the outputs that were written beside a graph."""
+    """Read the batch and outputs beside a graph."""
     return load_file(directory / PROOF)
 
 
 def in_fp32(request: Request, source: ModelSource) -> Any:
-    """The model in torch that is exported: by its task, in evaluation mode."""
+    """Load the torch model to export, by its task, in evaluation mode."""
     loader = task_for(request.workload, source.entry).function("load")
     dtype = {precisions.dtype_keyword(): torch.float32}
     return loader(source, attn_implementation="sdpa", **dtype).eval()
 
 
 def drawn_ids(model: Any, lengths: Sequence[int]) -> list[list[int]]:
-    """Token ids of these lengths, spread over the vocabulary."""
+    """Random token ids of these lengths, always the same."""
     drawn = torch.Generator().manual_seed(0)
     size = int(model.get_input_embeddings().num_embeddings)
     return [torch.randint(size, (length,), generator=drawn).tolist() for length in lengths]

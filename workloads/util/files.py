@@ -1,9 +1,8 @@
-"""Files whose names or content come from elsewhere, opened without a surprise.
+"""Safe access to files whose names or content come from elsewhere.
 
-A path may lead to a pipe (whose opening waits for a writer), a device that never ends, a kernel
-file that waits for messages, a file larger than memory, or a symbolic link that was planted
-where we are about to write. Readers here take ordinary files up to a limit; writers never follow a
-link. Every refusal is an ``OSError`` with the path and a reason, as if the system had said so.
+A path may lead to a pipe, an endless device, a blocking kernel file, a file larger than memory, or
+a planted symbolic link. Readers take ordinary files up to a limit; writers never follow a link.
+Every refusal is an ``OSError`` with the path and a reason.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from functools import cache
 from typing import BinaryIO
 
 MIB = 2**20
-#: Limit for files that people write and programs keep beside results: status, options, notes.
+#: Default limit: for status, options, notes and the like.
 SMALL_BYTES = 16 * MIB
 _PIECE_BYTES = MIB
 _KINDS = {
@@ -32,22 +31,17 @@ _Path = str | os.PathLike[str]
 
 
 def read_bytes(path: _Path, *, limit_bytes: int = SMALL_BYTES, follow: bool = True) -> bytes:
-    """Read a whole ordinary file.
-
-    Args:
-        path: the file.
-        limit_bytes: the most that it may hold.
-        follow: whether it may be a symbolic link.
+    """Read a whole ordinary file; it may be a symbolic link if ``follow``.
 
     Raises:
-        OSError: it cannot be read, is no ordinary file, or is larger than the limit.
+        OSError: it cannot be read, is not an ordinary file, or is larger than the limit.
     """
     handle = _open_to_read(path, follow=follow)
     try:
         if os.fstat(handle).st_size > limit_bytes:
             raise _too_large(path, limit_bytes)
         pieces, size = [], 0
-        # A file may grow meanwhile: what comes is counted.
+        # Count while reading: the file may grow.
         while piece := os.read(handle, min(_PIECE_BYTES, limit_bytes + 1 - size)):
             pieces.append(piece)
             size += len(piece)
@@ -74,20 +68,19 @@ def read_text(path: _Path, *, limit_bytes: int = SMALL_BYTES) -> str:
 
 @contextmanager
 def opened(path: _Path, *, follow: bool = True) -> Iterator[BinaryIO]:
-    """Open an ordinary file of any size, to be read piece by piece.
+    """Open an ordinary file of any size for reading.
 
     Raises:
-        OSError: it cannot be opened, or is no ordinary file.
+        OSError: it cannot be opened, or is not an ordinary file.
     """
     with os.fdopen(_open_to_read(path, follow=follow), "rb") as file:
         yield file
 
 
 def create(path: _Path, mode: int = 0o644) -> int:
-    """Create a file in the place of whatever has its name, and open it for writing; its handle.
+    """Create a file for writing, replacing what has its name; return its handle.
 
-    A link of this name is removed and its target stays as it is: the name may be predictable and
-    its directory one that others write to.
+    A link is removed, not followed: names may be predictable and directories shared.
 
     Raises:
         OSError: it cannot be created.
@@ -97,7 +90,7 @@ def create(path: _Path, mode: int = 0o644) -> int:
         try:
             return os.open(path, flags, mode)
         except FileExistsError:
-            if attempt == 2:  # another process makes it again each time
+            if attempt == 2:  # another process recreates it each time
                 raise
             with suppress(FileNotFoundError):
                 os.unlink(path)
@@ -105,7 +98,7 @@ def create(path: _Path, mode: int = 0o644) -> int:
 
 
 def open_to_append(path: _Path, mode: int = 0o644, *, create: bool = True) -> int:
-    """Open an ordinary file, which is created if need be, for writing at its end; its handle.
+    """Open an ordinary file for appending, creating it if need be; return its handle.
 
     Raises:
         OSError: it cannot be opened, or is a link, a pipe or a device.
@@ -118,7 +111,7 @@ def open_to_append(path: _Path, mode: int = 0o644, *, create: bool = True) -> in
 
 
 def _open_to_read(path: _Path, *, follow: bool) -> int:
-    # Looked at before it is opened as well: the opening of some devices has effects.
+    # Check before opening too: opening some devices has effects.
     _refuse(path, follow=follow, missing_ok=False)
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     return _ordinary(_open(path, flags, 0), path)
@@ -136,7 +129,7 @@ def _refuse(path: _Path, *, follow: bool, missing_ok: bool) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise _no_ordinary_file(path, status.st_mode)
     if status.st_dev in _kernel_file_systems():
-        # They call themselves ordinary and empty; reading one may wait, or take messages away.
+        # They look ordinary and empty; reading one may block or consume messages.
         raise OSError(errno.EINVAL, "it is a file of the kernel, not an ordinary file", str(path))
 
 
@@ -146,7 +139,7 @@ def _kernel_file_systems() -> frozenset[int]:
     for path in ("/proc", "/sys"):
         with suppress(OSError):
             devices.add(os.stat(path).st_dev)
-    return frozenset(devices) - {os.stat("/").st_dev}  # an empty /proc that nothing is mounted on
+    return frozenset(devices) - {os.stat("/").st_dev}  # /proc may not be mounted
 
 
 def _open(path: _Path, flags: int, mode: int) -> int:
@@ -159,7 +152,7 @@ def _open(path: _Path, flags: int, mode: int) -> int:
 
 
 def _ordinary(handle: int, path: _Path) -> int:
-    """The handle, if it is of an ordinary file; else it is closed."""
+    """Return the handle of an ordinary file; close any other and raise."""
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return handle

@@ -1,10 +1,8 @@
 """Processes of this host: their state, their environment, and directories that they own.
 
-A directory's name proves nothing: people call their directories what they like, and a process id
-means another process in another container. So a marker file is written when a directory is made. It
-names the process with its start time, since process ids come back, the pid namespace in which that
-id has a meaning, and the boot. Whatever has no such marker, or one from another namespace or boot,
-is left alone: nobody here can know whether it is still in use.
+An owned directory has a marker file with its process's id, start time (ids are reused), pid
+namespace and boot. Directories without one, or with one from another namespace or boot, are left
+alone: they may be in use.
 """
 
 from __future__ import annotations
@@ -40,21 +38,21 @@ _MARKER_TYPES = {
 
 
 class ProcessStat(NamedTuple):
-    """One process at one moment. Its number comes back one day, with another start."""
+    """One process at one moment."""
 
     pid: int
     parent: int
     started_ticks: int  # since boot, as the kernel counts
-    ended: bool  # a zombie, which waits for its parent to look
-    stopped: bool  # by a signal or a debugger, until another lets it go on
-    ending: bool  # on its way out, which may last where a driver has to let go of memory
+    ended: bool  # a zombie
+    stopped: bool  # by a signal or a debugger
+    ending: bool  # exiting, which may take long while a driver frees memory
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """The process of this number; None if there is none, or no ``/proc``."""
+    """State of a process; None if there is none, or no ``/proc``."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name comes second, in brackets, and may hold anything, brackets included.
+            # The second field is the name in brackets, which may contain brackets.
             words = file.read().rpartition(b")")[2].split()
         state = words[0]
         return ProcessStat(
@@ -77,7 +75,7 @@ def started_ticks(pid: int) -> int | None:
 
 @contextlib.contextmanager
 def variables(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables of this process's environment (None: unset) for the block."""
+    """Set environment variables (None: unset) for the block."""
 
     def put(values: Mapping[str, str | None]) -> None:
         for name, value in values.items():
@@ -96,7 +94,7 @@ def variables(values: Mapping[str, str | None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
-    """A process of one boot, not to be mistaken for a later one with its number."""
+    """Identity of a process that survives reuse of its id."""
 
     pid: int
     started_ticks: int  # since boot, as the kernel counts
@@ -119,8 +117,7 @@ class ProcessIdentity:
         )
 
     def is_gone(self) -> bool:
-        """True if the process has certainly ended: false too where that cannot be seen from here,
-        in another container or after another boot."""
+        """Return whether the process has certainly ended; False for another container or boot."""
         here = ProcessIdentity.of_this_process()
         same = (self.pid_namespace, self.boot_id) == (here.pid_namespace, here.boot_id)
         if not (same and here.pid_namespace and here.boot_id):
@@ -133,17 +130,16 @@ class OwnedDirectory:
     """A directory with a valid marker of this user."""
 
     path: Path
-    process: ProcessIdentity  # which made it
-    owner: str  # on whose behalf, in the maker's own words
+    process: ProcessIdentity  # its creator
+    owner: str  # free text of the creator
 
     @property
     def is_abandoned(self) -> bool:
-        """True if the process that made it has certainly ended."""
+        """True if its creator has certainly ended."""
         return self.process.is_gone()
 
     def remove(self) -> None:
-        """Remove it with all that is in it, the marker last: a removal that is cut short can be
-        gone on with. What cannot be removed stays, with the marker."""
+        """Remove it and its content, the marker last, so that a partial removal can be resumed."""
         if self.path.is_symlink():
             return
         with contextlib.suppress(OSError):
@@ -179,8 +175,8 @@ def make_owned_directory(prefix: str, base: Path, owner: str = "") -> OwnedDirec
 
 
 def abandoned_directories(prefix: str, base: Path) -> list[OwnedDirectory]:
-    """The directories in ``base`` that processes of this user, of this pid namespace and boot, made
-    with this prefix and did not live to remove."""
+    """Directories in ``base`` with this prefix whose creators, of this user, pid namespace and
+    boot, have ended."""
     try:
         names = sorted(name for name in os.listdir(base) if name.startswith(prefix))
     except OSError:
@@ -190,8 +186,7 @@ def abandoned_directories(prefix: str, base: Path) -> list[OwnedDirectory]:
 
 
 def owned_directory(path: Path) -> OwnedDirectory | None:
-    """The directory at ``path`` if it is one of this user's, no symbolic link, with a marker that
-    says whose it is; None otherwise."""
+    """The directory at ``path`` if it is this user's, not a link, and validly marked; else None."""
     marker = path / MARKER
     try:
         owners = {os.lstat(path).st_uid, os.lstat(marker).st_uid}

@@ -1,8 +1,7 @@
 """Means with confidence intervals, and percentiles, of small sets of timings.
 
-Repeats of a benchmark are few (3 to 20), so the interval of their mean uses Student's t and not
-the normal distribution: with three repeats the 95 % interval is 4.3 standard errors wide on each
-side, not 2. Used both by the loop that decides when to stop and by the tables, so that they agree.
+Repeats are few (3 to 20), so intervals use Student's t: with three, the 95 % interval is 4.3
+standard errors on each side, not 2. The timing loop and the tables share these functions.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Student-t interval of the mean; None for fewer than two values, which say nothing of it."""
+    """Student-t interval of the mean; None for fewer than two values."""
     count = len(values)
     if count < 2:
         return None
@@ -40,27 +39,27 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedInterval(Interval):
-    """The interval of a mean over processes, and the two parts of their means' variance."""
+    """Interval of a mean over processes, and the two parts of their means' variance."""
 
-    between: float  # standard deviation from process to process, above what repeats explain
-    within: float | None  # standard error of one process's mean; None where it is not known
+    between: float  # standard deviation between processes, beyond what repeats explain
+    within: float | None  # standard error of one process's mean; None if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A standard deviation as a share of the mean, and how many values it is known from."""
+    """Standard deviation as a share of the mean, and the number of values behind it."""
 
     deviation: float = 0.0
     values: int = 0
 
     def half_width(self, confidence: float) -> float:
-        """Half of the interval that one more value lies in, as a share; 0 if nothing is known."""
+        """Half width of the interval of one more value, as a share; 0 if unknown."""
         if self.values < 2:
             return 0.0
         return student_t_quantile((1 + confidence) / 2, self.values - 1) * self.deviation
 
 
-#: Of runs that do not differ, or of which nothing is known.
+#: Runs that do not differ, or whose spread is unknown.
 ALIKE = Spread()
 
 
@@ -71,24 +70,18 @@ def nested_interval(
     *,
     runs: Spread = ALIKE,
 ) -> NestedInterval | None:
-    """The interval of the mean over processes; None for fewer than two.
+    """Interval of the mean over processes, all weighted alike; None for fewer than two.
 
-    A random-effects model with two levels: repeat j of process i is m + a_i + e_ij. The means of
-    processes vary by both parts, var(a) + var(e) / repeats, so Student's t on these means, with one
-    degree of freedom less than there are processes, is exact for normal effects and equal numbers
-    of repeats, whatever the two parts are (T. Kalibera and R. Jones, Rigorous Benchmarking in
-    Reasonable Time, ISMM 2013). More repeats within a process cannot narrow it below what processes
-    differ by. Every process counts alike, however many repeats it had.
-
-    What all processes of a run have in common shows in none of them. Where it is known by how much
-    runs differ, the two half widths, each with its own t, are added by their squares (MOVER: G. Zou
-    and A. Donner, Statistics in Medicine 2008).
+    Two-level random effects: repeat j of process i is m + a_i + e_ij. Process means vary by
+    var(a) + var(e) / repeats, so Student's t on them (processes - 1 degrees of freedom) is exact
+    for normal effects and equal numbers of repeats (T. Kalibera and R. Jones, Rigorous Benchmarking
+    in Reasonable Time, ISMM 2013). The spread of ``runs`` does not show in one run; half
+    widths add in squares (MOVER: G. Zou and A. Donner, Statistics in Medicine 2008).
 
     Args:
         means: one for each process.
-        errors: the standard error of each mean, from its own repeats; None where it has too few.
-        confidence: level of the interval.
-        runs: of the speed from run to run.
+        errors: standard error of each mean from its own repeats; None if too few.
+        runs: spread of speed from run to run.
     """
     whole = mean_interval(means, confidence)
     if whole is None:
@@ -109,11 +102,8 @@ def nested_interval(
 def ratio_interval(
     amounts: Sequence[float], times: Sequence[float], confidence: float = 0.95
 ) -> Interval | None:
-    """All amounts over all times, with the interval of that ratio (linearised); for parts that
-    are of unlike size, where the mean of the parts' own rates would favour the short ones.
-
-    None for fewer than two parts.
-    """
+    """Ratio of the sums and its linearised interval, for parts of unequal size, where the mean of
+    rates would favour short ones; None for fewer than two parts."""
     count = len(amounts)
     total = math.fsum(times)
     if count < 2 or total <= 0:
@@ -135,17 +125,16 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     below = min(math.floor(position), len(ordered) - 1)
     above = min(below + 1, len(ordered) - 1)
     low, high = ordered[below], ordered[above]
-    # The clamp keeps rounding from leaving the two neighbours.
+    # Clamp: rounding may leave the two neighbours.
     return min(max(low + (high - low) * (position - below), low), high)
 
 
 def samples_needed(percent: float, confidence: float = 0.95) -> int:
-    """The fewest samples of which the largest exceeds the percentile with this confidence (S. S.
-    Wilks, Ann. Math. Statist. 12, 1941): 59 for a 95th percentile at 95 %, 299 for a 99th, 459 for
-    a 99th at 99 %.
+    """Fewest samples whose largest exceeds the percentile with this confidence, e.g. 59 for a 95th
+    percentile at 95 % (S. S. Wilks, Ann. Math. Statist. 12, 1941).
 
     Raises:
-        ValueError: one of the two is not strictly between nothing and all.
+        ValueError: an argument is out of range.
     """
     if not (0 < percent < 100 and 0 < confidence < 1):
         raise ValueError(f"no number of samples for percentile {percent} at level {confidence}")
@@ -155,7 +144,7 @@ def samples_needed(percent: float, confidence: float = 0.95) -> int:
 def tail_percentile(
     values: Sequence[float], percent: float, confidence: float = 0.95
 ) -> float | None:
-    """The percentile, or None where the samples are too few to support it."""
+    """The percentile; None if there are too few samples to support it."""
     if not values or len(values) < samples_needed(percent, confidence):
         return None
     return percentile(values, percent)
@@ -186,7 +175,7 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 
 
 def student_t_two_sided(t: float, degrees: float) -> float:
-    """P(|T| >= t) for t >= 0; ``degrees`` of freedom need not be whole, infinity is the normal.
+    """P(|T| >= t) for t >= 0; ``degrees`` may be fractional or infinite (normal).
 
     Raises:
         ValueError: ``degrees`` is not positive, or ``t`` is negative.
@@ -205,7 +194,7 @@ def _student_t_cdf(t: float, degrees: int) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """I_x(a, b) by its continued fraction, from the side on which it converges fast."""
+    """I_x(a, b) by its continued fraction, from the side that converges fast."""
     if x <= 0 or x >= 1:
         return 0.0 if x <= 0 else 1.0
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
