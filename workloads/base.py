@@ -1,21 +1,8 @@
-"""The seam between jobs and models: what a workload is given, gives back, raises and refuses.
+"""Interface between jobs and models: a workload's request, result, errors and refusals.
 
-All records are plain values that survive pickling, so a worker may live in any process. Times are
-seconds, sizes bytes, lengths tokens. This module imports neither torch nor Ray.
-
-Each exception is one class of failure in a row:
-
-    WorkloadError
-    ├── Unsupported        this combination cannot run on this device; not a fault
-    ├── BadConfiguration   the job's settings contradict each other or the model
-    ├── DataMissing        a model, checkpoint or dataset is not there or is incomplete
-    ├── OutOfMemory        device memory is exhausted
-    ├── CompileFailed      graph compilation failed
-    ├── CardNotAcquired    the card is held by another process or not there
-    ├── CardFaulty         the card computes something else than it should
-    └── CollectiveFailed   a collective operation between ranks failed
-
-``Device.classify`` turns a backend's own errors into these.
+Records are picklable. Times are seconds, sizes bytes, lengths tokens. Imports neither torch nor
+Ray. Each subclass of ``WorkloadError`` is one class of failure in a row; ``Device.classify`` maps a
+backend's errors to them.
 """
 
 from __future__ import annotations
@@ -36,7 +23,7 @@ class WorkloadError(Exception):
 
 
 class Unsupported(WorkloadError):
-    """This combination of settings cannot run on this device."""
+    """This combination of settings cannot run on this device; not a fault."""
 
 
 class BadConfiguration(WorkloadError):
@@ -87,15 +74,8 @@ def unsupported(reason: str) -> Support:
     return Support(supported=False, reason=reason)
 
 
-# The seam of metrics: a named figure of a row, and a workload's throughput.
-#
-# A figure is declared once; results, tables, rankings, comparisons and the documentation read the
-# declaration. It comes from one of two places:
-#
-#     a workload   reports it by name (``Result.metrics``), each rank its own, and the declaration
-#                  says how those of a gang become one. It stands beside the task or the workload.
-#     raw samples  ``figure`` derives it from those of the timed part (``bench/metrics.py``, or
-#                  another package).
+# Metrics: each is declared once, for results, tables, rankings, comparisons and documentation.
+# A workload reports it per rank (``Result.metrics``), or ``figure`` derives it from raw samples.
 
 _OF_RANKS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": lambda values: math.fsum(values) / len(values),
@@ -121,20 +101,14 @@ class Metric:
     title: str  # in tables, with its unit beside it
     description: str  # one line
     unit: str = ""
-    #: Which way is better; None where neither is: it explains another figure.
-    better: Literal["higher", "lower"] | None = None
-    #: From which value on a row's output counts as equal to the plain path's; such a figure stands
-    #: beside the row's speed. None: it is not about that.
+    better: Literal["higher", "lower"] | None = None  # None: it only explains another figure
+    #: Value from which a row's output counts as equal to the plain path's; shown beside speed.
     equal_from: float | None = None
-    #: Whether tables name it beside the throughput, as they do figures with ``equal_from``.
-    beside_speed: bool = False
-    #: How the figures of the ranks of a gang become the row's.
-    ranks: Literal["mean", "largest", "smallest", "sum"] = "mean"
-    #: Derives the figure from raw samples; None where they lack it. Without it the workload
-    #: reports the figure.
+    beside_speed: bool = False  # shown beside the throughput, as with ``equal_from``
+    ranks: Literal["mean", "largest", "smallest", "sum"] = "mean"  # reduction over a gang's ranks
+    #: Derives the figure from raw samples, or None if they lack it; unset: the workload reports it.
     figure: Callable[[Timed], float | None] | None = None
-    #: The workloads and tasks whose rows have it; none: all. Of one that is declared beside its
-    #: workload or its task this says nothing.
+    #: Workloads and tasks whose rows have it (empty: all); unused if one of them declares it.
     of: tuple[str, ...] = ()
 
 
@@ -153,7 +127,7 @@ SAMPLES = Throughput(unit="samples/s", counts="items")
 def of_ranks(
     declared: Mapping[str, Metric], reported: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:
-    """The figures of all ranks as the row's; one without a declaration is the ranks' mean."""
+    """Reduce the ranks' figures to the row's; undeclared figures are averaged."""
     names = dict.fromkeys(name for values in reported for name in values)
     return {
         name: _OF_RANKS[declared[name].ranks if name in declared else "mean"](
@@ -165,9 +139,9 @@ def of_ranks(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSettings:
-    """Settings of a job's timing: when to stop, and what must be paid before timing starts."""
+    """Settings of a job's timing: warm-up and stopping."""
 
-    warmup: int = 1  # untimed repeats, at least; 0: none, and the first meeting of shapes is timed
+    warmup: int = 1  # least untimed repeats; 0: none, so first use of each shape is timed
     min_repeats: int = 3
     max_repeats: int = 20
     confidence: float = 0.95  # level of the interval
@@ -177,16 +151,15 @@ class MeasureSettings:
     least_s: float = 0.0  # of the timed part: repeats go on until then, so that energy can be read
 
 
-#: The phases of an attempt, in order. A watchdog has a limit for each but ``queued``, in which a
-#: job waits for its turn on processors that others use.
+#: Phases of an attempt, in order. All but ``queued`` (waiting for CPUs) have a watchdog limit.
 Phase = Literal["start", "queued", "load", "compile", "warmup", "measure", "finish"]
 
 StopReason = Literal["confidence", "max_repeats", "time_limit"]
 
-#: Why warm-up ended: all shapes were met and steps were steady, or ``warmup_limit_s`` ran out.
+#: Why warm-up ended: all shapes met and steps steady, or ``warmup_limit_s`` ran out.
 WarmupEnd = Literal["complete", "limit"]
 
-#: The detail of a row by which its tokens can be counted again: the ids that end a text.
+#: Detail of a row with the ids that end a text, for recounting its tokens.
 END_TOKEN_IDS = "end_token_ids"
 
 
@@ -204,11 +177,9 @@ class Request:
     parameters: Mapping[str, Any]  # the workload's own, validated (``base.py``)
     measure: MeasureSettings
     settings: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, validated
-    probe: bool = False  # asked only whether the batch fits: do what takes most memory, once
-    #: Name of the run and the job, for what outlives an attempt of it; "": nothing does.
-    kept_as: str = ""
-    #: Ids of the run and of the grid's job as RUN-JOB, whatever batch size a search has found, for
-    #: the note of what the job saves under a name; "": no run is known.
+    probe: bool = False  # only test if the batch fits: run the most memory-hungry part once
+    kept_as: str = ""  # name (run and job) for files that outlive an attempt; "": none do
+    #: RUN-JOB, independent of a searched batch size, recorded with saved products; "": unknown.
     saved_by: str = ""
     attempt: int = 1  # number of this try at the job
     took: str = (
@@ -218,10 +189,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One raw timed iteration: one batch of one repeat.
+    """Raw timing of one batch of one repeat; statistics compare repeats (passes over equal work).
 
-    A repeat is one pass over the same work; repeats are what the statistics compare. A pass cut
-    short by the time limit keeps its samples, with ``complete`` false on each of them.
+    A pass cut short by the time limit keeps its samples, all with ``complete`` false.
     """
 
     repeat: int  # from 0; warm-up repeats are numbered too
@@ -237,14 +207,14 @@ class Sample:
     ttft_s: float | None = None  # time to first token of the batch
     step_s: tuple[float, ...] = ()  # time of each decoding step after the first
     loss: float | None = None
-    # Shares of a training step's wall time; None where they are not known.
+    # Shares of a training step's wall time; None if unknown.
     data_s: float | None = None  # waiting for the batch
     forward_s: float | None = None
     backward_s: float | None = None
     optimizer_s: float | None = None
     communication_s: float | None = None  # not hidden behind the others
     encoder_s: float | None = None  # of a generated batch: the encoder's pass; None: it has none
-    # Shares of the wall time of a batch of images; None where there are none.
+    # Shares of an image batch's wall time; None without images.
     text_encoding_s: float | None = None
     denoising_s: float | None = None  # all steps, and the drawing of latents before them
     decoding_s: float | None = None  # from latents to pixels
@@ -324,23 +294,16 @@ class Workload(Protocol):
     """A module-level function with this shape is a workload (``registry.py`` names it)."""
 
     def __call__(self, request: Request, context: JobContext) -> Result:
-        """Run one job on this rank's card.
-
-        Raises:
-            WorkloadError: a failure of a known class (``base.py``).
-        """
+        """Run one job on this rank's card; known failures raise a ``WorkloadError``."""
 
 
-# Refusals: objections of a workload's rules to a job, before anything is loaded. Pure, no torch.
-#
-# Two kinds of refusal. A job that contradicts itself (a rank of 0, a batch that cannot be divided,
-# a technique without an object) is a mistake in the grid, which then starts nothing and points at
-# the value. A job that makes sense but cannot run on a device becomes a row that says why.
+# Refusals: a rule's objections to a job, before anything is loaded. Pure, no torch. A job that
+# contradicts itself makes the grid invalid; one that a device cannot run becomes a row.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDescription:
-    """A job as rules see it: what was asked for, and the kind of device it would run on."""
+    """A job as rules see it: its settings and the kind of device it would run on."""
 
     model: str
     dataset: str
@@ -356,21 +319,14 @@ class JobDescription:
 class Refusal:
     """Reason why a job is refused, and the setting to blame."""
 
-    setting: str  # a field of the job or a parameter: the grid's file is pointed at there
+    setting: str  # a job field or a parameter, for the location in the grid's file
     reason: str
     hint: str = ""  # what would be right
-    #: True: it makes sense and cannot run on this device, so it becomes a row. False: it is wrong
-    #: everywhere, so the grid is refused.
-    unsupported: bool = False
+    unsupported: bool = False  # True: a row says so; False: wrong everywhere, the grid is refused
 
 
 def require(refusals: Sequence[Refusal]) -> None:
-    """For the process that is about to run a job.
-
-    Raises:
-        BadConfiguration: the job contradicts itself.
-        Unsupported: it cannot run on this device.
-    """
+    """Raise BadConfiguration or Unsupported for the first refusal, if any."""
     for refusal in sorted(refusals, key=lambda refusal: refusal.unsupported):
         hint = f"; {refusal.hint}" if refusal.hint else ""
         text = f"{refusal.setting}: {refusal.reason}{hint}"
@@ -378,25 +334,19 @@ def require(refusals: Sequence[Refusal]) -> None:
 
 
 def require_batch(request: Request) -> None:
-    """
-    Raises:
-        BadConfiguration: the job has no batch.
-    """
+    """Raise BadConfiguration if the batch size is below 1."""
     if request.batch_size < 1:
         raise BadConfiguration(f"batch size {request.batch_size}; at least 1 is needed")
 
 
-# The phase of a job, reported from within a library that knows nothing of jobs.
-#
-# A library may compile for minutes while it loads a model. What runs on its way there names the
-# phase, and the worker reports it.
+# Lets code called by a library (which may compile for minutes while loading) report the phase.
 
 _enter: ContextVar[Callable[[Phase], None] | None] = ContextVar("phase", default=None)
 
 
 @contextlib.contextmanager
 def reporting_phases_to(enter_phase: Callable[[Phase], None]) -> Iterator[None]:
-    """Pass what ``report_phase`` reports within the block to this function."""
+    """Send phases from ``report_phase`` to ``enter_phase`` within the block."""
     before = _enter.set(enter_phase)
     try:
         yield

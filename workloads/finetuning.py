@@ -1,14 +1,9 @@
-"""Fine-tuning: how many samples a second a model learns from, by method and technique.
+"""Fine-tuning: samples per second by method and technique.
 
-A step takes a batch forward, its gradients backward, and lets the optimizer change what is trained;
-that is about three times the arithmetic of the forward pass alone, and memory for weights,
-gradients, the optimizer's averages and every layer's activations. Cards are short of the latter, so
-methods train less (adapters), store less (4 bits), and techniques trade arithmetic for memory.
-
-The settings are those of the method and of all techniques, so a technique that another package
-brings is a setting of grids at once. The rules here are about methods, precisions and adapters;
-each technique has its own. An engine trains: Nightgrid's own loop (``training/loop.py``), or a
-library's trainer. The plan asks the rules before anything starts, and the job asks again.
+A training step takes about three times the arithmetic of the forward pass, and memory for weights,
+gradients, optimizer state and activations. Methods train less (adapters) or store less (4 bits);
+techniques trade arithmetic for memory. The rules here cover methods, precisions and adapters; each
+technique has its own. The engine is Nightgrid's loop (``training/loop.py``) or a library's trainer.
 """
 
 from __future__ import annotations
@@ -44,12 +39,12 @@ from workloads.training.techniques import (
     with_techniques,
 )
 
-#: Precisions in which weights can be trained, or stand under an adapter, as they are.
+#: Precisions in which weights can be trained, or carry an adapter, without quantization.
 TRAINED_IN = ("fp32", "fp16", "bf16")
 
 
 def refuse(job: JobDescription) -> tuple[Refusal, ...]:
-    """All that speaks against a job, beside its engine and its model."""
+    """Objections to a job beyond those of its engine and model."""
     method = method_of(job.parameters)
     return (
         *_precision(job, method),
@@ -110,7 +105,7 @@ def _adapter(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]
 
 
 def _saving(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
-    """A model can be kept whose weights are all there, in numbers that a checkpoint has."""
+    """Refuse to save models with partial weights or formats that no checkpoint has."""
     if method.save_model is None:
         return
     yield from saving_refusals(job.model, method.save_model)
@@ -136,7 +131,7 @@ def _saving(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
 
 
 def _lengths(job: JobDescription) -> Iterator[Refusal]:
-    """Samples longer than the model has positions."""
+    """Refuse samples longer than the model's positions."""
     config = known_config(job.model) or {}
     if (positions := positions_of(config)) is None:
         return

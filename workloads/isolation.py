@@ -1,13 +1,9 @@
-"""Jobs that share a warm process must not leave traces in one another.
+"""Isolation of jobs that share a warm process.
 
-A library call in one job can change what the next one measures: the default dtype, a gradient mode,
-a matmul precision, an environment variable, or a model's generation config, into which ``generate``
-of some libraries writes its arguments back. Before each job the process is put back to how it was
-after its imports, and a resident model's generation config to how it was after loading.
-
-Loading costs more than measuring for many jobs, so the next job with an equal residency key gets
-the model that the last one loaded, and the row says so. There is room for one model: the old one is
-gone, and its memory released, before the next is loaded.
+Before each job the process's global settings (default dtype, gradient mode, matmul precision,
+environment) are restored to those after its imports, and a resident model's generation config,
+which some libraries' ``generate`` overwrites, to that after loading. One model stays loaded for the
+next job with an equal residency key; it is released before another is loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ class ProcessState:
 
     @classmethod
     def now(cls) -> ProcessState:
-        """The settings as they are."""
+        """Return the current settings."""
         import torch
 
         return cls(
@@ -45,7 +41,7 @@ class ProcessState:
         )
 
     def restore(self) -> None:
-        """Put the process back to these settings. Seeding is the device's (``Device.seed``)."""
+        """Restore these settings, but not seeds (see ``Device.seed``)."""
         import torch
 
         if (now := dict(os.environb)) != self.environment:
@@ -63,7 +59,7 @@ class ProcessState:
 
 
 class ResidentModel:
-    """A loaded model under its residency key, and its generation configs as they were at first."""
+    """A loaded model under its residency key, and its original generation configs."""
 
     def __init__(self) -> None:
         self.key: str | None = None
@@ -81,7 +77,7 @@ class ResidentModel:
         return self._loaded
 
     def load(self, key: str, loader: Callable[[], Any]) -> Any:
-        """Load a model and keep it; the place has to be empty."""
+        """Load a model and keep it; no other may be loaded."""
         self._loaded = loader()
         owned = [(part, getattr(part, "generation_config", None)) for part in _parts(self._loaded)]
         self._configs = [
@@ -93,7 +89,7 @@ class ResidentModel:
         return self._loaded
 
     def clean(self) -> None:
-        """Give every owner its own generation config back, with the content it had at first."""
+        """Restore every owner's original generation config."""
         for owner, config, content in self._configs:
             if owner.generation_config is not config:
                 owner.generation_config = config
@@ -101,13 +97,12 @@ class ResidentModel:
             vars(config).update(copy.deepcopy(content))
 
     def drop(self) -> None:
-        """Let go of the model."""
+        """Release the model."""
         self.key, self._loaded, self._configs = None, None, []
 
 
 def _parts(loaded: Any) -> list[Any]:
-    """All that may own a generation config: what a loader returned, and the items of a tuple, list
-    or mapping, or a dataclass's fields."""
+    """Possible owners of a generation config: the loaded object and its items or fields."""
     if is_dataclass(loaded) and not isinstance(loaded, type):
         return [loaded, *(getattr(loaded, field.name) for field in fields(loaded))]
     if isinstance(loaded, Mapping):

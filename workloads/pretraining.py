@@ -1,9 +1,7 @@
-"""Pretraining: a masked language model learns the words of a corpus, from fresh weights or on.
+"""Pretraining of a masked language model on a corpus, from fresh weights or a checkpoint.
 
-Its settings are those of all training, its own, and those of the techniques that can do something
-for its models: chunks of one length leave nothing to be padded or packed. The rules read what the
-files of a model and a corpus say, without torch; what they do not say (a model on a hub, a corpus
-that only a node has), the job finds when it encodes the corpus.
+Chunks have one length, so padding and packing do not apply. The rules read local files of model and
+corpus without torch; anything unavailable to the plan is checked when the job encodes the corpus.
 """
 
 from __future__ import annotations
@@ -26,13 +24,12 @@ from workloads.training.methods import TrainingParameters
 from workloads.training.parallel.layout import model_parallel_size, pipeline_size
 from workloads.training.techniques import technique_refusals, with_techniques
 
-#: A corpus of so many bytes for each token that is wanted surely has them: it is not read in a
-#: plan. English text has four or five.
+#: Corpora with this many bytes per wanted token are not read in a plan; English has 4 or 5.
 _BYTES_PER_TOKEN = 16
 
 
 def refuse(job: JobDescription) -> tuple[Refusal, ...]:
-    """All that speaks against a job, beside its engine and the kind of its model."""
+    """Objections to a job beyond those of its engine and kind of model."""
     return (*_precision(job), *_model(job), *_chunks(job), *technique_refusals(job))
 
 
@@ -49,7 +46,7 @@ def _precision(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _model(job: JobDescription) -> Iterator[Refusal]:
-    """Weights that are not there, too few positions, no token to mask with."""
+    """Refuse missing weights, too few positions or a missing mask token."""
     directory, config = _files(job.model)
     if directory is not None and job.parameters["initial_weights"] == "checkpoint":
         try:
@@ -84,9 +81,9 @@ def _model(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _chunks(job: JobDescription) -> Iterator[Refusal]:
-    """Less text than the cards take in one step."""
+    """Refuse corpora smaller than one global batch."""
     if not isinstance(job.batch_size, int):
-        return  # it is searched for; a batch that is too large ends its trial
+        return  # searched for; too large a batch ends its trial
     wanted = job.batch_size * job.cards // model_parallel_size(job.parameters, job.cards)
     length = job.parameters["max_length"]
     there = _counted(job, wanted)
@@ -100,7 +97,7 @@ def _chunks(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _files(model: str) -> tuple[Path | None, Any]:
-    """The directory of a model and its configuration, as far as they are here."""
+    """Directory and configuration of a model, each None if not available locally."""
     try:
         directory = Path(find_model(model, weights=False).location)
     except (WorkloadError, OSError):
@@ -109,8 +106,7 @@ def _files(model: str) -> tuple[Path | None, Any]:
 
 
 def _counted(job: JobDescription, wanted: int) -> int | None:
-    """Number of chunks of a job's corpus, or one that is not below ``wanted``; None where it cannot
-    be known here, or is surely enough."""
+    """Chunks of the corpus, counted up to ``wanted``; None if unknown or surely enough."""
     parameters, dataset = job.parameters, job.dataset
     reading = Reading(columns=str(parameters["columns"]), split=str(parameters["split"]))
     length = int(parameters["max_length"])
@@ -130,7 +126,7 @@ def _counted(job: JobDescription, wanted: int) -> int | None:
 def _tokens(
     model: str, dataset: str, reading: Reading, wanted: int, _changed_at_ns: int
 ) -> int | None:
-    """Number of tokens of a corpus, or one that is not below ``wanted``."""
+    """Number of tokens of a corpus, counted up to ``wanted``; None without a tokenizer."""
     tokenizer = _tokenizer(model)
     if tokenizer is None:
         return None
@@ -143,7 +139,7 @@ def _tokens(
 
 
 def _tokenizer(model: str) -> Any:
-    """The tokenizer of a model in Rust; None where its file is not here."""
+    """Load a model's tokenizer in Rust; None if its file is not here."""
     if model in MADE:
         make = getattr(importlib.import_module(MADE[model]), "tokenizer", None)
         return make() if make is not None else None
@@ -195,7 +191,7 @@ PretrainingParameters = with_techniques(
 
 
 def _steps_per_s(timed: Timed) -> float | None:
-    """Optimizer steps over their time; a step is as slow as the slowest rank."""
+    """Optimizer steps per second, each taking as long as its slowest rank."""
     slowest: dict[tuple[int, int], float] = {}
     for sample in timed.samples:
         step = (sample.repeat, sample.batch)

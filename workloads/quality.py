@@ -1,20 +1,14 @@
-"""Quality beside speed: how far a fast path is from the plain one, on the same prompts.
+"""Quality beside speed: the distance of a fast path from the plain one on the same prompts.
 
-The *reference* is what stock transformers in fp32, one prompt at a time, writes after some prompts
-of the dataset (the workload quality-reference, which plans add), with the log-probabilities of the
-64 likeliest tokens at each step. A job with ``quality: true`` lets its own engine, which is
-resident anyway, write after the same prompts, after its timed part. As long as both have chosen the
-same tokens they have read the same text, so their distributions can be compared, the step at which
-they part included.
+The *reference* (workload quality-reference, which plans add) is the greedy text of stock
+transformers in fp32, one prompt at a time, with the log-probabilities of the 64 likeliest tokens of
+each step. After its timed part a job with ``quality: true`` generates from the same prompts; the
+distributions are compared up to and including the first step at which the tokens differ.
 
-What a row then has: the share of steps at which both choose the same token; the Kullback-Leibler
-divergence of its distribution from the reference's, a lower bound, since all tokens beyond the 64
-count as one; and the loss on the reference's texts beside the reference's own. Where nothing can be
-compared the row's ``details`` say ``quality: not compared`` and why.
-
-Where a dataset has answers, the loss on them needs no reference. The prompt is read as in
-generation and its tokens count for nothing; the answer's tokens and the one that ends it count
-alike. It is what transformers calls the loss of a text whose prompt has no labels.
+A row has the share of equal tokens, a lower bound of the Kullback-Leibler divergence (tokens beyond
+the 64 count as one), and both losses on the reference's texts; else ``details`` say why it was not
+compared. The loss on a dataset's answers needs no reference: only the answer and its end token
+count, as in transformers' loss of a text whose prompt has no labels.
 """
 
 from __future__ import annotations
@@ -151,7 +145,7 @@ NO_FIGURES = Quality({}, {})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Texts of the plain path, and the likeliest tokens at each step."""
+    """Texts of the plain path, and the likeliest tokens of each step."""
 
     prompts: tuple[tuple[int, ...], ...]
     tokens: torch.Tensor  # [prompts, steps]
@@ -162,7 +156,7 @@ class Reference:
 def reference_directory(
     model: str, dataset: str, reading: Reading, parameters: QualityReferenceParameters
 ) -> Path:
-    """Directory of the node's cache for the reference of a model on the prompts of a dataset."""
+    """Cache directory for the reference of a model on a dataset's prompts."""
     seen = [
         model,
         fingerprint(Path(open_model(model, protected=True).path)),
@@ -182,12 +176,7 @@ def save(
     tokens: Sequence[Sequence[int]],
     logits: Sequence[torch.Tensor],
 ) -> None:
-    """Write a reference into an empty directory.
-
-    Args:
-        tokens: for each prompt the tokens that were chosen.
-        logits: for each prompt [steps, vocabulary].
-    """
+    """Write a reference into an empty directory; ``logits`` are [steps, vocabulary] per prompt."""
     import torch
     from safetensors.torch import save_file
 
@@ -204,7 +193,7 @@ def save(
 
 
 def load(directory: Path) -> Reference | None:
-    """The reference in a directory; None where there is none."""
+    """Read the reference in a directory; None if there is none."""
     from safetensors import safe_open
 
     if not (directory / _FILE).is_file():
@@ -221,12 +210,7 @@ def load(directory: Path) -> Reference | None:
 def compare(
     tokens: Sequence[Sequence[int]], logits: Sequence[torch.Tensor], reference: Reference
 ) -> dict[str, float]:
-    """Quality figures of what an engine wrote after the reference's prompts.
-
-    Args:
-        tokens: for each prompt the engine's tokens.
-        logits: for each prompt [steps, vocabulary], float32.
-    """
+    """Compare an engine's texts; ``logits`` are float32 [steps, vocabulary] per prompt."""
     import torch
 
     same = steps = 0
@@ -239,7 +223,7 @@ def compare(
         same += count - (parted is not None)
         ids = reference.likeliest[prompt, :count]
         known = reference.log_probabilities[prompt, :count].double()
-        # A model's output layer may have more rows than the other's, of padding.
+        # Output layers may be padded to different sizes.
         mine_all = torch.log_softmax(my_logits[:count].double(), -1)
         mine_known = mine_all.gather(-1, ids.clamp(max=mine_all.shape[-1] - 1))
         divergence += float((known.exp() * (known - mine_known)).sum())
@@ -261,10 +245,7 @@ def compare(
 def quality_figures(
     resident: Resident, request: Request, context: JobContext, reading: Reading, dataset: Dataset
 ) -> Quality:
-    """Figures of the quality of a loaded engine, taken once for as long as it is loaded.
-
-    All ranks compare and read, since cards that split a model have to work together.
-    """
+    """Quality figures of a loaded engine, cached while it is loaded; all ranks must call this."""
     compared = _compared(resident, request, context, reading)
     name = f"answers of {request.dataset} {reading}"
     answers = resident.known.get(name) or _answer_loss(resident.engine, dataset.examples, context)
@@ -276,7 +257,7 @@ def quality_figures(
 def _compared(
     resident: Resident, request: Request, context: JobContext, reading: Reading
 ) -> Quality:
-    """The engine's texts beside those of its reference in the node's cache."""
+    """Compare the engine with its reference in the node's cache."""
     alike = {"adapter", *SourceParameters.model_fields} - WorkloadParameters.model_fields.keys()
     parameters = QualityReferenceParameters(
         **{name: request.parameters[name] for name in alike if name in request.parameters}
@@ -314,7 +295,7 @@ def _compared(
 
 
 def _failure(error: Exception, context: JobContext) -> str:
-    """What went wrong, in words, where it must not cost the row; else the error is raised again."""
+    """Describe an error that must not cost the row; raise any other again."""
     failure = context.device.classify(error)
     if not isinstance(failure, (Unsupported, OutOfMemory, BadConfiguration)):
         raise error
@@ -326,7 +307,7 @@ ANSWERS = 8
 
 
 def answered(engine: GenerationEngine, examples: Sequence[Example]) -> list[Answered]:
-    """The first examples that have an answer, each once, as far as the model has positions."""
+    """The first examples with an answer that fit the model's positions."""
     texts = []
     for example in islice((one for one in examples if one.summary.strip()), ANSWERS):
         prompt = engine.encode(example.content, example.earlier)

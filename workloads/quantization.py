@@ -1,9 +1,7 @@
-"""Quantization: a model in fewer bits, compared with itself, and kept for other jobs to run.
+"""Quantization: a model in fewer bits, compared with the plain one and saved for other jobs.
 
-The plain model reads the held-out examples and, for the correction of biases, the calibration
-texts; then the same checkpoint is loaded into fewer bits and reads them again. The difference of
-losses, and the share of predictions that stay, say what the bits were worth. The jobs that run the
-result say how fast it is.
+Both read the held-out examples; the row has the difference of losses and the share of equal
+predictions. Jobs that run the result measure its speed.
 """
 
 from __future__ import annotations
@@ -123,12 +121,12 @@ class QuantizationParameters(DatasetParameters):
 
     @property
     def reads_texts(self) -> bool:
-        """Tell if the calibration texts have a part in it."""
+        """Tell if calibration texts are used."""
         return self.method in ("static", "auto-round") or self.bias_correction
 
 
 def refuse(job: JobDescription) -> tuple[Refusal, ...]:
-    """All that speaks against a job, beside its engine and its model."""
+    """Objections to a job beyond those of its engine and model."""
     parameters = QuantizationParameters.model_validate(dict(job.parameters))
     return (
         *_method(job, parameters),
@@ -233,7 +231,7 @@ def _model(job: JobDescription, parameters: QuantizationParameters) -> Iterator[
 
 
 def _texts(job: JobDescription, parameters: QuantizationParameters) -> Iterator[Refusal]:
-    """Fewer texts than are needed; a token is at least one byte."""
+    """Refuse too few texts, counting at least one byte per token."""
     from workloads.data.datasets import find_dataset, load_examples
     from workloads.data.shapes import text_of
 
@@ -324,7 +322,7 @@ PRECISION = {"int8": "int8", "fp8": "fp8", "int4": "int4", "nf4": "int4"}
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Quantise, compare and keep; see ``workloads.base.Workload``."""
+    """Quantize, compare and save; see ``workloads.base.Workload``."""
     with contextlib.ExitStack() as ending:
         return _run(request, context, ending)
 
@@ -433,11 +431,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
 def calibration_texts(
     examples: Sequence[Example], tokenizer: Any, count: int, length: int
 ) -> list[list[int]]:
-    """Ids of ``count`` texts of exactly ``length`` tokens: the examples, one after the other.
-
-    Raises:
-        BadConfiguration: the examples have fewer tokens.
-    """
+    """Cut the joined examples into ``count`` texts of ``length`` ids; BadConfiguration if short."""
     ids: list[int] = []
     for example in examples:
         ids += tokenizer(text_of(example), add_special_tokens=False)["input_ids"]
@@ -452,8 +446,7 @@ def calibration_texts(
 def read(
     model: Any, samples: Sequence[TrainingSample], batch: int, device: Device
 ) -> tuple[float, torch.Tensor]:
-    """Mean loss of a model at the learned positions of samples, and the token that it finds
-    likeliest at each."""
+    """Mean loss and likeliest token at the learned positions of samples."""
     import torch
 
     total, likeliest = 0.0, []

@@ -1,8 +1,7 @@
-"""Registries of declarations: engines, tasks, workloads and metrics, and how they are found.
+"""Registries of engines, tasks, workloads and metrics.
 
-A spec is looked up by its name, and only the file that declares it is imported. Another package
-names its spec under an entry point; these are looked for only where a name is not one of ours, or
-all names are wanted, since that reads a file of every package that is installed.
+Looking up a name imports only the file that declares it. Entry points of other packages are read
+only for unknown names or full listings, since that reads a file of every installed package.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ class Declared(Mapping[str, T], Generic[T]):
     """Specs of one kind by name: ours, then those of other packages, which never replace ours."""
 
     def __init__(self, where: str | Mapping[str, str], kind: type | str, group: str) -> None:
-        """
+        """Declare where specs of a kind are.
+
         Args:
-            where: the module of each name; a module with several ``SPECS``; or a package, each of
-                whose files but ``base.py`` has a ``SPEC`` named as the file, ``-`` for ``_``.
-            kind: the class of the specs, or "module:Class"; a spec may also be a class derived from
-                it.
-            group: the entry points of other packages, e.g. ``nightgrid.engines``.
+            where: module per name; a module with ``SPECS``; or a package whose files but
+                ``base.py`` each have a ``SPEC`` named as the file, ``-`` for ``_``.
+            kind: class of the specs, or "module:Class"; a spec may also be a subclass of it.
+            group: entry points of other packages, e.g. ``nightgrid.engines``.
         """
         self.where = where
         self._kind_or_name = kind
@@ -93,7 +92,7 @@ class Declared(Mapping[str, T], Generic[T]):
         return {name: spec for name, spec in specs.items() if name not in self._modules}
 
     def known(self) -> tuple[T, ...]:
-        """Ours, and those of other packages if they have been looked for already."""
+        """Our specs, and those of other packages if already loaded."""
         return tuple(self[name] for name in (*self.own, *self.__dict__.get("_others", ())))
 
     def __getitem__(self, name: str) -> T:
@@ -128,10 +127,7 @@ def _is_named(spec: object, kind: type, name: str) -> bool:
 
 
 def installed(group: str, kind: type) -> dict[str, Any]:
-    """Declarations of other installed packages under an entry point, by name.
-
-    One that is broken must not take all others with it: it is left out, with a warning.
-    """
+    """Return other packages' declarations under an entry point; broken ones only warn."""
     import importlib.metadata
 
     specs = {}
@@ -168,47 +164,36 @@ ENGINES: Declared[EngineSpec] = Declared(
 
 @cache
 def default_engine(ability: str | None = None) -> str:
-    """The engine of a job whose grid names none: the declared default if it has the ability, else
-    the first of ours that has."""
+    """Return the default engine if it has the ability, else the first of ours that has it."""
     able = [spec for spec in ENGINES.known() if ability is None or ability in spec.abilities]
     chosen = [spec.name for spec in able if spec.default] or [spec.name for spec in able]
     return chosen[0] if chosen else next(iter(engines_for(ability)), "")
 
 
 def engines_for(ability: str | None) -> tuple[str, ...]:
-    """The names of all engines with an ability, the default first; None: of all engines."""
+    """Names of the engines with an ability (None: all engines), the default first."""
     able = [spec for spec in ENGINES.values() if ability is None or ability in spec.abilities]
     return tuple(spec.name for spec in sorted(able, key=lambda spec: not spec.default))
 
 
-# The seam of tasks: what one kind of model needs to be loaded, trained and measured.
-#
-# A *workload* is what a grid names; a *task* is a kind of model (``workloads/engines/tasks.py``):
-# which checkpoints it takes (decided in the plan, from the JSON file of their directory), how a
-# model is loaded, how examples become samples and samples a batch, the loss, and the metrics. A
-# workload names the tasks that it can run (``WorkloadSpec.tasks``); the plan pairs it with the task
-# that takes the checkpoint, or refuses the job.
-#
-# Functions are named, not imported, since the plan asks and has no torch:
+# A *workload* is what a grid names; a *task* is a kind of model (``workloads/engines/tasks.py``).
+# The plan pairs a workload with the task that takes the checkpoint, or refuses the job. Functions
+# are named, not imported, since plans run without torch:
 #
 #     load           (source, **arguments) -> model
 #     encode         (examples, count, SampleFormat) -> Encoded
 #     collate        (samples, SampleFormat, fixed=False) -> Inputs; ``fixed``: all of one shape
 #     loss           (logits, labels, kept) -> summed loss of the labelled positions
-#
-# A task may have further ones:
-#
+# Optional:
 #     make           (source, vocabulary, **arguments) -> model with fresh weights
 #     arrange        (samples, global batch) -> positions of each batch's samples; else in order
-#     draw           (samples, SampleFormat, step) -> a global batch as that step meets it (masked)
-#     layer_share    (samples) -> (name of a layer -> share of the tokens that it works on)
-#
-# Techniques ask for some, which a task may lack; a job that needs one ends UNSUPPORTED:
-#
-#     positions      (labels) -> the positions whose logits the loss needs
+#     draw           (samples, SampleFormat, step) -> the step's global batch (masked)
+#     layer_share    (samples) -> (layer name -> share of the tokens that it processes)
+# Optional, for techniques; a job that needs a missing one is UNSUPPORTED:
+#     positions      (labels) -> positions whose logits the loss needs
 #     aligned        (logits, labels, kept) -> logits of positions, and the label of each
 #     pack           (samples, SampleFormat, one_row=False) -> Inputs of several samples a row
-#     check_packing  (model, device); raises if packed samples meet in this model
+#     check_packing  (model, device); raises if packed samples attend to each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,21 +201,17 @@ class TaskSpec:
     """One kind of model."""
 
     name: str
-    title: str  # what people call such a model, with its article: "a causal language model"
-    #: Endings of the class that a checkpoint was saved from.
-    architectures: tuple[str, ...] = ()
-    #: Families that are of this kind where the class does not say.
-    model_types: frozenset[str] = frozenset()
-    encoder_decoder: bool = False  # whether it takes what says that it is an encoder and a decoder
-    pipeline: bool = False  # whether it takes directories of several models
+    title: str  # with its article: "a causal language model"
+    architectures: tuple[str, ...] = ()  # endings of the checkpoint's class
+    model_types: frozenset[str] = frozenset()  # families, where the class does not decide
+    encoder_decoder: bool = False  # takes models declared as encoder-decoder
+    pipeline: bool = False  # takes directories of several models
     functions: Mapping[str, str] = field(default_factory=dict)  # "module:function", by name
     metrics: tuple[Metric, ...] = ()
-    #: Settings of workloads that only tasks which name them have; refused with others' models.
-    settings: frozenset[str] = frozenset()
-    #: What speaks against a job with such a model; pure, the plan asks.
+    settings: frozenset[str] = frozenset()  # workload settings refused with other tasks' models
+    #: Objections to a job with such a model; pure.
     refuse: Callable[[JobDescription, CheckpointKind], Iterable[Refusal]] | None = None
-    #: Arguments of every forward pass in training, beside a batch's tensors.
-    forward: Mapping[str, Any] = field(default_factory=dict)
+    forward: Mapping[str, Any] = field(default_factory=dict)  # extra arguments of training passes
 
     def takes(self, kind: CheckpointKind) -> bool:
         """Tell if a checkpoint is of this kind."""
@@ -243,11 +224,7 @@ class TaskSpec:
         return kind.architecture.endswith(self.architectures)
 
     def function(self, name: str) -> Any:
-        """One of its functions; this imports it.
-
-        Raises:
-            Unsupported: it has none of this name.
-        """
+        """Import one of its functions; Unsupported if it has none of this name."""
         if name not in self.functions:
             raise Unsupported(f"{self.title} has no function '{name}' in this version")
         return function_of(self.functions[name])
@@ -258,18 +235,14 @@ TASKS: Declared[TaskSpec] = Declared("workloads.engines.tasks", TaskSpec, "night
 
 
 def task_of(kind: CheckpointKind) -> TaskSpec | None:
-    """The task that takes a checkpoint: what its class says comes before its family; None where
-    neither says anything that is known here."""
+    """Return the task that takes a checkpoint, by its class, else its family; None if unknown."""
     for spec in TASKS.known():
         if spec.takes(kind):
             return spec
     return next((spec for spec in TASKS.known() if kind.model_type in spec.model_types), None)
 
 
-# The seam of workloads: what a grid may ask for, which function runs it, what it takes.
-#
-# The function is named, not imported: a plan reads parameters and never loads torch. Its shape is
-# that of ``workloads.base.Workload``.
+# Workloads. Functions (``workloads.base.Workload``) are named, not imported: plans avoid torch.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,29 +253,19 @@ class WorkloadSpec:
     function: str  # "module:function", imported only where it runs
     parameters: type[WorkloadParameters]
     summary: str  # one line for `nightgrid schema` and the documentation
-    also_called: tuple[str, ...] = ()  # what people write, for the message that refuses it
-    #: What an engine must be able to do to run it (``EngineSpec.abilities``); None: nothing, since
-    #: the function runs no engine.
-    ability: str | None = None
-    #: The kinds of models that it runs (``TASKS``); none: it looks at no model.
-    tasks: tuple[str, ...] = ()
-    #: The dataset of a job whose grid names none; "": that of all jobs (``core/settings.py``).
-    dataset: str = ""
-    #: Whether it can begin with fresh weights, so that a model may be a configuration alone.
-    fresh_weights: bool = False
-    #: What its throughput counts; None: generated tokens where there are any, else samples.
-    throughput: Throughput | None = None
-    #: Figures of its own, beside those of its tasks.
-    metrics: tuple[Metric, ...] = ()
-    #: What speaks against a job, beside its engine and its model; pure and without torch, since
-    #: the plan asks. None: nothing does.
+    also_called: tuple[str, ...] = ()  # wrong names that a refusal's message recognises
+    ability: str | None = None  # required of its engine (``EngineSpec.abilities``); None: no engine
+    tasks: tuple[str, ...] = ()  # kinds of models that it runs (``TASKS``); empty: no model
+    dataset: str = ""  # default dataset; "": that of all jobs (``core/settings.py``)
+    fresh_weights: bool = False  # can start from a configuration without weights
+    throughput: Throughput | None = None  # None: generated tokens if any, else samples
+    metrics: tuple[Metric, ...] = ()  # in addition to those of its tasks
+    #: Objections beyond those of engine and model; pure, without torch.
     refuse: Callable[[JobDescription], Sequence[Refusal]] | None = None
-    #: What a reader of the plan should know of a job, one line each; pure and without torch.
+    #: Remarks on a job for the plan, one line each; pure, without torch.
     notes: Callable[[JobDescription], Sequence[str]] | None = None
-    #: Whether plans add such jobs by themselves; then no message asks for it.
-    implied: bool = False
-    #: Settings that an earlier version had here and an engine or a device has now, with the value
-    #: that stands in the ids of jobs that do not have them any more.
+    implied: bool = False  # plans add such jobs, so no message suggests it
+    #: Settings now of an engine or device, with the value in ids of jobs that no longer have them.
     moved: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
     def setting_models(self) -> tuple[type[Settings], ...]:
@@ -321,25 +284,16 @@ class WorkloadSpec:
         return declarations(self.model(engine))
 
     def validate(self, settings: Mapping[str, Any], engine: str = "") -> dict[str, Any]:
-        """All settings with their defaults filled in, as plain values.
+        """Return the workload's and engine's settings (engine "": none) as plain values.
 
-        Args:
-            settings: the workload's, and those of the engine.
-            engine: whose settings they are beside the workload's; "": no engine's.
-
-        Raises:
-            pydantic.ValidationError: an unknown name, a wrong type or a value out of range.
+        Defaults are filled in; invalid settings raise ``pydantic.ValidationError``.
         """
         return self.model(engine).model_validate(dict(settings)).model_dump()
 
     def split(
         self, settings: Mapping[str, Any], engine: str
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All settings, validated, apart: the workload's own and the engine's.
-
-        Raises:
-            pydantic.ValidationError: an unknown name, a wrong type or a value out of range.
-        """
+        """Validate as ``validate`` does; return the workload's settings and the engine's."""
         all_of_them = self.validate(settings, engine)
         own = {name: all_of_them.pop(name) for name in self.parameters.model_fields}
         return own, all_of_them
@@ -362,11 +316,7 @@ class WorkloadSpec:
 
 @cache
 def _joined(parameters: type[Settings], settings: type[Settings]) -> type[Settings]:
-    """Both as one model.
-
-    Raises:
-        BadConfiguration: a workload and an engine have a setting of the same name.
-    """
+    """Join two models of settings; BadConfiguration if they share a name."""
     if twice := parameters.model_fields.keys() & settings.model_fields.keys():
         raise BadConfiguration(
             f"{settings.__module__}.{settings.__qualname__}, settings of an engine, and "
@@ -401,11 +351,7 @@ METRICS: Declared[Metric] = Declared("workloads.bench.metrics", Metric, "nightgr
 
 
 def find_workload(name: str) -> WorkloadSpec:
-    """The spec of this name.
-
-    Raises:
-        BadConfiguration: there is none; the message lists what there is.
-    """
+    """Return the spec of this name; BadConfiguration lists the known names if it is unknown."""
     if name not in WORKLOADS:
         close = difflib.get_close_matches(name, WORKLOADS, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
@@ -415,11 +361,7 @@ def find_workload(name: str) -> WorkloadSpec:
 
 
 def task_for(workload: str, model: ModelEntry) -> TaskSpec:
-    """The task by which a workload runs a model.
-
-    Raises:
-        BadConfiguration: the workload takes no such model, or has no task.
-    """
+    """Return the task by which a workload runs a model; BadConfiguration if it has none."""
     names = find_workload(workload).tasks
     task = task_of(model.checkpoint) or (TASKS[names[0]] if names else None)
     if task is None or task.name not in names:
@@ -431,8 +373,7 @@ def task_for(workload: str, model: ModelEntry) -> TaskSpec:
 
 
 def metrics_of(workload: str) -> Mapping[str, Metric]:
-    """The declarations of all figures that rows of a workload may have, by name; empty for a
-    workload that is not installed."""
+    """Metrics that rows of a workload may have, by name; empty if it is not installed."""
     spec = WORKLOADS.get(workload)
     return {} if spec is None else _metrics_of(spec)
 
@@ -470,23 +411,22 @@ def throughput_of(workload: str) -> Throughput | None:
 
 
 def declared(workload: str, engine: str) -> Mapping[str, Declaration]:
-    """The declaration of every setting that such jobs have beside a job's own, by name; empty for
-    a workload that is not installed."""
+    """Declarations of such jobs' settings, by name; empty if the workload is not installed."""
     entry = WORKLOADS.get(workload)
     return entry.declared(engine) if entry is not None else {}
 
 
 def declared_in_rows(workload: str, engine: str) -> Mapping[str, Declaration]:
-    """The same, and settings that rows of earlier versions have besides."""
+    """As ``declared``, with settings that only rows of earlier versions have."""
     entry = WORKLOADS.get(workload)
     return {} if entry is None else _declared_in_rows(entry.model(engine))
 
 
 def load(name: str) -> Workload:
-    """Import the function behind a workload; this is where torch comes in.
+    """Import a workload's function, and with it torch.
 
     Raises:
-        BadConfiguration: no workload has this name.
-        ImportError: a package that the workload needs is missing.
+        BadConfiguration: unknown workload.
+        ImportError: a required package is missing.
     """
     return cast("Workload", function_of(find_workload(name).function))

@@ -1,7 +1,4 @@
-"""Rules of jobs: the objections of its engine, model, dataset and workload to a job.
-
-The plan asks before anything is loaded, and a worker again. Pure, without torch.
-"""
+"""Objections of engine, model, dataset and workload to a job, for plans and workers. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from workloads.settings import declarations
 
 
 def refusals(spec: WorkloadSpec, job: JobDescription) -> tuple[Refusal, ...]:
-    """All that speaks against a job: its engine, its model, and the workload's own rules."""
+    """All objections to a job: of its engine, its model and the workload's own rules."""
     objections: list[Refusal] = []
     if spec.ability is not None:
         objections += engine_refusals(job, spec.ability)
@@ -36,7 +33,7 @@ def refusals(spec: WorkloadSpec, job: JobDescription) -> tuple[Refusal, ...]:
 def refusals_by(
     workloads: Mapping[str, WorkloadSpec],
 ) -> Callable[[str], Callable[[JobDescription], tuple[Refusal, ...]] | None]:
-    """The refusals of a workload of these, by its name; None for one that is not among them."""
+    """Return a lookup of these workloads' rules by name; None for other names."""
 
     def rule_of(name: str) -> Callable[[JobDescription], tuple[Refusal, ...]] | None:
         spec = workloads.get(name)
@@ -46,12 +43,7 @@ def refusals_by(
 
 
 def require_allowed(request: Request, device: str, cards: int) -> None:
-    """Ask all rules once more, in the process that is about to run the job.
-
-    Raises:
-        BadConfiguration: the job contradicts itself.
-        Unsupported: it cannot run on this device.
-    """
+    """Check all rules in the process that runs the job; raises as ``require``."""
     job = JobDescription(
         model=request.model,
         dataset=request.dataset,
@@ -92,7 +84,7 @@ def engine_refusals(asked: JobDescription, ability: str) -> Iterator[Refusal]:
 def _ability_refusals(
     spec: EngineSpec, able: Ability, ability: str, asked: JobDescription
 ) -> Iterator[Refusal]:
-    """Adapters and attentions that this engine does not take, and what else it refuses."""
+    """Refuse adapters and attentions that the engine lacks; add its own objections."""
     if asked.parameters.get("adapter") and not able.adapters:
         others = [
             other.name
@@ -121,7 +113,7 @@ def _ability_refusals(
 
 
 def _mode_refusals(spec: EngineSpec, asked: JobDescription) -> Iterator[Refusal]:
-    """A mode that this device or this engine has not."""
+    """Refuse modes that the device or engine lacks."""
     for device, modes in spec.modes.items():
         wanted = asked.parameters.get(modes.setting)
         if wanted is None:
@@ -137,7 +129,7 @@ def _mode_refusals(spec: EngineSpec, asked: JobDescription) -> Iterator[Refusal]
 
 
 def _setting_refusals(spec: EngineSpec, asked: JobDescription, ability: str) -> Iterator[Refusal]:
-    """Settings of other engines that this one has not."""
+    """Refuse settings that only other engines have."""
     own = declarations(settings) if (settings := spec.settings(ability)) else {}
     refused = set(own)
     for other in ENGINES.known():
@@ -154,7 +146,7 @@ def _setting_refusals(spec: EngineSpec, asked: JobDescription, ability: str) -> 
 
 
 def _model_refusals(spec: WorkloadSpec, job: JobDescription) -> Iterator[Refusal]:
-    """A model of a kind that the workload or the engine does not run, and what its kind refuses."""
+    """Refuse kinds of models that the workload or engine cannot run; add the task's objections."""
     kind = checkpoint_kind(job.model)
     task = task_of(kind) if kind is not None else None
     if kind is None or task is None:
@@ -205,7 +197,7 @@ def _task_refusals(
 
 
 def _ability(spec: WorkloadSpec, engine: str) -> Ability | None:
-    """An engine's declaration of a workload's ability; None where it has it not."""
+    """An engine's declaration of a workload's ability; None if it lacks it."""
     spec_of_engine = ENGINES.get(engine)
     return (
         None

@@ -1,36 +1,28 @@
-"""Settings: each is declared in one place, and everything else asks its declaration.
+"""Declarations of settings. Imports neither torch nor Ray.
 
     class ProductParameters(WorkloadParameters):
         size: int = setting(256, role="work", ge=1, description="Rows and columns of the matrix.")
         tiled: bool = setting(False, role="choice", description="Multiply in tiles.")
 
-``setting`` is pydantic's ``Field`` with roles; limits (``ge``, ``pattern``, …) go to ``Field`` as
-they are. Every setting has exactly one role (``work`` and ``choice`` are settings of theirs):
+``setting`` is pydantic's ``Field`` (limits such as ``ge`` are passed on) with one required role:
 
-    work     what is computed. Rows with unequal values are never ranked against each other.
-    choice   how the same work is done. Rows with unequal values are ranked together; the label of a
-             row and the effects of a report tell them apart.
-    neutral  changes nothing that is measured.
+    work     what is computed: rows with unequal values are never ranked against each other
+    choice   how it is computed: rows are ranked together; labels and effects distinguish them
+    neutral  does not affect what is measured
 
-What else a declaration may say:
+Optional:
 
     loads         jobs with unequal values cannot share a loaded model
-    loads_with    another setting: where this one is not its default, jobs with unequal values of
-                  that one cannot share a loaded model either
-    length        a size: more of it takes longer, and is the same work but for that
-    produces      the kind of thing (``adapter``) that a job saves under the name it is set to
-    consumes      the kind of thing whose name it takes: the job waits for the one that produces it
-    renamed       values of earlier versions and what they are called now; grids may still say
-                  them, and job ids keep them
-    also_called   what others call a value, and the value: for the message that refuses the former
-    always_in_id  part of every job id. Without it a setting enters a job's id only where it
-                  differs from its default, so that a new setting changes no id of older rows; its
-                  default may not change later. Settings of version 0.1.0 have it.
+    loads_with    another setting that counts as ``loads`` where this one is not its default
+    length        a size that only makes the same work longer
+    produces      kind of product (``adapter``) that a job saves under this name
+    consumes      kind of product named here: the job waits for the one that produces it
+    renamed       old values and their new names; grids may use them, and job ids keep them
+    also_called   others' names of values, for the message that refuses them
+    always_in_id  in every job id (settings of 0.1.0). Others enter an id only where they differ
+                  from their default, which therefore must never change.
 
-A setting that was removed stays declared, under ``removed`` of the model that had it: rows of
-earlier versions show it, and a grid that says it at its default is read as before.
-
-A setting without a role does not import. This module imports neither torch nor Ray.
+Removed settings stay declared under ``removed``: old rows show them, and grids may set the default.
 """
 
 from __future__ import annotations
@@ -64,17 +56,17 @@ class Declaration:
     always_in_id: bool = False
     renamed: tuple[tuple[str, str], ...] = ()  # values: the old name, the new one
     also_called: tuple[tuple[str, str], ...] = ()  # others' name of a value, the value
-    instead: str = ""  # of a setting that was removed: what a grid writes in its place
+    instead: str = ""  # replacement for a removed setting
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise TypeError(f"role {self.role!r} of a setting is none of {', '.join(ROLES)}")
 
     def __call__(self, schema: dict[str, Any]) -> None:
-        """Add nothing: pydantic calls this with the JSON schema that it has made of a field."""
+        """Leave the JSON schema that pydantic passes here unchanged."""
 
     def current(self, value: Value) -> Value:
-        """The value under the name it has now."""
+        """Return the value under its current name."""
         if not self.renamed:
             return value
         return next((new for old, new in self.renamed if old == value), value)
@@ -84,7 +76,7 @@ class Declaration:
         return type(value) is type(self.default) and bool(value == self.default)
 
     def enters_id(self, value: Value) -> bool:
-        """Tell if a job's id says that the setting has this value."""
+        """Tell if this value is part of a job's id."""
         return self.always_in_id or not self.is_default(value)
 
     def value_in_id(self, value: Value) -> Value:
@@ -107,10 +99,9 @@ def setting(
     also_called: Mapping[str, str] | None = None,
     **limits: Any,
 ) -> Any:
-    """A field of a ``Settings`` model; the module's docstring says what the arguments mean.
+    """Declare a field of a ``Settings`` model; arguments are explained in the module docstring.
 
-    Raises:
-        TypeError: no such role, or a limit that pydantic's ``Field`` does not have.
+    An unknown role or limit raises TypeError.
     """
     declaration = Declaration(
         role=role,
@@ -136,14 +127,11 @@ choice: Callable[..., Any] = partial(setting, role="choice")
 
 
 class Settings(BaseModel):
-    """Base of all models of settings: no unknown names, no guessing of types, immutable.
-
-    The validator of a model is built when it is first needed: a grid uses few of them.
-    """
+    """Base of all models of settings: strict, immutable, validators built on first use."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
-    #: Settings that an earlier version had here. None of them is also a setting of today.
+    #: Settings of earlier versions; never also a current one.
     removed: ClassVar[Mapping[str, Declaration]] = {}
 
     @classmethod
@@ -172,7 +160,7 @@ def declarations(model: type[Settings]) -> Mapping[str, Declaration]:
 
 @cache
 def removed_settings(model: type[Settings]) -> Mapping[str, Declaration]:
-    """The settings that earlier versions had in a model or in those it is made of, by name."""
+    """Removed settings of a model and its bases, by name."""
     classes = (base for base in reversed(model.__mro__) if issubclass(base, Settings))
     return MappingProxyType({n: d for base in classes for n, d in base.removed.items()})
 

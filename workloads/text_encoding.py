@@ -1,7 +1,6 @@
-"""Text encoding: how many texts an encoder such as BERT reads in a second.
+"""Text encoding: texts per second of an encoder such as BERT.
 
-Texts are tokenised and padded to the longest of their batch before the clock starts; timed is one
-forward pass for each batch, to the logits of every token.
+One forward pass per batch is timed, to the logits of every token; tokenization and padding are not.
 """
 
 from __future__ import annotations

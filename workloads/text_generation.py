@@ -1,14 +1,10 @@
-"""Text generation: how fast a model on a device writes, and how long each prompt waits.
+"""Text generation: tokens per second and latency per prompt.
 
-Generating has two phases. *Prefill* reads the whole prompt in one step and is bound by arithmetic;
-its end is the time to first token (TTFT). *Decoding* then makes one token a step, reads every
-weight for it and is bound by memory bandwidth; its steps are the time per output token. A larger
-batch shares one reading of the weights among more prompts, so tokens/s grow while every prompt
-waits longer: that is why precision and batch size are the axes of a grid.
-
-Decoding is greedy, so that every run does the same work. Tokens count up to and including the
-first end-of-sequence token; padding and what follows the end does not count. On several cards the
-prompts are dealt out in turn (data-parallel): prompt i goes to rank i mod world size.
+*Prefill* reads the prompt in one step and is bound by arithmetic; its end is the time to first
+token (TTFT). *Decoding* reads every weight for each token and is bound by memory bandwidth; larger
+batches share that reading, so tokens/s grow while each prompt waits longer. Decoding is greedy, so
+every run does the same work. Tokens count up to and including the first end-of-sequence token.
+Prompt i goes to (data-parallel) rank i mod world size.
 """
 
 from __future__ import annotations
@@ -83,7 +79,7 @@ def batching_refusals(asked: JobDescription) -> Iterator[Refusal]:
 
 
 def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
-    """All that speaks against a job, beside its engine and its model."""
+    """Objections to a job beyond those of its engine and model."""
     return (
         *generation_refusals(asked),
         *batching_refusals(asked),
@@ -94,7 +90,7 @@ def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
 
 
 def _quality_refusals(asked: JobDescription) -> Iterator[Refusal]:
-    """A reference that nothing is compared with, or whose tokens are others."""
+    """Refuse a reference that is unused or whose tokens differ."""
     of = asked.parameters.get("quality_of")
     if of is None:
         return
@@ -239,8 +235,7 @@ SPEC = WorkloadSpec(
 
 
 def encoder_figures(samples: Sequence[Sample]) -> Mapping[str, float]:
-    """Figures of encoder and decoder from the timed samples of one card; none where no encoder was
-    timed."""
+    """Encoder and decoder figures of one card's timed samples; empty without an encoder."""
     timed = [s for s in samples if not s.warmup and s.complete and s.encoder_s is not None]
     took_s = math.fsum(sample.wall_s for sample in timed)
     if took_s <= 0:
@@ -269,7 +264,7 @@ def run(request: Request, context: JobContext) -> Result:
     dataset = load_dataset(request.dataset, parameters.reading())
     prompts = _prompts(request, parameters, engine, layout, dataset.examples)
     tokenization_s = context.clock() - began
-    # Asked of all ranks, so that all refuse a prompt that only one of them has.
+    # Gathered, so that all ranks refuse a prompt that only one of them has.
     longest = max(context.collective.gather(max(len(prompt.ids) for prompt in prompts)))
     check_length(longest, parameters.output_tokens, engine)
     batches = _batches(prompts, request.batch_size, parameters.batching)
@@ -346,7 +341,7 @@ def _profile(
     parameters: TextGenerationParameters,
     device: Device,
 ) -> Profile:
-    """Watch the reading of prompts and one token after each, met once before."""
+    """Profile prefill and one decoding step, after one warm-up."""
     prepared = engine.prepare([prompt.ids for prompt in prompts])
 
     def step() -> None:
@@ -384,7 +379,7 @@ def _prompts(
 
 
 def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Prompt]]:
-    """The prompts as they meet; those of one length stay in their order."""
+    """Group prompts into batches; prompts of equal length keep their order."""
     if batching == "continuous":
         return [prompts]
     if batching == "sorted":

@@ -1,15 +1,11 @@
-"""Text to image: how fast a diffusion pipeline paints, and where its time goes.
+"""Text to image: images per second of a diffusion pipeline, and where its time goes.
 
-A pipeline encodes a text, draws a small image of noise (the latents), lets a U-Net or transformer
-remove a part of the noise again and again, and decodes what is left to pixels. With guidance above
-1 the U-Net sees every image twice. A batch takes about as long as its images one after the other,
-but for what the card can do side by side; so seconds per image (the inverse of throughput at that
-batch size, which others call latency) say how well it is used.
+A pipeline encodes a text, draws noise (the latents), denoises it step by step with a U-Net or
+transformer, and decodes it to pixels; with guidance above 1 the U-Net sees every image twice. All
+four parts and the conversion to host images are timed.
 
-A repeat is one batch. Its images are numbered on: number n of a job has the text n of the dataset
-(from its start again where that is shorter) and the latents of seed + n, whichever card paints it.
-On several cards they are dealt out in turn: n goes to rank n mod world size. Within the clock are
-text encoding, denoising, decoding and conversion to images of the host.
+A repeat is one batch. Image n of a job has text n of the dataset (cyclically) and the latents of
+seed + n on any card, and goes to rank n mod world size.
 """
 
 from __future__ import annotations
@@ -87,12 +83,12 @@ METRICS = (
 )
 
 
-#: An image has so many pixels on a side for each of a latent's, at least.
+#: Least number of pixels per latent on a side.
 SIDE_MULTIPLE = 8
 
 
 def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
-    """All that speaks against a job, beside its engine and its model."""
+    """Objections to a job beyond those of its engine and model."""
     facts = facts_of(asked.model)
     of_model = () if facts is None else tuple(_of_pipeline(asked, facts))
     return (
@@ -105,7 +101,7 @@ def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
 
 
 def whole_batches(images: int, per_batch: int) -> int:
-    """Batches in which so many images are made: the last one is filled up."""
+    """Number of batches for so many images, the last one filled up."""
     return -(-images // per_batch)
 
 
@@ -267,7 +263,7 @@ SPEC = WorkloadSpec(
 )
 
 
-#: Larger images are scaled down: rows are read whole.
+#: Larger images are scaled down, since rows are read whole.
 MOST_SIDE = 512
 
 
@@ -281,11 +277,11 @@ def png_of(image: Any) -> bytes:
 
 
 def one_colour(image: Any) -> bool:
-    """Tell if all pixels are the same, as they are where numbers overflowed on the way."""
+    """Tell if all pixels are equal, as after numeric overflow."""
     return all(low == high for low, high in image.convert("RGB").getextrema())
 
 
-#: Of a probe: they take as much memory as all of them.
+#: Steps of a probe; more take no more memory.
 _PROBE_STEPS = 2
 
 
@@ -343,11 +339,7 @@ def numbers_of(repeat: int, batch_size: int, rank: int, world_size: int) -> list
 def _timing(
     request: Request, parameters: TextToImageParameters, cards: int
 ) -> tuple[MeasureSettings, WarmupPlan]:
-    """The rules of stopping, and the number of batches that are left out.
-
-    Raises:
-        BadConfiguration: none would be left to be timed.
-    """
+    """Stopping rules and warm-up plan; BadConfiguration if no batch would be timed."""
     settings = request.measure
     left_out = max(settings.warmup, parameters.warmup_batches) if settings.warmup else 0
     plan = WarmupPlan(
@@ -366,7 +358,7 @@ def _timing(
 
 
 def _set_products(precision: str, context: JobContext) -> dict[str, str]:
-    """Put the precision of fp32 products and convolutions in force; what rows say of it."""
+    """Set the precision of fp32 products and convolutions; return the row's details."""
     import torch
 
     torch.backends.cudnn.allow_tf32 = precision != "highest"  # torch's default allows it
@@ -396,7 +388,7 @@ class Painting:
         self._context = context
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
-        """Paint the batch of a repeat; the returned function says what was done."""
+        """Paint the batch of a repeat; return a function that makes its observation."""
         numbers, painted = self._paint(repeat, self._parameters.steps)
 
         def observe() -> Observation:
@@ -413,7 +405,7 @@ class Painting:
         return observe
 
     def compile(self) -> float:
-        """Meet the batch's shape in two steps, so that nothing is left to compile; the seconds."""
+        """Run two steps of the batch's shape to compile them; return the seconds."""
         self._context.enter_phase("compile")
         began = self._context.clock()
         self._paint(0, _PROBE_STEPS)

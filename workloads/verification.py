@@ -1,15 +1,11 @@
-"""Verification: does an engine compute what stock transformers computes?
+"""Verification of an engine against stock transformers.
 
-The same prompts go through the engine on its card, batched and padded as it does, and through stock
-transformers on the CPU, one by one and without padding, in a process of its own in which no
-accelerator is visible and nothing is patched. Both generate greedily. As long as both have chosen
-the same tokens they have read the same text, so their logits can be compared, the ones at which
-they part included. The reference's answers are kept in the node's cache.
+The engine generates greedily on its card; stock transformers does so on the CPU, prompt by prompt
+without padding, in an unpatched process without accelerators (cached on the node). Logits are
+compared up to and including the first step at which the tokens differ.
 
-In 16 bits two correct implementations differ by rounding, and where the two best logits are closer
-than that, they may choose differently: a *near tie*, and after it they write different texts. What
-counts as agreement is that nothing else ever makes them part. A quantised model is another model,
-and its difference is a result, not a fault: the row says how large it is.
+In 16 bits rounding may flip the choice between nearly equal logits (a *near tie*); engines agree if
+nothing else makes the texts differ. For quantized models the difference is a result, not a fault.
 """
 
 from __future__ import annotations
@@ -90,7 +86,7 @@ _TAIL = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Question to the reference: greedy tokens after each prompt, past any end of text."""
+    """Request to the reference: greedy tokens after each prompt, past any end of text."""
 
     model: str
     adapter: str | None
@@ -101,18 +97,18 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Its answer."""
+    """Tokens and logits of the reference."""
 
     tokens: torch.Tensor  # [prompts, steps]
     logits: torch.Tensor  # [prompts, steps, vocabulary], float32
 
 
 def answer(question: Question) -> Reference:
-    """The reference's answer, computed if it is not in the node's cache.
+    """Return the reference's answer, computed if not in the node's cache.
 
     Raises:
-        DataMissing: the model or the adapter is not there.
-        BadConfiguration: stock transformers cannot run it; carries the end of its log.
+        DataMissing: model or adapter is missing.
+        BadConfiguration: stock transformers cannot run it; has the end of its log.
     """
     import transformers
     from safetensors.torch import load_file
@@ -131,7 +127,7 @@ def _compute_apart(question: Question, directory: Path) -> None:
     """Run ``compute`` in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PT_HPU", "HABANA"))}
     environment |= environment_for(host_device().name, 0)
-    environment["PT_HPU_LAZY_MODE"] = "0"  # else transformers looks for the bridge by itself
+    environment["PT_HPU_LAZY_MODE"] = "0"  # else transformers looks for the bridge
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in sys.path if path))
     done = subprocess.run(
         [sys.executable, "-m", "workloads.verification", str(directory)],
@@ -191,7 +187,7 @@ if __name__ == "__main__":
 #: Words of ``details["agrees"]``.
 EQUAL, NEAR_TIES, QUANTIZED, NO = "yes", "yes, but for near ties", "quantised", "no"
 
-#: A logit that is off by more than so many standard deviations of the reference's is no rounding.
+#: Largest rounding error of a logit, in standard deviations of the reference's logits.
 _ROUNDING = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.25}
 
 
@@ -219,8 +215,7 @@ class Agreement:
 
     @property
     def near_tie_bound(self) -> float:
-        """Two logits that are closer than this may change places: each may be off by the largest
-        difference."""
+        """Distance below which two logits may swap: each may be off by the largest difference."""
         return 2 * self.largest_difference
 
     @property
@@ -298,17 +293,14 @@ def compare(
 ) -> Agreement:
     """Compare token by token, up to the first difference of each prompt.
 
-    Args:
-        tokens: for each prompt the engine's tokens.
-        logits: for each prompt [steps, vocabulary], float32.
-        reference: of the same prompts and steps.
+    ``logits`` are float32 [steps, vocabulary] per prompt; ``reference`` has the same steps.
     """
     largest, total, compared, partings = 0.0, 0.0, 0, []
     for prompt, (mine, my_logits) in enumerate(zip(tokens, logits, strict=True)):
         theirs, their_logits = reference.tokens[prompt].tolist(), reference.logits[prompt]
         parted = next((n for n, token in enumerate(theirs) if mine[n] != token), None)
         steps = len(theirs) if parted is None else parted + 1
-        # A model's output layer may have more rows than the other's, of padding.
+        # Output layers may be padded to different sizes.
         width = min(my_logits.shape[-1], their_logits.shape[-1])
         apart = (my_logits[:steps, :width] - their_logits[:steps, :width]).abs()
         largest = max(largest, float(apart.max()))
