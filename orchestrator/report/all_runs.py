@@ -23,7 +23,7 @@ from orchestrator.store.reader import about_how_many
 from orchestrator.store.store import Store, existing_runs
 from orchestrator.util import format as units
 
-#: Runs among which the one before a run is looked for, and the rows of one that are read for it.
+#: Most runs searched for the one before a run, and most rows read from each.
 MOST_LOOKED_AT, MOST_ROWS = 20, 20_000
 SHOWN_TRENDS = 300  # further ones are counted
 WIDE, HIGH, EDGE = 260, 46, 6
@@ -31,18 +31,18 @@ WIDE, HIGH, EDGE = 260, 46, 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLine:
-    """A run in the list of all."""
+    """A run in the list of all runs."""
 
     run: str
-    at: float | None  # its last row
+    at: float | None  # time of its last row
     jobs: int
     measured: int
     fastest: str
-    page: str  # its own page, seen from this one; "" where there is none
+    page: str  # its own page, relative to this one; "" if there is none
 
 
 def read_all(results: Path) -> tuple[list[RunLine], Trends, list[str]]:
-    """A line for each run, the newest first; the trends of all; and what could not be read.
+    """Return a line for each run, newest first, the trends of all, and unreadable runs.
 
     Raises:
         StoreError: there is no run.
@@ -62,7 +62,7 @@ def read_all(results: Path) -> tuple[list[RunLine], Trends, list[str]]:
 
 
 def since_last(store: Store) -> RunComparison | None:
-    """This run's newest invocation against what measured the same jobs last; None if nothing did.
+    """Compare the newest invocation with the last one that measured the same jobs; None if none.
 
     Raises:
         StoreError: the run cannot be read.
@@ -86,7 +86,7 @@ def since_last(store: Store) -> RunComparison | None:
 
 
 def _others(store: Store) -> Iterator[tuple[str, Sequence[Measurement]]]:
-    """The newest rows of the other runs beside this one, the run written last first."""
+    """Yield the newest rows of the other runs, the run written last first."""
     results = store.path.parent
     names = [name for name in existing_runs(results) if name != store.run]
     for name in names[:MOST_LOOKED_AT]:
@@ -95,14 +95,14 @@ def _others(store: Store) -> Iterator[tuple[str, Sequence[Measurement]]]:
             if about_how_many(disk.names(other.tables_path)) <= MOST_ROWS:
                 yield name, newest_final(other.measurements(samples=False))
         except (StoreError, OSError):
-            continue  # what cannot be read cannot be compared with
+            continue  # unreadable runs cannot be compared
 
 
 _MOST_NAMED = 3
 
 
 def since_text(comparison: RunComparison) -> str:
-    """``Since smoke-1: 1 slower (bf16 b=8 0.91×), 2 faster (…), 21 unchanged.``"""
+    """Format as ``Since smoke-1: 1 slower (bf16 b=8 0.91×), 2 faster (…), 21 unchanged.``"""
     labels = labels_of([one.after for one in comparison.every])
     parts = []
     for word, sign in (("slower", -1), ("faster", 1)):
@@ -119,7 +119,7 @@ def since_text(comparison: RunComparison) -> str:
 
 
 def headline(trends: Trends) -> str:
-    """The answer: which jobs changed over the nights."""
+    """Return a sentence on which jobs changed over the nights."""
     nights, jobs = len(trends.nights), len(trends.trends)
     if not jobs:
         return "No job has been measured in two nights yet."
@@ -136,7 +136,7 @@ def headline(trends: Trends) -> str:
 
 
 def render(results: Path, lines: Sequence[RunLine], trends: Trends, damaged: Sequence[str]) -> str:
-    """The page, which needs nothing else: no script, no network, no other file."""
+    """Return the page, which needs no script, network or other file."""
     from orchestrator.report.html import asset, environment
 
     return (
@@ -159,7 +159,7 @@ def render(results: Path, lines: Sequence[RunLine], trends: Trends, damaged: Seq
 
 
 def spark(trend: Trend, title: str) -> str:
-    """The series as a small drawing: points with intervals, a dashed line at each change."""
+    """Draw the series: points with intervals, a dashed line at each change."""
     values = [point.value for point in trend.points]
     ends = [v for point in trend.points for v in (point.low, point.high) if v is not None]
     low, high = min(*values, *ends), max(*values, *ends)

@@ -1,10 +1,9 @@
-"""Atlas of a grid: its cells, and the place in which somebody has run each. Pure.
+"""Atlas of a grid: its cells, and where each has been run.
 
-Nobody has all the cards that a grid names. So a site exports its rows of the grid as a *bundle*,
-one JSON file, and merges those of others into it: a cell is run by nobody, emulated (the card's own
-libraries, and no card), or on a card, with dates. Cells meet by
-their job ids, which are their content; rows by the invocation and the attempt. Merging takes the
-union, so it does not matter who merges what first, or twice.
+No site has all cards that a grid names. A site exports its rows as a *bundle*, one JSON file, and
+merges those of others: a cell is run by nobody, emulated (the card's libraries without a card) or
+on a card. Cells match by job id, rows by invocation and attempt; merging is idempotent and
+commutative.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NOBODY, EMULATED, CARD = "nobody", "emulated", "card"
 #: From least to most.
 STATUSES = (NOBODY, EMULATED, CARD)
 
-#: A bundle of a few thousand rows has some megabytes.
+#: Largest bundle that is read; a few thousand rows take some megabytes.
 LARGEST_BYTES = 256 * 2**20
 
 _LONGEST = 500  # characters of a reason
@@ -51,13 +50,13 @@ class Evidence:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The identity of the row, whoever has it."""
+        """Identity of the row across sites."""
         return self.invocation_id, self.attempt_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One job of the grid, and what is known of it."""
+    """One job of the grid, and its evidence."""
 
     job_id: str
     experiment: str
@@ -71,7 +70,7 @@ class Cell:
 
     @property
     def status(self) -> str:
-        """The best place in which it ran."""
+        """Best status of its evidence."""
         return max((one.status for one in self.evidence), key=STATUSES.index, default=NOBODY)
 
 
@@ -89,8 +88,10 @@ class Atlas:
 
 
 def atlas_of(grid: str, jobs: Iterable[Job], rows: Iterable[Measurement]) -> Atlas:
-    """The cells of a grid's jobs with what rows say of them. What was emulated by the host alone
-    is no evidence, nor is a job that its nodes do not support."""
+    """Return the cells of a grid's jobs with the evidence of rows.
+
+    Rows emulated by the host alone and unsupported jobs are no evidence.
+    """
     by_job: dict[str, dict[tuple[str, str], Evidence]] = {}
     for row in rows:
         status = _status(row)
@@ -112,8 +113,7 @@ def atlas_of(grid: str, jobs: Iterable[Job], rows: Iterable[Measurement]) -> Atl
 
 
 def merged(one: Atlas, *others: Atlas) -> Atlas:
-    """One atlas of all: every cell with all its evidence; cells of the first in its order, then
-    the others' by their ids.
+    """Merge atlases: cells of the first in its order, then the others' by id, with all evidence.
 
     Raises:
         StoreError: they are of different grids.
@@ -133,7 +133,7 @@ def merged(one: Atlas, *others: Atlas) -> Atlas:
 def _union(cells: Sequence[Cell]) -> Cell:
     evidence: dict[tuple[str, str], Evidence] = {}
     for one in (one for cell in cells for one in cell.evidence):
-        known = evidence.get(one.key)  # where two tell the same row apart, either order gives one
+        known = evidence.get(one.key)  # conflicting copies: the choice is independent of order
         evidence[one.key] = one if known is None else max(known, one, key=_order)
     first = max(cells, key=lambda cell: repr({**asdict(cell), "evidence": ()}))
     return replace(first, evidence=tuple(sorted(evidence.values(), key=_order)))
@@ -144,12 +144,12 @@ def _order(evidence: Evidence) -> tuple[Any, ...]:
 
 
 def _status(row: Measurement) -> str | None:
-    """The place in which a row ran; None where it says nothing of a card."""
+    """Return where a row ran; None if it is no evidence about a card."""
     if row.attempt_number == 0 or not row.device_name:
         return None  # it never ran
     if not row.emulated:
         return CARD
-    product = row.device_name.partition(" (")[0]  # what is no card says so in brackets
+    product = row.device_name.partition(" (")[0]  # names of host emulation have brackets
     named = product != row.device_name and row.accelerator.spec.product(product)
     return EMULATED if named else None
 
@@ -178,7 +178,7 @@ def _evidence(row: Measurement, status: str) -> Evidence:
 
 
 def to_json(atlas: Atlas) -> str:
-    """The bundle's text; equal atlases have equal texts."""
+    """Return the bundle's text; equal atlases have equal texts."""
     cells = [{"status": cell.status, **asdict(cell)} for cell in atlas.cells]
     whole = {
         "format": FORMAT,
@@ -190,7 +190,7 @@ def to_json(atlas: Atlas) -> str:
 
 
 def from_json(text: str, name: str) -> Atlas:
-    """The atlas in a bundle, of whatever origin; ``name`` is the file's.
+    """Parse an untrusted bundle; ``name`` is the file's.
 
     Raises:
         StoreError: it is not a valid bundle, or a field has another type.
@@ -224,7 +224,7 @@ _LISTS = {"tuple[str, ...]": str, "tuple[Cell, ...]": Cell, "tuple[Evidence, ...
 
 
 def _record(kind: type, value: Any, where: str) -> Any:
-    """A record with fields of their own types; what a later version added is passed over."""
+    """Return a record with checked field types; unknown fields are ignored."""
     if not isinstance(value, dict):
         raise StoreError(f"{where} is {type(value).__name__}, not a mapping")
     return kind(

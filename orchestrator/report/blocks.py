@@ -1,7 +1,4 @@
-"""Blocks of a report as values: lines, tables, facts. Each printer prints all of them.
-
-``text.py`` prints blocks in a terminal and as Markdown, the page's template as HTML.
-"""
+"""Blocks of a report as values, for ``text.py`` (terminal, Markdown) and the page's template."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ class Line:
 
     text: str
     style: Style = ""
-    whole: bool = False  # a terminal does not break it: it is to be copied
+    whole: bool = False  # not wrapped in a terminal, so that it can be copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,31 +27,31 @@ class Heading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The text of a table's cell. ``notes`` are further lines."""
+    """Text of a table's cell; ``notes`` are further lines."""
 
     text: str
     notes: tuple[str, ...] = ()
-    #: ``*`` for the best, ``~`` for each that shares the first place, ``!`` for a flagged one.
+    #: ``*`` for the best, ``~`` for tied first places, ``!`` for a flagged row.
     mark: str = ""
     style: Style = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of cells. ``numbers`` are the columns that are set right."""
+    """Rows of cells; ``numbers`` are the right-aligned columns."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str | Cell, ...], ...]
     numbers: tuple[int, ...] = ()
-    most: int = 16  # rows that a terminal has room for
+    most: int = 16  # rows shown in a terminal
     noun: str = "line"
-    rest: str = "the page has all of them"  # where those beyond are
-    matrix: bool = False  # cells by two axes: marks and notes stand in a terminal, too
+    rest: str = "the page has all of them"  # where to find the others
+    matrix: bool = False  # cells by two axes, shown with marks and notes in a terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Names with values, under a title of their own."""
+    """Names with values, under an optional title."""
 
     title: str = ""
     about: str = ""
@@ -70,7 +67,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Many:
-    """Entries of blocks, of which a terminal shows only the first."""
+    """Entries of blocks; a terminal shows only the first ``most``."""
 
     entries: tuple[tuple[Block, ...], ...]
     most: int
@@ -91,7 +88,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A table with what belongs to it. ``lead`` and figures are the page's alone."""
+    """A table with its context; ``lead`` and figures are shown on the page only."""
 
     id: str
     title: str
@@ -100,6 +97,6 @@ class Section:
     note: str = ""
     lead: str = ""
     figures: Callable[[], Sequence[Figure]] = tuple
-    others: Table | None = None  # folded, below
+    others: Table | None = None  # folded, below the table
     others_title: str = ""
     remarks: tuple[str, ...] = ()

@@ -41,8 +41,7 @@ from orchestrator.report.svg import (
 from orchestrator.util import format as units
 from orchestrator.util.format import one_line, visible
 
-#: An interval that reaches beyond this many times the largest value is clipped there: a bar of
-#: three wild repeats must not press all curves into the bottom of the figure.
+#: Clip intervals at this multiple of the largest value, so that they do not flatten the curves.
 TALLEST_BAR = 1.35
 
 _Line = Sequence[tuple[float, float]]
@@ -57,7 +56,7 @@ class _Point:
 
 
 def throughput_curve(table: Table, title: str) -> str:
-    """The drawing of a table as an ``<svg>`` element; empty if fewer than two batch sizes ran."""
+    """Return the ``<svg>`` of a table's curves; "" for fewer than two batch sizes."""
     if table.column_name != BATCH:
         return ""
     series = _series(table)
@@ -90,21 +89,21 @@ def throughput_curve(table: Table, title: str) -> str:
 
 
 def _line_of(points: _Line, style: int, bars: str = "") -> Iterator[str]:
-    """A line through points, with its error bars and a mark at each."""
+    """Yield a line through points, with its error bars and a mark at each."""
     yield f'<g class="p{style}"><path class="line" d="{path_of(points)}"/>{bars}</g>'
     yield from (mark(x, y, style) for x, y in points)
 
 
 def line_styles(table: Table) -> dict[str, int]:
-    """Number of the colour and shape of each line of a table."""
+    """Return the number of each line's colour and shape."""
     if table.line_name == PRECISION:
         return {line: precision_style(line) for line in table.lines}
     return {line: precision_style(place) for place, line in enumerate(table.lines)}
 
 
 def _y_axis(points: Sequence[_Point], table: Table) -> Axis:
-    """From zero; logarithmic where one value would press all others to the bottom."""
-    values = [point.value for point in points if point.value > 0]  # those of flagged rows, too
+    """Return an axis from zero, or logarithmic if one value would flatten the others."""
+    values = [point.value for point in points if point.value > 0]  # flagged rows included
     if uneven(values):
         return y_axis(values, f"{table.unit}, logarithmic", short_number, log=True)
     highest = max(point.value for point in points) * TALLEST_BAR
@@ -113,14 +112,14 @@ def _y_axis(points: Sequence[_Point], table: Table) -> Axis:
 
 
 def clipped(table: Table) -> bool:
-    """Return whether an interval of the drawing reaches beyond its frame, above or below zero."""
+    """Return whether an interval reaches beyond the frame, above or below zero."""
     points = [p for series in _series(table).values() for p in series]
     highest = max((p.value for p in points), default=0.0)
     return any(p.low < 0 or p.high > highest * TALLEST_BAR for p in points)
 
 
 def _series(table: Table) -> dict[str, list[_Point]]:
-    """Measured points by precision, ordered by batch size."""
+    """Return measured points by line, ordered by batch size."""
     series: dict[str, list[_Point]] = {}
     for (line, _), row in table.cells.items():
         value = row.metrics.throughput
@@ -136,13 +135,13 @@ def _series(table: Table) -> dict[str, list[_Point]]:
     return {
         line: sorted(series[line], key=lambda point: point.batch)
         for line in table.lines
-        # Of settings there may be dozens with one point, which the table tells as well.
+        # Dozens of settings may have one point each; the table shows those.
         if len(series.get(line, ())) > (table.line_name == SETTING)
     }
 
 
 def _bar(x: Axis, y: Axis, point: _Point) -> str:
-    """An error bar; an end outside the frame is drawn as an arrow head instead of a cap."""
+    """Return an error bar; an end outside the frame is an arrow head instead of a cap."""
     at, low, high = x.at(point.batch), y.at(point.low), y.at(point.high)
     cut_below, cut_above = point.low < 0, point.high > y.high * 1.000001
     lower = f"M{at - 3:.1f} {low - 4:.1f}l3 4l3-4" if cut_below else f"M{at - 3:.1f} {low:.1f}h6"
@@ -151,9 +150,9 @@ def _bar(x: Axis, y: Axis, point: _Point) -> str:
 
 
 def _end_names(lines: Mapping[str, _Line], styles: Mapping[str, int]) -> list[str]:
-    """The names at the ends of their lines, pushed apart where they would touch.
+    """Place names at the ends of their lines without overlap.
 
-    A name stands beside its last point or above it where the room is free, else in the margin.
+    A name is beside or above its last point if there is room, else in the margin.
     """
     parts = []
     ends = sorted((line[-1][1], line[-1][0], name) for name, line in lines.items())
@@ -176,7 +175,7 @@ def _end_names(lines: Mapping[str, _Line], styles: Mapping[str, int]) -> list[st
 
 
 def _free(x: float, y: float, wide: float, lines: Sequence[_Line]) -> bool:
-    """Return whether none of the lines passes where a name would stand."""
+    """Return whether no line passes where a name would be."""
     for line in lines:
         for (x1, y1), (x2, y2) in zip(line, [*line[1:], line[-1]], strict=True):
             left, right = max(x1, x - 4), min(x2, x + wide)
@@ -190,7 +189,7 @@ def _free(x: float, y: float, wide: float, lines: Sequence[_Line]) -> bool:
 
 
 def _crosses(failed: Sequence[tuple[int, str]], x: Axis, styles: Mapping[str, int]) -> list[str]:
-    """A cross above the axis for each line that ran out of memory at a batch size."""
+    """Return a cross above the axis for each line that ran out of memory at a batch size."""
     parts = []
     seen: dict[int, int] = {}
     for batch, name in failed:
@@ -202,18 +201,18 @@ def _crosses(failed: Sequence[tuple[int, str]], x: Axis, styles: Mapping[str, in
 
 # ---------------------------------------------------------------- fronts, scaling, rooflines
 
-#: Lines in one figure of scaling; more would hide each other. The table has all.
+#: Most lines in a figure of scaling; the table has all.
 MOST_LINES = 8
 
 
 def short_seconds(value: float) -> str:
-    """A tick of an axis of time: ``5 ms``, ``2 s``."""
+    """Format a tick of a time axis: ``5 ms``, ``2 s``."""
     factor, unit = (1e6, "µs") if value < 1e-3 else (1e3, "ms") if value < 1 else (1, "s")
     return f"{float(f'{value * factor:.2g}'):g} {unit}"
 
 
 def front_figure(front: Front, title: str, chosen: Callable[[Measurement], str]) -> str:
-    """Throughput against latency: every setting a mark, the front a line through its own."""
+    """Draw throughput against latency: a mark for each setting, a line through the front."""
     rows = (*front.best, *front.beaten)
     values = [throughput(row) for row in rows]
     x = x_axis([latency(row) for row in rows], "median latency of a prompt", short_seconds)
@@ -228,7 +227,7 @@ def front_figure(front: Front, title: str, chosen: Callable[[Measurement], str])
 
 
 def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
-    """Efficiency against the number of cards, a line for each setting; all of one piece of work."""
+    """Draw efficiency against cards, a line for each setting of one piece of work."""
     shown = scalings[:MOST_LINES]
     cards = sorted({step.row.cards for one in shown for step in one.steps})
     x = replace(x_axis(cards, "cards", lambda value: f"{value:.0f}"), ticks=tuple(cards))
@@ -252,9 +251,9 @@ def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
 
 
 def roofline_figure(sheet: DeviceSheet, shares: Sequence[Share], title: str) -> str:
-    """Decoding steps under the roof of one card: operations per second against intensity.
+    """Draw decoding steps under one card's roofline: operations/s against intensity.
 
-    Empty where no row has both figures, or the sheet has no bandwidth.
+    Empty if no row has both figures, or the sheet has no bandwidth.
     """
     placed = [(s, s.intensity, at) for s in shares if s.intensity and (at := step_flops(s))]
     if not placed or not sheet.bandwidth_bytes_per_s:
@@ -274,14 +273,13 @@ def roofline_figure(sheet: DeviceSheet, shares: Sequence[Share], title: str) -> 
 
 
 def step_flops(share: Share) -> float | None:
-    """Operations per second of a decoding step on one card."""
+    """Return operations per second of a decoding step on one card."""
     step_s, weights = share.row.metrics.tpot_p50_s, share.row.weight_bytes
     return share.intensity * weights / step_s if share.intensity and step_s and weights else None
 
 
 def ratio_scale(ratios: Sequence[Ratio]) -> Callable[[float], float]:
-    """Places of ratios on one logarithmic scale of 0 to 100, in whose middle is 1; those beyond a
-    factor of 16 lie on its ends."""
+    """Return positions (0 to 100) of ratios on a log scale around 1, clipped at a factor of 16."""
     ends = [v for one in ratios for v in (one.value, one.low, one.high) if v]
     reach = math.log(min(1.05 * max(1.25, *ends, *(1 / end for end in ends)), 16.0))
 
@@ -297,10 +295,10 @@ def _row_mark(row: Measurement, x: Axis, y: Axis, kind: str) -> str:
 
 
 def _front_names(front: Front, x: Axis, y: Axis, chosen: Callable[[Measurement], str]) -> str:
-    """Names of the settings on the front, left out where they would touch another."""
+    """Return names of the settings on the front, without those that would overlap."""
     parts: list[str] = []
     taken: list[tuple[float, float, float]] = []  # left, right, height
-    # The ends first: lowest latency and highest throughput are what one looks for.
+    # Lowest latency and highest throughput matter most, so place the ends first.
     order = [*front.best[-1:], *front.best[:-1]]
     for row in order:
         at, height = x.at(latency(row)), y.at(throughput(row))
@@ -337,7 +335,7 @@ def _tera(value: float) -> str:
 
 
 def scaling_groups(scalings: Sequence[Scaling]) -> list[list[Scaling]]:
-    """The entries of one piece of work each, which share a figure."""
+    """Group scalings by piece of work; each group shares a figure."""
     groups: dict[Setting, list[Scaling]] = {}
     for one in scalings:
         groups.setdefault(one.setting, []).append(one)
@@ -345,7 +343,7 @@ def scaling_groups(scalings: Sequence[Scaling]) -> list[list[Scaling]]:
 
 
 def roofline_groups(shares: Sequence[Share]) -> list[tuple[DeviceSheet, list[Share]]]:
-    """The rows of each card, nearest to one of its limits first."""
+    """Return the rows of each card, nearest to one of its limits first."""
     groups: dict[str, list[Share]] = {}
     for share in shares:
         groups.setdefault(share.sheet.device, []).append(share)
@@ -360,14 +358,13 @@ def _nearness(share: Share) -> float:
 
 # ---------------------------------------------------------------- bars
 
-#: Characters of a label's line left of the bars, and room for each; a longer label goes on in the
-#: next line, so that a phone shows bars, too.
+#: Characters of a label's line before it wraps, so that bars fit on a phone, and width of each.
 LABEL_CHARACTERS = 44
 CHARACTER_PX = 7.0
 
 
 def effects_chart(effects: Sequence[Effect], title: str) -> str:
-    """Ratios of throughput on one logarithmic scale, with their intervals."""
+    """Draw ratios of throughput with intervals on one logarithmic scale."""
     parts, labels = [], []
     scale, line = 2.3, 15
     apart = Differences.among([effect.label_setting for effect in effects])
@@ -407,7 +404,7 @@ def effects_chart(effects: Sequence[Effect], title: str) -> str:
 
 
 def published_chart(one: Comparison, title: str) -> str:
-    """Bars of published figures and ours."""
+    """Draw bars of published figures and this run's."""
     start, high = 330, 26
     top = max((line.figure.value for line in one.lines), default=0.0) or 1.0
     parts = []
@@ -437,12 +434,9 @@ _LONGEST_NAME = 44
 
 
 def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -> str:
-    """The drawing of a table as an ``<svg>`` element.
+    """Return the ``<svg>`` of a table's cells.
 
-    Args:
-        table: what is drawn.
-        title: its name, for those who do not see it.
-        index: number of each row in the page's list, by job id.
+    ``title`` is its accessible name; ``index`` is each row's number in the page's list, by job id.
     """
     names = {line: one_line(line, _LONGEST_NAME) for line in table.lines}
     left = round(max(46.0, LETTER * max(map(len, names.values())) + 12))
@@ -468,7 +462,7 @@ def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -
 
 
 def _width(table: Table) -> int:
-    """Pixels of a column: the longest text of any cell."""
+    """Return a column's width in pixels, by the longest text."""
     cells = [wording.cell(table, *place) for place in table.cells]
     widths = [(len(cell.text) + 2) * 7.4 for cell in cells]
     widths += [len(note) * 5.7 for cell in cells for note in cell.notes]
@@ -489,7 +483,7 @@ def _cell(
     number = (index or {}).get(row.job_id)
     yield f'<g data-row="{number}">' if number is not None else "<g>"
     succeeded = row.state is State.SUCCEEDED
-    if not succeeded and number is None:  # else the page tells of the row
+    if not succeeded and number is None:  # else the page shows the row's details
         said = f"{row.state}: {one_line(row.reason, 160)}" if row.reason else str(row.state)
         yield f"<title>{escape(visible(said))}</title>"
     shape = f'x="{at + 1:g}" y="{top + 1:g}" width="{wide - 2:g}" height="{HIGH - 2}"'
@@ -508,7 +502,7 @@ def _cell(
 
 
 def _word(x: float, y: float, text: str, kind: str) -> str:
-    """A text in the middle of a cell, in few letters: a page has thousands."""
+    """Return centred text in little markup: a page has thousands."""
     return f'<text class="c {kind}" x="{x:g}" y="{y:g}">{escape(visible(text))}</text>'
 
 

@@ -1,9 +1,8 @@
-"""The rows for other programs: CSV for a spreadsheet, JSON for a script, a dataset for a hub.
+"""Export rows: CSV for a spreadsheet, JSON for a script, a dataset for a hub.
 
-CSV and JSON hold the newest final row of each job. Raw samples stay in the Parquet tables; these
-exports carry what was derived from them. Column names bear their units, and every row says whether
-it is emulated, random or synthetic. ``--format vendor`` is the table that vendors publish, with
-columns for what such a table leaves out.
+CSV and JSON hold the newest final row of each job without raw samples, which stay in Parquet.
+Column names include units, and each row says whether it is emulated, random or synthetic.
+``--format vendor`` is the table that vendors publish, with columns for what that leaves out.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from orchestrator.util.format import finite
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Findings that the JSON carries; the other figures are its rows in another order.
+#: Figures in the JSON; the others are its rows in another order.
 JSON_FIGURES = (
     "throughput-against-latency",
     "techniques",
@@ -43,7 +42,7 @@ JSON_FIGURES = (
     "published",
 )
 
-#: Columns of a row that are mappings: each of their names becomes a column.
+#: Mapping columns of a row; each of their names becomes a column.
 _MAPPINGS = ("parameters", "versions", "workload_metrics", "details")
 _LEFT_OUT = frozenset({"metrics", "samples", "items", "image", "measure", *_MAPPINGS})
 _row = columns(*(field.name for field in fields(Measurement) if field.name not in _LEFT_OUT))
@@ -51,29 +50,28 @@ _metrics = columns(*(field.name for field in fields(Metrics)))
 
 
 def to_csv(summary: Summary) -> str:
-    """One line a job. Tuples are joined by spaces; mappings become columns of their own."""
+    """Return one line per job; tuples are joined by spaces, mappings become columns."""
     return figure_data.to_csv(_rows(summary))
 
 
 def to_json(summary: Summary) -> str:
-    """The summary's findings and its rows as one JSON object."""
+    """Return the summary's findings and rows as one JSON object."""
     return "".join(json_parts(summary))
 
 
 def document(summary: Summary) -> dict[str, Any]:
-    """The same as values."""
+    """Return the object of ``to_json`` as Python values."""
     return dict(json.loads(to_json(summary)))
 
 
 def json_parts(summary: Summary) -> Iterator[str]:
-    """The text of ``to_json`` in parts, a row a line: the whole of a large run is made of millions
-    of values, which need not be there at the same time."""
+    """Yield the text of ``to_json``, a row per line, to save memory in large runs."""
     yield from _members(_findings(summary))
     yield "\n"
 
 
 def _members(values: Mapping[str, Any]) -> Iterator[str]:
-    """An object, of which an iterator is a list, an entry a line."""
+    """Yield the text of an object; iterators become lists with an entry per line."""
     opening = "{\n"
     for name, value in values.items():
         yield f"{opening}{json.dumps(name)}: "
@@ -92,7 +90,7 @@ def _members(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _findings(summary: Summary) -> dict[str, object]:
-    """The members of the JSON; figures and rows are made when they are asked for."""
+    """Return the members of the JSON; figures and rows are lazy."""
     figures = figure_data.figure_records(summary)
     return {
         "run": summary.run,
@@ -158,7 +156,7 @@ def _underway(underway: Underway) -> dict[str, object]:
 
 
 def records(rows: Sequence[Measurement]) -> list[dict[str, object]]:
-    """Each row as one mapping of plain values, without its raw samples."""
+    """Return each row as a flat mapping of plain values, without raw samples."""
     pairs = zip(rows, raised_on(rows), strict=True)
     return [_plain_record(_flat(row, raised)) for row, raised in pairs]
 
@@ -213,7 +211,7 @@ def _job_id(row: Measurement | None) -> str | None:
 
 
 def _flat(row: Measurement, raised: Sequence[Raised]) -> Record:
-    """A row without nesting: ``parameters.output_tokens``, ``versions.torch``."""
+    """Return a row without nesting: ``parameters.output_tokens``, ``versions.torch``."""
     record = _row(row) | _metrics(row.metrics)
     record["flags"] = "; ".join(map(str, raised))
     record["peak_memory_bytes"] = peak_memory_bytes(row)
@@ -227,7 +225,7 @@ def _flat(row: Measurement, raised: Sequence[Raised]) -> Record:
 
 
 def comparison_json(comparison: RunComparison, limit: float | None = None) -> dict[str, object]:
-    """The comparison as one JSON-able object."""
+    """Return the comparison as a JSON-able object."""
     return {
         "before": comparison.before,
         "after": comparison.after,
@@ -302,7 +300,7 @@ def _named(row: Measurement) -> dict[str, object]:
 
 
 def to_vendor_csv(summary: Summary) -> str:
-    """Every row that generated tokens, by model, device, cards, precision and batch size."""
+    """Return rows that generated tokens, by model, device, cards, precision and batch size."""
     generated = (
         row
         for row in summary.rows
@@ -318,10 +316,10 @@ _VENDOR = (
 
 
 def lengths(row: Measurement) -> tuple[int | None, int | None, str]:
-    """Input and output length in tokens, and whether they are ``fixed`` or a ``mean``."""
+    """Return input and output length in tokens, and whether they are ``fixed`` or a ``mean``."""
     fixed_input = row.parameters.get("input_tokens")
     fixed_output = row.parameters.get("output_tokens")
-    exactly = row.parameters.get("ignore_eos") is True  # else a prompt may end by itself
+    exactly = row.parameters.get("ignore_eos") is True  # else a prompt may end early
     if exactly and isinstance(fixed_input, int) and isinstance(fixed_output, int):
         return fixed_input, fixed_output, "fixed"
     items = [item for _, item in row.items]
@@ -341,7 +339,7 @@ def _order(row: Measurement) -> tuple[object, ...]:
 
 
 def _vendor(row: Measurement) -> Record:
-    # The batch of the whole job is what vendors give; a batch of ours is per card.
+    # Vendors give the batch of the whole job, rows the batch per card.
     batch = row.batch_size * row.cards if row.batch_size is not None else None
     values = (
         *(row.model, row.device_name or str(row.accelerator), row.cards, row.precision),
@@ -358,7 +356,7 @@ _FILE = "train-00000-of-00001.parquet"
 
 
 def export_datasets(results: Path, directory: Path, runs: Sequence[str] = ()) -> dict[str, int]:
-    """Write the dataset; the number of rows of each configuration.
+    """Write the dataset; return the number of rows by configuration.
 
     Raises:
         StoreError: there are no runs, one cannot be read, or ``directory`` is in use.
@@ -386,7 +384,7 @@ def export_datasets(results: Path, directory: Path, runs: Sequence[str] = ()) ->
 
 
 def dataset_card(table: pa.Table, configurations: Sequence[str], damaged: Sequence[str]) -> str:
-    """``README.md``: its head gives ``load_dataset`` the configurations, its text is for people."""
+    """Return ``README.md``; its front matter holds the configurations for ``load_dataset``."""
     lines = ["---", "configs:"]
     for name in configurations:
         lines += [
@@ -423,7 +421,7 @@ def _code(text: str) -> str:
 
 
 def _without_maps(table: pa.Table) -> pa.Table:
-    """Maps as JSON texts."""
+    """Replace maps by JSON texts."""
     import pyarrow as pa
 
     for index, field in enumerate(table.schema):
@@ -440,7 +438,7 @@ def _json(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _entries(table: pa.Table, name: str) -> pa.Table:
-    """One row an entry of a list column, with the keys of the row that it belongs to."""
+    """Return one row per entry of a list column, with the keys of its row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,7 +1,6 @@
-"""The data of every figure as tidy tables: one record an observation, units in the column names,
-nothing sampled or cut. CSV has all of them, the report's JSON those that are findings.
+"""Data of every figure as tidy tables: one record per observation, units in the column names.
 
-Records are made as they are asked for: of a large run there are millions.
+Nothing is sampled or cut. Records are lazy, as a large run has millions.
 """
 
 from __future__ import annotations
@@ -26,15 +25,14 @@ Record = dict[str, object]
 
 
 def columns(*names: str, **paths: str) -> Callable[[Any], Record]:
-    """A reader of records: of each name the attribute so called, of each keyword that of its path,
-    such as ``metrics.throughput``."""
+    """Return a reader of records by attribute names, or ``column="path.to.attribute"``."""
     wanted = dict(zip(names, names, strict=True)) | paths
     read = attrgetter(*wanted.values())
     return lambda value: dict(zip(wanted, read(value), strict=True))
 
 
 def figure_records(summary: Summary) -> dict[str, Iterator[Record]]:
-    """The records of every figure by its name, of which files have theirs, in the page's order."""
+    """Return the lazy records of every figure by file name, in the page's order."""
     return {
         "best-settings": _best(summary),
         "precision-by-batch-size": _cells(summary),
@@ -51,7 +49,7 @@ def figure_records(summary: Summary) -> dict[str, Iterator[Record]]:
 
 
 def figure_csv(summary: Summary) -> dict[str, str]:
-    """File names and contents of the figures that have something to show."""
+    """Return file names and contents of the figures that have records."""
     figures = {name: list(records) for name, records in figure_records(summary).items()}
     return {f"{name}.csv": to_csv(records) for name, records in figures.items() if records}
 
@@ -59,18 +57,16 @@ def figure_csv(summary: Summary) -> dict[str, str]:
 def without_empty(
     figures: Mapping[str, Iterator[Record]],
 ) -> Iterator[tuple[str, Iterator[Record]]]:
-    """Those of the figures that have a record."""
+    """Yield the figures that have a record."""
     for name, records in figures.items():
         if (first := next(records, None)) is not None:
             yield name, chain([first], records)
 
 
 def to_csv(records: Iterable[Mapping[str, object]], names: Sequence[str] = ()) -> str:
-    """A head line, then one line a record; what a spreadsheet would compute is quoted.
+    """Return a header and one line per record, with spreadsheet formulas neutralised.
 
-    Args:
-        records: with any keys.
-        names: of the columns; the records' keys, where they are not given.
+    ``names`` are the columns; the default is the records' keys.
     """
     records = list(records)
     text = io.StringIO()
@@ -83,7 +79,7 @@ def to_csv(records: Iterable[Mapping[str, object]], names: Sequence[str] = ()) -
 
 
 def plain(value: object) -> str:
-    """A value as CSV has it: numbers in full, nothing for None, NaN and infinity; tuples joined."""
+    """Format a CSV value: full precision, "" for None, NaN and infinity, tuples joined."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -167,7 +163,7 @@ _SPAN = columns(
 
 @lru_cache(maxsize=1024)
 def _work(setting: Setting) -> Record:
-    """The work that was done, and where."""
+    """Return the columns of a setting."""
     return _WORK(setting) | {"parameters": described(dict(setting.parameters))}
 
 

@@ -1,9 +1,8 @@
 """Every figure as PNG and PDF, for papers, slides and issue comments.
 
-Pictures are the page's own drawings. The page's style sheet colours them, with its light theme
-written out, since a renderer knows no CSS variables. Emulated cards, random weights and synthetic
-data are written into every picture, since a picture travels without its page. Rendering is the
-optional extra ``report``. ``figure_data.py`` has their data.
+Pictures are the page's drawings with its style sheet in the light theme, as the renderer knows no
+CSS variables. They carry the warnings about emulated cards, random weights and synthetic data.
+Rendering needs the extra ``report``; ``figure_data.py`` has the data.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from orchestrator.report.interactive import cards_figure, prompt_points, prompts
 from orchestrator.util import format as units
 from orchestrator.util.format import visible
 
-#: Pictures of one kind; a grid of thousands of jobs has hundreds of tables, and the CSV has all.
+#: Most pictures of one kind; a large grid has hundreds of tables, and the CSV has all.
 MOST_PICTURES = 24
 MOST_EFFECTS = 60
 MARGIN = 18
 NOT_XML = {0xFFFE: "\N{REPLACEMENT CHARACTER}", 0xFFFF: "\N{REPLACEMENT CHARACTER}"}
 PIXELS_PER_INCH = 150
-#: A page as large as the drawing, which is handed over as text.
+#: A Typst page as large as the drawing, which is passed as text.
 PAGE = b"""#set page(width: auto, height: auto, margin: 0pt)
 #image(bytes(sys.inputs.svg), format: "svg", alt: sys.inputs.title)"""
-#: What the page's own rules do not say. The renderer brings the last family along.
+#: Rules missing from the page's style sheet. The renderer bundles the last font family.
 RULES = """
 svg { font-family: Inter, "Noto Sans", "Liberation Sans", "DejaVu Sans", "DejaVu Sans Mono";
   font-size: 12.5px; }
@@ -54,7 +53,7 @@ svg { font-family: Inter, "Noto Sans", "Liberation Sans", "DejaVu Sans", "DejaVu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One picture: the name of its files, its heading, and the page's or a chart's ``<svg>``."""
+    """File name, heading and ``<svg>`` of a picture."""
 
     name: str
     title: str
@@ -63,7 +62,7 @@ class Picture:
 
 
 def write_pictures(summary: Summary, directory: Path) -> tuple[list[Path], int]:
-    """Write every figure as PNG and PDF; the paths, and how many figures the limit leaves out.
+    """Write every figure as PNG and PDF; return the paths and the number of omitted figures.
 
     Raises:
         ExtraMissing: the renderer is not installed.
@@ -93,7 +92,7 @@ def write_pictures(summary: Summary, directory: Path) -> tuple[list[Path], int]:
 
 
 def pictures_of(summary: Summary) -> tuple[list[Picture], int]:
-    """The pictures to write, and the number that the limit leaves out."""
+    """Return the pictures to write, and the number that the limit omits."""
     kinds: dict[str, list[Picture]] = {}
     for picture in _pictures(summary):
         if picture.drawing:
@@ -149,13 +148,13 @@ def _of(setting: Setting) -> dict[str, str]:
 
 
 def _note(summary: Summary) -> str:
-    """Warnings about numbers that are not real, for the foot of every picture."""
+    """Return a warning about numbers that are not real, for every picture."""
     flags = [f"{b.name.lower()} in {b.count} of {b.of} rows" for b in summary.banners]
     return ("Beware: " + ", ".join(flags)) if flags else ""
 
 
 def standalone(picture: Picture, note: str) -> str:
-    """An SVG file of its own: heading, drawing, note, and the style sheet inside."""
+    """Return an SVG file with heading, drawing, note and style sheet."""
     head, _, body = picture.drawing.partition(">")
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)
     assert size, head
@@ -176,7 +175,7 @@ def standalone(picture: Picture, note: str) -> str:
 
 
 def _lines(kind: str, text: str, y: float, wide: float) -> tuple[str, float]:
-    """Text broken into lines below ``y``, and where it ends."""
+    """Return text wrapped into lines below ``y``, and its end."""
     parts = []
     for line in textwrap.wrap(visible(text), int(wide / 6.9)):
         y += 16
@@ -186,9 +185,9 @@ def _lines(kind: str, text: str, y: float, wide: float) -> tuple[str, float]:
 
 @cache
 def style_sheet() -> str:
-    """The page's rules for drawings with every variable replaced by its value in the light theme.
+    """Return the page's rules for drawings with the light theme's values for all variables.
 
-    A variable that a class sets (``--p`` by ``.p0``) makes a rule of each such class.
+    A variable set by classes (``--p`` by ``.p0``) gives a rule for each such class.
     """
     css = re.sub(r"/\*.*?\*/", "", asset("page.css"), flags=re.DOTALL)
     light = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", css[: css.index("}")]))
@@ -212,5 +211,5 @@ def style_sheet() -> str:
                 ]
         written += [f"{where} {{{what}}}" for where, what in variants]
     sheet = re.sub(r"var\((--[\w-]+)\)", lambda match: light[match[1]], "\n".join(written))
-    # Fonts of a continuous weight are the browsers' alone.
+    # The renderer supports only font weights in hundreds.
     return re.sub(r"(font-weight: \d)\d\d", r"\g<1>00", sheet)

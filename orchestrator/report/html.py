@@ -1,13 +1,9 @@
-"""The report as one HTML file that needs nothing else: no network, no server, no other file.
+"""The report as one self-contained HTML file.
 
-A template escapes every value; style, scripts and data are put inline; a content security policy
-allows exactly these scripts, by their hash, and no request at all. So a model's output that looks
-like a script stays text, and what the page shows is what the rows said.
-
-Ten thousand rows must open fast, so the page's data are stored by column, repeated texts are kept
-in a dictionary, numbers have six significant figures, and what grows without bound is capped:
-outputs and log tails have a budget. What is left out is counted, and the page says so; nothing is
-lost, since the Parquet tables keep all of it.
+The template escapes every value, and a content security policy allows exactly the page's scripts
+by hash and no requests, so hostile model output stays text. Ten thousand rows must open fast:
+data are stored by column with texts in a dictionary and six significant figures, and outputs and
+log tails have a budget. The page counts what it leaves out; the Parquet tables have everything.
 """
 
 from __future__ import annotations
@@ -54,17 +50,16 @@ LISTED = 12  # further winners and causes are folded
 OPEN_FRONTS = 12  # further ones are not drawn
 OPEN_ROWS = 20  # of a section's table; further ones are folded
 MOST_LISTED = 300  # rows of a section's table, and flagged rows of each flag
-#: Runs of up to so many jobs are shown whole.
+#: Runs of up to this many jobs are shown whole.
 ORDINARY_ROWS = 10_000
-#: Limits for a larger run: tables, winners and causes, with the rows of the first tables linked.
+#: Limits on tables, winners and causes of larger runs.
 MOST_TABLES = 300
 MOST_WINNERS = 300
 MOST_CAUSES = 200
 
 
 def page_part(summary: Summary) -> tuple[Summary, tuple[Measurement, ...], dict[str, int]]:
-    """The summary as the page prints it, the rows that it lists, and numbers of what it leaves
-    out."""
+    """Return the summary as the page prints it, the rows it lists, and counts of what it omits."""
     whole = len(summary.rows) <= ORDINARY_ROWS
     shown = summary
     if not whole:
@@ -99,12 +94,12 @@ def render(
     measurements: Sequence[Measurement],
     with_items: Callable[[Sequence[Measurement]], Sequence[Measurement]] = lambda rows: rows,
 ) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
-        summary: what the page says.
+        summary: content of the page.
         measurements: all rows that ``summary`` was made from.
-        with_items: brings the items and images of rows that were read without them.
+        with_items: adds items and images to rows that were read without them.
     """
     jobs = len(summary.rows)
     summary, listed, left_out = page_part(summary)
@@ -141,8 +136,7 @@ def render(
 
 @cache
 def content_security_policy() -> str:
-    """The policy of the page, in itself and where it is served: nothing is loaded from anywhere,
-    and of scripts only our own run."""
+    """Return the page's policy: nothing is loaded, and only its own scripts run."""
     script_hash = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'; "
@@ -151,7 +145,7 @@ def content_security_policy() -> str:
 
 
 def _warnings(summary: Summary) -> list[str]:
-    """In a few words each: what may make a figure less than it seems."""
+    """Return short warnings about figures."""
     warnings = []
     for banner in summary.banners:
         part = "" if banner.count == banner.of else f" in {banner.count:,} of {banner.of:,} rows"
@@ -165,14 +159,14 @@ def _warnings(summary: Summary) -> list[str]:
 
 
 def _named(summary: Summary, row: Measurement) -> tuple[str, str]:
-    """The choices of a row: its precision, "" where all have the same, and the rest."""
+    """Return the choices of a row: its precision, "" if all have the same, and the rest."""
     label = summary.chosen(row)
     first, _, rest = label.partition(" ")
     return (first, rest) if first == row.precision else ("", label)
 
 
 def bar(row: Measurement, top: float) -> tuple[float, float, float]:
-    """Value, low and high of a row's throughput as percentages of ``top``."""
+    """Return value, low and high of a row's throughput as percentages of ``top``."""
     value, low, high = (
         round(100 * v / top, 2) if top else 0.0 for v in (throughput(row), *interval(row))
     )
@@ -180,7 +174,7 @@ def bar(row: Measurement, top: float) -> tuple[float, float, float]:
 
 
 def _tops(summary: Summary) -> dict[str, float]:
-    """Upper end of the best interval, by unit: bars of one unit share one scale."""
+    """Return the upper end of the best interval by unit; bars of one unit share a scale."""
     tops: dict[str, float] = {}
     for ranking in summary.rankings:
         tops[ranking.unit] = max(tops.get(ranking.unit, 0.0), interval(ranking.fastest)[1])
@@ -188,7 +182,7 @@ def _tops(summary: Summary) -> dict[str, float]:
 
 
 def _script() -> str:
-    """All scripts as one, in a scope of its own. Nothing in it may end the element early."""
+    """Return all scripts as one in its own scope, free of ``</script``."""
     body = "\n".join(asset(name) for name in SCRIPTS)
     assert "</script" not in body.lower()
     return f'(() => {{\n"use strict";\n{body}\n}})();'
@@ -196,13 +190,13 @@ def _script() -> str:
 
 @cache
 def asset(name: str) -> str:
-    """Return the text of one of the page's parts."""
+    """Return the text of a file of the page."""
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
 @cache
 def environment() -> Environment:
-    """The templates, each value escaped."""
+    """Return the template environment, with escaping."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
@@ -256,13 +250,13 @@ def payload(
     listed: Sequence[Measurement] | None = None,
     points: Json | None = None,
 ) -> Json:
-    """Everything the scripts draw from, as one JSON-able object.
+    """Return the data of the scripts as one JSON-able object.
 
     Args:
-        summary: what the page says.
+        summary: content of the page.
         measurements: all rows that ``summary`` was made from.
-        listed: the rows that the page lists, in their order; None: all of the summary.
-        points: their ``prompt_points``, where these were made already.
+        listed: the page's rows in order; None: all of the summary.
+        points: their ``prompt_points``, if already computed.
     """
     rows = summary.rows if listed is None else listed
     index = {row.job_id: number for number, row in enumerate(rows)}
@@ -288,14 +282,14 @@ def payload(
 def _columns(
     summary: Summary, measurements: Sequence[Measurement], rows: Sequence[Measurement]
 ) -> Json:
-    """Columns by name: ``{"v": […]}`` of numbers, ``{"d": […], "c": […]}`` of coded texts."""
+    """Return columns by name: ``{"v": […]}`` for numbers, ``{"d": […], "c": […]}`` for texts."""
     attempts: dict[str, int] = {}
     for row in measurements:
         if row.started_at is not None:
             attempts[row.job_id] = attempts.get(row.job_id, 0) + 1
     settings, labels = summary.settings, summary.labels
     texts: dict[str, Read] = {
-        # A label is put together again (``data.js``): each is another, its parts are few.
+        # ``data.js`` joins labels from their parts, of which there are few.
         "before": lambda r: f"{labels[r.job_id].where} {labels[r.job_id].work}".strip(),
         "after": lambda r: labels[r.job_id].rest,
         "device": lambda r: settings[r.job_id].where,
@@ -332,7 +326,7 @@ def _columns(
 
 
 _SAME = ("state", "experiment", "workload", "model", "dataset", "precision", "engine", "isolation")
-#: Columns of texts and of numbers, with the path of each in a row.
+#: Columns of texts and of numbers, with their paths in a row.
 _TEXTS = {name: name for name in (*_SAME, "failure_class", "stop_reason", "precision_detail")} | {
     "batch": "batch_size_requested",
     "unit": "metrics.throughput_unit",
@@ -380,7 +374,7 @@ def _coded(texts: Iterable[str]) -> Json:
 
 
 def _within_budget(texts: Iterable[str]) -> Iterable[str]:
-    """The texts; once the distinct ones exceed the budget, a note replaces every new one."""
+    """Yield the texts; once distinct ones exceed the budget, a note replaces new ones."""
     known: set[str] = set()
     spent = 0
     for text in texts:
@@ -417,8 +411,10 @@ def _duration(row: Measurement) -> float | None:
 
 
 def _timeline(summary: Summary, index: dict[str, int]) -> Json:
-    """Lanes and their spans; times in seconds since the first start. Where spans are too many to
-    be told apart, those of a moment that ended alike are one, and ``jobs`` says of how many."""
+    """Return lanes and spans; times in seconds since the first start.
+
+    If there are too many, spans are merged, and ``jobs`` has their counts.
+    """
     timeline = summary.timeline
     origin = timeline.windows[0][0] if timeline.windows else 0.0
     states = [str(state) for state in STATES]
@@ -452,13 +448,12 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
 # ---------------------------------------------------------------- images
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: Bytes of all images of a page; further ones stay in the rows.
+#: Most bytes of all images of a page; further ones stay in the rows.
 MOST_BYTES = 6_000_000
 
 
 def images_of(rows: Sequence[Measurement]) -> Json:
-    """The images of these rows in their order, as pairs of a row and a data URL up to
-    ``MOST_BYTES``; the number of others; and whether all are of models that were never trained."""
+    """Return images as pairs of row and data URL up to ``MOST_BYTES``, and the number left out."""
     images = [(row, row.image) for row in rows if row.image and row.image.startswith(_PNG)]
     shown: list[tuple[Measurement, str]] = []
     left = MOST_BYTES
@@ -475,13 +470,12 @@ def images_of(rows: Sequence[Measurement]) -> Json:
 
 # ---------------------------------------------------------------- profiles
 
-#: What a line about a profile says, of which detail of the row.
+#: Prefix and detail of each line about a profile.
 _ABOUT = (("", "profile"), ("copies: ", "profile_copies"), ("", "profile_launches"))
 
 
 def profiles_of(rows: Sequence[Measurement]) -> list[Json]:
-    """The profiles in these rows, in their order: operators, the dearest first, each with its share
-    and calls; and the name of the trace beside the page, "" where there is none."""
+    """Return the profiles: operators, costliest first, and the name of the trace file or ""."""
     return [_profile(row) for row in rows if "profile" in row.details]
 
 

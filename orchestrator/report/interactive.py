@@ -1,9 +1,7 @@
-"""Drawings that the page's scripts move: prompts in three dimensions, and what each card did.
+"""Drawings that the page's scripts move: prompts in three dimensions, and the cards' timeline.
 
-Everything is drawn here, as it is first seen. ``scatter.js`` turns the prompts: what has a place in
-the unit cube says so (``data-at``, ``data-ends``), and is moved to where the new view has it.
-Points of one precision are one path. The projection is orthographic, so that equal lengths look
-equal wherever they are. ``timeline.js`` zooms the cards.
+The initial view is drawn here. ``scatter.js`` turns the prompts by their coordinates in the unit
+cube (``data-at``, ``data-ends``), in orthographic projection; ``timeline.js`` zooms the cards.
 """
 
 from __future__ import annotations
@@ -23,32 +21,29 @@ from orchestrator.util import format as units
 from orchestrator.util.format import finite, one_line, visible
 
 MOST_POINTS = 6_000
-MOST_SPANS = 20_000  # of the timeline; with more, those of a moment are drawn as one
-SLOWEST_KEPT = 100  # the slowest prompts are always shown: they are what one looks for
-#: Where the reader's eye is at first: radians about the upright axis, and above it.
+MOST_SPANS = 20_000  # of the timeline; with more, nearby ones are merged
+SLOWEST_KEPT = 100  # always shown, as they matter most
+#: Initial view in radians: rotation about the upright axis, and elevation.
 TURN, TILT = -0.62, 0.42
 HIGH = 480
-#: The middle of the cube in the drawing, and the pixels of its edge.
+#: Centre of the cube in the drawing, and its edge in pixels.
 CENTRE = (WIDTH / 2, 240.0)
 EDGE = 276
 AXES = ("input + output, tokens", "output, tokens", "latency, s")
-#: The edge on which each axis stands: what its other two coordinates are.
+#: Edge of each axis: its two other coordinates.
 _EDGES: tuple[Mapping[int, float], ...] = ({1: 0, 2: 0}, {0: 0, 2: 0}, {0: 0, 1: 1})
 _TICK_OFF = 18
-#: Place of each axis's name: the share of its edge, and pixels off it. The upright one has its name
-#: above its end, since beside it there is no room on a phone.
+#: Position of each axis's name: share of its edge and offset in pixels. The upright axis has it
+#: above its end, as a phone has no room beside it.
 _NAMES = ((0.5, 66), (0.5, 66), (1.1, 18))
 
 Place = tuple[float, float, float]
 
 
 def prompts_figure(rows: Sequence[Measurement], points: Mapping[str, Any], title: str) -> str:
-    """The drawing as an ``<svg>`` element; empty without a prompt.
+    """Return the ``<svg>`` of ``prompt_points`` of these rows; "" without a prompt.
 
-    Args:
-        rows: those whose numbers ``points`` has.
-        points: of ``prompt_points``.
-        title: its name, for those who do not see it.
+    ``title`` is its accessible name.
     """
     if not points["row"]:
         return ""
@@ -86,7 +81,7 @@ def prompts_figure(rows: Sequence[Measurement], points: Mapping[str, Any], title
 
 
 def projected(place: Place) -> Place:
-    """Place of a point of the unit cube in the drawing, and its depth away from the reader."""
+    """Return position and depth of a point of the unit cube."""
     a, b, c = (value - 0.5 for value in place)
     u = a * math.cos(TURN) + b * math.sin(TURN)
     v = -a * math.sin(TURN) + b * math.cos(TURN)
@@ -96,7 +91,7 @@ def projected(place: Place) -> Place:
 
 
 def _walls(limits: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """The grid of all six walls; those between the reader and the points are hidden."""
+    """Yield the grid of all six walls; those in front of the points are hidden."""
     for axis in range(3):
         others = [other for other in range(3) if other != axis]
         for side in (0.0, 1.0):
@@ -131,7 +126,7 @@ def _point(values: Mapping[int, float]) -> Place:
 
 
 def _text(place: Place, off: float, text: str, kind: str = "tick") -> str:
-    """A text that stands off from its place, away from the middle of the cube."""
+    """Return text offset from its place, away from the middle of the cube."""
     x, y, _ = projected(place)
     away = math.hypot(x - CENTRE[0], y - CENTRE[1]) or 1.0
     x, y = x + off * (x - CENTRE[0]) / away, y + off * (y - CENTRE[1]) / away
@@ -148,7 +143,7 @@ def _legend(precisions: Sequence[str]) -> Iterator[str]:
 
 
 def prompt_points(rows: Sequence[Measurement]) -> dict[str, Any]:
-    """Prompts as columns: number of the row, input and output tokens, latency in seconds."""
+    """Return prompts as columns: number of the row, input and output tokens, latency in seconds."""
     every = [
         (item.latency_s, number, item.input_tokens, item.output_tokens)
         for number, row in enumerate(rows)
@@ -159,8 +154,8 @@ def prompt_points(rows: Sequence[Measurement]) -> dict[str, Any]:
     shown = every
     if len(every) > MOST_POINTS:
         order = sorted(range(len(every)), key=lambda i: every[i], reverse=True)
-        # A random sample with a fixed seed: the same rows always give the same page, and no
-        # regularity of the dataset's order can fall in step with it.
+        # Seeded random sample: reproducible, and independent of regularities in the dataset's
+        # order.
         rest = random.Random(0).sample(order[SLOWEST_KEPT:], MOST_POINTS - SLOWEST_KEPT)
         shown = [every[i] for i in sorted(order[:SLOWEST_KEPT] + rest)]
     return {
@@ -176,20 +171,20 @@ def prompt_points(rows: Sequence[Measurement]) -> dict[str, Any]:
 
 LEFT, RIGHT, TOP = 120, 44, 24
 SPANS_WIDE = WIDE - LEFT - RIGHT
-#: Of windows of several invocations, which are laid end to end.
+#: Largest gap between windows of several invocations, which are laid end to end.
 MOST_GAP = 9.0
-_NAMED_FROM = 56  # pixels of a span that has room for its setting
-#: A shorter run has its ticks in seconds.
+_NAMED_FROM = 56  # pixels of a span with room for its setting
+#: Shorter runs have ticks in seconds.
 _IN_MINUTES_S = 180.0
 
 
 def cards_figure(
     timeline: Timeline, title: str, names_of: Callable[[Measurement], Sequence[str]]
 ) -> str:
-    """Attempts in the colour of their end, a line a card; the time between runs is left out.
+    """Draw attempts coloured by state, a line per card; time between runs is left out.
 
-    The spans lie in a drawing of their own, which can be stretched: its ``rect`` elements are in
-    the order of ``shown_spans``.
+    Spans are in a stretchable nested drawing, with ``rect`` elements in the order of
+    ``shown_spans``.
     """
     lanes, windows = timeline.lanes, timeline.windows
     high = 20 if len(lanes) <= 24 else 14 if len(lanes) <= 128 else 9
@@ -237,7 +232,7 @@ def cards_figure(
 
 
 def _fitting(names: Sequence[str], letters: int) -> str:
-    """The first of the names, longest first, that has no more letters; else the last, cut."""
+    """Return the first name (longest first) that fits, else the last one cut."""
     return next((one for one in names if len(one) <= letters), one_line(names[-1], letters))
 
 
@@ -250,7 +245,7 @@ def _states_legend(states: Iterable[str]) -> Iterator[str]:
 
 
 def _lane_names(lanes: Sequence[Lane], high: int) -> Iterator[str]:
-    """The name of each card and the share of time assigned, where lines are high enough."""
+    """Yield each card's name and share of time assigned, if lines are high enough."""
     for number, lane in enumerate(lanes):
         y = TOP + high * (number + 0.5) + 4
         if high > 10 or number == 0 or lanes[number - 1].node != lane.node:
@@ -260,7 +255,7 @@ def _lane_names(lanes: Sequence[Lane], high: int) -> Iterator[str]:
 
 
 def _times(wall: float, scale: float, windows: int, y: float) -> Iterator[str]:
-    """Ticks of the time since the start; of several windows, how long they are together."""
+    """Yield ticks of the time since the start, or the total length of several windows."""
     if windows > 1:
         text = f"{units.seconds(wall)} in {windows} invocations, laid end to end"
         yield text_at(LEFT, y, text, "small")
@@ -273,8 +268,7 @@ def _times(wall: float, scale: float, windows: int, y: float) -> Iterator[str]:
 
 
 def shown_spans(timeline: Timeline) -> list[tuple[int, Span, int]]:
-    """The number of the lane, the span and the count of its jobs, merged where there are too many
-    spans to be told apart."""
+    """Return lane number, span and job count; nearby spans are merged above ``MOST_SPANS``."""
     lanes = timeline.lanes
     if span_count(timeline) <= MOST_SPANS:
         return [(n, span, 1) for n, lane in enumerate(lanes) for span in lane.spans]
@@ -283,12 +277,12 @@ def shown_spans(timeline: Timeline) -> list[tuple[int, Span, int]]:
 
 
 def span_count(timeline: Timeline) -> int:
-    """Attempts on all cards."""
+    """Return the number of attempts on all cards."""
     return sum(len(lane.spans) for lane in timeline.lanes)
 
 
 def _merged(lane: Lane, slot_s: float) -> Iterable[tuple[Span, int]]:
-    """The spans of a lane, those that start within one slot of time and ended alike as one."""
+    """Merge spans of a lane that start in one slot of time and ended in the same state."""
     slots: dict[object, tuple[Span, float, int]] = {}
     for span in lane.spans:
         key = (span.start // slot_s, span.row.state, span.row.purpose != "measure")

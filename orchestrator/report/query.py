@@ -1,13 +1,12 @@
 """SQL over all runs of a results directory, by DuckDB (the extra ``query``).
 
-    rows      one row an attempt, all columns of docs/schema.md but the raw ones, and ``flags``
+    rows      one row per attempt, all columns of docs/schema.md but the raw ones, and ``flags``
     jobs      of these, the newest final row of each job in each run
-    samples   one row a timed batch, with the run and job it belongs to
-    items     one row a prompt of the last complete repeat, likewise
+    samples   one row per timed batch, with its run and job
+    items     one row per prompt of the last complete repeat, likewise
 
-Rows come through Nightgrid's own reader, so files are verified and each row is seen once, also
-while a run writes. The database lives in memory and may touch no file: a query cannot change or
-read anything else. Times are UTC, without a time zone of their own.
+Rows are read and verified by Nightgrid's reader, also while a run writes. The database is in memory
+without file access, so queries change nothing. Times are UTC without a time zone.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-#: Rows whose flags are derived together.
+#: Rows whose flags are derived in one batch.
 _TOGETHER = 1024
-#: Statements, by DuckDB's names, that would change what is asked.
+#: Refused statements, by DuckDB's names.
 _CHANGES = frozenset({"ALTER", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE"})
 _KEYS = "run, invocation_id, attempt_id, job_id, final"
 _VIEWS = {
@@ -50,17 +49,17 @@ class Answer:
     damaged: tuple[str, ...] = ()  # files that could not be read
 
     def records(self) -> list[dict[str, Any]]:
-        """One mapping a row."""
+        """Return one mapping per row."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
 def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
-    """Answer one statement over all runs, or over those named.
+    """Run one statement over all runs, or over those named.
 
     Raises:
         ExtraMissing: duckdb is not installed.
         StoreError: there are no runs, or one cannot be read.
-        QueryError: the database refuses the statement; the message is its own.
+        QueryError: the database rejects the statement; the message is its own.
     """
     try:
         import duckdb
@@ -102,9 +101,9 @@ HINT = (
 def read_runs(
     results: Path, runs: Sequence[str] = (), *, raw: bool = True
 ) -> tuple[pa.Table, tuple[str, ...]]:
-    """All rows of the runs (of all, if none is named) as one table, and the files left out.
+    """Return all rows of the runs (default: all runs) as one table, and the unreadable files.
 
-    Without ``raw`` the raw columns are there and empty, which is much faster.
+    Without ``raw``, raw columns are empty, which is much faster.
 
     Raises:
         StoreError: there are no runs, or one cannot be read.
@@ -126,7 +125,7 @@ def read_runs(
 
 
 def _refuse_changes(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Refuse what would change the copy in memory: the rows on disk would stay as they are.
+    """Refuse statements that would change only the copy in memory.
 
     Raises:
         QueryError: a statement changes data or views.
@@ -137,13 +136,13 @@ def _refuse_changes(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def _may_read_flags(sql: str) -> bool:
-    """Return whether a statement names the column of flags, or all columns."""
+    """Return whether a statement may read the column of flags."""
     text = re.sub(r"count\s*\(\s*\*\s*\)", "", sql, flags=re.IGNORECASE)
     return re.search(r"\bflags\b|\*|\bdescribe\b|\bsummarize\b", text, re.IGNORECASE) is not None
 
 
 def _with_flags(table: pa.Table) -> pa.Table:
-    """The table with the flags of each row as text, derived anew: no file is trusted."""
+    """Add the flags of each row as text, derived from its data."""
     import pyarrow as pa
 
     from orchestrator.analysis.flags import raised_on
@@ -159,7 +158,7 @@ def _with_flags(table: pa.Table) -> pa.Table:
 
 
 def _naive(table: pa.Table) -> pa.Table:
-    """Times as UTC without a zone: DuckDB needs two more packages for zones."""
+    """Return the table with times as UTC without zone: DuckDB needs two more packages for zones."""
     import pyarrow as pa
 
     for index, field in enumerate(table.schema):
@@ -170,7 +169,7 @@ def _naive(table: pa.Table) -> pa.Table:
 
 
 def plain_value(value: Any) -> Any:
-    """A value of the database as JSON can have it: times as ISO 8601, NaN as null."""
+    """Return a database value for JSON: times as ISO 8601, NaN as null."""
     import datetime
     import decimal
 

@@ -1,7 +1,6 @@
-"""Reads the rows of a run, summarises them, and writes the page beside them.
+"""Read the rows of a run, summarise them, and write the page.
 
-A large run is read without samples and items, of which there are millions; what is derived from
-these is read in batches of columns.
+Large runs are read without samples and items; what derives from these is read in batches.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def write_page(store: Store, summary: Summary, measurements: Sequence[Measuremen
 
 
 def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> str:
-    """The HTML page of a run, for which items and images of a large run are read.
+    """Return the HTML page of a run, reading items and images of a large run.
 
     Raises:
         StoreError: the rows cannot be read.
@@ -61,12 +60,9 @@ def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement
 
 
 def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Measurement, ...]]:
-    """The summary of a run, with the rows that it was made from. Takes no lock.
+    """Return the summary of a run and its rows. Takes no lock.
 
-    Args:
-        store: the run's.
-        lean: leave samples and items out of the rows of a large run, of which there are millions;
-            the summary is the same, but for its rows.
+    ``lean`` leaves samples and items out of the rows of a large run.
 
     Raises:
         StoreError: the rows cannot be read.
@@ -84,7 +80,7 @@ def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Me
 
 
 def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurement, ...]]:
-    """The summary of a run, whose rows are read with or without samples and items."""
+    """Return the summary and rows, read with or without samples and items."""
     status = read_status(store)  # before the rows, so that it never counts more of them
     contents = store.read(samples=samples)
     raised = None
@@ -107,7 +103,7 @@ def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurem
 
 
 def _steps(store: Store, summary: Summary) -> tuple[StepTime, ...]:
-    """The parts of steps of the rows that trained, whose samples are read for it."""
+    """Return the step times of rows that trained, reading their samples."""
     trained = {
         row.job_id: row
         for row in summary.rows
@@ -125,8 +121,7 @@ def _steps(store: Store, summary: Summary) -> tuple[StepTime, ...]:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Collect no garbage within the block: rows make none, and looking through a hundred thousand
-    of them again and again takes a fifth of the time."""
+    """Disable garbage collection in the block: over 100,000 rows it costs a fifth of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -137,7 +132,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def read_status(store: Store) -> RunStatus | None:
-    """Last status of the run's driver; None where there is none, or none that can be read."""
+    """Return the last status of the run's driver; None if missing or unreadable."""
     try:
         status = RunStatus.from_json(disk.read(store.path / run_files.STATUS, SMALL_BYTES).decode())
     except (OSError, ValueError):
@@ -146,15 +141,14 @@ def read_status(store: Store) -> RunStatus | None:
 
 
 def current_status(status: RunStatus, run: Path) -> RunStatus:
-    """The last status of a run's driver, without what is not true any more if that has died."""
+    """Return the status, without what no longer holds if the driver has died."""
     if not status.finished and driver_lives(run) is False:
         return status.without_driver()
     return status
 
 
 def write_aside(path: Path, content: str | bytes | Iterable[str]) -> Path:
-    """Write text, whole or in parts, or bytes: under a temporary name in the same directory, which
-    is then renamed to ``path``.
+    """Write content to a temporary file in the same directory and rename it to ``path``.
 
     Raises:
         StoreError: the file cannot be written.

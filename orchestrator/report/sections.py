@@ -1,4 +1,4 @@
-"""Sections of the report that are tables, with their figures: the same in text and on the page."""
+"""Sections of the report that are tables with figures, for text and page alike."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from orchestrator.report.charts import (
 from orchestrator.util import format as units
 from workloads.quality import METRICS
 
-#: Effects in one figure, figures of one section, and rows of a table on the page.
+#: Most effects in a figure, figures in a section, and rows of a table on the page.
 MOST_DRAWN, MOST_FIGURES, MOST_ROWS = 16, 6, 300
 
-#: What a step does to a model, as its settings say.
+#: Settings of a step that changed a model.
 _MADE_BY = ("method", "sparsity", "sparsity_share", "numbers", "student_layers", "student_hidden")
-#: The figures of quality that are shown.
+#: Figures of quality shown.
 _QUALITY = ("quality_top1_agreement", "quality_kl", "answer_loss")
-#: What an engine does to one.
+#: Settings of an engine that change a model.
 _CHOSEN = ("graph_optimization", "calibration", "fusions")
 
 
 def sections(summary: Summary) -> tuple[Section, ...]:
-    """The sections that have something to say, in the page's order."""
+    """Return the non-empty sections, in the page's order."""
     every = (
         *(_head_to_head(one, place) for place, one in enumerate(summary.head_to_head, 1)),
         _effects(summary),
@@ -53,14 +53,14 @@ def sections(summary: Summary) -> tuple[Section, ...]:
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """``1.52× (1.40× to 1.65×)``."""
+    """Format as ``1.52× (1.40× to 1.65×)``."""
     if ratio.low is None:
         return units.times(ratio.value)
     return f"{units.times(ratio.value)} ({units.times(ratio.low)} to {units.times(ratio.high)})"
 
 
 def _head_to_head(one: HeadToHead, place: int) -> Section:
-    """A comparison of accelerators or engines: a column for each of them."""
+    """Return a comparison of accelerators or engines, a column for each."""
 
     def cell(row: Measurement | None, ratio: Ratio | None) -> str:
         if row is None:
@@ -136,8 +136,7 @@ def _effect(effect: Effect, about: str) -> tuple[str, str, Cell, str, str]:
 
 
 def _forms(summary: Summary) -> Section:
-    """Forms of one model that a run made of it: rows that are held against its texts, grouped by
-    that model, with size, quality and speed."""
+    """Return forms of one model made by a run, with size, quality and speed."""
     saved = {str(name): row for row in summary.rows if (name := row.parameters.get("save_model"))}
     rows = [row for row in summary.joined.rows if row.parameters.get("quality_of")]
     shown = [
@@ -184,8 +183,7 @@ def _settings(row: Measurement, names: Iterable[str]) -> list[str]:
 
 
 def _training(summary: Summary) -> Section:
-    """Rows that trained, the fastest first: the loss of their first and last timed step, and where
-    the time of a step goes."""
+    """Return rows that trained, fastest first: first and last loss, and shares of a step's time."""
     steps = {one.row.job_id: one for one in summary.steps}
     trained = [row for row in summary.joined.rows if wording.losses(row) or row.job_id in steps]
     known = {row.metrics.throughput_unit for row in trained}
@@ -226,7 +224,7 @@ def _training(summary: Summary) -> Section:
 
 
 def _without_blanks(table: Table) -> Table:
-    """The table without columns that say nothing in any row."""
+    """Drop columns that are empty in every row."""
     columns = [
         column
         for column in range(len(table.head))
@@ -241,8 +239,7 @@ def _without_blanks(table: Table) -> Table:
 
 
 def _replicates(summary: Summary) -> Section:
-    """Cells that ran in several processes: the mean, its interval, and both parts of its
-    variance."""
+    """Return cells that ran in several processes: mean, interval and parts of the variance."""
     rows = []
     for cell in summary.joined.cells:
         mean, spread = cell.row.metrics.throughput, cell.spread

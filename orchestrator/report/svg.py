@@ -1,8 +1,7 @@
 """Axes, ticks and marks of the page's SVG figures.
 
-Figures are drawn here and not in the browser, so that they are there without scripts, print well
-and can be tested. Colours are CSS classes, so they follow the page into the dark; every precision
-also has a shape of its own, and every figure a table with the same values beside it.
+Drawn here rather than in the browser, so that they need no scripts, print well and can be tested.
+Colours are CSS classes, to follow the dark theme; each precision also has its own shape.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from html import escape
 from orchestrator.util import format as units
 from orchestrator.util.format import visible
 
-#: Marker shapes as SVG path data around the origin, by place in the report order of precisions.
+#: Marker shapes as SVG path data around the origin, in the report order of precisions.
 SHAPES = (
     "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",  # circle
     "m-3.6-3.6h7.2v7.2h-7.2z",  # square
@@ -28,12 +27,12 @@ SHAPES = (
 WIDTH, HEIGHT = 520, 320
 WIDE = 760  # of a figure whose lines have long names
 LEFT, RIGHT, TOP, BOTTOM = 62, 64, 16, 56
-LETTER = 6.8  # pixels of a letter of a name
+LETTER = 6.8  # pixels per letter of a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """Values from ``low`` to ``high`` laid from pixel ``start`` to ``end``."""
+    """Values from ``low`` to ``high`` mapped to pixels ``start`` to ``end``."""
 
     low: float
     high: float
@@ -45,7 +44,7 @@ class Axis:
     text: Callable[[float], str]
 
     def at(self, value: float) -> float:
-        """The pixel of a value; one beyond the axis is laid on its end."""
+        """Return the pixel of a value, clipped to the axis."""
         value = min(max(value, self.low), self.high)
         if self.log:
             share = math.log(value / self.low) / math.log(self.high / self.low)
@@ -55,7 +54,7 @@ class Axis:
 
 
 def x_axis(values: Sequence[float], name: str, text: Callable[[float], str]) -> Axis:
-    """A logarithmic axis along the bottom that holds all values, which are above zero."""
+    """Return a logarithmic axis along the bottom; values must be positive."""
     low, high = log_limits(values)
     return Axis(
         low=low,
@@ -70,7 +69,7 @@ def x_axis(values: Sequence[float], name: str, text: Callable[[float], str]) -> 
 
 
 def y_axis(values: Sequence[float], name: str, text: Callable[[float], str], *, log: bool) -> Axis:
-    """An axis up the left side; one that is not logarithmic starts at zero."""
+    """Return an axis up the left side; a linear one starts at zero."""
     if log:
         low, high = log_limits(values)
         ticks = log_ticks(low, high)
@@ -90,7 +89,7 @@ def y_axis(values: Sequence[float], name: str, text: Callable[[float], str], *, 
 
 
 def nice_top(value: float) -> tuple[float, float]:
-    """The top of an axis that holds ``value``, and the step of its four to six ticks."""
+    """Return the top of an axis that holds ``value``, and the step of its four to six ticks."""
     if not math.isfinite(value) or value <= 0:
         return 1.0, 0.25
     raw = value / 4.5
@@ -100,14 +99,14 @@ def nice_top(value: float) -> tuple[float, float]:
 
 
 def log_limits(values: Sequence[float]) -> tuple[float, float]:
-    """A little more than the range of the values, and never less than a factor of two."""
+    """Return slightly more than the range of the values, at least a factor of two."""
     low, high = min(values), max(values)
     room = max((high / low) ** 0.06, math.sqrt(2 / min(2, high / low)), 1.05)
     return low / room, high * room
 
 
 def log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Between two and about eight round values of a logarithmic axis."""
+    """Return two to about eight round values of a logarithmic axis."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     span = math.log10(high / low)
     sets: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7))
@@ -119,12 +118,12 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def short_number(value: float) -> str:
-    """A tick of an axis: ``1,200``, ``0.5``."""
+    """Format a tick: ``1,200``, ``0.5``."""
     return units.number(value, 3).rstrip("0").rstrip(".") if value < 100 else f"{value:,.0f}"
 
 
 def frame(x: Axis, y: Axis) -> str:
-    """Grid lines, ticks and the names of both axes."""
+    """Return grid lines, ticks and the names of both axes."""
     parts = []
     for value in y.ticks:
         at = y.at(value)
@@ -147,7 +146,7 @@ def frame(x: Axis, y: Axis) -> str:
 
 
 def axis_names(x_name: str, y_name: str) -> str:
-    """The names of both axes."""
+    """Return the names of both axes."""
     middle = (LEFT + WIDTH - RIGHT) / 2
     return (
         f'<text class="axis" x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">'
@@ -160,7 +159,7 @@ def axis_names(x_name: str, y_name: str) -> str:
 def svg(
     title: str, *parts: str, size: tuple[float, float] = (WIDTH, HEIGHT), kind: str = "curve"
 ) -> str:
-    """The ``<svg>`` element, named for those who do not see it."""
+    """Return the ``<svg>`` element with its accessible name."""
     return (
         f'<svg class="{kind}" viewBox="0 0 {size[0]} {size[1]}" role="img">'
         f"<title>{escape(visible(title))}</title>{''.join(parts)}</svg>"
@@ -168,7 +167,7 @@ def svg(
 
 
 def text_at(x: float, y: float, text: str, kind: str = "tick", anchor: str = "start") -> str:
-    """A text of one of the style sheet's kinds."""
+    """Return text of one of the style sheet's classes."""
     return (
         f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">'
         f"{escape(visible(text))}</text>"
@@ -176,18 +175,18 @@ def text_at(x: float, y: float, text: str, kind: str = "tick", anchor: str = "st
 
 
 def mark(x: float, y: float, precision: str | int, kind: str = "mark") -> str:
-    """The shape of a precision at a point, in its colour."""
+    """Return the shape of a precision at a point, in its colour."""
     style = precision_style(precision)
     return f'<path class="{kind} p{style}" d="M{x:.1f} {y:.1f}{SHAPES[style]}"/>'
 
 
 def path_of(points: Iterable[tuple[float, float]]) -> str:
-    """Path data through points."""
+    """Return path data through points."""
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
 def word(x: float, y: float, text: str, precision: str | int) -> str:
-    """A name beside a mark, in the colour of a precision."""
+    """Return a name beside a mark, in the colour of a precision."""
     return (
         f'<text class="name p{precision_style(precision)}" x="{x:.1f}" y="{y:.1f}" '
         f'text-anchor="start">{escape(visible(text))}</text>'
@@ -195,7 +194,7 @@ def word(x: float, y: float, text: str, precision: str | int) -> str:
 
 
 def apart(places: Sequence[float], distance: float, low: float, high: float) -> list[float]:
-    """Heights near ``places`` (ascending), at least ``distance`` apart, pushed up from ``high``."""
+    """Return heights near ``places`` (ascending), at least ``distance`` apart, up to ``high``."""
     placed: list[float] = []
     for place in places:
         placed.append(max(place, placed[-1] + distance if placed else low))
@@ -207,7 +206,7 @@ def apart(places: Sequence[float], distance: float, low: float, high: float) -> 
 
 
 def precision_style(precision: str | int) -> int:
-    """Number of the colour and shape of a precision, or of a line by its place, from 0 to 5."""
+    """Return the colour and shape (0 to 5) of a precision, or of a line by its place."""
     if isinstance(precision, int):
         return precision % len(SHAPES)
     known = {"fp32": 0, "tf32": 0, "fp16": 1, "bf16": 2, "fp8": 3, "int8": 4, "int4": 5}

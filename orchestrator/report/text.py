@@ -1,8 +1,7 @@
-"""The summary, and a comparison of two runs, as text: in a terminal, or as Markdown.
+"""The summary, and a comparison of two runs, as terminal text or Markdown.
 
-A terminal reads at 80 columns, and without colour when piped. It is read from its end, so the
-winners come last, and long lists are cut there. Markdown, for an issue or a wiki page, begins with
-the answer and has everything.
+Terminal text is 80 columns wide with the answer last and long lists cut, as it is read from its
+end. Markdown starts with the answer and has everything.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from orchestrator.util.format import markdown, one_line, tail, visible
 
 MOST_TABLES = 12
 MOST_LINES = 40
-MOST_CARDS = 16  # more are summed up by node
+MOST_CARDS = 16  # more are summed by node
 _LONGEST_NAME = 36
 
 _STYLES: Mapping[Style, str] = {
@@ -60,13 +59,9 @@ _STYLES: Mapping[Style, str] = {
 def print_summary(
     summary: Summary, console: Console, *, verbose: bool = False, page: str = ""
 ) -> None:
-    """Print the whole summary, the answer last; what was cut from long lists is counted.
+    """Print the summary, the answer last.
 
-    Args:
-        summary: what is printed.
-        console: where to.
-        verbose: with what each card did, and the versions that it was made with.
-        page: path of the HTML page, for the last line.
+    ``verbose`` adds card usage and versions; ``page`` is the HTML page's path, for the last line.
     """
     parts = [_headline(summary)]
     if summary.measured:
@@ -79,7 +74,7 @@ def print_summary(
 
 
 def to_markdown(summary: Summary) -> str:
-    """The whole summary as GitHub-flavoured Markdown."""
+    """Return the whole summary as GitHub-flavoured Markdown."""
     parts: list[Iterable[Block]] = [_answer(summary, ""), _headline(summary)]
     if summary.measured:
         every = sections(summary)
@@ -92,7 +87,7 @@ def to_markdown(summary: Summary) -> str:
 
 
 def print_comparison(comparison: RunComparison, console: Console, *, every: bool = False) -> None:
-    """Significant changes first; then what broke, what is refused, and what to know."""
+    """Print significant changes, then broken and refused jobs, then warnings."""
     _print(console, list(_comparison(comparison, every=every)))
 
 
@@ -151,7 +146,7 @@ def _matrix(table: CellTable) -> Table:
 
 
 def _legend(summary: Summary) -> str:
-    """The meaning of the marks and states in the tables."""
+    """Return the meaning of the marks and states in the tables."""
     rates = [row for row in summary.rows if row.metrics.throughput is not None]
     words = {
         "* best": any(table.best for table in summary.tables),
@@ -324,7 +319,7 @@ def _best(ranking: Ranking, summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _answer(summary: Summary, page: str) -> Iterator[Block]:
-    """The winner, and where the page lies."""
+    """Yield the winner, and the path of the page."""
     sentences = wording.answers(summary)
     if sentences or page:
         yield Line(text="")
@@ -338,7 +333,7 @@ def _answer(summary: Summary, page: str) -> Iterator[Block]:
 
 
 def headline(comparison: RunComparison) -> str:
-    """``48 jobs compared, 2 slower, 1 faster, 45 unchanged within noise; 0.998× overall``."""
+    """Format as ``48 jobs compared, 2 slower, 1 faster, 45 unchanged within noise; …``."""
     slower = sum(c.significant and c.ratio.value < 1 for c in comparison.changes)
     faster = sum(c.significant and c.ratio.value > 1 for c in comparison.changes)
     untested = sum(c.ratio.low is None for c in comparison.changes)
@@ -433,7 +428,7 @@ def _refused(comparison: RunComparison) -> Iterator[Block]:
     yield Line(text=f"Not comparable: {units.plural(len(refused), 'job')}", style="warning")
     for (key, before, after), count in counted.most_common(MOST_LINES):
         jobs = units.plural(count, "job")
-        # Of a key such as ``flags`` both rows of a pair may have the same forbidden value.
+        # For keys such as ``flags`` both rows may have the same forbidden value.
         if before == after:
             yield Line(text=f"  {key} in {jobs}, before and after: {one_line(before, 120)}")
         else:
@@ -485,7 +480,7 @@ def _print_table(console: Console, table: Table) -> None:
         )
         for column in columns:
             name, right = table.head[column], column in table.numbers
-            # One word stays whole; what has several gives way.
+            # Columns of single words stay whole; others wrap.
             words = max((len(row[column].plain.split()) for row in rows), default=0)
             grid.add_column(
                 Text(f"{name} " if table.matrix else name),
@@ -503,7 +498,7 @@ def _print_table(console: Console, table: Table) -> None:
 def _cell(cell: str | Cell, table: Table) -> Text:
     if isinstance(cell, str):
         return Text(one_line(cell))
-    # The mark has a place of its own, so that figures stay aligned.
+    # The mark has its own column, so that figures stay aligned.
     mark = (cell.mark or " ") if table.matrix else ""
     text = Text(one_line(cell.text) + mark, style=_STYLES[cell.style])
     if cell.mark:
@@ -516,8 +511,10 @@ def _cell(cell: str | Cell, table: Table) -> Text:
 def _columns_that_fit(
     table: Table, rows: Sequence[Sequence[Text]], width: int
 ) -> Iterator[Sequence[int]]:
-    """The columns of a matrix in blocks that fit into ``width``, each with the names of lines;
-    other tables give way by themselves."""
+    """Yield column blocks of a matrix that fit ``width``, each with the line names.
+
+    Other tables adapt their width.
+    """
     every = range(len(table.head))
     if not table.matrix:
         yield every

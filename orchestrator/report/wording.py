@@ -1,7 +1,6 @@
-"""Rows and rankings in words: cells of tables, verdicts, and the answer of a run in a sentence.
+"""Rows and rankings in words: table cells, verdicts, and a run's answer in a sentence.
 
-The same words stand in the terminal, the page and the Markdown. The answer is what one wants to
-know first in the morning, so the page begins and the terminal ends with it.
+Terminal, page and Markdown share these texts.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from workloads.util.statistics import samples_needed
 if TYPE_CHECKING:
     from orchestrator.analysis.summary import Summary
 
-#: Text where there is no reading: never zero, and never an empty cell.
+#: Text for a missing reading: never zero or empty.
 NOT_KNOWN = "not known"
 
 
@@ -47,7 +46,7 @@ _STATE_STYLES: Mapping[State, Style] = {
 
 
 def cell(table: Table, line: str, column: str) -> Cell:
-    """One cell of ``table``: ``1,234``, ``OOM``, empty where the grid asked for nothing."""
+    """Return a cell of ``table``: ``1,234``, ``OOM``, empty outside the grid."""
     row = table.cells.get((line, column))
     if row is None:
         return Cell(text="")
@@ -64,7 +63,7 @@ def cell(table: Table, line: str, column: str) -> Cell:
 
 
 def plus_minus(row: Measurement) -> str:
-    """Half the confidence interval, relative to the throughput: ``±2.1%``."""
+    """Format half the confidence interval relative to the throughput: ``±2.1%``."""
     metrics = row.metrics
     if not metrics.throughput or metrics.throughput_low is None or metrics.throughput_high is None:
         return ""
@@ -73,14 +72,14 @@ def plus_minus(row: Measurement) -> str:
 
 
 def figure(row: Measurement) -> str:
-    """``1,234``; ``(71)`` where no repeat was completed: a rate of whatever was done."""
+    """Format as ``1,234``, or ``(71)`` if no repeat was completed."""
     if row.metrics.repeats or row.metrics.throughput is None:
         return units.number(row.metrics.throughput)
     return f"({units.number(row.metrics.throughput, 2)})"
 
 
 def standing(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
-    """Say whether the fastest row of a ranking has won, with the names of those that tie."""
+    """Return whether the fastest row has won, with the names of those that tie."""
     if ranking.verdict is Verdict.TIED:
         return f"tied with {units.listed([name(row) for row in ranking.tied])}: intervals overlap"
     return {
@@ -91,14 +90,14 @@ def standing(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
 
 
 def throughput(row: Measurement) -> str:
-    """``1,234 tokens/s ±2.1% within one process``."""
+    """Format as ``1,234 tokens/s ±2.1% within one process``."""
     text = f"{figure(row)} {row.metrics.throughput_unit}".strip()
     half = plus_minus(row)
     return f"{text} {half} {scope(row)}" if half else text
 
 
 def losses(row: Measurement) -> str:
-    """``loss 2.31 → 1.87``, the first and the last of the timed steps; "" where none was kept."""
+    """Format first and last loss of the timed steps as ``loss 2.31 → 1.87``; "" if unknown."""
     first, last = row.metrics.loss_first, row.metrics.loss_last
     if first is None or last is None:
         return ""
@@ -106,13 +105,13 @@ def losses(row: Measurement) -> str:
 
 
 def scope(row: Measurement) -> str:
-    """The processes that the interval of a row spans."""
+    """Return the processes that a row's interval spans."""
     count = row.metrics.processes
     return "within one process" if count == 1 else f"over {count} processes"
 
 
 def scopes(table: Table) -> str:
-    """The processes that the intervals of a table's cells span, in one line; "" without any."""
+    """Return the processes that the intervals of a table's cells span; "" without any."""
     spans = [row.metrics.processes for row in table.cells.values() if plus_minus(row)]
     if not spans:
         return ""
@@ -126,7 +125,7 @@ def scopes(table: Table) -> str:
 
 
 def token_times(row: Measurement) -> str:
-    """``first token 76 ms, then 8.4 ms a token (p99 12 ms)``."""
+    """Format as ``first token 76 ms, then 8.4 ms a token (p99 12 ms)``."""
     metrics = row.metrics
     words = []
     if metrics.ttft_s is not None:
@@ -139,7 +138,7 @@ def token_times(row: Measurement) -> str:
 
 
 def _why_no_p99(row: Measurement) -> str:
-    """The reason for no 99th percentile; "" where the steps were not kept or not read."""
+    """Return why there is no 99th percentile; "" if steps were not kept or read."""
     steps = sum(len(sample.step_s) for _, sample in row.samples if not sample.warmup)
     needed = samples_needed(99, row.measure.confidence)
     if not 0 < steps < needed:
@@ -148,13 +147,13 @@ def _why_no_p99(row: Measurement) -> str:
 
 
 def memory(row: Measurement) -> str:
-    """Peak memory with whose it is: ``12.3 GiB (device)``."""
+    """Format peak memory with its kind: ``12.3 GiB (device)``."""
     amount = peak_memory_bytes(row)
     return f"{units.size(amount)} ({memory_kind(row)})" if amount is not None else units.MISSING
 
 
 def energy(row: Measurement | None) -> str:
-    """Work per joule, and the power of all its cards: ``2.130 tokens/J (412 W)``."""
+    """Format work per joule and power of all cards: ``2.130 tokens/J (412 W)``."""
     if row is None or row.metrics.work_per_joule is None:
         return NOT_KNOWN
     work = row.metrics.throughput_unit.partition("/")[0]
@@ -163,13 +162,13 @@ def energy(row: Measurement | None) -> str:
 
 
 def leader(one: Leader, chosen: str) -> str:
-    """Best row by a figure: ``bf16 b=4: 3.204 (tied with 2 more)``."""
+    """Format the best row by a figure: ``bf16 b=4: 3.204 (tied with 2 more)``."""
     tied = f" (tied with {one.tied} more)" if one.tied else ""
     return f"{chosen}: {units.number(one.value)} {one.metric.unit}".rstrip() + tied
 
 
 def warm_up(row: Measurement) -> str:
-    """Cost of warm-up and what it met: ``12 steps, 4 of 4 shapes, timed anew 1 time``."""
+    """Format cost of warm-up: ``12 steps, 4 of 4 shapes met, timing began anew 2 times``."""
     if row.warmup_steps is None:
         return ""
     parts = [f"{row.warmup_steps} steps"]
@@ -183,7 +182,7 @@ def warm_up(row: Measurement) -> str:
 
 
 def where(row: Measurement) -> str:
-    """Node and cards of a row: ``hpu-1 [0-3]``."""
+    """Format node and cards of a row: ``hpu-1 [0-3]``."""
     if not row.nodes:
         return ""
     cards = sorted(row.card_indices)
@@ -196,17 +195,17 @@ def where(row: Measurement) -> str:
 
 # ---------------------------------------------------------------- the answer of a run
 
-#: Sentences; the tables have all rankings.
+#: Most sentences; the tables have all rankings.
 MOST_ANSWERS = 3
 _REASON_LENGTH = 160
 
 
 def answers(summary: Summary) -> tuple[str, ...]:
-    """The sentences, the most important first; empty where no row was written."""
+    """Return the sentences, most important first; empty if no row was written."""
     if not summary.rankings:
         return _nothing_ranked(summary) if summary.measured else _nothing_measured(summary)
     sentences = [*filter(None, map(_sides, summary.head_to_head))]
-    # A row that nothing was compared with is no answer where others are.
+    # Rows without a comparison are no answer if others have one.
     compared = [one for one in summary.rankings if one.verdict is not Verdict.ALONE]
     shown = (compared or summary.rankings)[:MOST_ANSWERS]
     sentences += [_ranking(one, summary) for one in shown]
@@ -217,7 +216,7 @@ def answers(summary: Summary) -> tuple[str, ...]:
 
 
 def best_text(ranking: Ranking, chosen: str) -> str:
-    """The fastest setting of a ranking in one line; ``chosen`` is its label."""
+    """Format the fastest setting of a ranking; ``chosen`` is its label."""
     row = ranking.fastest
     rate = f"{figure(row)} {ranking.unit} {plus_minus(row)}".rstrip()
     tied = f" (tied with {len(ranking.tied)} more)" if ranking.tied else ""
@@ -226,7 +225,7 @@ def best_text(ranking: Ranking, chosen: str) -> str:
 
 
 def place(ranking: Ranking) -> str:
-    """The device of a ranking in a word or two: ``Gaudi2``, ``4 × emulated HPU``."""
+    """Name the device of a ranking: ``Gaudi2``, ``4 × emulated HPU``."""
     setting = ranking.setting
     return f"{setting.cards} × {setting.card}" if setting.cards > 1 else setting.card
 
@@ -276,8 +275,7 @@ def _ranking(ranking: Ranking, summary: Summary) -> str:
 
 
 def _margin(ranking: Ranking, summary: Summary) -> Iterator[str]:
-    """Times as fast as the widest precision at its best, else as the fastest row that it
-    does not tie with."""
+    """Yield the speed-up over the widest precision's best, else over the fastest row not tied."""
     best = ranking.fastest
     widest = min((row.precision for row in ranking.ranked), key=precision_rank)
     tied = {row.job_id for row in ranking.tied}
@@ -295,7 +293,7 @@ def _times(row: Measurement, other: Measurement) -> str:
 
 
 def _sides(one: HeadToHead) -> str:
-    """``NVIDIA H200 is 1.42× Gaudi2 at equal settings (1.38× to 1.46×, 12 settings)``."""
+    """Format as ``NVIDIA H200 is 1.42× Gaudi2 at equal settings (1.38× to 1.46×, 12 settings)``."""
     settings = units.plural(len(one.lines) + one.left_out, "setting")
     side = one.fastest
     if side is None:
