@@ -1,4 +1,4 @@
-"""Fitness of a cluster for a night: facts of each node (``probe``), checks, and their text.
+"""Fitness of a cluster for a run: facts of each node (``probe``), checks, and their text.
 
-``orchestrator.on_ray.examination`` collects the facts of all nodes; it alone knows of Ray.
+``orchestrator.on_ray.examination`` collects the facts; only it uses Ray.
 """

@@ -1,7 +1,7 @@
-"""Judging what an examination found: one function a check, each from facts to findings. Pure.
+"""Checks of an examination, each a function from facts to findings.
 
-A finding says what is wrong where, and what to do. ERROR is for what would make a run fail, wholly
-or on that node; WARNING for what would make it slow, or its figures doubtful; NOTE for the rest.
+A finding has a place, a problem and a remedy. ERROR would make a run fail, at least on that node;
+WARNING would slow it or make figures doubtful; NOTE is for the rest.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from workloads.devices import Complaint, all_devices
 from workloads.engines import ENGINES, engine_packages
 from workloads.models.rules import PACKAGES
 
-# Checks of a whole cluster: its nodes, its doors, what nodes share, their versions. Pure.
+# Checks of a whole cluster: nodes, access, shared directories, versions.
 
-#: Packages that rows of two nodes must share to be comparable.
+#: Packages whose versions must match for rows of two nodes to be comparable.
 _COMPARED = ("nightgrid", "torch", "deepspeed", "peft")  # and those of engines
 
 
 def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
-    """Nodes that are missing, dead, silent, or of two kinds; a cluster without cards."""
+    """Check for missing, dead, silent or mixed nodes, and for cards."""
     alive = [node for node in facts.nodes if node.alive]
     if facts.expected_nodes is not None and len(alive) < facts.expected_nodes:
         yield Finding(
@@ -77,7 +77,7 @@ def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def check_token(facts: ClusterFacts) -> Iterator[Finding]:
-    """Whoever reaches a cluster without a token runs code on every node."""
+    """Check that the cluster needs a token; otherwise anyone can run code on every node."""
     if not facts.token and not facts.emulated:
         yield Finding(
             check="token",
@@ -89,7 +89,7 @@ def check_token(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def check_dashboard(facts: ClusterFacts) -> Iterator[Finding]:
-    """The job interface belongs on the loopback interface, behind an SSH tunnel."""
+    """Check that the job interface is on loopback, to be reached through an SSH tunnel."""
     host = (facts.dashboard or "").rpartition(":")[0].strip("[]")
     if host and not host.startswith("127.") and host not in ("localhost", "::1"):
         yield Finding(
@@ -102,7 +102,7 @@ def check_dashboard(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def check_shared(facts: ClusterFacts) -> Iterator[Finding]:
-    """Every node sees what the driver writes, and the driver what the nodes write."""
+    """Check that driver and nodes see each other's files in the shared directory."""
     if facts.shared_dir is None:
         return
     if facts.shared_trouble:
@@ -135,7 +135,7 @@ def check_shared(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
-    """Python, Ray and what rows depend on are the same on all nodes that compute alike."""
+    """Check that Python, Ray and packages match on all nodes with the same cards."""
     probes = [(node, node.probe) for node in facts.nodes if node.probe is not None]
     for node, probe in probes:
         here = Versions(ray=probe.versions.get("ray", "?"), python=probe.python)
@@ -159,7 +159,7 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
                 kinds[version] |= set(node.cards)
         if len(by_version) < 2:
             continue
-        # Servers of unlike cards differ by nature; nodes of one kind should not.
+        # Servers with different cards differ anyway; nodes of one kind should not.
         shared_kind = any(kinds[a] & kinds[b] for a in kinds for b in kinds if a < b)
         where = ", ".join(
             f"{version} on {_names(names)}" for version, names in sorted(by_version.items())
@@ -176,7 +176,7 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _without(kind: Accelerator) -> str:
-    """Option that starts Ray without cards of a kind."""
+    """Return the option that starts Ray without cards of a kind."""
     option, resource = kind.spec.ray_option, kind.spec.ray_resource
     return f"--{option.replace('_', '-')} 0" if option else f'--resources without "{resource}"'
 
@@ -186,28 +186,26 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
 
 
-# Checks of one node: its packages, cards, driver, clock, kernel, limits and disks. Pure.
-#
-# Limits that are a matter of judgement are constants here, with their reason.
+# Checks of one node: packages, cards, driver, clock, kernel, limits and disks.
 
-#: Times in rows of different nodes are compared to the second, and leases to half of it.
+#: Rows of different nodes are compared to the second, leases to half of that.
 CLOCK_LIMIT_S = 0.5
-#: Ray's session logs and spilled objects; a full disk there looks like a crash of the job.
+#: Ray's session logs and spilled objects; a full disk there looks like a job's crash.
 RAY_SPACE_BYTES = 10 * 2**30
-#: Rows are small; checkpoints and adapters are not.
+#: For checkpoints and adapters; rows are small.
 RESULTS_SPACE_BYTES = 5 * 2**30
 #: One 6-billion-parameter model in bf16 and its converted copy.
 MODEL_SPACE_BYTES = 30 * 2**30
-#: Ray's own advice; eight workers with their data loaders and sockets come near the usual 1,024.
+#: Ray's advice; eight workers with data loaders and sockets approach the usual 1,024.
 OPEN_FILES = 65_536
-#: Space in /dev/shm that collectives of eight processes and data loaders need.
+#: Space in /dev/shm for collectives of eight processes and data loaders.
 SHARED_MEMORY_BYTES = 8 * 2**30
 
 _GIB = 2**30
 
 
 def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
-    """Check that the packages which a job imports are there, and import."""
+    """Check that the packages which jobs import are there, and import."""
     for package, error in probe.import_errors.items():
         yield Complaint(
             check="imports",
@@ -233,7 +231,7 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
 
 
 def check_quantization(probe: Probe) -> Iterator[Complaint]:
-    """Name what cannot be read where models are quantised at all (torchao is there)."""
+    """Report missing packages for quantised checkpoints, if torchao is installed."""
     if "torchao" not in probe.versions:
         return
     for package, (install, kinds) in PACKAGES.items():
@@ -248,7 +246,7 @@ def check_quantization(probe: Probe) -> Iterator[Complaint]:
 
 
 def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
-    """Ray's count is that of the vendor's tool, and no process has a card open."""
+    """Check that Ray and the vendor's tool agree on cards, and that no process uses one."""
     if node.emulated:
         return
     for kind, count in node.cards.items():
@@ -308,13 +306,13 @@ def check_accounts(node: NodeFacts) -> Iterator[Complaint]:
 
 
 def check_server(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
-    """Check what the cards of the node need of their server, as their devices tell."""
+    """Check what the node's cards need of their server, by device."""
     for kind, count in () if node.emulated else node.cards.items():
         yield from kind.spec.examine(count, probe)
 
 
 def check_clock(node: NodeFacts) -> Iterator[Complaint]:
-    """The clock agrees with the driver's, as far as a round trip can tell."""
+    """Check the clock against the driver's, within the error of a round trip."""
     clock = node.clock
     if clock is None or abs(clock.offset_s) - clock.bound_s <= CLOCK_LIMIT_S:
         return
@@ -328,7 +326,7 @@ def check_clock(node: NodeFacts) -> Iterator[Complaint]:
 
 
 def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
-    """Open files, locked memory and shared memory suffice for a server full of workers."""
+    """Check open files, locked memory and shared memory for a full server."""
     if node.emulated or not node.cards:
         return
     if 0 <= probe.open_files < OPEN_FILES:
@@ -354,7 +352,7 @@ def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
 
 
 def check_space(probe: Probe) -> Iterator[Complaint]:
-    """Disks have room; a full one under Ray looks like a crash of the job."""
+    """Check free disk space; a full disk under Ray looks like a job's crash."""
     wanted = {
         "Ray's files": (RAY_SPACE_BYTES, "ray start --temp-dir"),
         "results": (RESULTS_SPACE_BYTES, "--results DIR or NIGHTGRID_RESULTS"),
@@ -373,13 +371,13 @@ def check_space(probe: Probe) -> Iterator[Complaint]:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The first two numbers: 1.24 of ``1.24.1-b336d5e``; zeros where there are none."""
+    """Return the first two numbers: 1.24 of ``1.24.1-b336d5e``; zeros if there are none."""
     parts = [*version.replace("-", ".").split("."), "", ""][:2]
     return tuple(int(part) if part.isdigit() else 0 for part in parts)
 
 
 def judge(facts: ClusterFacts) -> list[Finding]:
-    """All findings, the worst first, then by node."""
+    """Return all findings, the worst first, then by node."""
     findings = [
         *check_nodes(facts),
         *check_token(facts),
@@ -393,7 +391,7 @@ def judge(facts: ClusterFacts) -> list[Finding]:
 
 
 def check_node(node: NodeFacts) -> list[Finding]:
-    """All that concerns one node alone."""
+    """Return the findings of one node."""
     probe = node.probe
     if probe is None:
         return []
@@ -420,7 +418,7 @@ def check_node(node: NodeFacts) -> list[Finding]:
 
 
 def check_workstation(workstation: Versions, cluster: Versions) -> list[Finding]:
-    """The submitting side needs the same Ray; Python may differ, as nothing is pickled across."""
+    """Check that Ray matches; Python may differ, as nothing is pickled across."""
     if workstation.ray == cluster.ray:
         return []
     same_minor = workstation.ray.split(".")[:2] == cluster.ray.split(".")[:2]

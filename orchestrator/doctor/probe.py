@@ -1,7 +1,6 @@
-"""Examination of a node, run on it: asks files, limits and the vendor's tool, no card.
+"""Examination of a node, on the node: reads files, limits and the vendor's tool, uses no card.
 
-Packages are imported in a process of its own, one after the other, so that one that crashes the
-interpreter is found out instead of ending the examination.
+Packages are imported in a separate process, so that one that crashes is found.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from orchestrator.on_ray.examination import Probe, SharedFacts, Space
 from orchestrator.worker.environment import driver_version, kernel, versions
 from workloads.devices import CardFacts
 
-# Facts from an examination of a cluster: plain values, not yet judged.
+# Facts from an examination of a cluster, before checks.
 
 
 class Level(enum.IntEnum):
     """Severity of a finding."""
 
     NOTE = 0  # worth knowing
-    WARNING = 1  # a run works, and its figures or its speed may suffer
-    ERROR = 2  # a run would fail, wholly or on a node
+    WARNING = 1  # a run works, but its figures or speed may suffer
+    ERROR = 2  # a run would fail, at least on a node
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -44,16 +43,16 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is not as it should be, and what to do about it."""
+    """One problem, and its remedy."""
 
-    check: str  # a word for scripts, e.g. "cards"
+    check: str  # short name for scripts, e.g. "cards"
     level: Level
     where: str  # the node's name, or "cluster"
     message: str
     remedy: str
 
 
-#: Packages that every node imports for a job, by the name it imports them by.
+#: Packages that every node imports for jobs, by import name.
 NEEDED = ("torch", "transformers", "peft", "datasets", "accelerate", "safetensors", "pyarrow")
 
 _IMPORT = """
@@ -76,14 +75,14 @@ def examine(
     shared: tuple[str, str, str] | None,
     timeout_s: float,
 ) -> Probe:
-    """Everything about this host.
+    """Return the facts of this host.
 
     Args:
-        kind: of its real cards; None where there are none to ask.
-        packages: to be imported, by import name.
-        places: purpose and path of directories whose free space counts.
-        shared: directory, name and content of the file that the driver wrote there.
-        timeout_s: for the imports together.
+        kind: kind of its real cards, if any.
+        packages: import names to try.
+        places: purpose and path of directories whose free space is measured.
+        shared: directory, name and content of the driver's file.
+        timeout_s: for all imports together.
     """
     meminfo = _meminfo()
     return Probe(
@@ -113,7 +112,7 @@ def examine(
 
 
 def import_errors(packages: Sequence[str], timeout_s: float) -> dict[str, str]:
-    """Errors of packages that do not import here, by name; those that import are not in it."""
+    """Return errors of packages that do not import, by name."""
     command = [sys.executable, "-c", _IMPORT, *packages]
     trouble = ""
     try:
@@ -142,7 +141,7 @@ def import_errors(packages: Sequence[str], timeout_s: float) -> dict[str, str]:
 def look_into(directory: str, name: str, content: str, patience_s: float = 10.0) -> SharedFacts:
     """Find the driver's file in the shared directory, and leave one there.
 
-    A network file system may show a new file late, so it is looked for again for a while.
+    Retries for a while, as network file systems may show new files late.
     """
     base = Path(directory)
     deadline = time.monotonic() + patience_s
@@ -187,14 +186,13 @@ def _cards(kind: Accelerator | None) -> tuple[CardFacts, ...]:
 
 
 def _governors() -> dict[str, int]:
-    """Frequency governors of the cores; empty where the kernel leaves frequencies to others."""
+    """Return frequency governors of the cores; empty if the kernel has none."""
     files = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     return dict(Counter(filter(None, (_text(str(file)).strip() for file in files))))
 
 
 def hugepages_asked(root: Path) -> dict[str, int]:
-    """Huge pages that the host's files of sysctl ask for at its next boot, by file. In a container
-    they are the container's own, which ask for none."""
+    """Return huge pages requested at boot by each sysctl file; a container has its own files."""
     pages = {}
     for file in (root / "etc/sysctl.conf", *sorted((root / "etc/sysctl.d").glob("*.conf"))):
         for line in _text(str(file)).splitlines():
@@ -208,7 +206,7 @@ def _number(text: str) -> int | None:
 
 
 def _meminfo() -> dict[str, int]:
-    """``/proc/meminfo``: kibibytes, or counts."""
+    """Parse ``/proc/meminfo``: kibibytes, or counts."""
     lines = re.findall(r"^(\w+):\s+(\d+)", _text("/proc/meminfo"), re.MULTILINE)
     return {name: int(value) for name, value in lines}
 
@@ -221,7 +219,7 @@ def _text(path: str) -> str:
 
 
 def _free_bytes(path: str) -> int:
-    """Free space where the path is or will be made; 0 where it cannot be determined."""
+    """Return free space where the path is or will be; 0 if unknown."""
     place = Path(path).expanduser()
     for directory in (place, *place.parents):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""An examination in words for people, and as one JSON object."""
+"""An examination as text and as a JSON object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARKS = {Level.ERROR: "ERROR  ", Level.WARNING: "WARNING", Level.NOTE: "note   
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """Exit code of the command, by the worst finding."""
+    """Return the command's exit code, by the worst finding."""
     worst = max((finding.level for finding in findings), default=Level.NOTE)
     return {
         Level.NOTE: errors.OK,
@@ -39,7 +39,7 @@ def as_json(facts: ClusterFacts, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The findings as JSON values, and the level of the worst."""
+    """Return findings as JSON values, with the worst level."""
     return {
         "worst": str(max((f.level for f in findings), default="ok")),
         "findings": [dataclasses.asdict(f) | {"level": str(f.level)} for f in findings],
@@ -47,12 +47,12 @@ def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def finding_of(values: Mapping[str, str]) -> Finding:
-    """A finding out of its JSON values."""
+    """Parse a finding from its JSON values."""
     return Finding(**{**values, "level": Level[values["level"].upper()]})  # type: ignore[arg-type]
 
 
 def summary_lines(facts: ClusterFacts) -> list[str]:
-    """The cluster in a line, and each node in one."""
+    """Return a line for the cluster and one per node."""
     nodes = plural(len(facts.nodes), "node")
     lines = [f"{nodes} at {facts.address}, Ray {facts.driver.ray}"]
     if facts.emulated:
@@ -61,7 +61,7 @@ def summary_lines(facts: ClusterFacts) -> list[str]:
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:
-    """The findings with their remedies, then the verdict."""
+    """Return the findings with remedies, then the verdict."""
     lines = []
     for finding in findings:
         lines.append(f"{_MARKS[finding.level]} {finding.where}: {finding.message}")
@@ -72,7 +72,7 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def node_line(node: NodeFacts) -> str:
-    """A node in one line."""
+    """Return a line about a node."""
     kinds = " + ".join(f"{count} {kind}" for kind, count in node.cards.items()) or "no cards"
     parts = [f"{node.name}{' (head)' * (node.head and node.name != 'head')}", kinds]
     if node.device_name:

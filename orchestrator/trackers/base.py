@@ -1,11 +1,9 @@
-"""Programs that follow experiments, such as MLflow: each gets one run for each job of ours.
+"""Experiment trackers, such as MLflow: each job gets a run of the tracker.
 
-Each file here declares one in its ``SPEC``, under the file's name; another installed package can
-declare one under the entry points ``nightgrid.trackers``. ``nightgrid export --to NAME`` writes
-what was measured, ``nightgrid run --log-to NAME`` every row as it comes.
-
-The mapping is the same for all: settings are parameters, numbers are metrics, provenance and what
-is not real about a row (``emulated``, ``random_weights``, ``synthetic_data``) are tags.
+Each file here declares a tracker in its ``SPEC``; other packages use the entry point group
+``nightgrid.trackers``. ``nightgrid export --to NAME`` writes measured rows, ``nightgrid run
+--log-to NAME`` each row as it comes. Settings become parameters, numbers metrics, and provenance
+and warnings (``emulated``, ``random_weights``, ``synthetic_data``) tags.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.store.store import Store
 from workloads.registry import Declared
 
-#: Characters of a parameter or tag; servers refuse much longer ones.
+#: Most characters of a parameter or tag; servers refuse much longer ones.
 _LONGEST = 500
 _MEASURED = ("load_s", "compile_s", "warmup_s", "weight_bytes", "parameter_count",
              "peak_host_memory_bytes", "peak_device_memory_bytes")  # fmt: skip
@@ -37,7 +35,7 @@ _MEASURED = ("load_s", "compile_s", "warmup_s", "weight_bytes", "parameter_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """A job's final row as a run of a tracker. ``attempt`` tells it from every other row."""
+    """A job's final row as a tracker's run; ``attempt`` identifies the row."""
 
     attempt: str
     name: str
@@ -50,10 +48,10 @@ class TrackedRun:
 
 
 class Connection(Protocol):
-    """A tracker that is being written to, for one run of ours. Its methods may raise anything."""
+    """An open tracker for one run; its methods may raise anything."""
 
     def has(self, attempt: str) -> bool:
-        """Return whether a row is there already, and whole."""
+        """Return whether a row has been written completely."""
 
     def write(self, tracked: TrackedRun) -> None:
         """Write a row."""
@@ -61,17 +59,17 @@ class Connection(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracker:
-    """One program that follows experiments.
+    """One experiment tracker.
 
     Attributes:
-        name: as commands write it.
-        title: as people write it.
-        package: the module that is imported for it; ``extra`` of ours installs it.
-        destination: what a destination is, for helps and errors.
-        variable: of the environment, with the destination where none is named.
-        default: the destination where neither is given; "": there is none.
-        connect: opens the tracker for a run, given the destination, the run's name and directory.
-        explain: says in one line why an error came, and what would be right.
+        name: used in commands.
+        title: used in messages.
+        package: the imported module; installed by the extra ``extra``.
+        destination: description of a destination, for help and errors.
+        variable: environment variable with the default destination.
+        default: destination if neither is given; "": none.
+        connect: opens the tracker, given destination, run name and directory.
+        explain: returns a one-line reason and remedy for an error.
     """
 
     name: str
@@ -85,11 +83,11 @@ class Tracker:
     explain: Callable[[Exception, str], str]
 
     def destination_of(self, text: str) -> str:
-        """The destination that a text names, or the environment, or the default.
+        """Return the destination given, else the environment's, else the default.
 
         Raises:
             ExtraMissing: the tracker's package is not installed.
-            StoreError: none of them names one.
+            StoreError: there is no destination.
         """
         if importlib.util.find_spec(self.package) is None:
             raise ExtraMissing(self.package, extra=self.extra, wanted_for=f"Rows in {self.title}")
@@ -103,10 +101,10 @@ class Tracker:
 
     @contextmanager
     def explained(self, destination: str) -> Iterator[None]:
-        """Turn whatever the tracker's own code raises into a message.
+        """Convert exceptions of the tracker's own code.
 
         Raises:
-            StoreError: with the tracker, the destination, the reason and the way out.
+            StoreError: with tracker, destination, reason and remedy.
         """
         try:
             yield
@@ -118,12 +116,12 @@ class Tracker:
 
 
 def attempt_of(row: Measurement) -> str:
-    """The ``TrackedRun.attempt`` of a row."""
+    """Return the ``TrackedRun.attempt`` of a row."""
     return f"{row.invocation_id}/{row.attempt_id}"
 
 
 def tracked(row: Measurement) -> TrackedRun:
-    """A final row, for a tracker."""
+    """Return a final row for a tracker."""
     at = row.ended_at or row.recorded_at or 0.0
     return TrackedRun(
         attempt=attempt_of(row),
@@ -137,7 +135,7 @@ def tracked(row: Measurement) -> TrackedRun:
     )
 
 
-#: Columns that are the identity of a job, and those that say where and of what a row is.
+#: Columns that identify a job, and those with facts about a row.
 _IDENTITY = (
     *("workload", "model", "dataset", "accelerator", "cards", "precision", "engine"),
     "isolation",
@@ -152,7 +150,7 @@ def _parameters(row: Measurement) -> dict[str, str]:
 
 
 def _metrics(row: Measurement) -> dict[str, float]:
-    """Every finite number that was derived or measured."""
+    """Return every finite number that was derived or measured."""
     numbers = {field.name: getattr(row.metrics, field.name) for field in fields(Metrics)}
     numbers |= row.workload_metrics
     numbers |= {name: getattr(row, name) for name in _MEASURED}
@@ -164,7 +162,7 @@ def _metrics(row: Measurement) -> dict[str, float]:
 
 
 def _tags(row: Measurement) -> dict[str, str]:
-    """Its end, its place and versions, and what is not real about it."""
+    """Return state, place, versions and warnings."""
     facts = {name: getattr(row, name) for name in _FACTS} | {
         "nightgrid.job_id": row.job_id,
         "nightgrid.experiment": row.experiment,
@@ -177,7 +175,7 @@ def _tags(row: Measurement) -> dict[str, str]:
 
 
 def _texts(values: Mapping[str, object], prefix: str, more: Mapping[str, object]) -> dict[str, str]:
-    """Values as text, and more under a prefix; what is not known is left out."""
+    """Return known values as text, and more under a prefix."""
     every = {**values, **{f"{prefix}.{name}": value for name, value in sorted(more.items())}}
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)[:_LONGEST]
@@ -191,7 +189,7 @@ TRACKERS: Declared[Tracker] = Declared("orchestrator.trackers", Tracker, "nightg
 
 
 def tracker_of(text: str) -> tuple[Tracker, str]:
-    """The tracker and the destination that ``NAME`` or ``NAME=DESTINATION`` names.
+    """Parse ``NAME`` or ``NAME=DESTINATION``.
 
     Raises:
         StoreError: there is no such tracker, or no destination is known.
@@ -208,21 +206,19 @@ def tracker_of(text: str) -> tuple[Tracker, str]:
 
 #: Failures, each over a new connection, after which a row is set aside.
 MOST_FAILURES = 3
-#: Different rows that fail with none written between them, after which the others are not tried:
-#: it is the tracker, and thousands of new connections would bring none of them.
+#: Consecutive failures of different rows after which no more are tried: the tracker is at fault.
 MOST_IN_A_ROW = 5
-#: Rows set aside that are named; the others are counted.
+#: Set-aside rows that are named; the others are counted.
 NAMED = 3
 
 
 class Backlog:
-    """The rows that a tracker may lack. One that it refuses holds up no other: it is tried again
-    after them, and set aside when it has failed too often.
+    """Rows that a tracker may lack; failed rows are retried after the others, then set aside.
 
     Args:
-        tracker: where rows go; ``destination`` is of it, see ``Tracker.destination_of``.
-        run: name of the run, whose files lie in ``directory``.
-        rows: the first ones.
+        tracker: receives the rows, at ``destination`` (see ``Tracker.destination_of``).
+        run: name of the run, whose files are in ``directory``.
+        rows: the first rows.
     """
 
     def __init__(
@@ -235,9 +231,9 @@ class Backlog:
     ) -> None:
         self._tracker = tracker
         self._place = (destination, run, directory)
-        self._connection: Connection | None = None  # until something fails
+        self._connection: Connection | None = None  # None after a failure
         self._rows = deque(rows)
-        self._failed: deque[Measurement] = deque()  # tried again after those
+        self._failed: deque[Measurement] = deque()  # to be retried after the others
         self._failures: Counter[str] = Counter()  # by attempt
         self._in_a_row: set[str] = set()  # attempts that failed since a row was written
         self._refused: dict[str, str] = {}  # the last reason, by job
@@ -248,8 +244,7 @@ class Backlog:
         self._rows.append(row)
 
     def flush(self) -> str:
-        """Write the rows that are not there yet, up to the first that fails; return the reason, ""
-        without one.
+        """Write missing rows up to the first failure; return its reason, or "".
 
         Raises:
             StoreError: the tracker cannot be reached.
@@ -273,7 +268,7 @@ class Backlog:
         return ""
 
     def _put_back(self, row: Measurement, reason: str) -> None:
-        """Have a row that failed tried again after the others, or set it aside."""
+        """Queue a failed row behind the others, or set it aside."""
         attempt = attempt_of(row)
         self._failures[attempt] += 1
         self._in_a_row.add(attempt)
@@ -281,8 +276,8 @@ class Backlog:
             self._failed.append(row)
         else:
             self._refused[row.job_id] = reason
-        # Rows that a tracker refuses lie beside each other: those of one experiment. So the next
-        # come from the other end, and from the middle.
+        # Refused rows tend to be neighbours of one experiment, so continue at the other end or
+        # middle.
         if len(self._in_a_row) > 1:
             self._rows.reverse()
         if len(self._in_a_row) == 3:
@@ -290,15 +285,15 @@ class Backlog:
 
     @property
     def hopeless(self) -> bool:
-        """Return whether so many rows have failed in a row that the tracker refuses any."""
+        """Return whether so many rows failed in a row that the tracker must refuse all."""
         return len(self._in_a_row) >= MOST_IN_A_ROW
 
     def try_anew(self) -> None:
-        """Count anew the rows that fail in a row."""
+        """Reset the count of consecutive failures."""
         self._in_a_row.clear()
 
     def give_up(self, reason: str) -> None:
-        """Set every row aside."""
+        """Set all remaining rows aside."""
         reason += f"; {len(self._in_a_row)} in a row failed, so no more were tried"
         for rows in (self._failed, self._rows):
             self._refused |= dict.fromkeys((row.job_id for row in rows), reason)
@@ -306,7 +301,7 @@ class Backlog:
 
     @property
     def refusals(self) -> str:
-        """The rows set aside, with the last reason; empty if there are none."""
+        """The number of rows set aside, with the last reason; "" if there are none."""
         refused = dict(self._refused)  # another thread may still add to it
         if not refused:
             return ""
@@ -317,7 +312,7 @@ class Backlog:
 def write_rows(
     tracker: Tracker, destination: str, run: str, directory: Path, rows: Iterable[Measurement]
 ) -> Backlog:
-    """Write those of a run's final rows that are not there yet; how many, and what was refused.
+    """Write missing final rows of a run; the backlog has the count and refusals.
 
     Raises:
         StoreError: the tracker cannot be reached.
@@ -330,22 +325,18 @@ def write_rows(
     return backlog
 
 
-#: Seconds until a tracker that failed is tried again.
+#: Seconds until a failed tracker is retried.
 AGAIN_S = 30.0
-#: Seconds in which the rest is written at the end, and where something hurries.
+#: Seconds to write the rest at the end, and when in a hurry.
 REST_S = 120.0
 HURRIED_S = 10.0
 
 
 class RowLog:
-    """Writes the final rows of one run to one tracker as they come, in a thread of its own: nothing
-    waits for it. Rows are on disk before they come here, so ``nightgrid export`` brings what the
-    tracker lacks at the end.
+    """Write final rows of a run to a tracker in a background thread.
 
-    Args:
-        store: the run; rows that it has already go there first, some of which may be missing.
-        tracker: where rows go.
-        destination: of that tracker, see ``Tracker.destination_of``.
+    Rows are on disk first, so ``nightgrid export`` can add what the tracker lacks at the end.
+    Existing rows of ``store`` are written first.
     """
 
     def __init__(
@@ -366,22 +357,22 @@ class RowLog:
         self._thread.start()
 
     def take(self, row: Measurement) -> bool:
-        """Have a row written soon, if it is final."""
+        """Queue a row if it is final; return whether it is."""
         if row.final:
             self._rows.put(replace(row, samples=(), items=(), image=None))
         return row.final
 
     def end(self) -> None:
-        """Have the thread end when it has written the rest."""
+        """Ask the thread to end after writing the rest."""
         self._rows.put(None)
         self._ending.set()
 
     def close(self, *, hurry: bool = False) -> str:
-        """Write the rest, if that does not take too long; return what to say of it."""
+        """Write the rest within the time limit; return a message."""
         return close_all([self], hurry=hurry)[0]
 
     def outcome(self, *, hurry: bool, ended_at: float) -> str:
-        """Wait for the end, which was asked for at that time (monotonic); return what to say."""
+        """Wait for the end, requested at ``ended_at`` (monotonic); return a message."""
         wait_s = HURRIED_S if hurry or self.trouble else REST_S
         self._thread.join(max(0.0, ended_at + wait_s - time.monotonic()))
         where = f"{self._tracker.title} at {self._destination}"
@@ -410,19 +401,19 @@ class RowLog:
                 self.trouble, reached = str(error), False
             if ended and backlog.hopeless:
                 backlog.give_up(self.trouble)
-                self.trouble = ""  # what is said of the rows has it
+                self.trouble = ""  # the rows' messages include it
             if ended and not (self.trouble and reached):
                 return
             if ended or (self.trouble and backlog.written > written):
                 continue  # the connection worked until this row came
-            if self.trouble:  # a tracker that refuses any row is left alone until the end
+            if self.trouble:  # a tracker that refuses all rows is retried only at the end
                 self._ending.wait(None if backlog.hopeless else self._again_s)
             ended = self._add_new(wait=not self.trouble)
             if ended:
                 backlog.try_anew()
 
     def _add_new(self, *, wait: bool) -> bool:
-        """Add the rows that came, or wait for one; return whether these were the last."""
+        """Add new rows, or wait for one; return whether they were the last."""
         while True:
             try:
                 row = self._rows.get(block=wait)
@@ -435,7 +426,7 @@ class RowLog:
 
 
 def close_all(logs: Sequence[RowLog], *, hurry: bool) -> list[str]:
-    """Write the rest of every log at the same time; return what to say of each."""
+    """Write the rest of all logs in parallel; return a message for each."""
     ended_at = time.monotonic()
     for log in logs:
         log.end()

@@ -1,7 +1,7 @@
-"""``mlflow``: a tracking server, or a database of one; one experiment a run, one MLflow run a job.
+"""``mlflow``: a tracking server or database; one experiment per run, one MLflow run per job.
 
-A row that is there already (by its attempt) is left alone. Needs the extra ``mlflow``, which is the
-client alone: it reaches servers; databases need the package ``mlflow`` itself.
+Rows already written are skipped. The extra ``mlflow`` installs only the client, which reaches
+servers; databases need the package ``mlflow``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from orchestrator.trackers.base import TrackedRun, Tracker
 
 ATTEMPT_TAG = "nightgrid.attempt"
 _SETTINGS = {
-    # Else a server that is away is asked for minutes,
+    # Otherwise an unreachable server blocks for minutes,
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    # and two lines a job go to standard output.
+    # and two lines per job go to standard output.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _PLACES = "name a server, http://HOST:5000, or a database, sqlite:///mlflow.db"
-#: The innermost reason, in a message that quotes several layers of HTTP.
+#: The innermost reason in a message that quotes several layers of HTTP.
 _UNREACHED = re.compile(r"(?:\[Errno -?\d+\]|Read timed out|timed out|Name or service)[^'\")(]*")
 
 
@@ -55,8 +55,10 @@ class _Client:
         return attempt in self._known
 
     def write(self, tracked: TrackedRun) -> None:
-        """Write one run. The attempt's tag goes last and alone: a run without it was cut
-        short. One that fails is deleted, since the next try makes another."""
+        """Write one run; a run that fails is deleted.
+
+        The attempt's tag is written last and alone: a run without it is incomplete.
+        """
         from mlflow.entities import Metric, Param, RunTag
 
         start_ms, end_ms = round(tracked.started_at * 1000), round(tracked.ended_at * 1000)
@@ -87,7 +89,7 @@ def _connect(uri: str, run: str, directory: Path) -> _Client:
 
 
 def _explain(error: Exception, uri: str) -> str:
-    """Say why MLflow failed, in fewer words than its own."""
+    """Return a short reason for an MLflow error."""
     text = str(error).strip() or type(error).__name__
     scheme = uri.partition(":")[0].partition("+")[0]
     if scheme in _DATABASES and importlib.util.find_spec("sqlalchemy") is None:

@@ -1,7 +1,7 @@
-"""``wandb``: Weights & Biases; one of its runs a job, grouped by the run they belong to.
+"""``wandb``: Weights & Biases; one W&B run per job, grouped by run.
 
-Its files lie in the run's directory under ``wandb``. Where the machine has no key they stay there
-(its offline mode), for ``wandb sync``; WANDB_MODE says otherwise. Needs the extra ``wandb``.
+Files are in the run's directory under ``wandb``. Without a key they stay there (offline mode) for
+``wandb sync``, unless WANDB_MODE is set. Needs the extra ``wandb``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator.trackers.base import TrackedRun, Tracker
 
-#: Ids of what is written, a line each: the directories of runs that were cut short are there, too.
+#: Ids of complete runs, one per line: directories also exist for interrupted runs.
 LEDGER = "nightgrid-logged.txt"
 
 
@@ -32,11 +32,11 @@ class _Project:
         self._known = set(self._ledger.read_text().split()) if self._ledger.exists() else set()
 
     def has(self, attempt: str) -> bool:
-        """Return whether the ledger has it."""
+        """Return whether the ledger has the attempt."""
         return _id(attempt) in self._known
 
     def write(self, tracked: TrackedRun) -> None:
-        """Write one run, and note it in the ledger when it is whole."""
+        """Write one run, and record it in the ledger when complete."""
         import wandb
 
         not_real = ("emulated", "random_weights", "synthetic_data")

@@ -1,13 +1,11 @@
-"""Numbers as people read them, and text from others made harmless.
+"""Human-readable numbers, and sanitised text.
 
-The same quantity is written the same way in the terminal, the page and the Markdown: four
-significant figures, thousands separated, always a unit. Sizes use binary prefixes (1 GiB = 2^30
-bytes), because that is what devices report; rates use plain digits, because ratios matter there.
+Quantities have four significant figures, thousands separators and a unit everywhere. Sizes use
+binary prefixes, like devices; rates use plain digits.
 
-Failure texts, model outputs and names come from code and models that nobody vetted. Control
-characters could rewrite a terminal, ``</script>`` could end the page's data, a leading ``=``
-could become a spreadsheet formula, a ``|`` could tear a Markdown table. HTML itself is escaped by
-the template engine.
+Failure texts, model outputs and names are untrusted: control characters could rewrite a terminal,
+``</script>`` end the page's data, a leading ``=`` start a spreadsheet formula, a ``|`` break a
+Markdown table. HTML is escaped by the template engine.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ MISSING = "–"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """``value`` with at least ``digits`` significant figures and thousands separated by commas.
+    """Format with thousands separators and at least ``digits`` significant figures.
 
-    Digits before the decimal point are never rounded away: 13,377 stays 13,377.
+    Digits before the decimal point are never rounded: 13,377 stays 13,377.
     """
     if value is None or not math.isfinite(value):
         return MISSING
@@ -40,7 +38,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration: µs, ms and s with three figures, then minutes and hours."""
+    """Format a duration: µs, ms and s with three figures, then minutes, hours and days."""
     if value is None or not math.isfinite(value):
         return MISSING
     if value < 0:
@@ -64,7 +62,7 @@ def seconds(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``42s``, ``3m05s``, ``2h07m``."""
+    """Format as ``42s``, ``3m05s``, ``2h07m``."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -74,7 +72,7 @@ def duration(seconds: float) -> str:
 
 
 def size(value: float | None) -> str:
-    """A number of bytes, in the largest binary unit that leaves at least 1."""
+    """Format bytes in the largest binary unit that leaves at least 1."""
     if value is None or not math.isfinite(value):
         return MISSING
     amount = float(value)
@@ -86,28 +84,28 @@ def size(value: float | None) -> str:
 
 
 def percent(value: float | None, digits: int = 2) -> str:
-    """A ratio as per cent."""
+    """Format a ratio as per cent."""
     if value is None or not math.isfinite(value):
         return MISSING
     return f"{number(value * 100, digits)}%"
 
 
 def times(value: float | None) -> str:
-    """A factor: ``1.52×``, with two decimals below ten."""
+    """Format a factor: ``1.52×``, with two decimals below ten."""
     if value is None or not math.isfinite(value):
         return MISSING
     return f"{value:,.2f}×" if value < 9.995 else f"{number(value, 3)}×"
 
 
 def moment(value: float | None) -> str:
-    """Seconds since the epoch as a UTC date and time."""
+    """Format seconds since the epoch as a UTC date and time."""
     if value is None or not math.isfinite(value):
         return MISSING
     return datetime.fromtimestamp(value, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def scalar(value: str | float | bool | None) -> str:
-    """A parameter's value as the grid file would write it."""
+    """Format a parameter's value as in a grid file."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -116,30 +114,30 @@ def scalar(value: str | float | bool | None) -> str:
 
 
 def plural(count: int, noun: str, many: str = "") -> str:
-    """``1 job``, ``2,000 jobs``."""
+    """Format as ``1 job``, ``2,000 jobs``."""
     return f"{count:,} {noun if count == 1 else (many or noun + 's')}"
 
 
 def listed(words: list[str], limit: int = 4) -> str:
-    """The words joined by commas; what exceeds ``limit`` is counted."""
+    """Join words by commas; those beyond ``limit`` are counted."""
     if len(words) <= limit:
         return ", ".join(words)
     return f"{', '.join(words[: limit - 1])} and {len(words) - limit + 1:,} more"
 
 
-# ---------------------------------------------------------------- text from others
+# ---------------------------------------------------------------- untrusted text
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&])")
 
 
 def one_line(text: str, limit: int = 0) -> str:
-    """The text on one line, cut to ``limit`` characters with an ellipsis if ``limit`` is set."""
+    """Return the text on one line, cut to ``limit`` characters if that is set."""
     line = " ".join(visible(text).split())
     return line if not limit or len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
 def tail(text: str, limit: int) -> str:
-    """The last ``limit`` characters, from the start of a line where there is one."""
+    """Return the last ``limit`` characters, from a line start if possible."""
     text = visible(text).strip("\n")
     if len(text) <= limit:
         return text
@@ -149,21 +147,21 @@ def tail(text: str, limit: int) -> str:
 
 
 def markdown(text: str) -> str:
-    """One line of Markdown text in which nothing has a meaning."""
+    """Return one line of Markdown text with all markup escaped."""
     return _MARKDOWN.sub(r"\\\1", one_line(text))
 
 
 def csv_field(text: str) -> str:
-    """The text as a spreadsheet shows it and does not compute it."""
+    """Return the text such that a spreadsheet shows it but never computes it."""
     text = visible(text)
     return "'" + text if text[:1] in ("=", "+", "-", "@", "\t") else text
 
 
 def script_json(value: object) -> str:
-    """JSON that may stand inside a ``<script>`` element: no character can close it.
+    """Return JSON that is safe inside a ``<script>`` element.
 
     Raises:
-        ValueError: a number is not finite; ``finite`` must be applied before.
+        ValueError: a number is not finite; apply ``finite`` first.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
@@ -172,7 +170,7 @@ def script_json(value: object) -> str:
 
 
 def finite(value: float | int | None, digits: int = 6) -> float | int | None:
-    """The number with ``digits`` significant figures, or None where JSON has no word for it."""
+    """Round to ``digits`` significant figures; None if not finite, as JSON has no NaN."""
     if value is None or not math.isfinite(value):
         return None
     if isinstance(value, int) or value == int(value):

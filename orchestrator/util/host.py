@@ -1,15 +1,9 @@
-"""This host: the cores that this process may use, and its two clocks.
+"""This host: its usable cores, and its clocks.
 
-Cores are those of the process's affinity and its control group's quota, by one of the hardware
-threads of each.
-
-The time of day (``time.time``) is set: by hand, by a time server that finds it wrong, by a virtual
-machine that wakes up. A duration, a timeout or a backoff that was counted by it would be hours too
-long or end at once. So all of them, and the events, are counted by ``time.monotonic``. The time of
-day is read where people will read it: rows, notes, the status, locks; and for ``--deadline``, which
-is a time of day (``CallAt`` here, ``ClockSet`` in the schedule). An interval that rows hold begins
-at a time of day and ends as much later as the steady clock says (``Interval``).
-``tests/project/test_architecture.py`` lists every function that may read the time of day, and why.
+Durations, timeouts, backoffs and events use ``time.monotonic``, because the time of day may be set
+by hand, by a time server or after a virtual machine resumes. The time of day is only for people
+(rows, notes, status, locks) and ``--deadline`` (``CallAt`` here, ``ClockSet`` in the schedule).
+``tests/project/test_architecture.py`` lists every function that may read it, and why.
 """
 
 from __future__ import annotations
@@ -29,8 +23,7 @@ _OLD_QUOTA, _OLD_PERIOD = "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
 
 
 def usable_cores() -> tuple[int, ...]:
-    """Numbers of the cores that this process may use, at least one: the first hardware thread of
-    each physical core, and no more than the control group has time for."""
+    """Return the usable cores, at least one: first hardware threads, up to the cgroup's quota."""
     if hasattr(os, "sched_getaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
     else:
@@ -42,7 +35,7 @@ def usable_cores() -> tuple[int, ...]:
 
 
 def _siblings(number: int) -> str:
-    """The hardware threads of a core as the kernel lists them; alone where it does not."""
+    """Return a core's hardware threads as the kernel lists them, else the core alone."""
     try:
         return Path(SIBLINGS.format(number)).read_text().strip() or str(number)
     except OSError:
@@ -50,8 +43,7 @@ def _siblings(number: int) -> str:
 
 
 def _quotas() -> Iterator[float]:
-    """Processors that this process's control groups may keep busy, of those that have a limit. In a
-    container the root of their file system is its own group."""
+    """Yield processor quotas of this process's cgroups; in a container, the root is its own."""
     own = ""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -61,30 +53,30 @@ def _quotas() -> Iterator[float]:
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             most, period = (directory / "cpu.max").read_text().split()
             yield float(most) / float(period)  # "max" is no number: no limit
-    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # of the older kind
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # cgroup v1
         quota = float((GROUPS / _OLD_QUOTA).read_text())
         if quota > 0:
             yield quota / float((GROUPS / _OLD_PERIOD).read_text())
 
 
-#: A difference that no two reads of two clocks explain: the time of day was set.
+#: Larger than any error of reading two clocks: the time of day was set.
 STEP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Starts when it is made. Its end is as far from its start as time has really passed."""
+    """Interval that starts now, with its end counted by the steady clock."""
 
     started_at: float = field(default_factory=time.time)  # seconds since the epoch
     _began: float = field(default_factory=time.monotonic)
 
     def until_now(self) -> float:
-        """Now, in seconds since the epoch by the clock as it was at the start."""
+        """Return now, in seconds since the epoch by the clock as it was at the start."""
         return self.started_at + (time.monotonic() - self._began)
 
 
 class CallAt:
-    """Calls a function once at a time of day, however often that is set meanwhile."""
+    """Call a function once at a time of day, however often the clock is set meanwhile."""
 
     def __init__(
         self,

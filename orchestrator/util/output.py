@@ -1,11 +1,9 @@
-"""Standard output and standard error: the one way to write to them, and no way to die of it.
+"""The only way to write to standard output and error, robust against failures and hostile text.
 
-Two dangers come with every line. The line may not get out: the log lies on a full disk, whoever
-read the pipe is gone or has stopped, the descriptor is closed. ``guarded`` streams take such lines
-nevertheless, count what is lost, and say so once when there is room again; a measurement never
-ends because of what was said about it. A command whose product *is* its output is told instead
-(``OutputFailed``). And the line may give orders to the terminal, when it quotes what came from
-elsewhere: ``say`` and ``console`` make control characters visible.
+``guarded`` streams survive a full disk, a closed descriptor, or a reader that is gone or stuck:
+they count what is lost and report it once there is room, so output never ends a measurement.
+Commands whose product is their output get ``OutputFailed``. ``say`` and ``console`` make control
+characters visible.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- visible control characters
 
-# Names, reasons, paths and messages come from files, models, nodes and networks that nobody vetted.
-# An escape sequence in them could rewrite what a terminal has shown, a bidirectional override could
-# let a name read backwards, a carriage return could hide the line before it.
+# Names, reasons, paths and messages are untrusted: escape sequences could rewrite the terminal,
+# bidirectional overrides reverse a name, a carriage return hide a line.
 
 # Cc: control, Cf: format (bidirectional overrides), Cs: lone surrogates, Zl/Zp: line separators.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -45,13 +42,12 @@ def visible(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """JSON that says the same, with control and format characters as JSON escapes; for JSON alone,
-    where they stand in strings and nowhere else."""
+    """Replace control and format characters in JSON by JSON escapes."""
     return _escaped(text, _json_escape)
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:
-    """The text with another spelling of what a terminal does not show."""
+    """Escape the characters that a terminal does not show."""
     lines = text.split("\n")
     return "\n".join(
         line if line.isprintable() else "".join(c if _is_seen(c) else escape(c) for c in line)
@@ -65,7 +61,7 @@ def _is_seen(character: str) -> bool:
 
 
 def _json_escape(character: str) -> str:
-    # DEL is ASCII, which ``json`` leaves as it is.
+    # ``json`` leaves DEL as it is.
     return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
 
@@ -74,25 +70,25 @@ def _spelled(character: str) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
-#: A pipe that polls as writable takes this much without making its writer wait.
+#: A pipe that polls as writable takes this much without blocking.
 _PIECE_BYTES = select.PIPE_BUF
-#: Time that a run waits for a reader of its progress before it goes on without one.
+#: Seconds that a run waits for a stuck reader of its progress.
 PATIENCE_S = 2.0
-#: The same for its tables at the end, when nothing is delayed but its notice of the end.
+#: Seconds that it waits at the end, when only its exit is delayed.
 READER_S = 30.0
 
 
 class OutputFailed(OSError):
-    """Standard output cannot be written, and it is what the command is for."""
+    """Standard output cannot be written, and it is the command's product."""
 
 
 class GuardedFile(io.RawIOBase):
-    """The file beneath a guarded stream: it takes all that is written, whatever becomes of it.
+    """Raw file of a guarded stream: accepts all writes, whatever happens to them.
 
     Args:
-        stream: of which it takes the descriptor, and which it keeps open.
-        strict: raise ``OutputFailed`` at the first failure, and drop what comes after it.
-        patience_s: how long a reader that takes nothing is waited for; None: for ever.
+        stream: provides the descriptor, and is kept open.
+        strict: raise ``OutputFailed`` at the first failure, and drop the rest.
+        patience_s: how long to wait for a stuck reader; None: for ever.
     """
 
     def __init__(
@@ -101,9 +97,9 @@ class GuardedFile(io.RawIOBase):
         self._stream, self._fd = stream, stream.fileno()
         self._strict = strict
         self._patience_s = patience_s
-        self._stalled = False  # the reader took nothing for that long: do not wait again
-        self._last = b"\n"  # byte that got out
-        self._notice = b""  # of a loss, as far as it has not got out yet
+        self._stalled = False  # the reader was stuck for that long: do not wait again
+        self._last = b"\n"  # last byte written
+        self._notice = b""  # rest of a notice of loss
         self.error: OSError | None = None  # the last one
         self.lost_bytes = 0
         self._lost_since = 0.0
@@ -112,7 +108,7 @@ class GuardedFile(io.RawIOBase):
         """Write, or count as lost.
 
         Raises:
-            OutputFailed: ``strict`` was asked for.
+            OutputFailed: in strict mode.
         """
         view = memoryview(data).cast("B")
         if self._strict:
@@ -128,12 +124,12 @@ class GuardedFile(io.RawIOBase):
         return len(view)
 
     def _report_losses(self) -> bool:
-        """Say what was lost, if anything was; false while that cannot be said either."""
+        """Report lost output; return False if that fails too."""
         if not self._notice and not self.lost_bytes:
             return True
         notice = self._notice or self._losses()
         written = self._put(memoryview(notice))
-        if written and not self._notice:  # else it grows until there is room
+        if written and not self._notice:  # otherwise the notice is updated until there is room
             self.lost_bytes = 0
         if written:
             self._notice = notice[written:]
@@ -149,7 +145,7 @@ class GuardedFile(io.RawIOBase):
         return f"{line_break}[{notice}]\n".encode()
 
     def _put(self, view: memoryview) -> int:
-        """Write as much as goes; how many bytes."""
+        """Write as much as possible; return the number of bytes."""
         done = 0
         try:
             while done < len(view):
@@ -157,7 +153,7 @@ class GuardedFile(io.RawIOBase):
                 piece = view[done:] if self._patience_s is None else view[done:][:_PIECE_BYTES]
                 try:
                     done += os.write(self._fd, piece)
-                except BlockingIOError:  # somebody made the terminal that we share non-blocking
+                except BlockingIOError:  # another process made the shared terminal non-blocking
                     self._wait(blocked=True)
         except OSError as error:
             self.error = error
@@ -169,14 +165,14 @@ class GuardedFile(io.RawIOBase):
         """Wait until a write would not block.
 
         Raises:
-            OSError: nobody has read for too long.
+            OSError: the reader was stuck for too long.
         """
         if self._patience_s is None and not blocked:
             return
         limit_s = 0.0 if self._stalled else self._patience_s
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
-        # A reader that is gone counts as ready too: the write says so.
+        # A reader that is gone counts as ready: the write fails.
         self._stalled = not poll.poll(None if limit_s is None else 1000 * limit_s)
         if self._stalled:
             raise OSError(errno.EAGAIN, "its reader is too slow")
@@ -197,11 +193,11 @@ class GuardedFile(io.RawIOBase):
 def guarded(
     stream: TextIO | None, *, strict: bool = False, patience_s: float | None = None
 ) -> TextIO:
-    """A stream to the same file that survives whatever is wrong with it; see ``GuardedFile``.
+    """Return a robust stream to the same file; see ``GuardedFile``.
 
-    A stream without a file beneath, as a test's or a notebook's, is returned as it is.
+    Streams without a file, as in tests and notebooks, are returned unchanged.
     """
-    if stream is None:  # as Python starts with a closed descriptor
+    if stream is None:  # Python's value for a closed descriptor
         return open(os.devnull, "w", encoding="utf-8")
     with contextlib.suppress(OSError, ValueError):
         stream.flush()
@@ -213,7 +209,7 @@ def guarded(
     return io.TextIOWrapper(
         raw if unbuffered else io.BufferedWriter(raw),  # type: ignore[arg-type,type-var]
         encoding=stream.encoding or "utf-8",
-        errors="backslashreplace",  # a character that the stream has no bytes for is no failure
+        errors="backslashreplace",  # unencodable characters are no failure
         newline="\n",
         line_buffering=getattr(stream, "line_buffering", False),
         write_through=getattr(stream, "write_through", False),
@@ -221,7 +217,7 @@ def guarded(
 
 
 def loss(stream: TextIO) -> OSError | None:
-    """Error that kept text of a guarded stream from getting out; None if all did."""
+    """Return the error that lost text of a guarded stream; None if all was written."""
     with contextlib.suppress(OSError, ValueError):
         stream.flush()
     buffer = getattr(stream, "buffer", None)
@@ -230,23 +226,21 @@ def loss(stream: TextIO) -> OSError | None:
 
 
 def open_descriptors() -> None:
-    """Open standard input, output and error if they are closed: else the next file that is opened,
-    a lock or a row, would get their numbers and whatever libraries print."""
+    """Open closed standard descriptors, lest a later file gets their numbers and library output."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 @contextlib.contextmanager
 def standard_streams(*, working: bool) -> Iterator[None]:
-    """Guard standard output and standard error; what Python itself and libraries print of errors
-    and warnings has no control characters then.
+    """Guard standard output and error, and make errors and warnings of libraries visible.
 
     Args:
-        working: the program has more to do than to print: it loses output, and waits for whoever
-            reads it no longer than ``READER_S``. Else the loss of standard output is an error.
+        working: lose output rather than fail, and wait for a reader at most ``READER_S``; otherwise
+            loss of standard output is an error.
 
     Raises (at the end):
         OutputFailed: standard output could not be written.
@@ -267,40 +261,40 @@ def standard_streams(*, working: bool) -> Iterator[None]:
         finally:
             sys.stdout.flush()
     finally:
-        if before[0] is not sys.__stdout__:  # else what is printed at the very end is guarded too
+        if before[0] is not sys.__stdout__:  # otherwise output at exit is guarded too
             (sys.stdout, sys.stderr, sys.excepthook, threading.excepthook) = before[:4]
             logging.lastResort = before[4]
 
 
 def say(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
-    """Print text that may hold what comes from elsewhere; the default is standard output.
+    """Print untrusted text, by default to standard output.
 
     Raises:
-        OutputFailed: standard output is what the command is for, and cannot be written.
+        OutputFailed: standard output is the product, and cannot be written.
     """
     emit(visible(text) + end, to)
 
 
 def say_aside(text: str) -> None:
-    """Print on standard error, beside the output that a script may be reading."""
+    """Print on standard error, apart from output that scripts read."""
     say(text, sys.stderr)
 
 
 def say_json(value: object, **options: Any) -> None:
-    """Print a value as JSON, exactly; ``options`` are those of ``json.dumps``."""
+    """Print a value as JSON; ``options`` are those of ``json.dumps``."""
     emit_json(json.dumps(value, **options) + "\n")
 
 
 def emit_json(text: str, to: TextIO | None = None) -> None:
-    """Print JSON, exactly: control characters become JSON's own escapes."""
+    """Print JSON with control characters as JSON escapes."""
     emit(visible_json(text), to)
 
 
 def emit(text: str, to: TextIO | None = None) -> None:
-    """Print text of our own making as it is, at once.
+    """Print trusted text and flush.
 
     Raises:
-        OutputFailed: standard output is what the command is for, and cannot be written.
+        OutputFailed: standard output is the product, and cannot be written.
     """
     stream = sys.stdout if to is None else to
     try:
@@ -309,11 +303,11 @@ def emit(text: str, to: TextIO | None = None) -> None:
     except OutputFailed:
         raise
     except (OSError, ValueError, RuntimeError, AttributeError):
-        pass  # closed, or no stream any more: nothing that is said is worth a run
+        pass  # closed or gone: output is never worth a run
 
 
 def console(to: TextIO | None = None, **options: Any) -> Console:
-    """A rich console, by default on standard output, in whose texts control characters are visible.
+    """Return a rich console with visible control characters, by default on standard output.
 
     ``options`` are those of ``rich.console.Console``.
     """
@@ -321,7 +315,7 @@ def console(to: TextIO | None = None, **options: Any) -> Console:
     from rich.segment import Segment
 
     class VisibleConsole(Console):
-        """Every text passes here, whatever table or panel it stood in."""
+        """Sanitise all segments, whatever table or panel they are from."""
 
         def _render_buffer(self, buffer: Any) -> str:
             return super()._render_buffer(
@@ -335,7 +329,7 @@ def console(to: TextIO | None = None, **options: Any) -> Console:
 
 
 class _VisibleHandler(logging.Handler):
-    """The fallback of ``logging``, with visible control characters."""
+    """Fallback handler of ``logging``, with visible control characters."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record on standard error."""

@@ -1,16 +1,14 @@
 """Keep secrets out of rows and logs: error messages quote URLs, headers and environments.
 
-Result files are shared and published, so values of this process's secret variables,
-credentials in addresses and headers, private keys and the tokens of well-known services are
-replaced before a message leaves the worker, and before what Python prints gets into its log. Native
-code that writes to the log goes past that; the end of a log that a row quotes is redacted once
-more. A text is always redacted before it is cut: half of a secret is not recognised any more.
+Values of secret variables, credentials in addresses and headers, private keys and tokens of known
+services are replaced before a message leaves the worker and in all Python output. Native code may
+bypass that, so the end of a log that a row quotes is redacted again. Always redact before cutting:
+half of a secret is not recognised.
 
-A variable's name is judged by its words: ``GITHUB_PAT`` and ``WANDB_API_KEY`` hold secrets,
-``MONKEY``, ``TOKENIZERS_PARALLELISM`` and ``SSH_AUTH_SOCK`` do not. ``TOKEN`` or ``PASSWORD`` leave
-no doubt, and every value of six characters is removed. ``SORT_KEY`` may be a cryptographic key or
-the name of a column: a value that reads as a word or a small number stays, since its removal would
-garble every log line that has the word.
+Variables are judged by name: ``GITHUB_PAT`` and ``WANDB_API_KEY`` hold secrets, ``MONKEY`` and
+``TOKENIZERS_PARALLELISM`` do not. Names such as ``TOKEN`` are certain, and every value of six
+characters is removed; for doubtful ones such as ``SORT_KEY``, a word or small number stays, as its
+removal would garble every log line with that word.
 """
 
 from __future__ import annotations
@@ -32,23 +30,22 @@ from orchestrator.util.format import one_line
 
 # ---------------------------------------------------------------- secrets of an environment
 
-#: Anywhere in a name, also inside a word: PGPASSWORD, GHTOKEN, authToken. Not TOKENIZERS, and not
-#: TOKENS, of which there is a number.
+#: Matched inside words too: PGPASSWORD, GHTOKEN, authToken; not TOKENIZERS, nor TOKENS (a number).
 _CERTAIN = re.compile(
     r"TOKEN(?!I[ZS]|S(_|$))|SECRET|PASSW|PASSPHRASE|CREDENTIAL|WEBHOOK|SIGNATURE|SSHPASS"
     r"|(API|ACCESS|PRIVATE|SIGNING|ENCRYPTION|MASTER)_?KEY|.+_(PASS|PWD|PAT|SIG)$"
 )
 #: Their values are secrets unless they read as words.
 _DOUBTFUL = re.compile(r"(^|_)(KEYS?|PRIVATE|DSN|COOKIE|TOKENS)(_|$)|AUTH(?!OR)|^NIGHTGRID_NOTIFY$")
-#: ``RAY_AUTH_TOKEN_PATH`` names a file; the name is no secret and helps to find it.
+#: ``RAY_AUTH_TOKEN_PATH`` names a file; that is no secret, and helps to find it.
 _LOCATION = re.compile(r"_(PATH|FILE|DIR|SOCK)$")
 _USER_INFO = re.compile(r"://[^\s/?#\"'@:]*:([^\s/?#\"']+)@")
 
 #: Shorter values are words such as "1" or "token", whose removal would garble messages.
 SHORTEST_SECRET = 6
 _SHORTEST_DOUBTFUL = 8
-_SHORTEST_LINE = 8  # of a value of several lines
-#: A word, or several that are joined as identifiers are; of this length it is no word any more.
+_SHORTEST_LINE = 8  # of a multi-line value
+#: Words, also joined as in identifiers; longer values are no words.
 _WORD = re.compile(r"[A-Za-z]+([ _.-][A-Za-z]+)*|[0-9]+|[/~@][\w./~-]*")
 _LONGEST_WORD = 20
 _LINE_BREAK = re.compile(r"\r\n|\r|\n|\\r\\n|\\n")
@@ -56,7 +53,7 @@ _LINE_BREAK = re.compile(r"\r\n|\r|\n|\\r\\n|\\n")
 
 @lru_cache(maxsize=4096)
 def certainty(name: str) -> int:
-    """2 for a name that leaves no doubt, 1 for one whose value decides, 0 for an ordinary one."""
+    """Return 2 for a certainly secret name, 1 if the value decides, 0 otherwise."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper().replace("-", "_")
     if _LOCATION.search(words) or words == "OLDPWD":
         return 0
@@ -64,13 +61,12 @@ def certainty(name: str) -> int:
 
 
 def is_parameter_of_secret(name: str) -> bool:
-    """Return whether a parameter of an address (``?token=…``) holds a secret. It has one word more
-    than variables have: there ``key``, ``sig`` and ``auth`` alone mean keys to the door."""
+    """Return whether a URL parameter (``?token=…``) is secret, bare ``key`` or ``sig`` included."""
     return certainty(name) == 2 or name.lower() in {"key", "sig", "pass", "pwd", "auth", "pat"}
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable's value is to be kept out of texts."""
+    """Return whether a variable's value must be redacted."""
     value = value.strip()
     sure = certainty(name)
     if not sure or len(value) < (SHORTEST_SECRET if sure == 2 else _SHORTEST_DOUBTFUL):
@@ -83,7 +79,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """Every spelling of every secret in ``environment``, with the name of its variable."""
+    """Return every spelling of every secret in ``environment``, with its variable's name."""
     names: dict[str, str] = {}
     for name, value in environment.items():
         for secret in _secrets_in(name, value):
@@ -93,13 +89,13 @@ def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _secrets_in(name: str, value: str) -> Iterator[str]:
-    """The value, the lines of one that has several, and the passwords of addresses in it."""
+    """Yield the value, its lines, and the passwords of addresses in it."""
     if is_secret(name, value):
         yield value
         yield value.strip()
         lines = [line.strip() for line in _LINE_BREAK.split(value)]
         if len(lines) > 1:
-            yield " ".join(value.split())  # as messages have it that are put on one line
+            yield " ".join(value.split())  # as in messages put on one line
             for line in lines:
                 if len(line) >= _SHORTEST_LINE and not line.startswith("-----"):
                     yield line
@@ -109,7 +105,7 @@ def _secrets_in(name: str, value: str) -> Iterator[str]:
 
 
 def _spellings(value: str) -> set[str]:
-    """A value as it is, and as JSON, Python, addresses and HTML write it."""
+    """Return a value as is, and as JSON, Python, URLs and HTML write it."""
     data = value.encode("utf-8", "surrogateescape")
     percent = {quote(data, safe=""), quote(data), quote_plus(data)}
     return {
@@ -132,7 +128,7 @@ _PARAMETER_VALUE = re.compile(r"[^&;#\s\"'<>\\]+")
 _AUTHORIZATION = re.compile(
     r"(?i)\b(authorization\W{1,4}(?:(?:bearer|basic|token)\s+)?)[^\s\"',<>]{6,}"
 )
-#: Prose has bearers and basics too: a token is long, or has a digit, a sign or capitals inside.
+#: Prose has bearers and basics too: tokens are long, or have digits, signs or inner capitals.
 _BEARER = re.compile(
     r"\b((?:[Bb]earer|BEARER)\s+)(?=[^\s,;]{20}|[^\s,;]*(?:[0-9=_~]|[a-z][A-Z]|\w[.]\w))"
     r"[\w.~+/=-]{8,}"
@@ -141,13 +137,13 @@ _BASIC = re.compile(
     r"\b((?:Basic|BASIC)\s+)(?=\S*(?:[0-9=]|[a-z][A-Z]))(?:[A-Za-z0-9+/]{4})+"
     r"(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)(?![\w+/=.-])"
 )
-#: Prefixes with which services mark their tokens, so that programs can find them.
+#: Prefixes by which services mark their tokens.
 _KNOWN_TOKEN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
     r"|xox[abeprs]-[\w-]{10,}|sk-(?=[\w-]*[0-9])[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
     r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+)"
 )
-#: Of the four above: no shorter text has any, and most details of a row are shorter.
+#: Shortest match of the four above; most details of a row are shorter.
 _SHORTEST_CREDENTIALS = 14
 _MARKER = r"-----(BEGIN|END) [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
 _KEY_MARKER = re.compile(_MARKER)
@@ -157,28 +153,28 @@ _KEY_BODY = re.compile(
     r"(?:(?:(?:\s|\\[nr])*[A-Za-z0-9+/]{20,}={0,2})+"
     r"(?:(?:\s|\\[nr])+[A-Za-z0-9+/]+={0,2}(?=(?:\s|\\[nr])*$))?)?"
 )
-#: The same read backwards from the end.
+#: The same, matched backwards from the end.
 _KEY_BODY_BACKWARDS = re.compile(
     r"(?:\s|[nr]\\)*={0,2}[A-Za-z0-9+/]*(?:(?:\s|[nr]\\)+[A-Za-z0-9+/]{20,})*"
 )
-#: Put before a line that goes on with a key.
+#: Put before a line that continues a key.
 _KEY_SO_FAR = f"-----BEGIN PRIVATE KEY-----\n{'A' * 64}\n"
 _KEY_SHOWN = "<private key>"
 
-#: The end of a text that may become a secret with what follows it: an address whose user part is
-#: not over, a header, a marked token, a key.
+#: The end of a text that may become a secret with what follows: an address in its user part, a
+#: header, a marked token, a key.
 _UNFINISHED = re.compile(
     r"(?:://[^\s/?#\"']*|\b(?i:authorization\W{1,4}\S*|bearer\b|basic\b)\s*\S*"
     r"|\b(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[abeprs]-|sk-|AKIA|ASIA|eyJ)[\w.-]*"
     r"|-{1,5}|-----[A-Z0-9 ]+-{0,4}|-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?s:.)*)$"
 )
-#: More of a line than this is passed on without looking back to where it began.
+#: Longer lines are passed on without looking back to their start.
 _LONGEST_LINE = 1 << 16
 _LONGEST_WAIT = 1 << 12
 
 
 class Redactor:
-    """Remover of this environment's secrets from texts of a process."""
+    """Remove an environment's secrets from texts."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         names = secrets_of(environment)
@@ -187,7 +183,7 @@ class Redactor:
         self._values = re.compile("|".join(map(re.escape, longest_first))) if names else None
 
     def redact(self, text: str) -> str:
-        """``text`` without secrets."""
+        """Return ``text`` without secrets."""
         if self._values is not None:
             text = self._values.sub(lambda match: f"<{self._names[match[0]]}>", text)
         if "-----" in text:
@@ -204,8 +200,7 @@ class Redactor:
         return _KNOWN_TOKEN.sub("<credentials>", text)
 
     def complete(self, text: str) -> int:
-        """The length of ``text`` that can be passed on: its end may be the first half of a
-        secret."""
+        """Return the length that can be passed on: the end may be the start of a secret."""
         end = len(text)
         if unfinished := _UNFINISHED.search(text, max(0, end - _LONGEST_WAIT)):
             end = unfinished.start()
@@ -213,40 +208,39 @@ class Redactor:
         return next((a for a, b in self._wholes(text) if a < end < b), end)
 
     def rest(self, text: str) -> str:
-        """Redact the rest when nothing follows: the first half of a secret is one too."""
+        """Redact final text; an incomplete secret at its end is one too."""
         begin = self._begin(text)
         half = text[begin:]
         return self.redact(text[:begin]) + (half if len(half) < SHORTEST_SECRET else "<secret>")
 
     def _begin(self, text: str) -> int:
-        """Position at which a secret begins that ``text`` has not the end of; the length of
-        ``text`` if there is none."""
+        """Return where an incomplete secret begins; the length of ``text`` if there is none."""
         begin = len(text)
         for value in self._names:
             for length in range(min(len(value) - 1, len(text)), len(text) - begin, -1):
                 if text.endswith(value[:length]):
                     begin = len(text) - length
                     break
-        # The end of a whole secret may be as its beginning is.
+        # The end of a whole secret may look like its beginning.
         return next((b for a, b in self._wholes(text) if a < begin < b), begin)
 
     def _wholes(self, text: str) -> list[tuple[int, int]]:
-        """Positions of whole secrets."""
+        """Return the positions of whole secrets."""
         return [] if self._values is None else [m.span() for m in self._values.finditer(text)]
 
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
-    """``text`` without secret values of ``environment``, credentials and keys."""
+    """Return ``text`` without secret values of ``environment``, credentials and keys."""
     return redactor_of(environment).redact(text)
 
 
 def error_line(error: object, limit: int = 500) -> str:
-    """The message of an error on one line, without secrets; its class where it has none."""
+    """Return an error's message on one line, without secrets; its class if it has none."""
     return one_line(redact(str(error), os.environ), limit) or type(error).__name__
 
 
 def redactor_of(environment: Mapping[str, str]) -> Redactor:
-    """The redactor for an environment as it is now; made once as long as that does not change."""
+    """Return the cached redactor of an environment."""
     return _redactor(tuple(environment.items()))
 
 
@@ -256,10 +250,10 @@ def _redactor(variables: tuple[tuple[str, str], ...]) -> Redactor:
 
 
 def redacted_end(text: str, length: int, environment: Mapping[str, str], *, cut: bool) -> str:
-    """The last ``length`` characters of a log, from a line start.
+    """Return the last ``length`` characters of a log, redacted, from a line start.
 
-    ``text`` should reach back further than that, so that a key of many lines is seen from its
-    beginning; with ``cut`` it begins anywhere, and its first line may be half a secret.
+    ``text`` should reach back further, so that long keys are seen from their beginning. With
+    ``cut`` its first line may be incomplete, and is dropped.
     """
     if cut:
         _, line_break, rest = text.partition("\n")
@@ -272,7 +266,7 @@ def redacted_end(text: str, length: int, environment: Mapping[str, str], *, cut:
 
 
 def _without_parameters(text: str) -> str:
-    """Strike the values of an address's parameters that hold secrets."""
+    """Remove the values of secret URL parameters."""
     parts: list[str] = []
     done = 0
     for name in _PARAMETER.finditer(text):
@@ -285,13 +279,13 @@ def _without_parameters(text: str) -> str:
 
 
 def _without_keys(text: str) -> str:
-    """Strike private keys, also one of which only the beginning or the end is there."""
+    """Remove private keys, also those without beginning or end."""
     parts: list[str] = []
     done = 0
     markers = list(_KEY_MARKER.finditer(text))
     for number, marker in enumerate(markers):
         if marker.start() < done:
-            continue  # the end of a key that is struck
+            continue  # the end of a removed key
         following = markers[number + 1] if number + 1 < len(markers) else None
         start, end = marker.span()
         if marker[1] == "END":
@@ -308,19 +302,21 @@ def _without_keys(text: str) -> str:
 
 
 class Redacted(io.TextIOBase):
-    """A text stream that passes on what it is given without the secrets of ``environment``,
-    however a secret is divided between writes. Lines go at their end or when somebody flushes; then
-    what may be the first half of a secret waits for the second half, or for ``close``."""
+    """Text stream that removes secrets of ``environment``, even if split between writes.
+
+    Complete lines are passed on at once; ``flush`` holds back a possible start of a secret until
+    more text or ``close``.
+    """
 
     def __init__(self, stream: TextIO, environment: Mapping[str, str]) -> None:
         self._stream = stream
         self._environment = environment
-        self._line = ""  # all of the line that has no end yet
-        self._passed_on = ""  # of that line, redacted
-        self._in_key = False  # the last line was in the middle of a private key
+        self._line = ""  # the unfinished line
+        self._passed_on = ""  # what was passed on of it, redacted
+        self._in_key = False  # the last line ended inside a private key
 
     def write(self, text: str) -> int:
-        """Pass on what ends with a line break, keep the rest for later."""
+        """Pass on complete lines, keep the rest."""
         self._line += text
         end = max(self._line.rfind("\n"), self._line.rfind("\r")) + 1
         if end:
@@ -331,7 +327,7 @@ class Redacted(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Pass on all that cannot become a secret any more."""
+        """Pass on what cannot become a secret."""
         if self._line:
             complete = 0 if self._in_key else self._redactor().complete(self._line)
             if len(self._line) - complete > _LONGEST_WAIT:
@@ -351,14 +347,14 @@ class Redacted(io.TextIOBase):
         self._stream.flush()
 
     def close(self) -> None:
-        """Pass on the rest and leave the stream beneath open, which is another's."""
+        """Pass on the rest; the underlying stream stays open."""
         if not self.closed:
-            with contextlib.suppress(OSError, ValueError):  # that one may be closed already
+            with contextlib.suppress(OSError, ValueError):  # it may be closed already
                 self.finish()
         super().close()
 
     def _new_of(self, text: str) -> str:
-        """``text``, the line so far, redacted, without what of it was passed on already."""
+        """Return the redacted line so far, without what was passed on."""
         shown = self._shown(text, self._redactor().redact)
         return shown[len(_common(shown, self._passed_on)) :]
 
@@ -368,8 +364,7 @@ class Redacted(io.TextIOBase):
         return redacted(_KEY_SO_FAR + text).removeprefix(_KEY_SHOWN)
 
     def _ends_in_key(self, text: str) -> bool:
-        """Return whether the text ends in the middle of a private key, so that the next line is
-        part of it."""
+        """Return whether the text ends inside a private key."""
         if self._in_key:
             text = _KEY_SO_FAR + text
         elif "-----" not in text:
@@ -388,7 +383,7 @@ class Redacted(io.TextIOBase):
             self._stream.write(text)
 
     def fileno(self) -> int:
-        """The descriptor of the stream beneath, for child processes."""
+        """Return the underlying descriptor, for child processes."""
         return self._stream.fileno()
 
     def writable(self) -> bool:
@@ -397,23 +392,23 @@ class Redacted(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of the stream beneath."""
+        """Encoding of the underlying stream."""
         return self._stream.encoding
 
 
 def _common(one: str, other: str) -> str:
-    """The common beginning of both."""
+    """Return the common prefix."""
     return os.path.commonprefix([one, other])  # noqa: RUF071 (by characters, as wanted)
 
 
 def redact_output(environment: Mapping[str, str]) -> None:
-    """Let nothing secret get out of this process through ``sys.stdout`` and ``sys.stderr``."""
+    """Redact ``sys.stdout`` and ``sys.stderr`` of this process."""
     sys.stdout = Redacted(output.guarded(sys.stdout), environment)
     sys.stderr = Redacted(output.guarded(sys.stderr), environment)
 
 
 def finish_output() -> None:
-    """Let all out that waits: this process prints nothing more."""
+    """Write all pending output; nothing may be printed afterwards."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, Redacted):
             stream.finish()

@@ -1,8 +1,6 @@
-"""Progress for people: plain lines where output is logged, a live display in a terminal.
+"""Progress: plain lines for logs, a live display for a terminal.
 
-`ray job logs` and log files want one line an event and no control codes; a person at a terminal
-wants bars, the cards and the time left. Both are drawn from the same ``RunStatus`` and the same
-events by pure functions; the views only write.
+Both are drawn by pure functions from the same ``RunStatus`` and events.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 REASON_LENGTH = 160
-#: After so many requests to stop: what happens, what another one does, and how to go on.
+#: Message after each number of stop requests.
 _NEXT_STOP = {
     1: "; running jobs end first and no more start. A second one stops them, too, each with its "
     "row. The same command resumes the run",
@@ -44,20 +42,20 @@ _NEXT_STOP = {
 
 
 def left_text(middle_s: float, low_s: float | None, high_s: float | None) -> str:
-    """``about 3m05s``, or ``1m10s to 12m40s`` or ``up to 12m40s`` while little is known."""
+    """Format as ``about 3m05s``, or ``1m10s to 12m40s`` or ``up to 12m40s`` if uncertain."""
     if low_s is None or high_s is None:
         return f"about {duration(middle_s)}"
     return f"{duration(low_s)} to {duration(high_s)}" if low_s >= 1 else f"up to {duration(high_s)}"
 
 
 def summary_line(status: RunStatus) -> str:
-    """Counts, cards, time: one line."""
+    """Return counts, cards and time in one line."""
     parts = [f"{status.done}/{status.total} jobs"]
     parts += [f"{count} {state}" for state, count in sorted(status.counts.items()) if count]
     emulated = " emulated" if status.emulated else ""
-    if status.cards:  # while a run waits it has none
+    if status.cards:  # none while a run waits
         parts.append(f"{status.assigned}/{len(status.cards)}{emulated} cards assigned")
-    # Phases in which a card computes nothing: its worker starts, or waits for its host's processor.
+    # Phases in which a card computes nothing.
     phases = Counter(card.phase for card in status.cards)
     for phase, words in (("starting", "starting"), ("queued", "waiting for the processor")):
         parts += [f"{phases[phase]} {words}"] if phases[phase] else []
@@ -81,7 +79,7 @@ def summary_line(status: RunStatus) -> str:
 
 
 def rate_texts(status: RunStatus) -> list[str]:
-    """``1,204 tokens/s (12 jobs)`` for each unit, and the jobs by the hour; empty at first."""
+    """Return ``1,204 tokens/s (12 jobs)`` for each unit, and jobs per hour; empty at first."""
     texts = []
     for rate in status.rates:
         texts.append(f"{_three_digits(rate.per_s)} {rate.unit} ({plural(rate.jobs, 'job')})")
@@ -91,7 +89,7 @@ def rate_texts(status: RunStatus) -> list[str]:
 
 
 def event_line(event: Event, board: Board) -> str | None:
-    """A line for an event that people want to know of; None for the others."""
+    """Return a line for an event of interest to users, else None."""
     if isinstance(event, NodeJoined):
         node = event.node
         kind = node.device_name or node.accelerator.value
@@ -111,7 +109,7 @@ def event_line(event: Event, board: Board) -> str | None:
 
 
 def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
-    """A line for a row: how far the run is, what became of the job, where, the figure."""
+    """Return a row's line: progress, state, job, place and figure."""
     job = command.attempt.job if command.attempt else command.job
     ordinal = f"[{board.done}/{board.total}]" if command.final else "[attempt]"
     line = f"{ordinal} {command.state.value:<13} {board.label(job)}"
@@ -128,8 +126,10 @@ def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
 
 
 def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
-    """Lines for jobs that ended without running: one for all with the same state and reason,
-    since a stop or an unsupported precision can end thousands at once."""
+    """Return lines for jobs that ended without running, one per state and reason.
+
+    A stop or an unsupported precision can end thousands at once.
+    """
     groups: dict[tuple[State, str], list[RecordRow]] = {}
     for command in commands:
         groups.setdefault((command.state, command.reason), []).append(command)
@@ -142,7 +142,7 @@ def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
 
 
 def shortened(reason: str) -> str:
-    """A reason on one line; the report and the row have it whole."""
+    """Return a reason on one line; report and row have all of it."""
     return one_line(reason, REASON_LENGTH)
 
 
@@ -155,32 +155,32 @@ def _figure(measurement: Measurement) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """``1,204``, ``31.5``, ``0.84``: figures of progress, not of a result."""
+    """Format progress figures: ``1,204``, ``31.5``, ``0.84``."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def printable(text: str) -> str:
-    """Text of jobs and errors may hold anything; a log line holds no control characters."""
+    """Replace control characters by spaces."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-#: Seconds between summary lines in a log: often enough to see life, seldom enough to read a night.
+#: Seconds between summary lines in a log.
 SUMMARY_INTERVAL_S = 120.0
 
 
 class View:
-    """Display of a run's progress; this one shows nothing."""
+    """Display of a run's progress; the base class shows nothing."""
 
     def line(self, text: str) -> None:
-        """Say one thing that happened."""
+        """Print one event."""
 
     def show(self, status: RunStatus) -> None:
-        """Show how the run stands; called about once a second."""
+        """Show the run's status; called about once a second."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 class PlainView(View):
@@ -210,7 +210,7 @@ class QuietView(View):
 
 
 def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
-    """The view that suits where output goes."""
+    """Return the view that suits the output."""
     if quiet:
         return QuietView()
     stream = output.guarded(stream or sys.stdout, patience_s=output.PATIENCE_S)
@@ -219,15 +219,13 @@ def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
     return TerminalView(output.console(stream))
 
 
-# The live display in a terminal: how far the run is, what each card does, what went wrong last.
-#
-# It is drawn anew about once a second beneath the lines that scroll. A night on eight servers has
-# sixty-four cards and a terminal twenty-four lines, so what does not fit is folded, never cut off.
+# The live display: progress, cards, and the last failures, below the scrolling lines. Sixty-four
+# cards do not fit a terminal of twenty-four lines, so they are folded rather than cut.
 
 SHOWN_FAILURES = 3
-#: Lines of the terminal that are left to what scrolls above the display.
+#: Lines of the terminal left for scrolling output.
 SCROLLING_LINES = 5
-#: One letter for each phase, where a card has no room for more.
+#: One letter per phase, for cards without more room.
 _LETTERS = {
     "free": "·",
     "idle": "-",
@@ -246,10 +244,9 @@ _EXPECTED = {State.UNSUPPORTED.value, State.PRUNED.value, State.OUT_OF_MEMORY.va
 
 
 def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
-    """The live display: a bar, counts, rates, the cards, the last failures.
+    """Return the live display: a bar, counts, rates, the cards, the last failures.
 
-    Cards take a line each; where ``height`` lines do not hold them, a line a server, and where
-    even these do not fit, the rest is counted.
+    If ``height`` is too small, cards are folded to a line per server, then the rest is counted.
     """
     from rich.console import Group
     from rich.progress_bar import ProgressBar
@@ -286,7 +283,7 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
 
 
 def _card_lines(cards: Sequence[CardStatus], room: int | None) -> RenderableType:
-    """The cards in at most ``room`` lines, heading included."""
+    """Return the cards in at most ``room`` lines, heading included."""
     from rich.table import Table
 
     working = [card for card in cards if card.worker_id]
@@ -324,7 +321,7 @@ def _card_lines(cards: Sequence[CardStatus], room: int | None) -> RenderableType
 
 
 def _add_columns(table: Table, *headers: str) -> None:
-    """Columns of which the last gives way where the terminal is narrow."""
+    """Add columns, the last of which shrinks on a narrow terminal."""
     from rich.text import Text
 
     for header in headers[:-1]:
@@ -333,14 +330,14 @@ def _add_columns(table: Table, *headers: str) -> None:
 
 
 def _add_row(table: Table, *words: str, style: str = "") -> None:
-    """A row of one line. A plain string would have its [brackets] taken for markup."""
+    """Add a row of one line; plain strings would have [brackets] parsed as markup."""
     from rich.text import Text
 
     table.add_row(*(Text(word, no_wrap=True, overflow="ellipsis") for word in words), style=style)
 
 
 def _failure_lines(failures: Sequence[FailedAttempt], now: float) -> RenderableType:
-    """``FAILED 3m05s ago  LABEL  crash: why``, a line each; yellow: the job is tried again."""
+    """Return lines ``FAILED 3m05s ago  LABEL  crash: why``, yellow if retried."""
     from rich.table import Table
     from rich.text import Text
 
@@ -380,7 +377,7 @@ class TerminalView(View):
         from rich.live import Live
 
         self._console = console
-        # Cropped, since a display that is higher than the terminal cannot be removed again.
+        # Cropped: a display higher than the terminal cannot be removed again.
         self._live = Live(
             console=console, auto_refresh=False, transient=True, vertical_overflow="crop"
         )

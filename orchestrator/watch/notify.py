@@ -1,8 +1,7 @@
-"""Notification that a run has ended: an address gets the notice by POST, a command on stdin.
+"""Notification that a run has ended, by POST to an address or on a command's stdin.
 
-A hook that fails never fails the run: by then the rows are safe, and the failure is said. The
-address of a hook is often a secret in itself, so only its host is ever shown, and ``@FILE`` keeps
-it off the command line, which others of the same machine and of the cluster's job list can read.
+A failing hook is reported and never fails the run. Addresses are often secret: only their host is
+shown, and ``@FILE`` keeps them off the command line, which other users can read.
 """
 
 from __future__ import annotations
@@ -39,11 +38,10 @@ if TYPE_CHECKING:
     from orchestrator.driver.run import RunOutcome
     from orchestrator.store.store import Store
 
-# The field ``text`` is what Slack, Mattermost and their like show of a message; everything else is
-# for a script that wants to know more. The fields are documented in ``docs/live.md``.
+# Slack and Mattermost show the field ``text``; the others are for scripts (``docs/live.md``).
 
 NOTICE_VERSION = 1
-BEST_SHOWN = 5  # in the text; the field ``best`` has them all
+BEST_SHOWN = 5  # in the text; the field ``best`` has all
 REASON_LENGTH = 500
 
 
@@ -61,7 +59,7 @@ class Ending(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """A run that has ended. ``summary`` is None when its rows could not be read."""
+    """A run that has ended; ``summary`` is None if its rows cannot be read."""
 
     run: str
     ending: Ending
@@ -71,10 +69,10 @@ class Notice:
     rows: str = ""  # directory of the rows
     report: str = ""  # path of the page, "" if there is none
     summary: Summary | None = None
-    since: RunComparison | None = None  # with the run that measured the same jobs last
+    since: RunComparison | None = None  # against the last run that measured the same jobs
 
     def values(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object."""
         summary = self.summary
         counts = {} if summary is None else {str(s): n for s, n in summary.counts.items()}
         emulated = summary is not None and any(row.emulated for row in summary.rows)
@@ -97,8 +95,8 @@ class Notice:
         }
 
     def text(self) -> str:
-        """A few lines for people, in which nothing has a meaning for a chat program."""
-        from orchestrator.report.all_runs import since_text  # a run that begins needs it not
+        """Return a few lines for people, escaped for chat programs."""
+        from orchestrator.report.all_runs import since_text  # not needed at a run's start
         from orchestrator.report.wording import best_text
 
         lines = [f"Nightgrid run {self.run} {_WORDS[self.ending]} on {self.host}."]
@@ -164,11 +162,11 @@ def _best(ranking: Ranking) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """The three characters by which Slack knows links and mentions, as it wants them written."""
+    """Escape the three characters of Slack's links and mentions."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-#: Variable with the hooks that are used when no --notify is given.
+#: Variable with the hook used when no --notify is given.
 VARIABLE = "NIGHTGRID_NOTIFY"
 WEB_TIMEOUT_S = 10.0
 WEB_TRIES = 3
@@ -180,21 +178,21 @@ _ADDRESS = re.compile(r"(https?://)(?:[^\s/?#'\"@]*@)?([^\s/?#'\"]+)[/?#][^\s'\"
 
 
 class HookFailed(Exception):
-    """A hook did not get its notice; the message names no secret."""
+    """A hook could not be notified; the message names no secret."""
 
 
 class Hook(Protocol):
-    """A receiver of notices. ``shown`` names it without its secrets."""
+    """A receiver of notices."""
 
     @property
     def shown(self) -> str:
-        """The receiver, as the log names it."""
+        """Name for logs, without secrets."""
 
     def tell(self, notice: Notice) -> None:
-        """Tell.
+        """Send the notice.
 
         Raises:
-            HookFailed: it did not work.
+            HookFailed: the notice was not delivered.
         """
 
 
@@ -207,13 +205,13 @@ class WebHook:
 
     @property
     def shown(self) -> str:
-        """Scheme and host; the rest of such an address is often the secret."""
+        """Scheme and host; the rest is often secret."""
         parts = urlsplit(self.url)
         port = f":{parts.port}" if parts.port else ""
         return f"{parts.scheme}://{parts.hostname}{port}/…"
 
     def tell(self, notice: Notice) -> None:
-        """POST it; once more where the other side is busy or cannot be reached."""
+        """POST the notice, with retries if the server is busy or unreachable."""
         body = json.dumps(notice.values()).encode()
         for number in range(1, WEB_TRIES + 1):
             try:
@@ -239,26 +237,26 @@ class WebHook:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Following one would turn the POST into a GET, and send it who knows where."""
+    """Refuse redirects: they would turn the POST into a GET to an unknown place."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Leave it as the error that it is here."""
+        """Return None, which makes the redirect an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandHook:
-    """A command that gets the notice as JSON on its standard input. No shell is involved."""
+    """A command that gets the notice as JSON on stdin, without a shell."""
 
     words: tuple[str, ...]
     timeout_s: float = COMMAND_TIMEOUT_S
 
     @property
     def shown(self) -> str:
-        """The command's name; its arguments may hold a secret."""
+        """The command's name; arguments may be secret."""
         return f"the command {Path(self.words[0]).name}"
 
     def tell(self, notice: Notice) -> None:
-        """Run it, and end it and its children when it takes too long."""
+        """Run the command; kill it and its children after the timeout."""
         variables = {
             "NIGHTGRID_RUN": notice.run,
             "NIGHTGRID_STATE": str(notice.ending),
@@ -290,7 +288,7 @@ class CommandHook:
 
 
 def hooks_of(texts: Sequence[str]) -> list[Hook]:
-    """The hooks of ``--notify``, else that of ``NIGHTGRID_NOTIFY``, if it is set.
+    """Return the hooks of ``--notify``, else that of ``NIGHTGRID_NOTIFY``, if set.
 
     Raises:
         NightgridError: one is neither an address nor a command, or its file cannot be read.
@@ -300,7 +298,7 @@ def hooks_of(texts: Sequence[str]) -> list[Hook]:
 
 
 def hook_of(text: str) -> Hook:
-    """The hook that a text names: ``https://…``, ``@FILE`` with either in it, or a command.
+    """Parse a hook: ``https://…``, ``@FILE`` with either in it, or a command.
 
     Raises:
         NightgridError: see ``hooks_of``.
@@ -314,7 +312,7 @@ def hook_of(text: str) -> Hook:
     if is_address(text):
         if _is_sound(text):
             return WebHook(text)
-        # Not the address itself: what is wrong with it may stand beside a secret.
+        # Do not quote the address, which may hold a secret.
         raise NightgridError(
             "--notify: that is not an address; an address has the form https://HOST/PATH"
         )
@@ -342,34 +340,34 @@ def _is_sound(url: str) -> bool:
 
 
 def concealed(command: str) -> str:
-    """A command line in which addresses show their host alone."""
+    """Return a command line with addresses cut to their host."""
     return _ADDRESS.sub(r"\1\2/…", command)
 
 
 def _clean(message: object) -> str:
-    """Put the message of an error or the output of a command on one line, without secrets."""
+    """Return a message or output on one line, without secrets."""
     from orchestrator.util.redaction import redact
 
     return " ".join(redact(str(message), os.environ).split())
 
 
 def tell_all(hooks: Sequence[Hook], notice: Notice, say: Callable[[str], None]) -> None:
-    """Tell everybody, and say how that went. Raises nothing."""
+    """Notify all hooks and report each result. Raises nothing."""
     for hook in hooks:
         try:
             hook.tell(notice)
             say(f"notified {hook.shown}")
         except HookFailed as error:
             say(f"could not notify {hook.shown}: {error}")
-        except Exception as error:  # a hook is no reason to lose a run's exit code
+        except Exception as error:  # a hook must not change a run's exit code
             say(f"could not notify {hook.shown}: {type(error).__name__}")
 
 
-# ---------------------------------------------------------------- what there is to tell
+# ---------------------------------------------------------------- notices of runs
 
 
 def notice_of_run(outcome: RunOutcome, page: Path | None, exit_code: int) -> Notice:
-    """Notice of a run that ended by itself or was stopped."""
+    """Return the notice of a run that ended or was stopped."""
     ending = Ending.FINISHED if outcome.answered else Ending.UNANSWERED
     if not outcome.result.finished or State.NOT_STARTED in outcome.states.values():
         ending = Ending.STOPPED
@@ -377,7 +375,7 @@ def notice_of_run(outcome: RunOutcome, page: Path | None, exit_code: int) -> Not
 
 
 def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> Notice:
-    """Notice of a run that could not go on, with its rows if they can be read."""
+    """Return the notice of a run that failed, with its rows if they can be read."""
     from orchestrator.store.store import Store
 
     exit_code = error.exit_code if isinstance(error, NightgridError) else 1
@@ -390,12 +388,12 @@ def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> No
 def notice_of(
     store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None
 ) -> Notice:
-    """Notice of a run that ended so, with its rows if they can be read."""
+    """Return the notice of an ended run, with its rows if they can be read."""
     from orchestrator.report.all_runs import since_last
     from orchestrator.report.run_report import read_summary
 
     summary = None
-    with contextlib.suppress(Exception):  # the rows may be what the run failed of
+    with contextlib.suppress(Exception):  # unreadable rows may be why the run failed
         summary = read_summary(store, lean=True)[0]
     since = None
     with contextlib.suppress(Exception):  # a notice is sent whatever the other runs hold

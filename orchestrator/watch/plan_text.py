@@ -1,8 +1,7 @@
-"""A plan for people and for machines.
+"""A plan as text and as JSON.
 
-People get what all jobs share said once, then one line a job with what differs, then sums. Reasons
-are never cut: outside a terminal each job is one line of any length, in one they are folded.
-Machines get one JSON object, a job a line.
+Text has shared settings once, a line per job with what differs, then sums. Reasons are never cut:
+a terminal folds them. JSON has a job per line.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _RIGHT = ("cards", "batch_size", "estimate")
 
 
 def duration_text(seconds: float) -> str:
-    """Seconds as a person says them: ``0.4 s``, ``35 s``, ``4 min 10 s``, ``2 h 05 min``."""
+    """Format as ``0.4 s``, ``35 s``, ``4 min 10 s``, ``2 h 05 min``."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -57,8 +56,7 @@ def duration_text(seconds: float) -> str:
 
 
 def span_text(span: Span) -> str:
-    """``about 4 min 10 s``; where it may be another by half and more, ``1 min 05 s to 12 min 30 s
-    (most likely 4 min 10 s)``."""
+    """Format as ``about 4 min 10 s``, or, if uncertain, a range with the most likely value."""
     middle = duration_text(span.middle_s)
     if span.high_s <= 1.5 * span.low_s or not span.high_s:
         return f"about {middle}"
@@ -66,7 +64,7 @@ def span_text(span: Span) -> str:
 
 
 def nodes_text(nodes: Sequence[Node]) -> str:
-    """``2 nodes of 8 HPU (emulated), 1 node of 8 GPU``."""
+    """Format as ``2 nodes of 8 HPU (emulated), 1 node of 8 GPU``."""
     kinds = Counter(
         (len(node.card_indices), str(node.accelerator), node.emulated, node.device_name)
         for node in nodes
@@ -92,8 +90,10 @@ _FIELDS = (
 
 
 def _settings(jobs: Sequence[Job]) -> Iterator[Column]:
-    """Each setting of these jobs with its text for every job, "" where a job has no such setting.
-    One text serves all that share a value: there are few values among thousands of jobs."""
+    """Yield each setting with its text for every job, "" if a job lacks it.
+
+    Texts are shared: thousands of jobs have few values.
+    """
     replicated = any(job.replicate > 1 for job in jobs)
     for name in (*_FIELDS, *(["replicate"] if replicated else [])):
         values = list(map(attrgetter(name), jobs))
@@ -119,8 +119,7 @@ def _settings(jobs: Sequence[Job]) -> Iterator[Column]:
 def _unusual(
     known: Mapping[int, Mapping[str, str]], names: Sequence[str], jobs: Counter[int]
 ) -> dict[int, str]:
-    """In one text what most jobs have otherwise: a column for each of a dozen techniques, of which
-    every job changes one, fits no screen."""
+    """Return what differs from most jobs in one text; a column per technique would not fit."""
     usual = {}
     for name in names:
         counts: Counter[str] = Counter()
@@ -137,7 +136,7 @@ def _unusual(
 
 
 def _written(value: Scalar) -> str:
-    """A value as a grid has it: text without quotes where it needs none."""
+    """Format a value as in a grid, unquoted if possible."""
     plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./:@-]*", value)
     return str(value) if plain else json.dumps(value, ensure_ascii=False)
 
@@ -151,7 +150,7 @@ def _by_workload(plan: Plan) -> dict[str, list[PlannedJob]]:
 
 
 def _table(items: Sequence[PlannedJob]) -> tuple[dict[str, str], list[Column]]:
-    """Split the settings of these jobs into those that are the same and those that differ."""
+    """Split the jobs' settings into shared and varying ones."""
     jobs = [item.job for item in items]
     shared: dict[str, str] = {}
     columns = [("job_id", [job.job_id for job in jobs])]
@@ -182,7 +181,7 @@ def _rows(columns: Sequence[Column]) -> Iterator[tuple[str, ...]]:
 
 
 def summary_lines(plan: Plan) -> Iterator[str]:
-    """Counts, card time, and the time the whole will take."""
+    """Yield counts, card time and duration."""
     counts = Counter(item.action for item in plan.jobs)
     yield ", ".join(f"{counts[action]} {action}" for action in Action)
     busy = card_seconds(plan)
@@ -209,8 +208,7 @@ def _cost_of_replicates(plan: Plan) -> ReplicateCost | None:
 
 
 def deadline_lines(deadline: Deadline, forecast: Forecast | None) -> Iterator[str]:
-    """Yield the moments of the deadline, on this machine's clock, and how far the run should
-    come."""
+    """Yield the deadline's moments on this machine's clock, and the forecast."""
     at, until = (datetime.fromtimestamp(t).astimezone() for t in (deadline.at, deadline.work_until))
     yield (
         f"deadline: the report is there by {at:%Y-%m-%d %H:%M %Z}; work ends at {until:%H:%M:%S}, "
@@ -232,8 +230,10 @@ def deadline_lines(deadline: Deadline, forecast: Forecast | None) -> Iterator[st
 def print_plan(
     plan: Plan, file: TextIO, terminal: Console | None = None, more: Sequence[str] = ()
 ) -> None:
-    """The plan as a person reads it, a table for each workload, in a file or, folded, on a terminal
-    that writes to ``file``; ``more`` lines follow its sums."""
+    """Print the plan, a table per workload, to a file or, folded, to a terminal on ``file``.
+
+    ``more`` lines follow its sums.
+    """
 
     def write(text: str) -> None:
         output.say(text, file, end="")
@@ -294,7 +294,7 @@ def _aligned(columns: Sequence[Column]) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal; Chinese characters take two."""
+    """Return terminal columns; Chinese characters take two."""
     if text.isascii() and text.isprintable():
         return len(text)
     from rich.cells import cell_len
@@ -303,7 +303,7 @@ def _width(text: str) -> int:
 
 
 def plan_html(plan: Plan) -> str:
-    """The plan as a notebook shows it: what all jobs share, a line a job, sums."""
+    """Return the plan for a notebook: shared settings, a line per job, sums."""
     from html import escape
 
     parts = [f"<p><b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}</p>"]
@@ -324,7 +324,7 @@ def plan_html(plan: Plan) -> str:
 
 
 def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for a notebook; nothing in its cells is taken for HTML."""
+    """Return a table for a notebook, with cells escaped."""
     from html import escape
 
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
@@ -335,7 +335,7 @@ def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def plan_json(plan: Plan, forecast: Forecast | None = None) -> str:
-    """The plan as one JSON object; each job is one line of it."""
+    """Return the plan as one JSON object, a line per job."""
     encode = json.JSONEncoder(ensure_ascii=False).encode
     sets: dict[tuple[Accelerator, int], int] = {}
     measures: dict[int, dict[str, object]] = {}

@@ -1,8 +1,7 @@
-"""The web server behind ``nightgrid watch``: five addresses, nothing else, all read-only.
+"""The web server of ``nightgrid watch``: five read-only addresses.
 
-No path is ever turned into a file name: each address is one entry of a table. What may be loaded
-is said in the headers, so that even a page that were tricked into holding foreign text could run
-none of it and send nothing anywhere.
+Paths are looked up in a table, never turned into file names. Security headers keep foreign text in
+a page from running or sending anything.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
     from orchestrator.store.store import Store
     from orchestrator.watch.state import RunFeed
 
-# Access to the page: decisions on the headers of a request, without any I/O.
+# Access, decided from request headers without I/O.
 #
-# On loopback every user of this machine may read, but no foreign web page: a foreign name that
-# points at 127.0.0.1 (DNS rebinding) arrives in the ``Host`` header, and only loopback's own names
-# are accepted. Beyond loopback a token is required, once in the address, then as a cookie.
+# On loopback, every user of this machine may read, but foreign web pages may not: with DNS
+# rebinding a foreign name is in ``Host``, and only loopback names are accepted. Beyond loopback a
+# token is required, first in the address, then as a cookie.
 
 #: Name of the token's parameter in an address.
 TOKEN = "token"
@@ -44,25 +43,25 @@ class Verdict(Enum):
     """Decision on a request."""
 
     ALLOWED = "allowed"
-    SIGNED_IN = "signed in"  # the token came in the address: keep it in a cookie instead
+    SIGNED_IN = "signed in"  # the token was in the address: move it to a cookie
     NO_TOKEN = "no token"
     WRONG_HOST = "wrong host"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rule for one server. ``token`` is None where loopback protects it."""
+    """The rule of one server; ``token`` is None on loopback."""
 
     port: int
     token: str | None
 
     @property
     def cookie_name(self) -> str:
-        """Cookies are shared by all ports of a host, so each server has its own name."""
+        """Name per server, as all ports of a host share cookies."""
         return f"nightgrid-watch-{self.port}"
 
     def verdict(self, headers: Mapping[str, str], query: str) -> Verdict:
-        """Decide on a request by its headers and the query part of its address."""
+        """Decide on a request by its headers and query."""
         if self.token is None:
             host = is_loopback(host_of(headers.get("Host", "")))
             return Verdict.ALLOWED if host else Verdict.WRONG_HOST
@@ -75,7 +74,7 @@ class Access:
         return Verdict.ALLOWED if self._is_token(self._in_cookie(headers)) else Verdict.NO_TOKEN
 
     def _is_token(self, given: str) -> bool:
-        """Compared in a time that does not depend on how much of it is right."""
+        """Compare in constant time."""
         assert self.token is not None
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
@@ -88,15 +87,14 @@ class Access:
 
 
 def host_of(header: str) -> str:
-    """The name in a ``Host`` header, without its port: a tunnel may have another one."""
+    """Return the name in a ``Host`` header without its port, which a tunnel may change."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.rpartition(":")[0] if ":" in header else header
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or an address is this machine's own, by itself and not by what DNS
-    says."""
+    """Return whether a name or address is loopback, without asking DNS."""
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -125,10 +123,10 @@ _REPORT_BYTES = 256 * files.MIB
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serves one run. ``serve_forever`` blocks; ``shutdown`` from another thread ends it.
+    """Serve one run; ``serve_forever`` blocks until ``shutdown`` from another thread.
 
-    Raises (when made):
-        OSError: the address cannot be had.
+    Raises (in the constructor):
+        OSError: the address is not available.
     """
 
     daemon_threads = True
@@ -145,17 +143,17 @@ class WatchServer(ThreadingHTTPServer):
         self._reading = threading.Lock()  # many viewers, one reader of files
 
     def server_bind(self) -> None:
-        """Listen, without asking DNS for our own name, which can take seconds and is not used."""
+        """Bind without a DNS lookup of the host's name, which can take seconds and is not used."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def snapshot(self) -> bytes:
-        """The state of the run as JSON."""
+        """Return the state of the run as JSON."""
         with self._reading:
             return json.dumps(self._feed.snapshot(), allow_nan=False).encode()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A viewer that goes away in the middle of an answer is no news."""
+        """Ignore viewers that disconnect during an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -164,12 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
     server: WatchServer
     server_version = "nightgrid"
     sys_version = ""
-    timeout = 10  # of a viewer that sends nothing
+    timeout = 10  # for a viewer that sends nothing
 
     def do_GET(self) -> None:
-        """Answer, if this viewer may have an answer."""
+        """Answer the request, if access is allowed."""
         address = urlsplit(self.path)
-        # ``Message.get`` ignores case, as a plain mapping of headers would not.
+        # ``Message.get`` ignores case, unlike a plain mapping of headers.
         verdict = self.server.access.verdict(self.headers, address.query)  # type: ignore[arg-type]
         if verdict is Verdict.WRONG_HOST:
             self._answer(421, "text/plain", _WRONG_HOST.encode())
@@ -199,11 +197,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "text/plain", b"There is nothing here.\n")
 
     def _report(self) -> None:
-        """The run's page as it was written last.
+        """Send the run's page as last written.
 
-        Whoever may write results may have written anything there: a link to another file is not
-        followed, a pipe not waited for; only this version's own scripts run, and in an origin of
-        their own, without our cookie.
+        Writers of results are untrusted: links are not followed, pipes not waited for, and only
+        this version's scripts run, in a separate origin without the cookie.
         """
         path = self.server.store.path / run_files.REPORT
         try:
@@ -230,12 +227,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: every viewer asks every two seconds, and an address may hold the token."""
+        """Log nothing: viewers poll every two seconds, and addresses may hold the token."""
 
 
 @cache
 def report_policy() -> str:
-    """The report's own security policy; besides, it may not be framed, nor be of our origin."""
+    """Return the report's security policy; it may not be framed nor share this origin."""
     from orchestrator.report.html import content_security_policy
 
     more = "connect-src 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
@@ -244,7 +241,7 @@ def report_policy() -> str:
 
 @cache
 def style() -> bytes:
-    """The report's own style, and what this page adds to it."""
+    """Return the report's style with this page's additions."""
     report = (package_files("orchestrator.report") / "assets" / "page.css").read_bytes()
     return report + b"\n" + asset("watch.css")
 

@@ -1,12 +1,9 @@
-"""The state of a run, read from its files: the page's data, as plain JSON values.
+"""The state of a run, read from its files as JSON values.
 
-The driver may be on another machine, so its files are all there is: ``status.json``, which it
-replaces about once a second, and the rows. Both may be half written, of another version, or gone
-for a moment on shared storage; then the last good state stays, with a word about it.
-
-How old the driver's last word is, is told by two clocks. Before the status has been seen to change
-there is only the difference between the driver's clock and ours; from then on it is the time since
-it last changed, by our clock alone, which no clock that goes wrong can falsify.
+The driver may be on another machine, so the sources are ``status.json`` and the rows. Both may be
+half written, of another version, or briefly missing; then the last good state stays, with a note.
+The driver's silence is measured by the local steady clock once the status was seen to change, and
+before that by the difference between the driver's clock and the local one.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-#: Rows shown, the newest first; the report has them all.
+#: Rows shown, the newest first; the report has all.
 NEWEST_ROWS = 20
 REASON_LENGTH = 300
 READING_PATIENCE_S = 2.0
@@ -67,12 +64,9 @@ _COLUMNS = (
 
 
 class RunFeed:
-    """The state of one run, read anew on request; not for several threads at once.
+    """The state of one run, read on request; not thread-safe.
 
-    Args:
-        store: where the run lies; it is only read.
-        clock: seconds since the epoch, to be compared with the driver's.
-        steady: seconds that never jump.
+    ``clock`` gives seconds since the epoch, to compare with the driver's; ``steady`` never jumps.
     """
 
     def __init__(
@@ -88,7 +82,7 @@ class RunFeed:
         self._text = ""
         self._status: RunStatus | None = None
         self._status_trouble = ""
-        self._changed_at: float | None = None  # by the steady clock; None: not seen to change
+        self._changed_at: float | None = None  # by the steady clock; None: no change seen
         self._tables: Mapping[str, pa.Table] = {}
         self._counts: dict[str, int] = {}  # of rows, by file
         self._of_file: dict[str, list[Row]] = {}
@@ -99,7 +93,7 @@ class RunFeed:
         self._reader: threading.Thread | None = None
 
     def snapshot(self) -> dict[str, Any]:
-        """The run's state, for the page."""
+        """Return the run's state for the page."""
         self._read_status()
         self._follow_rows()
         now = self._clock()
@@ -122,7 +116,7 @@ class RunFeed:
                 _row_values(row, self._labels[row["job_id"]]) for row in self._rows[:NEWEST_ROWS]
             ],
             "row_count": len(self._rows),
-            # The driver counts this invocation alone; rows may be of earlier ones, too.
+            # The driver counts this invocation only; rows may be of earlier ones.
             "states": _final_states(self._rows) if status is None else dict(status.counts),
             "damaged": self._damaged,
             "report": _is_file(self._store.path / run_files.REPORT),
@@ -149,8 +143,7 @@ class RunFeed:
             self._status_trouble = f"status.json is not understood: {error}"
 
     def _follow_rows(self) -> None:
-        """Read what rows have come. The first look at thousands of files takes a while, in which
-        the status is not kept waiting."""
+        """Read new rows in a thread; the first of thousands of files must not delay the status."""
         if self._reader is None or not self._reader.is_alive():
             self._reader = threading.Thread(target=self._read_rows, daemon=True)
             self._reader.start()
@@ -167,14 +160,14 @@ class RunFeed:
         if look.counts() == self._counts:
             return
         self._tables, self._counts = look.tables, look.counts()
-        # Rows that are known stay as they are: a night has thousands of files. A log grows.
+        # Known row files do not change, and a night has thousands; logs grow.
         self._of_file = {
             name: (name.endswith(".parquet") and self._of_file.get(name)) or table.to_pylist()
             for name, table in look.tables.items()
         }
         every = itertools.chain.from_iterable(self._of_file.values())
         rows = sorted(every, key=_recorded_at, reverse=True)
-        # First, and with those of rows that have gone: a snapshot may be made in between.
+        # Set before the rows, with labels of removed rows: a snapshot may come in between.
         self._labels = {**self._labels, **_labels(rows)}
         self._rows = rows
 
@@ -200,7 +193,7 @@ class RunFeed:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether there is an ordinary file, and no link to one, which would not be shown."""
+    """Return whether the path is a regular file; links are not shown."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -208,7 +201,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _status_values(status: RunStatus) -> dict[str, Any]:
-    """The status with what follows from it; reasons harmless to look at."""
+    """Return the status with derived values and sanitised reasons."""
     values = dataclasses.asdict(status)
     values |= {"assigned": status.assigned, "jobs_per_h": status.jobs_per_h}
     for failure in values["failures"]:
@@ -217,7 +210,7 @@ def _status_values(status: RunStatus) -> dict[str, Any]:
 
 
 def _labels(rows: Iterable[Row]) -> dict[str, Label]:
-    """The label of each job, as the report has it; ``rows`` newest first."""
+    """Return the label of each job, as in the report; ``rows`` are newest first."""
     chosen: dict[str, Row] = {}
     for row in rows:
         known = chosen.setdefault(row["job_id"], row)
@@ -260,8 +253,7 @@ def _reason(row: Row) -> str:
 
 
 def _final_states(rows: Iterable[Row]) -> dict[str, int]:
-    """Count the jobs in each state by the newest final row of each, over all invocations of the
-    run."""
+    """Count jobs by the state of their newest final row, over all invocations."""
     newest: dict[tuple[str, bool], str] = {}
     for row in rows:  # newest first
         if row["final"]:
@@ -273,7 +265,7 @@ def _recorded_at(row: Row) -> float:
     return row["recorded_at"].timestamp() if row["recorded_at"] is not None else 0.0
 
 
-# The runs of a results directory, each in a line: state, progress, time left, fastest setting.
+# The runs of a results directory, a line each: state, progress, time left, fastest setting.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,19 +273,19 @@ class RunEntry:
     """A run as a list shows it."""
 
     run: str
-    state: str  # ``state_of``; "" where no driver has said anything
+    state: str  # ``state_of``; "" without a status
     done: int | None = None  # jobs that have ended
     total: int | None = None
     eta_s: float | None = None
-    eta_low_s: float | None = None  # the range that it is in, while little of the run is done
+    eta_low_s: float | None = None  # its range, while uncertain
     eta_high_s: float | None = None
-    at: float | None = None  # when its driver last spoke, seconds since the epoch
+    at: float | None = None  # time of the driver's last status, seconds since the epoch
     note: str = ""  # why it waits, was stopped or is in trouble
     best: str = ""  # the fastest setting of its first ranking
 
 
 def state_of(status: RunStatus) -> str:
-    """The state of a run in one word."""
+    """Return the state of a run in one word."""
     if status.driver_died:
         return "DIED"
     if status.finished:
@@ -306,7 +298,7 @@ def state_of(status: RunStatus) -> str:
 
 
 def run_entries(results: Path, most: int) -> list[RunEntry]:
-    """The newest runs of a directory, the one written last first.
+    """Return the newest runs of a directory, the one written last first.
 
     Raises:
         StoreError: there is none.
@@ -345,10 +337,9 @@ def _entry(store: Store) -> RunEntry:
 
 
 def with_sent(entries: Sequence[RunEntry], jobs: Iterable[JobInfo]) -> list[RunEntry]:
-    """The list with the runs of submitted jobs, the newest first, whose drivers have said nothing
-    yet; those that ended so, with the command that shows why.
+    """Add submitted jobs whose drivers have not reported yet, with a note on failed ones.
 
-    A run that was sent once more has the state of its driver before until the new one speaks.
+    A run submitted again keeps its old driver's state until the new one reports.
     """
     spoken = {entry.run: entry.at for entry in entries if entry.state}
     sent: dict[str, RunEntry] = {}
@@ -372,7 +363,7 @@ def _began_before(job: JobInfo, at: float | None) -> bool:
 
 
 def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
-    """The list as a table; the winner and the reason of each run stand below its line."""
+    """Return the list as a table, with winner and note below each run."""
     from orchestrator.watch.live import left_text
 
     rows = [("run", "state", "jobs", "time left", "last heard of")]
@@ -394,5 +385,5 @@ def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
 
 
 def entry_of(values: Mapping[str, Any]) -> RunEntry:
-    """The entry that another process has written as JSON."""
+    """Parse an entry from JSON values."""
     return RunEntry(**{field.name: values[field.name] for field in dataclasses.fields(RunEntry)})
