@@ -1,1 +1,1 @@
-"""Datasets: what models are given to read, and what their lengths are."""
+"""Datasets and their token lengths."""

@@ -1,10 +1,8 @@
-"""The node's cache of things made once: converted models, the embedded model, samples.
+"""The node's cache of artefacts made once: converted models, embedded models, samples.
 
-The root is ``NIGHTGRID_CACHE`` (default ``~/.cache/nightgrid``). Eight workers of a node may ask
-for the same thing in the same second, and any of them may be killed half-way, so a directory is
-built aside under a file lock, its files are flushed, and only then it is renamed to its final
-name: a name that exists is complete. A key says what is inside *and* the version of the recipe
-that made it; a changed recipe gets a new key, so nothing stale is ever read.
+The root is ``NIGHTGRID_CACHE`` (default ``~/.cache/nightgrid``). Workers race for the same key and
+may be killed at any time, so a directory is built aside under a file lock, flushed and renamed: a
+name that exists is complete. Keys include the recipe's version, so nothing stale is read.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ except ImportError:  # pragma: no cover - Windows has no fcntl; the rename is st
     fcntl = None  # type: ignore[assignment]
 
 _LOCK_POLL_S = 0.2
-#: Open files of this process's locks. A forked process, such as one that makes batches, inherits
-#: and closes them: else it would hold the locks on for a while after this process was killed.
+#: Open lock files. Forked children close them: else they would hold the locks after this process
+#: was killed.
 _LOCK_FILES: WeakSet[IO[str]] = WeakSet()
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -45,11 +43,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def cache_root() -> Path:
-    """The cache directory, made if need be.
-
-    Raises:
-        DataMissing: it cannot be made or written to.
-    """
+    """Return the cache directory, created if missing; raises DataMissing if not writable."""
     root = Path(os.environ.get("NIGHTGRID_CACHE") or "~/.cache/nightgrid").expanduser()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -65,17 +59,10 @@ def cache_root() -> Path:
 
 
 def cached_directory(key: str, build: Callable[[Path], None]) -> Path:
-    """The directory kept under ``key``; ``build(empty_directory)`` fills it if it is not there.
+    """Return the directory of ``key``, filled by ``build(empty_directory)`` if missing.
 
-    Safe when several processes ask at once: one builds, the others wait and use its result. If
-    ``build`` raises, nothing is kept.
-
-    Args:
-        key: file-name safe, with the version of the recipe in it.
-        build: fills the empty directory it is given.
-
-    Raises:
-        ValueError: the key is not file-name safe.
+    Safe across processes: one builds, the others wait. If ``build`` raises, nothing is kept. A key
+    that is not file-name safe is a ValueError.
     """
     if not _KEY.fullmatch(key):
         raise ValueError(f"cache key {key!r}: letters, digits, '.', '_' and '-' only")
@@ -92,11 +79,7 @@ def cached_directory(key: str, build: Callable[[Path], None]) -> Path:
 def build_aside(final: Path, build: Callable[[Path], None], *, replace: bool = False) -> None:
     """Fill a directory beside ``final``, flush it, and rename it to ``final`` in one step.
 
-    Args:
-        replace: remove a directory that has the final name already; only after ``build`` is done.
-
-    Raises:
-        OSError: it cannot be written, or ``final`` exists and may not be replaced.
+    ``replace`` removes an existing ``final`` once ``build`` has succeeded; else it is an OSError.
     """
     aside = Path(tempfile.mkdtemp(prefix=f".{final.name}.building-", dir=final.absolute().parent))
     old = aside.with_name(aside.name.replace(".building-", ".replaced-"))
@@ -104,7 +87,7 @@ def build_aside(final: Path, build: Callable[[Path], None], *, replace: bool = F
         with _locked_directory(aside):
             build(aside)
             for path in (aside, *aside.rglob("*")):
-                # mkdtemp and safetensors make theirs private, and a cache is shared.
+                # mkdtemp and safetensors create private files; a cache is shared.
                 path.chmod(0o755 if path.is_dir() else 0o644)
             flush_tree(aside)
             if replace and final.exists():
@@ -120,9 +103,9 @@ def build_aside(final: Path, build: Callable[[Path], None], *, replace: bool = F
 
 
 def remove_abandoned(final: Path) -> None:
-    """Remove what killed builders of ``final`` left beside it; a live one's is locked and stays.
+    """Remove what killed builders of ``final`` left beside it; live ones hold a lock.
 
-    One that was killed while it replaced ``final`` has moved that aside: it gets its name back.
+    If one was killed while replacing ``final``, the old directory gets its name back.
     """
     beside, name = final.absolute().parent, f".{glob.escape(final.name)}"
     for old in beside.glob(f"{name}.replaced-*"):
@@ -142,7 +125,7 @@ def remove_abandoned(final: Path) -> None:
 
 @contextmanager
 def _locked_directory(directory: Path) -> Iterator[bool]:
-    """Try to lock a directory itself; whether that worked (file systems differ)."""
+    """Try to lock a directory itself; yield True on success (file systems differ)."""
     try:
         descriptor = os.open(directory, os.O_RDONLY)
     except OSError:
@@ -164,7 +147,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def flush_tree(directory: Path) -> None:
-    """Make every file below ``directory`` durable, so that a rename publishes whole files."""
+    """Make every file below ``directory`` durable before a rename publishes it."""
     for path in (*directory.rglob("*"), directory):
         _flush(path)
 
@@ -191,12 +174,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 
 def try_lock(path: Path, patience_s: float = 0.0) -> IO[str] | None:
-    """A file that is locked until it is closed or the process dies; None where another process
-    holds it, and still does after so many seconds.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """Return a file locked until it is closed; None if others hold it beyond ``patience_s``."""
     handle = open(path, "a")  # noqa: SIM115 - the lock lasts until the caller closes it
     _LOCK_FILES.add(handle)
     until = time.monotonic() + patience_s
@@ -209,6 +187,6 @@ def try_lock(path: Path, patience_s: float = 0.0) -> IO[str] | None:
                 handle.close()
                 return None
             time.sleep(_LOCK_POLL_S)
-        except OSError:  # a file system without locks: as on a system without them
+        except OSError:  # the file system has no locks
             break
     return handle

@@ -1,8 +1,7 @@
-"""Datasets by name: the embedded ones, files, directories, and those of the Hugging Face hub.
+"""Datasets by name: embedded ones, files, directories, and those of the Hugging Face hub.
 
-``advertisegen-synthetic`` and ``english-prompts`` come with the program, so that everything runs
-with no network. AdvertiseGen itself is not shipped: point ``dataset:`` at the directory that has
-its ``train.json`` and ``dev.json``, or at any file of a known shape (``shapes.py``).
+Embedded ones need no network. AdvertiseGen itself is not shipped: point ``dataset:`` at the
+directory with its ``train.json`` and ``dev.json``, or at any file of a known shape (``shapes.py``).
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from workloads.data.shapes import (
 )
 from workloads.settings import WorkloadParameters, setting
 
-#: Examples that a plan reads of a file.
+#: Examples of a file that a plan reads.
 FIRST_EXAMPLES = 20
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A way to read a dataset, as the settings of a job say it."""
+    """A job's settings for reading a dataset."""
 
-    columns: str = ""  # "": its shape is told by its first example
-    split: str = "train"  # of a dataset of the hub
-    revision: str = ""  # of a dataset of the hub; "": the newest
-    subset: str = ""  # of a dataset of the hub that has several; "": it has one
+    columns: str = ""  # "": inferred from the first example
+    split: str = "train"  # hub datasets only, as are the next two
+    revision: str = ""  # "": the newest
+    subset: str = ""  # "": the only one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +50,10 @@ class DatasetEntry:
 
     name: str
     kind: Literal["embedded", "file", "directory", "hub"]
-    path: Path | None = None  # of files and directories
+    path: Path | None = None  # files and directories only
     synthetic: bool = False
     description: str = ""
-    make: Callable[[], Sequence[Example]] = tuple  # of embedded ones
+    make: Callable[[], Sequence[Example]] = tuple  # embedded ones only
 
 
 EMBEDDED: dict[str, DatasetEntry] = {
@@ -63,7 +62,7 @@ EMBEDDED: dict[str, DatasetEntry] = {
         kind="embedded",
         synthetic=name.endswith("synthetic"),
         description=description,
-        make=cache(make),  # once for a process: many jobs have the same
+        make=cache(make),  # once per process: many jobs share it
     )
     for name, description, make in (
         (
@@ -99,24 +98,22 @@ EMBEDDED: dict[str, DatasetEntry] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """A dataset that was read: its examples in their order."""
+    """A loaded dataset, examples in order."""
 
     examples: list[Example]
     synthetic: bool
-    learned: str  # what fine-tuning learns of each, as the row says it
+    learned: str  # the part of each that fine-tuning learns, for the row
 
 
 def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
-    """The dataset of this name or path; reads the first examples of a file at most.
+    """Return the dataset of this name, path or hub id; reads at most a file's first examples.
 
     Args:
-        name: an embedded one's, a path, or a hub id.
-        reading: with it, the first examples must have the shape that it says; a dataset of the
-            hub is not looked at.
+        reading: if given, the first examples must have its shape; not checked on the hub.
 
     Raises:
-        DataMissing: there is no such dataset; the message lists close matches.
-        BadConfiguration: the examples have no known shape, or not the one that is named.
+        DataMissing: unknown dataset; the message lists close matches.
+        BadConfiguration: the examples have no known shape, or not the named one.
     """
     entry = _entry(name)
     if entry.path is None:
@@ -131,7 +128,7 @@ def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
 
 
 def changed_at(name: str) -> int:
-    """Nanoseconds since the epoch at which a dataset's file changed; 0 for what is no file."""
+    """Return a dataset file's modification time in ns since the epoch; 0 if it is no file."""
     try:
         return Path(name).expanduser().stat().st_mtime_ns
     except (OSError, ValueError, RuntimeError):
@@ -140,12 +137,12 @@ def changed_at(name: str) -> int:
 
 @lru_cache(maxsize=8)
 def _first(path: Path, _changed_at_ns: int) -> tuple[Placed, ...]:
-    """The records that a plan looks at, read once for a dataset's name and for its shape."""
+    """Return the records that a plan looks at, cached for several checks."""
     return tuple(islice(records(path), FIRST_EXAMPLES))
 
 
 def _entry(name: str) -> DatasetEntry:
-    """The dataset of this name or path, of which nothing is read."""
+    """Return the dataset of this name or path without reading it."""
     if name in EMBEDDED:
         return EMBEDDED[name]
     path = Path(name).expanduser()
@@ -166,10 +163,10 @@ def _entry(name: str) -> DatasetEntry:
 
 
 def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
-    """Read a whole dataset; an AdvertiseGen directory's files merged.
+    """Read a whole dataset, merging an AdvertiseGen directory's files.
 
     Raises:
-        DataMissing: there is no such dataset, it cannot be had, or it holds no examples.
+        DataMissing: there is no such dataset, it cannot be read, or it has no examples.
         BadConfiguration: an example has another shape (with file and line), or none is known.
     """
     reading = reading or Reading()
@@ -192,13 +189,12 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
 
 
 def load_examples(name: str, reading: Reading | None = None) -> list[Example]:
-    """All examples of a dataset, in a fixed order; see ``load_dataset``."""
+    """Return all examples of a dataset in a fixed order; see ``load_dataset``."""
     return load_dataset(name, reading).examples
 
 
 def _learned(examples: Sequence[Example], answers: str) -> str:
-    """The part of each example that is learned, where ``answers`` names it of one that has an
-    answer."""
+    """Describe the learned part; ``answers`` names it for examples that have an answer."""
     without = sum(not example.summary for example in examples)
     if without == len(examples):
         return WHOLE_TEXT
@@ -225,7 +221,7 @@ def _no_examples(name: str) -> DataMissing:
     )
 
 
-#: Settings that only datasets of the hub have, with their defaults.
+#: Settings of hub datasets only, with their defaults.
 _OF_THE_HUB = {"split": "train", "revision": "", "subset": ""}
 
 
@@ -259,14 +255,14 @@ class DatasetParameters(WorkloadParameters):
     )
 
     def reading(self) -> Reading:
-        """Return the way in which the dataset of a job is read."""
+        """Return how the job's dataset is read."""
         return Reading(
             columns=self.columns, split=self.split, revision=self.revision, subset=self.subset
         )
 
 
 def dataset_refusals(job: JobDescription) -> tuple[Refusal, ...]:
-    """A dataset that no node could read as it is asked for; one that is not here is not judged."""
+    """Refuse a dataset that no node could read this way; a dataset missing here is not judged."""
     columns = str(job.parameters.get("columns") or "")
     kind, message = _judged(job.dataset, columns, changed_at(job.dataset))
     for name, usual in _OF_THE_HUB.items():
@@ -281,7 +277,7 @@ def dataset_refusals(job: JobDescription) -> tuple[Refusal, ...]:
 
 @lru_cache(maxsize=256)  # jobs of a grid share a dataset
 def _judged(name: str, columns: str, _changed_at_ns: int) -> tuple[str, str]:
-    """The kind of a dataset, "" where it cannot be told here, and what is wrong with it."""
+    """Return a dataset's kind ("" if unknown here) and what is wrong with it."""
     try:
         return find_dataset(name, Reading(columns=columns)).kind, ""
     except BadConfiguration as error:

@@ -1,4 +1,4 @@
-"""Word lists and sentence patterns of made-up data, each module's in a JSON file of its name."""
+"""Synthetic datasets; word lists and sentence patterns are in JSON files beside this module."""
 
 from __future__ import annotations
 
@@ -18,30 +18,28 @@ def _read(name: str) -> str:
 
 
 def pick(random: Random, values: Sequence[Any]) -> Any:
-    """One of them, by one draw."""
-    # Random.random() is the one method whose sequence Python guarantees across versions.
+    """Draw one of them."""
+    # Python guarantees only Random.random()'s sequence across versions.
     return values[int(random.random() * len(values))]
 
 
 def take(random: Random, values: list[Any]) -> Any:
-    """One of them, by one draw, which is removed."""
+    """Draw one of them and remove it."""
     return values.pop(int(random.random() * len(values)))
 
 
 def log_normal(random: Random, least: float, median: float, deviation: float, most: float) -> float:
-    """About log-normally distributed, between two limits."""
+    """Draw an approximately log-normal value, clipped to two limits."""
     normal = sum(random.random() for _ in range(12)) - 6.0
     return min(most, max(least, median * math.exp(deviation * normal)))
 
 
-# A synthetic twin of AdvertiseGen: the same shape and lengths, every word made up here.
+# A synthetic twin of AdvertiseGen, which may not be shipped: same shape and lengths.
 #
-# AdvertiseGen pairs the attributes of a garment (``类型#裤*版型#宽松*风格#性感``) with a Chinese
-# advertisement. It may not be shipped, so this module makes sets like it from word lists and
-# sentence patterns: about nine attributes, 20 to 130 characters of input, 50 to 250 of output,
-# with the right-skewed lengths that such text has. Lengths drive cost; the prose does not matter,
-# and nobody should judge a model's quality on it. Each example depends on its seed and position
-# alone, so a longer set begins with the shorter one, on every machine.
+# AdvertiseGen pairs garment attributes (``类型#裤*版型#宽松*风格#性感``) with a Chinese text.
+# About nine attributes: 20 to 130 characters of input, 50 to 250 of output, right-skewed. Lengths
+# determine cost; model quality cannot be judged on it. Each example depends on its seed and
+# position alone, so a longer set begins with the shorter one, on every machine.
 
 DEFAULT_SEED = 20260101
 
@@ -49,7 +47,7 @@ _TEXTS: dict[str, Any] = json.loads(_read("synthetic.json"))
 
 
 def synthetic_examples(count: int, seed: int = DEFAULT_SEED) -> list[Example]:
-    """``count`` made-up examples, each marked ``synthetic``; deterministic, prefix-stable."""
+    """Return ``count`` examples, all marked ``synthetic``; deterministic, prefix-stable."""
     return [_example(Random(seed * 1_000_003 + index)) for index in range(count)]
 
 
@@ -63,8 +61,7 @@ def _example(random: Random) -> Example:
 
 
 def _attributes(random: Random, garment: str) -> list[tuple[str, str]]:
-    """The kind of garment, then attributes in random order; a key may come twice, as in the
-    real set."""
+    """Draw the garment, then attributes in random order; a key may repeat, as in the real set."""
     count = round(log_normal(random, 4, 9.2, 0.32, 20))
     known = _TEXTS["common"] | _TEXTS["garments"][garment]
     pool = [(key, value) for key, values in known.items() for value in values]
@@ -79,7 +76,7 @@ def _attributes(random: Random, garment: str) -> list[tuple[str, str]]:
 
 
 def _advertisement(random: Random, garment: str, attributes: list[tuple[str, str]]) -> str:
-    """Sentences about the attributes until a log-normal length is reached (median about 115)."""
+    """Write sentences about the attributes up to a log-normal length (median about 115)."""
     target = log_normal(random, 50, 100, 0.36, 225)
     given = dict(attributes)
     details = tuple(value for key, value in attributes[1:] if key not in _TEXTS["common"])
@@ -101,12 +98,10 @@ def _advertisement(random: Random, garment: str, attributes: list[tuple[str, str
     return text + closing
 
 
-# A synthetic English corpus: plain text for pretraining, every sentence made up here.
+# A synthetic English corpus for pretraining: short articles about invented towns.
 #
-# Short articles about invented towns: where each lies, what its people make, what happened there,
-# what a visitor sees. A sentence is a pattern filled from word lists, and an article keeps to its
-# town, so that most masked words can be told from the text around them and a loss falls. Nobody
-# should judge a model by it. An article depends on its seed and position alone.
+# An article keeps to its town, so that most masked words can be inferred and the loss falls. It
+# depends on its seed and position alone. Model quality cannot be judged on it.
 
 _CORPUS_SEED = 11
 
@@ -117,12 +112,12 @@ _OPENING = "{town} is a town at {land}, about {number} hours on foot from {other
 
 
 def english_articles(count: int) -> list[Example]:
-    """``count`` made-up articles, each marked ``synthetic``; deterministic, prefix-stable."""
+    """Return ``count`` articles, all marked ``synthetic``; deterministic, prefix-stable."""
     return [_article(Random(_CORPUS_SEED * 1_000_003 + index)) for index in range(count)]
 
 
 def _article(random: Random) -> Example:
-    """An opening and five to fourteen sentences, each pattern at most once."""
+    """Write an opening and five to fourteen sentences, each pattern at most once."""
     lists = _CORPUS_TEXTS
     goods = dict(zip(_GOODS, pick(random, lists["goods"]), strict=True))
     towns = {
@@ -149,30 +144,28 @@ def _article(random: Random) -> Example:
     return Example(content=" ".join(text), synthetic=True)
 
 
-# A synthetic twin of CNN/DailyMail: news articles with highlights, every word made up here.
+# A synthetic twin of CNN/DailyMail: news articles with highlights of three or four sentences.
 #
-# CNN/DailyMail pairs an article of some 700 words with three or four sentences that sum it up. This
-# module writes sets like it from word lists and sentence patterns: right-skewed lengths of 250 to
-# 1,400 words, and highlights of 35 to 70 words that say what the article says. Places and people do
-# not exist. Lengths drive cost; nobody should judge a model's summaries on it. Each example depends
-# on its seed and position alone, so a longer set begins with the shorter one, on every machine.
+# Articles have 250 to 1,400 words, right-skewed, highlights 35 to 70. Lengths determine cost;
+# summaries cannot be judged on it. Each example depends on its seed and position alone, so a longer
+# set begins with the shorter one, on every machine.
 
 _NEWS_SEED = 20261123
 
-#: "themes" have the event, the change, who decides, what it costs or counts; "elsewhere" has words
-#: of prompts, for the vocabulary that is made of this module's words.
+#: "themes" have event, change, decider and cost; "elsewhere" has words of prompts, for the
+#: vocabulary made of this module's words.
 _NEWS_TEXTS: dict[str, Any] = json.loads(_read("articles.json"))
 _WORD = re.compile(r"[A-Za-z]+(?:[-'][A-Za-z]+)*")
 _FIELD = re.compile(r"\{\w+\}")
 
 
 def news_examples(count: int) -> list[Example]:
-    """``count`` made-up articles, each marked ``synthetic``; deterministic, prefix-stable."""
+    """Return ``count`` articles, all marked ``synthetic``; deterministic, prefix-stable."""
     return [_news_example(Random(_NEWS_SEED * 1_000_003 + index)) for index in range(count)]
 
 
 def news_words() -> list[str]:
-    """Every word, number and mark that an article may hold, in alphabetical order."""
+    """Return every word, number and mark that an article may hold, sorted."""
     facts = [text for theme in _NEWS_TEXTS["themes"] for texts in theme.values() for text in texts]
     others = [text for name, listed in _NEWS_TEXTS.items() if name != "themes" for text in listed]
     words: set[str] = set()
@@ -188,7 +181,7 @@ def _news_example(random: Random) -> Example:
     paragraphs = [_filled(pick(random, _NEWS_TEXTS["leads"]), words)]
     written, left = 0, list(_NEWS_TEXTS["body"])
     while written < target:
-        left = left or list(_NEWS_TEXTS["body"])  # a long report comes back to what it has said
+        left = left or list(_NEWS_TEXTS["body"])  # a long report repeats patterns
         sentences = []
         for _ in range(2 + int(random.random() * 3)):
             if left:
@@ -201,7 +194,7 @@ def _news_example(random: Random) -> Example:
 
 
 def _words(random: Random) -> dict[str, str]:
-    """The facts of one article."""
+    """Draw the facts of one article."""
     theme = pick(random, _NEWS_TEXTS["themes"])
     facts = {name: pick(random, values) for name, values in theme.items()}
     numbers = {
@@ -220,7 +213,7 @@ def _words(random: Random) -> dict[str, str]:
 
 
 def _of_sentence(random: Random) -> dict[str, str]:
-    """Words that change from sentence to sentence."""
+    """Draw words that change between sentences."""
     return {
         "other": _name(random),
         "rival": pick(random, _NEWS_TEXTS["towns"]),
@@ -241,10 +234,9 @@ def _filled(pattern: str, words: dict[str, str]) -> str:
     return text[0].upper() + text[1:]
 
 
-# Prompts of people. Of pictures, the first is that of optimum-habana's example, by which others
-# measured. The English ones are thirty-two requests such as people send to an assistant, from a
-# handful of words to about three hundred: throughput on prompts that are all alike says little
-# about serving. They are in the public domain as far as the authors can make them so.
+# Prompts in the public domain, as far as their authors can make them so. The first image prompt is
+# that of optimum-habana's example, for comparison. The English ones are 32 requests to an
+# assistant, up to about 300 words: uniform prompts would say little about serving.
 
 IMAGE_PROMPTS = tuple(_read("image_prompts.txt").splitlines())
 ENGLISH_PROMPTS = tuple(_read("english_prompts.txt").splitlines())

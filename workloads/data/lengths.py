@@ -1,9 +1,8 @@
 """Lengths of a dataset in tokens: their distribution, and a small sample that covers them.
 
-Length is what a benchmark's cost depends on: the prompt's for the time to first token, the
-answer's for the number of decoding steps. So a small set that stands for a big one is drawn by
-length: sort by total length, then take examples at equal distance, from the shortest to the
-longest. Lengths are those of the texts alone, without the prompt layout a model wraps them in.
+Length determines a benchmark's cost: the prompt's the time to first token, the answer's the number
+of decoding steps. So samples are drawn at equal distance in the order of total length. Lengths are
+those of the texts alone, without the prompt layout.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from workloads.data.records import ADVERTISEGEN_FILES
 from workloads.data.shapes import Example, write_json_lines
 from workloads.util.statistics import percentile
 
-_BATCH = 2000  # texts handed to the tokenizer at once; a fast one spreads them over cores
+_BATCH = 2000  # texts per tokenizer call, which fast ones spread over cores
 _PERCENTS = {"min": 0, "p5": 5, "p25": 25, "median": 50, "p75": 75, "p95": 95, "max": 100}
 _MOST_BINS = 12
 
@@ -61,7 +60,7 @@ class Distribution:
 
 
 def token_lengths(examples: Sequence[Example], tokenizer: Any) -> list[Lengths]:
-    """Tokens of every example's input and output, in order."""
+    """Count tokens of every example's input and output, in order."""
     given = ["".join([*(t.text for t in e.earlier), e.content]) for e in examples]
     inputs = _count(tokenizer, given)
     outputs = _count(tokenizer, [example.summary for example in examples])
@@ -83,16 +82,12 @@ def _count(tokenizer: Any, texts: Sequence[str]) -> list[int]:
 
 
 def distribution(lengths: Sequence[int]) -> Distribution:
-    """The distribution of these lengths, in at most 12 equal bins of round width.
-
-    Raises:
-        ValueError: there are no lengths.
-    """
+    """Return the distribution in at most 12 equal bins of round width; empty input: ValueError."""
     if not lengths:
         raise ValueError("no lengths")
     ordered = sorted(lengths)
     low, high = ordered[0], ordered[-1]
-    # The first bin begins at a multiple of the width, which may be below the shortest.
+    # The first bin starts at a multiple of the width, possibly below the shortest.
     width = next(w for w in _round_widths() if high // w - low // w < _MOST_BINS)
     counts = Counter(length // width for length in ordered)
     return Distribution(
@@ -107,39 +102,36 @@ def distribution(lengths: Sequence[int]) -> Distribution:
 
 
 def _round_widths() -> Iterator[int]:
-    """1, 2, 5, 10, 20, 50, …"""
+    """Yield 1, 2, 5, 10, 20, 50, …"""
     return (step * 10**power for power in itertools.count() for step in (1, 2, 5))
 
 
 def sample_by_length(
     examples: Sequence[Example], lengths: Sequence[Lengths], count: int
 ) -> list[Example]:
-    """``count`` examples at equal distance in the order of total length, first and last included.
+    """Return ``count`` examples at equal distance in the order of total length, ends included.
 
-    Equal totals are ordered by input length, then by position, so the sample is the same each
-    time. All examples, sorted, when there are no more than ``count``; the middle one for 1.
+    Ties are ordered by input length, then position. Returns all examples, sorted, if there are no
+    more than ``count``; the middle one for 1.
     """
     order = sorted(range(len(examples)), key=lambda i: (lengths[i].total, lengths[i].input, i))
     return [examples[order[position]] for position in equal_distance(len(order), count)]
 
 
 def equal_distance(size: int, count: int) -> list[int]:
-    """``count`` different positions in ``range(size)`` at equal distance, both ends included."""
+    """Return ``count`` different positions in ``range(size)`` at equal distance, ends included."""
     if count >= size:
         return list(range(size))
     if count == 1:
         return [(size - 1) // 2]
-    # Rounded in integers: position i lies at i * (size - 1) / (count - 1).
+    # Integer rounding of i * (size - 1) / (count - 1).
     return [(2 * i * (size - 1) + count - 1) // (2 * (count - 1)) for i in range(count)]
 
 
-# AdvertiseGen: Chinese advertisements written from product attributes; 114,599 + 1,070 examples.
-#
-# Its directory has ``train.json`` and ``dev.json``, JSON lines of ``content`` and ``summary``. For
-# benchmarks it is described by its lengths and reduced to a ``tiny.json`` of a hundred examples
-# that cover them.
+# AdvertiseGen: Chinese advertisements from product attributes; 114,599 + 1,070 examples, as JSON
+# lines of ``content`` and ``summary`` in ``train.json`` and ``dev.json``.
 
-#: One example in this many goes to ``dev.json`` of a synthetic set, about as in the real one.
+#: One example in this many goes to a synthetic ``dev.json``, about as in the real set.
 _DEV_SHARE = 108
 
 
@@ -155,10 +147,10 @@ class Description:
 
 
 def read_directory(directory: Path) -> dict[str, list[Example]]:
-    """The examples of ``train.json`` and ``dev.json``, by file name.
+    """Return the examples of ``train.json`` and ``dev.json``, by file name.
 
     Raises:
-        DataMissing: a file is not there, or has a malformed line (file and line are named).
+        DataMissing: a file is missing or has a malformed line (file and line are named).
     """
     missing = [name for name in ADVERTISEGEN_FILES if not (directory / name).is_file()]
     if missing:
@@ -170,7 +162,7 @@ def read_directory(directory: Path) -> dict[str, list[Example]]:
 
 
 def describe(files: dict[str, list[Example]], lengths: Sequence[Lengths]) -> Description:
-    """Counts and length distributions; ``lengths`` are those of the files' examples in order."""
+    """Return counts and length distributions; ``lengths`` are in the files' order."""
     return Description(
         counts={name: len(examples) for name, examples in files.items()},
         synthetic=any(example.synthetic for examples in files.values() for example in examples),
@@ -181,7 +173,7 @@ def describe(files: dict[str, list[Example]], lengths: Sequence[Lengths]) -> Des
 
 
 def write_synthetic(directory: Path, count: int) -> dict[str, int]:
-    """Write a synthetic ``train.json`` and ``dev.json``; returns the examples in each."""
+    """Write a synthetic ``train.json`` and ``dev.json``; return the examples in each."""
     examples = synthetic_examples(count)
     dev = max(1, count // _DEV_SHARE)
     parts = {"train.json": examples[: count - dev], "dev.json": examples[count - dev :]}

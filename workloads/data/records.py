@@ -1,8 +1,7 @@
-"""Records of dataset files, each with its place: JSON lines, a JSON list, CSV, TSV and Parquet; and
-those of the Hugging Face hub.
+"""Records of dataset files and hub datasets, each with its place for messages.
 
-A malformed record is an error that names file and line or record, since one that is skipped in
-silence would make two runs on "the same" data differ. No torch: plans read the first records.
+A malformed record is an error: skipping it silently would make two runs on "the same" data differ.
+No torch: plans read the first records.
 """
 
 from __future__ import annotations
@@ -18,30 +17,30 @@ from typing import Any
 from workloads.base import BadConfiguration, DataMissing
 from workloads.util import files
 
-#: Lines longer than this many bytes are refused: no example is; a wrong file may be.
+#: Longer lines are refused: likely a wrong file.
 MAX_LINE_BYTES = 16 * files.MIB
-#: A JSON list is read at once.
+#: Limit of a JSON list, which is read at once.
 MAX_LIST_BYTES = 2 * 1024**3
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
-#: Endings of files that are data, where a directory or a name has to be told from others.
+#: File endings of datasets.
 ENDINGS = (".json", ".jsonl", ".parquet", *_SEPARATORS)
-#: The files of an AdvertiseGen directory, in the order in which they are merged.
+#: Files of an AdvertiseGen directory, in merge order.
 ADVERTISEGEN_FILES = ("train.json", "dev.json")
 
-#: A record with its place, for messages.
+#: A place, such as ``file:line``, and its record.
 Placed = tuple[str, Any]
 
 
 class BadExample(BadConfiguration):
-    """An example has not the shape of its file; another node would find it no better."""
+    """An example does not have the shape of its file; retrying on another node does not help."""
 
 
 def records(path: Path) -> Iterator[Placed]:
-    """The records of a file, of AdvertiseGen's files, or of the one kind of file in a directory.
+    """Yield the records of a file, of AdvertiseGen's files, or of a directory's one kind of file.
 
     Raises:
         DataMissing: it cannot be read, or the directory has no such file.
-        BadExample: a line is no JSON; the table has no columns.
+        BadExample: a line is not JSON, or the table has no columns.
         BadConfiguration: the directory has files of several kinds.
     """
     try:
@@ -160,19 +159,17 @@ def _table(path: Path) -> Iterator[Placed]:
 def hub_records(
     name: str, split: str = "train", revision: str = "", subset: str = ""
 ) -> Iterator[Placed]:
-    """The records of a split of a dataset of the Hugging Face hub, from the cache of this node or
-    over the network.
+    """Yield the records of a hub dataset's split, from the local cache or over the network.
 
-    Code that comes with a dataset is never run: ``datasets`` has no way to since its version 4.
+    Code that comes with a dataset is never run: ``datasets`` dropped that in version 4.
 
     Args:
-        name: the hub id, ``org/name``.
-        split: as ``datasets`` takes it, such as ``train`` or ``train[:1000]``.
+        split: in the syntax of ``datasets``, such as ``train[:1000]``.
         revision: a branch, tag or commit; "" is the newest.
-        subset: its configuration, such as a version of the data; "" where it has one.
+        subset: its configuration; "" if it has only one.
 
     Raises:
-        DataMissing: it cannot be had.
+        DataMissing: it cannot be loaded.
     """
     import datasets
     from datasets.exceptions import DatasetsError

@@ -1,8 +1,7 @@
-"""Examples, and the JSON-lines files that they are written to.
+"""Examples, their shapes in files, and AdvertiseGen's JSON lines, to which they are written.
 
-AdvertiseGen keeps one JSON object a line, ``{"content": …, "summary": …}``: the attributes of a
-product and the advertisement written for it. What other shapes say (``shapes.py``) is brought to
-the same two texts; plain prompts have an empty ``summary``.
+All shapes are reduced to AdvertiseGen's two texts, ``content`` and ``summary``; the latter is
+empty for plain prompts.
 """
 
 from __future__ import annotations
@@ -33,23 +32,22 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One example: the prompt, and the reference output (empty if there is none)."""
+    """A prompt and its reference output (empty if there is none)."""
 
     content: str
     summary: str = ""
-    earlier: tuple[Turn, ...] = ()  # turns of a conversation before ``content``, which a user says
-    synthetic: bool = False  # made up by a program; the line then says ``"synthetic": true``
+    earlier: tuple[Turn, ...] = ()  # turns before ``content``, which is the user's
+    synthetic: bool = False  # generated; written as ``"synthetic": true``
 
 
 def text_of(example: Example) -> str:
-    """All text of an example, whatever its shape."""
+    """Return all text of an example, whatever its shape."""
     parts = [*(turn.text for turn in example.earlier), example.content, example.summary]
     return "\n".join(part for part in parts if part)
 
 
 def write_json_lines(path: Path, examples: Iterable[Example]) -> None:
-    """Write examples as AdvertiseGen does, aside and then in one step, so that ``path`` is never
-    half a file. Text stays readable: no ``\\u`` escapes."""
+    """Write examples as AdvertiseGen does, atomically, with readable non-ASCII text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -64,10 +62,10 @@ def write_json_lines(path: Path, examples: Iterable[Example]) -> None:
         aside.unlink(missing_ok=True)
 
 
-# The shapes that examples come in, and what each means: a prompt, and the answer to learn. A file
-# has one shape, told by the columns of its first example; ``columns:`` names others.
+# Shapes of examples. A file has one, inferred from the first example's columns unless ``columns:``
+# names others.
 
-#: A record of a file: values by column.
+#: A record: values by column.
 Record = Mapping[str, Any]
 
 _ROLES: dict[str, Role] = {
@@ -82,17 +80,17 @@ _ROLES: dict[str, Role] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One way to write an example."""
+    """One layout of an example."""
 
-    needs: tuple[str, ...]  # columns that each example has
+    needs: tuple[str, ...]  # required columns
     may_have: tuple[str, ...] = ()
-    learned: str  # what fine-tuning learns of an example, as the row says it
-    written: str  # an example as JSON, for messages
+    learned: str  # the part that fine-tuning learns, for the row
+    written: str  # a JSON sample, for messages
     read: Callable[[Record], Example]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns that are looked at."""
+        """All columns that are read."""
         return (*self.needs, *self.may_have)
 
 
@@ -110,7 +108,7 @@ def _alpaca(record: Record) -> Example:
 
 
 def _chat(*columns: str) -> Callable[[Record], Example]:
-    """Read the turns of a conversation: the last answer is learned, all before it is the prompt."""
+    """Read a conversation: the last answer is learned, all before it is the prompt."""
 
     def read(record: Record) -> Example:
         turns = [turn for name in columns if record.get(name) for turn in _turns(record, name)]
@@ -132,11 +130,11 @@ def _prompt(record: Record) -> Example:
     return read("prompt", "completion")(record)
 
 
-#: What fine-tuning learns of an example with an answer, and of one without, as a row says it.
+#: Learned part of examples with an answer, and without one, for rows.
 ANSWER, WHOLE_TEXT = "the answer", "every token of the text"
 _LAST = "the last answer of each conversation"
 
-#: The first whose columns an example has is its shape.
+#: The first match by columns is an example's shape.
 SHAPES = (
     Shape(  # AdvertiseGen's
         needs=("content",),
@@ -152,7 +150,7 @@ SHAPES = (
         written='{"article": "…", "highlights": "…"}',
         read=_texts("article", "highlights"),
     ),
-    Shape(  # Alpaca's; ``input`` may be empty, and stands below the instruction
+    Shape(  # Alpaca's; ``input`` may be empty and follows the instruction
         needs=("instruction", "output"),
         may_have=("input",),
         learned=ANSWER,
@@ -189,17 +187,13 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A shape, and the names that its columns have in one dataset."""
+    """A shape, and its columns' names in one dataset."""
 
     shape: Shape
     names: Mapping[str, str] = field(default_factory=dict)  # from the shape's to the dataset's
 
     def example(self, record: object, where: str) -> Example:
-        """The example of a record.
-
-        Raises:
-            BadExample: it has another shape; the message begins with ``where``.
-        """
+        """Parse a record; raises BadExample, whose message begins with ``where``."""
         if not isinstance(record, Mapping):
             raise BadExample(f"{where}: {_kind(record)}; {_expected()}")
         if self.names:
@@ -215,11 +209,7 @@ class Columns:
 
 
 def columns_named(text: str) -> Columns:
-    """Read what ``columns:`` of a grid says: ``prompt=question, completion=reply``.
-
-    Raises:
-        BadConfiguration: it fits no shape.
-    """
+    """Parse ``columns:`` such as ``prompt=question, completion=reply``; raises BadConfiguration."""
     names: dict[str, str] = {}
     for part in text.split(","):
         ours, _, theirs = (word.strip() for word in part.partition("="))
@@ -242,11 +232,7 @@ def columns_named(text: str) -> Columns:
 
 
 def columns_of(record: object, where: str) -> Columns:
-    """Tell the shape of a dataset by its first record.
-
-    Raises:
-        BadExample: it is none that is known.
-    """
+    """Infer a dataset's shape from its first record; raises BadExample if unknown."""
     if not isinstance(record, Mapping):
         raise BadExample(f"{where}: {_kind(record)}; {_expected()}")
     for shape in SHAPES:
@@ -265,7 +251,7 @@ def _expected() -> str:
 
 
 def _kind(value: object) -> str:
-    """A value's type in the words of JSON."""
+    """Return a value's type in JSON's terms."""
     kinds = ((bool, "true or false"), ((int, float), "a number"), (str, "a text"), (list, "a list"))
     known = (name for kind, name in kinds if isinstance(value, kind))
     return next(known, "nothing" if value is None else f"a {type(value).__name__}")

@@ -1,8 +1,7 @@
-"""Speed of the storage under a directory: what a job can read from there, and how fast.
+"""Speed of the storage under a directory.
 
-One large file and many small ones are written beneath the directory until they are durable, dropped
-from the page cache as far as the kernel lets them be, and read again; then they are removed. Each
-part ends at its time limit, so a slow network share takes no longer than a fast disk.
+One large file and many small ones are written durably, dropped from the page cache where the kernel
+allows it, read again and removed. Each part has a time limit, for slow network shares.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from workloads.util import files
 
 LARGE_BYTES = 256 * files.MIB
 SMALL_FILES, SMALL_FILE_BYTES = 2000, 4096
-LIMIT_S = 5.0  # of each part
-_PIECE = os.urandom(4 * files.MIB)  # which no file system compresses away
+LIMIT_S = 5.0  # per part
+_PIECE = os.urandom(4 * files.MIB)  # incompressible
 
 Clock = Callable[[], float]
 Steps = Generator[int, None, None]
@@ -28,18 +27,17 @@ Steps = Generator[int, None, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSpeed:
-    """Rates measured beneath a directory; each covers what its part did in its time."""
+    """Rates measured beneath a directory, within each part's time limit."""
 
     directory: str
-    write_bytes_per_s: float  # of one file, until it was durable
+    write_bytes_per_s: float  # one file, until durable
     read_bytes_per_s: float
-    files_written_per_s: float  # of 4 KiB, each until it was durable
+    files_written_per_s: float  # 4 KiB each, until durable
     files_read_per_s: float  # opened, read, closed
-    operations_per_s: float  # asking a file's size, renaming, removing
-    large_bytes: int  # that were written, before the time was over
+    operations_per_s: float  # stat, rename, remove
+    large_bytes: int  # written within the limit
     small_files: int
-    #: Whether the kernel could be told to forget what was written. If not, reading may have come
-    #: from memory.
+    #: False: reads may have been served from memory.
     cache_dropped: bool
 
 
@@ -51,20 +49,19 @@ def measure(
     limit_s: float = LIMIT_S,
     clock: Clock = time.perf_counter,
 ) -> StorageSpeed:
-    """Measure the storage under a directory, in which nothing is left behind.
+    """Measure the storage under a directory, leaving nothing behind.
 
     Args:
         directory: where the data lies; needs room for ``large_bytes``.
-        large_bytes, small_files: what to write at most.
-        limit_s: seconds that each of the five parts may take.
-        clock: seconds.
+        large_bytes, small_files: maximum to write.
+        limit_s: seconds for each of the five parts.
 
     Raises:
-        OSError: the directory is not there, cannot be written, or is full.
+        OSError: the directory is missing, not writable, or full.
     """
 
     def timed(steps: Steps) -> tuple[int, float]:
-        """The sum of the steps that fit into the limit, at least one, and their seconds."""
+        """Return the sum of the steps within the limit, at least one, and their seconds."""
         began, done = clock(), 0
         with contextlib.closing(steps):
             for size in steps:
@@ -102,7 +99,7 @@ def _write_large(file: Path, size: int) -> Steps:
         try:
             for start in range(0, size, len(_PIECE)):
                 yield out.write(_PIECE[: size - start])
-        finally:  # what is written when the time is over is made durable, too
+        finally:  # also when the time is over
             os.fsync(out.fileno())
 
 
@@ -121,7 +118,7 @@ def _write_small(names: list[Path]) -> Steps:
 
 
 def _operate(names: list[Path]) -> Steps:
-    """Ask the size of each file, rename and remove it: three operations."""
+    """Stat, rename and remove each file: three operations."""
     for name in names:
         name.stat()
         name.rename(name.with_suffix(".moved")).unlink()
@@ -129,7 +126,7 @@ def _operate(names: list[Path]) -> Steps:
 
 
 def _drop_from_cache(paths: list[Path]) -> bool:
-    """Tell the kernel to forget what it has of files in memory; False where it cannot."""
+    """Drop files from the page cache; False if impossible."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for path in paths:
