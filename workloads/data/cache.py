@@ -61,8 +61,7 @@ def cache_root() -> Path:
 def cached_directory(key: str, build: Callable[[Path], None]) -> Path:
     """Return the directory of ``key``, filled by ``build(empty_directory)`` if missing.
 
-    Safe across processes: one builds, the others wait. If ``build`` raises, nothing is kept. A key
-    that is not file-name safe is a ValueError.
+    Safe across processes: one builds, the others wait. If ``build`` raises, nothing is kept.
     """
     if not _KEY.fullmatch(key):
         raise ValueError(f"cache key {key!r}: letters, digits, '.', '_' and '-' only")
@@ -103,10 +102,7 @@ def build_aside(final: Path, build: Callable[[Path], None], *, replace: bool = F
 
 
 def remove_abandoned(final: Path) -> None:
-    """Remove what killed builders of ``final`` left beside it; live ones hold a lock.
-
-    If one was killed while replacing ``final``, the old directory gets its name back.
-    """
+    """Remove what killed builders of ``final`` left; an interrupted replacement is undone."""
     beside, name = final.absolute().parent, f".{glob.escape(final.name)}"
     for old in beside.glob(f"{name}.replaced-*"):
         building = old.with_name(old.name.replace(".replaced-", ".building-"))

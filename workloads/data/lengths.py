@@ -111,8 +111,8 @@ def sample_by_length(
 ) -> list[Example]:
     """Return ``count`` examples at equal distance in the order of total length, ends included.
 
-    Ties are ordered by input length, then position. Returns all examples, sorted, if there are no
-    more than ``count``; the middle one for 1.
+    Ties are ordered by input length, then position. All, sorted, if there are no more than
+    ``count``; the middle one for 1.
     """
     order = sorted(range(len(examples)), key=lambda i: (lengths[i].total, lengths[i].input, i))
     return [examples[order[position]] for position in equal_distance(len(order), count)]
@@ -147,11 +147,7 @@ class Description:
 
 
 def read_directory(directory: Path) -> dict[str, list[Example]]:
-    """Return the examples of ``train.json`` and ``dev.json``, by file name.
-
-    Raises:
-        DataMissing: a file is missing or has a malformed line (file and line are named).
-    """
+    """Return examples of ``train.json`` and ``dev.json`` by file name; raises DataMissing."""
     missing = [name for name in ADVERTISEGEN_FILES if not (directory / name).is_file()]
     if missing:
         raise DataMissing(

@@ -40,8 +40,7 @@ def records(path: Path) -> Iterator[Placed]:
 
     Raises:
         DataMissing: it cannot be read, or the directory has no such file.
-        BadExample: a line is not JSON, or the table has no columns.
-        BadConfiguration: the directory has files of several kinds.
+        BadConfiguration: malformed (BadExample), or the directory has several kinds of files.
     """
     try:
         for file in _data_files(path) if path.is_dir() else [path]:

@@ -49,15 +49,9 @@ def measure(
     limit_s: float = LIMIT_S,
     clock: Clock = time.perf_counter,
 ) -> StorageSpeed:
-    """Measure the storage under a directory, leaving nothing behind.
+    """Measure the storage under a directory with room for ``large_bytes``, leaving nothing behind.
 
-    Args:
-        directory: where the data lies; needs room for ``large_bytes``.
-        large_bytes, small_files: maximum to write.
-        limit_s: seconds for each of the five parts.
-
-    Raises:
-        OSError: the directory is missing, not writable, or full.
+    Each of the five parts takes up to ``limit_s``; raises OSError if not writable or full.
     """
 
     def timed(steps: Steps) -> tuple[int, float]:

@@ -290,10 +290,9 @@ def device_for(name: str) -> Device:
 
 
 def environment_for(name: str, card_index: int, **process: Any) -> dict[str, str]:
-    """Return the variables to set before importing torch, so that a process sees only its card.
+    """Return variables that show a process its card only; set them before importing torch.
 
     ``card_index`` is the driver's on its node (Gaudi: module id); the rest are ``CardProcess``'s.
-    Raises as ``device_spec``.
     """
     spec, card_process = device_spec(name), CardProcess(card_index=card_index, **process)
     variables = {"TOKENIZERS_PARALLELISM": "false"}

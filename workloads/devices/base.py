@@ -207,7 +207,7 @@ class Device(ABC):
 
     @classmethod
     def occupied(cls, card_index: int, idle_bytes: int | None = None) -> str | None:
-        """Return why a card should not be taken; ``idle_bytes``: its memory in use when idle."""
+        """Return why not to take a card, None if free or unknown; ``idle_bytes``: when idle."""
         use = cls.use(card_index)
         return None if use is None else occupation(card_index, use, idle_bytes)
 

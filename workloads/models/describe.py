@@ -1,10 +1,8 @@
 """Describe a model from its config alone: parameters, memory, architecture, prompt.
 
-The model is built on torch's meta device, which has shapes and no storage, so a 6-billion-parameter
-model is described in the time and memory of its class. Weight memory counts what a precision does:
-int8 and int4 store the linear layers' matrices in 1 and 1/2 byte (int4 with a bfloat16 scale per
-64 values; int8's one scale per row is left out), while embeddings, norms and the output layer stay
-bfloat16. The key-value cache is what each token of each sequence adds while generating.
+The model is built on torch's meta device, without storage. In int8 and int4, linear layers take 1
+and 1/2 byte per weight (int4 plus a bfloat16 scale per 64; int8's per-row scales are ignored);
+embeddings, norms and the output layer stay bfloat16. The key-value cache is per token and sequence.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ _LAYER_NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """One kind of parameter; equal ones of all layers are one line."""
+    """One kind of parameter; equal ones of all layers are one entry."""
 
     name: str  # "model.layers.*.mlp.down_proj.weight"
     shape: tuple[int, ...]
-    count: int  # how many layers have it
-    parameters: int  # of all of them together
+    count: int  # layers that have it
+    parameters: int  # in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """One linear layer: what quantisation shrinks and LoRA adapts."""
+    """A linear layer: quantised, and adapted by LoRA."""
 
     name: str
     inputs: int
@@ -64,7 +62,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """LoRA on some linear layers: rank × (inputs + outputs) parameters for each."""
+    """LoRA on some linear layers: rank × (inputs + outputs) parameters each."""
 
     targets: tuple[str, ...]
     rank: int
@@ -73,7 +71,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The sizes and choices that a picture of the model shows."""
+    """Sizes and choices that a picture of the model shows."""
 
     name: str
     vocabulary: int
@@ -82,7 +80,7 @@ class Architecture:
     heads: int
     kv_heads: int
     head_dim: int
-    rotary_dim: int  # channels of a head that turn with the position; 0 without rotary embedding
+    rotary_dim: int  # rotated channels of a head; 0 without rotary embedding
     intermediate: int
     activation: str
     gated: bool
@@ -108,11 +106,11 @@ class Description:
 
 
 def describe_model(name: str, *, lora_rank: int = 8) -> Description:
-    """Describe a model: an embedded one, a directory or config.json (native or original), a hub id.
+    """Describe an embedded model, a directory or config.json (native or original), or a hub id.
 
     Raises:
         DataMissing: there is no such model.
-        BadConfiguration: its config is not one of a causal language model.
+        BadConfiguration: its config is not a causal language model's.
     """
     config, directory = _resolve(name)
     original = layout.is_original(config)
@@ -132,7 +130,7 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
 
 
 def _resolve(name: str) -> tuple[dict[str, Any], Path | None]:
-    """The config of a model, and the directory its tokenizer may lie in."""
+    """Return a model's config, and the directory of its tokenizer if any."""
     path = Path(name).expanduser()
     if path.name == "config.json" and os.path.isfile(path):
         path = path.parent
@@ -147,11 +145,7 @@ def _resolve(name: str) -> tuple[dict[str, Any], Path | None]:
 
 
 def build_on_meta(config: Mapping[str, Any]) -> Any:
-    """The model's class with shapes and no storage.
-
-    Raises:
-        BadConfiguration: transformers has no causal language model for the config.
-    """
+    """Build a causal language model on the meta device; raises BadConfiguration."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -161,7 +155,7 @@ def build_on_meta(config: Mapping[str, Any]) -> Any:
             loaded = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             with torch.device("meta"):
                 return AutoModelForCausalLM.from_config(loaded)
-        except Exception as error:  # a config from anywhere makes the library raise anything
+        except Exception as error:  # arbitrary configs make the library raise anything
             raise BadConfiguration(
                 f"transformers builds no causal language model from this config "
                 f"({kind_of(config).architecture}): {(str(error) or repr(error)).splitlines()[0]}"
@@ -169,7 +163,7 @@ def build_on_meta(config: Mapping[str, Any]) -> Any:
 
 
 def linear_layers(model: Any) -> list[Linear]:
-    """The model's linear layers but the output layer, which quantisation and LoRA leave alone."""
+    """Return the linear layers but the output layer, which quantisation and LoRA skip."""
     import torch
 
     layers = []
@@ -187,9 +181,8 @@ def linear_layers(model: Any) -> list[Linear]:
 
 
 def lora_sizes(linears: list[Linear], rank: int) -> tuple[Adapter, ...]:
-    """Trainable parameters of LoRA on the attention inputs (the default), on query and value
-    alone, and on every linear layer."""
-    sizes: Counter[str] = Counter()  # inputs and outputs of all layers of a last name
+    """Count LoRA's parameters on attention inputs (the default), query and value, all layers."""
+    sizes: Counter[str] = Counter()  # last name -> inputs + outputs of its layers
     for linear in linears:
         sizes[linear.name.rsplit(".", 1)[-1]] += linear.inputs + linear.outputs
     default = next((names for names in ATTENTION_TARGETS if set(names) <= set(sizes)), ())
@@ -204,7 +197,7 @@ def lora_sizes(linears: list[Linear], rank: int) -> tuple[Adapter, ...]:
 
 
 def _tensors(model: Any) -> tuple[Tensor, ...]:
-    """Parameters in the model's order, equal ones of different layers together."""
+    """Return parameters in the model's order, equal ones of different layers merged."""
     groups = Counter(
         (_LAYER_NUMBER.sub("*", name), tuple(parameter.shape))
         for name, parameter in model.named_parameters()
@@ -238,7 +231,7 @@ def _memory(model: Any, linears: list[Linear]) -> tuple[Memory, ...]:
 
 
 def _architecture(model: Any) -> Architecture:
-    """Read off what the config says, under the names that transformers' models share."""
+    """Read the architecture from the config, by the names that transformers' models share."""
     config = model.config
 
     def first(*names: str, default: Any = None) -> Any:

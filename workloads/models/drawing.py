@@ -1,7 +1,7 @@
-"""A model as a stack of blocks, and that as Unicode lines for a terminal.
+"""A model as a stack of blocks: as Unicode lines, as an SVG, or as marks for a slide.
 
-Data flows downwards. Inside the frame is one decoder layer, repeated; the line at its left is the
-residual stream, which each half of the layer reads through a norm and adds to.
+Data flows downwards. The frame is one decoder layer, repeated; the line at its left is the residual
+stream, which each half of the layer reads through a norm and adds to.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workloads.models.describe import Architecture, Description, Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One box: what it is, what is worth saying of it, how many parameters it has."""
+    """One box: title, details, number of parameters."""
 
     title: str
     lines: tuple[str, ...]
@@ -29,7 +29,7 @@ class Picture:
 
     above: tuple[Block, ...]
     branches: tuple[tuple[Block, ...], ...]
-    residual: bool  # whether each branch is added to the stream around it
+    residual: bool  # each branch is added to the residual stream
     layers: int
     layer_parameters: int
     below: tuple[Block, ...]
@@ -84,7 +84,7 @@ def _part(tensor: Tensor) -> str:
 
 
 def _is_plain_pre_norm(inside: list[Tensor]) -> bool:
-    """One norm before attention and one before the MLP, and no other."""
+    """Tell if there is one norm before attention and one before the MLP, and no other."""
     norms = {t.name.split(".*.")[1].split(".")[0] for t in inside if _part(t) == "norm"}
     return norms in ({"input_layernorm", "post_attention_layernorm"}, {"ln_1", "ln_2"})
 
@@ -112,7 +112,7 @@ def _mlp_lines(a: Architecture) -> tuple[str, ...]:
 
 
 def short(count: int) -> str:
-    """1234567 -> '1.23 M'."""
+    """Abbreviate a count: 1234567 -> '1.23 M'."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -126,7 +126,7 @@ _STREAM = "  │"  # the residual stream, down the left
 
 
 def draw_text(picture: Picture) -> list[str]:
-    """The picture as lines for a terminal."""
+    """Return the picture as lines for a terminal."""
     lines = ["  token ids", _STREAM]
     for block in picture.above:
         lines += [*_box(block), _STREAM]
@@ -160,15 +160,14 @@ def _box(block: Block) -> list[str]:
     return [f"┌{'─' * _WIDTH}┐", _framed(text, right, "│"), f"└{'─' * _WIDTH}┘"]
 
 
-# A model's stack of blocks drawn once, for an SVG file or a slide: marks at pixels, with the origin
-# at the top left.
+# Drawing for SVG files and slides: marks in pixels, origin at the top left.
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line of text: its baseline is at ``at``, ``align`` says of which of its ends."""
+    """A line of text; ``at`` is on its baseline, at the end given by ``align``."""
 
     at: Point
     text: str
@@ -180,7 +179,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle with round corners, from its left upper corner; without colour dashed, empty."""
+    """A rounded rectangle, from its top left corner; without colour dashed and empty."""
 
     at: Point
     size: Point
@@ -189,14 +188,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A line through points, with a head at its end."""
+    """A polyline with an arrowhead at its end."""
 
     points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Plus:
-    """A circle with a plus, about ``at``."""
+    """A circle with a plus, centred at ``at``."""
 
     at: Point
     radius: float
@@ -213,12 +212,12 @@ _COLOURS = {
 _PLAIN = "#eceff1"
 _LEFT, _BOX_WIDTH, _LINE = 90.0, 460.0, 18.0
 _MIDDLE, _RIGHT = _LEFT + _BOX_WIDTH / 2, _LEFT + _BOX_WIDTH
-_RESIDUAL = 56.0  # from the left, of the line around a branch
+_RESIDUAL = 56.0  # x of the line around a branch
 WIDTH = _BOX_WIDTH + 160
 
 
 def draw(picture: Picture, title: str) -> tuple[list[Mark], float]:
-    """The marks of a picture that is ``WIDTH`` wide, and its height."""
+    """Return the marks of a picture that is ``WIDTH`` wide, and its height."""
     marks: list[Mark] = [
         Text((20, 24), title, bold=True, size=16),
         Text((_MIDDLE, 54), "token ids", align="middle"),
@@ -254,7 +253,7 @@ def _down(y: float, length: float = 22) -> Arrow:
 
 
 def _block(marks: list[Mark], y: float, block: Block, length: float = 22) -> float:
-    """Draw an arrow of this length and a block below it; where the block ends."""
+    """Draw an arrow of this length and a block below it; return the block's lower edge."""
     marks.append(_down(y, length))
     y += length
     height = 16 + _LINE * (1 + len(block.lines))
@@ -268,7 +267,7 @@ def _block(marks: list[Mark], y: float, block: Block, length: float = 22) -> flo
 
 
 def draw_svg(picture: Picture, title: str) -> str:
-    """The picture as an SVG document of its own."""
+    """Return the picture as a standalone SVG document."""
     marks, height = draw(picture, title)
     return "\n".join(
         [

@@ -1,14 +1,14 @@
-"""Model files at rest: weight files that only a key opens, and only into memory.
+"""Encrypted weight files, decrypted into memory only.
 
-``nightgrid protect`` writes beside config and tokenizer, which stay readable, one file for each
-weight file: ``model.safetensors.protected``. A file is a header and pieces of 4 MiB, each sealed by
-AES-256-GCM under a key of this file's own (HKDF-SHA256 of the key and a random salt). The nonce of
-a piece is its number and whether it is the last; every seal covers the header, which holds the
-file's name and length. So a piece that is altered, left out, moved or taken from another file
-opens nowhere. The empty seal in the header tells a wrong key from a damaged file.
+``nightgrid protect`` writes config and tokenizer in the clear and each weight file as
+``model.safetensors.protected``: a header and pieces of 4 MiB, each sealed by AES-256-GCM under a
+key of this file (HKDF-SHA256 of the key and a random salt). A piece's nonce is its number and
+whether it is the last; every seal authenticates the header with the file's name and length. So
+altered, missing, moved or foreign pieces are rejected. The header's empty seal tells a wrong key
+from a damaged file.
 
-The key never travels: a run is given the path of a file that every node has for itself
-(``--key-file``), 64 hexadecimal digits that nobody but its owner may read.
+The key is never transmitted: every node reads it from a file (``--key-file``) of 64 hexadecimal
+digits, accessible to its owner only.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from workloads.util.processes import variables
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-#: Path of the key's file on this node.
+#: Variable with the path of this node's key file.
 VARIABLE = "NIGHTGRID_KEY_FILE"
 PIECE_BYTES = 4 * files.MIB
 _KEY_BYTES = 32
 _MAGIC = b"nightgrid protected 1\n"
 _SEAL_BYTES = 16
-_FIXED = struct.Struct(">32sIQH")  # salt, size of a piece, length of the content and of the name
+_FIXED = struct.Struct(">32sIQH")  # salt, piece size, lengths of content and name
 _HEADER_SEAL = b"\xff" * 12  # a nonce that no piece has
 
 METRICS = (
@@ -63,14 +63,14 @@ METRICS = (
 
 
 class Opening:
-    """Opens protected files with one key, and adds up the time that takes."""
+    """Decrypts weight files with one key and measures the time."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self.seconds = 0.0
 
     def state_dict(self, directory: Path) -> dict[str, Any]:
-        """All tensors of a directory's protected weight files, on the CPU."""
+        """Return all tensors of a directory's encrypted weight files, on the CPU."""
         from safetensors.torch import load
 
         tensors: dict[str, Any] = {}
@@ -86,22 +86,14 @@ class Opening:
 
 
 def write_key(file: Path) -> None:
-    """Write a new random key into a new file of mode 0600.
-
-    Raises:
-        OSError: the file is there already, or cannot be written.
-    """
+    """Write a new random key into a new file of mode 0600; OSError if it exists."""
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "w", encoding="ascii") as opened:
         opened.write(secrets.token_hex(_KEY_BYTES) + "\n")
 
 
 def read_key(file: Path) -> bytes:
-    """The key in a file.
-
-    Raises:
-        BadConfiguration: it cannot be read, others may read it, or it holds no key.
-    """
+    """Read a key; raises BadConfiguration if unreadable, open to others or malformed."""
     try:
         with files.opened(file) as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -125,23 +117,18 @@ def read_key(file: Path) -> bytes:
 
 @contextlib.contextmanager
 def key_named(file: Path | None) -> Iterator[None]:
-    """Let models be opened with the key in this file during the block, here and in processes that
-    are given what ``passed_on`` says; with none, what the environment says stays in force."""
+    """Set the key file during the block, also for ``passed_on``; None keeps the environment's."""
     with variables({VARIABLE: str(file)} if file is not None else {}):
         yield
 
 
 def passed_on() -> Mapping[str, str]:
-    """The path of the key, never the key, for the environment of a process elsewhere."""
+    """Return the key file's path, never the key, for the environment of remote processes."""
     return {VARIABLE: os.environ[VARIABLE]} if os.environ.get(VARIABLE) else {}
 
 
 def opening_for(directory: Path) -> Opening | None:
-    """The opening of a directory's weights; None where they are not protected.
-
-    Raises:
-        BadConfiguration: they are, and no key is named, or its file is refused.
-    """
+    """Return a decrypter, None if not encrypted; raises BadConfiguration without a key file."""
     if not protected_files(directory):
         return None
     named = os.environ.get(VARIABLE, "")
@@ -157,21 +144,19 @@ def opening_for(directory: Path) -> Opening | None:
 
 
 def protect(source: Path, destination: Path, key: bytes) -> tuple[list[Path], list[str]]:
-    """Write a model's directory anew with its weight files protected.
+    """Copy a model's directory with its weight files encrypted.
 
     Args:
         source: a directory with config.json and safetensors files.
-        destination: a directory that is not there yet; a copy that could not be finished is
-            removed.
+        destination: a new directory, removed again on failure.
         key: 32 bytes.
 
     Returns:
-        The files that were written, and the names of those that were left out: weights in other
-        forms would lie there in the clear.
+        The written files, and names of those left out (weights in other forms, in the clear).
 
     Raises:
-        DataMissing: there is no such model, or its weights are not in safetensors files.
-        BadConfiguration: the destination is there.
+        DataMissing: no such model, or its weights are not safetensors.
+        BadConfiguration: the destination exists.
         OSError: a file cannot be read or written.
     """
     read_config(source)
@@ -201,7 +186,7 @@ def protect(source: Path, destination: Path, key: bytes) -> tuple[list[Path], li
 
 
 def write(file: Path, content: BinaryIO, key: bytes) -> None:
-    """Write content, read piece by piece from its beginning, into a new protected file."""
+    """Encrypt content, read piece by piece from its beginning, into a new file."""
     length = content.seek(0, os.SEEK_END)
     content.seek(0)
     name = file.name.encode()
@@ -220,12 +205,7 @@ def write(file: Path, content: BinaryIO, key: bytes) -> None:
 
 
 def read(file: Path, key: bytes) -> bytearray:
-    """Content of a protected file, in memory.
-
-    Raises:
-        DataMissing: it is not there, is no protected file, was altered, cut short or renamed, or
-            the key is another one.
-    """
+    """Decrypt a file in memory; raises DataMissing if it is invalid or the key is wrong."""
     try:
         with files.opened(file) as stored:
             header, salt, piece_bytes, length = _header(file, stored)
@@ -252,7 +232,7 @@ def read(file: Path, key: bytes) -> bytearray:
 
 
 def _header(file: Path, stored: BinaryIO) -> tuple[bytes, bytes, int, int]:
-    """All of it but its seal; of that the salt, the size of a piece and of the content."""
+    """Return the header without its seal, then salt, piece size and content length."""
     start = stored.read(len(_MAGIC) + _FIXED.size)
     if not start.startswith(_MAGIC) or len(start) < len(_MAGIC) + _FIXED.size:
         raise DataMissing(f"{file} is no protected file of this version")
@@ -280,7 +260,7 @@ def _cipher(key: bytes, salt: bytes) -> AESGCM:
 
 
 def _pieces(length: int, piece_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Nonce and size of each piece; the nonce is its number and whether it is the last."""
+    """Yield nonce and size of each piece; the nonce is its number and whether it is the last."""
     starts = range(0, max(1, length), piece_bytes)
     for number, start in enumerate(starts):
         last = number == len(starts) - 1

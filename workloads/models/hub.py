@@ -1,8 +1,8 @@
-"""Ask the Hugging Face hub for models in a way that cannot hang a plan.
+"""Query the Hugging Face hub without hanging a plan.
 
-The local cache is looked at first, by its layout on disk, so neither torch nor the hub's client is
-imported. Only for a model that is not there is the network asked, once per process, with a
-deadline that covers name resolution too (which has no time-out of its own).
+The local cache is read first, by its layout on disk, without torch or the hub's client. The network
+is queried only for missing models, once per process, with a deadline that includes name resolution
+(which has no timeout of its own).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Kind = Literal["models", "datasets"]
 
 
 def offline() -> bool:
-    """Tell if the user told the Hugging Face libraries to stay off the network."""
+    """Tell if the user keeps the Hugging Face libraries off the network."""
     return any(
         os.environ.get(name, "").lower() in _TRUE
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -43,7 +43,7 @@ def offline() -> bool:
 
 
 def cache_directory() -> Path:
-    """The hub's cache, as its client finds it."""
+    """Return the hub's cache directory, by its client's rules."""
     if cache := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(cache).expanduser()
     home = os.environ.get("HF_HOME")
@@ -53,19 +53,18 @@ def cache_directory() -> Path:
 
 
 def endpoint() -> str:
-    """The address of the hub."""
+    """Return the hub's address."""
     return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def split(model_id: str) -> tuple[str, str]:
-    """The repository and the revision of ``org/name@revision``; "" where it names none."""
+    """Split ``org/name@revision`` into repository and revision ("" if none)."""
     repository, _, revision = model_id.partition("@")
     return repository, revision
 
 
 def cached_snapshot(model_id: str) -> Path | None:
-    """The complete snapshot of a model in the local cache, that of its revision if it names one; or
-    None."""
+    """Return a model's complete snapshot in the local cache, of its revision if named; or None."""
     repository, revision = split(model_id)
     for commit in _cached_commits("models", repository, revision):
         snapshot = _cached_repository("models", repository) / "snapshots" / commit
@@ -85,19 +84,19 @@ def _cached_repository(kind: Kind, repository: str) -> Path:
 
 
 def _cached_commits(kind: Kind, repository: str, revision: str) -> Iterator[str]:
-    """Commits of the local cache that a revision may mean, the likeliest first."""
+    """Yield commits in the local cache that a revision may mean, the likeliest first."""
     folder = _cached_repository(kind, repository)
     with contextlib.suppress(OSError, UnicodeDecodeError):
         yield files.read_text(folder / "refs" / (revision or MAIN), limit_bytes=4096).strip()
     snapshots = (folder / "snapshots").glob("*")
     for path in sorted(snapshots, key=lambda path: path.stat().st_mtime, reverse=True):
-        # What was fetched by its commit leaves no reference.
+        # Snapshots fetched by commit have no reference.
         if revision in ("", path.name):
             yield path.name
 
 
 def _pipeline_is_whole(snapshot: Path) -> bool:
-    """Tell if a directory has a pipeline's index, and weights of each model that it names."""
+    """Tell if a directory has a pipeline's index and the weights of all its models."""
     index = read_pipeline_index(snapshot)
     if index is None:
         return False
@@ -110,11 +109,7 @@ def _pipeline_is_whole(snapshot: Path) -> bool:
 
 
 def fetch_config(model_id: str) -> dict[str, Any]:
-    """config.json of a model on the hub; of a pipeline of several models its model_index.json.
-
-    Raises:
-        DataMissing: the hub is not to be asked, not reachable in time, or does not have it.
-    """
+    """Return config.json or a pipeline's model_index.json from the hub; raises DataMissing."""
     if offline():
         raise DataMissing(
             f"{model_id} is not in the local cache ({cache_directory()}) and HF_HUB_OFFLINE is set"
@@ -132,19 +127,19 @@ def fetch_config(model_id: str) -> dict[str, Any]:
     return outcome
 
 
-#: By model id; a hub is asked where a name is checked, and what it said is known from then on.
+#: Fetched configs by model id.
 _fetched: dict[str, dict[str, Any]] = {}
 
 
 def fetched_config(model_id: str) -> dict[str, Any] | None:
-    """config.json of a model, if ``fetch_config`` had it in this process; nobody is asked."""
+    """Return config.json if ``fetch_config`` fetched it in this process."""
     return _fetched.get(model_id)
 
 
 @functools.lru_cache(maxsize=256)
 def configuration_at(url: str, token: str | None) -> dict[str, Any] | str:
-    """The JSON object at ``url``, or why there is none."""
-    import urllib.error  # here, since most plans ask no hub
+    """Return the JSON object at ``url``, or why there is none."""
+    import urllib.error  # lazy: most plans query no hub
     import urllib.request
 
     answer: list[dict[str, Any] | str] = []
@@ -152,7 +147,7 @@ def configuration_at(url: str, token: str | None) -> dict[str, Any] | str:
     def ask() -> None:
         request = urllib.request.Request(url, headers={"User-Agent": "nightgrid"})
         if token:
-            # Unredirected: the hub forwards to a file store that must not see the token.
+            # Unredirected: the file store that the hub forwards to must not see the token.
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         try:
             with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
@@ -182,11 +177,9 @@ def _meaning(code: int) -> str:
 
 
 def download(model_id: str, *, with_code: bool = False, pipeline: bool = False) -> Path:
-    """Fetch a model's snapshot into the hub's cache; its Python files only ``with_code``. Of a
-    ``pipeline`` only the files that it is loaded from: repositories have each model several times.
+    """Fetch a model's snapshot; raises DataMissing.
 
-    Raises:
-        DataMissing: it cannot be fetched; carries the client's words.
+    Python files only ``with_code``; of a ``pipeline`` only the variant that is loaded.
     """
     from huggingface_hub import snapshot_download
 
@@ -204,46 +197,34 @@ def download(model_id: str, *, with_code: bool = False, pipeline: bool = False) 
         path = snapshot_download(repository, allow_patterns=patterns, **which)
         if not any(Path(path).glob("*.safetensors")):
             path = snapshot_download(repository, allow_patterns=["*.bin"], **which)
-    except Exception as error:  # the client has no one base class over all of 0.36 to 1.x
+    except Exception as error:  # no common base class over clients 0.36 to 1.x
         raise DataMissing(f"{model_id} cannot be fetched from the hub: {error}") from error
     return Path(path)
 
 
-# Revisions of repositories of the Hugging Face hub, brought to commits.
+# Hub revisions, resolved to commits, so that a name keeps its meaning when branches move.
 #
-# A branch moves, and what was measured then would not be what its name means now. So a plan writes
-# a model of the hub as ``org/name@COMMIT`` and a dataset's ``revision`` as a commit: it enters the
-# job's identity and its row, and every node loads the same files. A commit is looked up nowhere; a
-# branch or tag is asked of the hub, and of the local cache where that is not to be asked or does
-# not answer. A run keeps the commits that it came to, for when it is gone on with (``Revisions``).
+# Plans write models as ``org/name@COMMIT`` and a dataset's ``revision`` as a commit: part of the
+# job's identity and row. The hub resolves them, or offline the local cache; runs store the result.
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,128})?")
 
 
 def is_hub_id(name: str) -> bool:
-    """Tell if a name can be that of a repository, with or without a revision."""
+    """Tell if a name may be a repository's, with or without a revision."""
     return _HUB_ID.fullmatch(name) is not None
 
 
 @dataclass(slots=True)
 class Revisions:
-    """The commits that one reading of a grid comes to.
+    """Commits resolved while reading a grid."""
 
-    Attributes:
-        commits: by ``KIND/REPOSITORY@REVISION``; those that are here beforehand, of the run that is
-            gone on with, are asked of nobody.
-        notes: what a reader should know of them.
-    """
-
+    #: By ``KIND/REPOSITORY@REVISION``; those of a resumed run are given beforehand.
     commits: dict[str, str] = field(default_factory=dict)
-    notes: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)  # remarks for the reader, in order
 
     def of(self, kind: Kind, repository: str, revision: str) -> str:
-        """The commit of a branch, a tag or a commit, looked up once; "" is the main branch.
-
-        Raises:
-            DataMissing: neither the hub nor the local cache knows it.
-        """
+        """Resolve a branch, tag or commit once; "" is main. Raises DataMissing if unknown."""
         if COMMIT.fullmatch(revision):
             return revision
         key = f"{kind}/{repository}@{revision or MAIN}"
@@ -257,7 +238,7 @@ class Revisions:
             why = "HF_HUB_OFFLINE is set"
         else:
             quoted = urllib.parse.quote(revision or MAIN, safe="")
-            # Without `expand` the answer lists every file: megabytes for some repositories.
+            # Without `expand` the response lists every file: megabytes for some repositories.
             url = f"{endpoint()}/api/{kind}/{repository}/revision/{quoted}?expand=sha"
             answer = configuration_at(url, os.environ.get("HF_TOKEN"))
             if isinstance(answer, dict) and COMMIT.fullmatch(str(answer.get("sha", ""))):
@@ -276,24 +257,14 @@ class Revisions:
         return cached
 
     def model(self, name: str) -> str:
-        """``org/name`` or ``org/name@REVISION`` with the commit that it means now; another name of
-        a model, that of a directory that is here among them, as it is.
-
-        Raises:
-            DataMissing: neither the hub nor the local cache knows it.
-        """
+        """Pin ``org/name[@REVISION]`` to its commit; other names, such as directories, are kept."""
         if not is_hub_id(name) or os.path.exists(Path(name).expanduser()):
             return name
         repository, revision = split(name)
         return f"{repository}@{self.of('models', repository, revision)}"
 
     def dataset(self, name: str, revision: str) -> str:
-        """The commit that a revision of a dataset of the hub means now; that of another dataset as
-        it is.
-
-        Raises:
-            DataMissing: neither the hub nor the local cache knows it.
-        """
+        """Resolve the revision of a hub dataset; other datasets' revisions are kept."""
         if not is_hub_id(name) or find_dataset(name).kind != "hub":
             return revision
         return self.of("datasets", name, revision)

@@ -1,8 +1,8 @@
-"""From a model's name to a directory that ``transformers`` loads, and what it loads from there.
+"""From a model's name to a directory that ``transformers`` loads, and the loaders.
 
-Embedded models are made once per node into the cache (``workloads/data/cache.py``); directories and
-hub snapshots are used where they lie, unless the engine wants ChatGLM3 in its other layout
-(``conversion.py``). Nobody downstream needs to know which it was.
+Embedded models are built once per node into the cache (``workloads/data/cache.py``); directories
+and hub snapshots are used in place, unless the engine needs ChatGLM3's other layout
+(``conversion.py``).
 """
 
 from __future__ import annotations
@@ -27,20 +27,15 @@ from workloads.models.embedded import smollm2
 from workloads.util import files
 from workloads.util.processes import variables
 
-# Code that comes with a model is never run unless whoever starts the run has named that model.
-#
-# A checkpoint may bring Python files, and transformers would run them on every card with the rights
-# of the worker. A grid file travels and is only data, so it cannot allow that. The command line
-# can: ``nightgrid run --remote-code MODEL``, once for each model, which reaches the workers as a
-# variable of their environment.
+# Code in a checkpoint would run on every card with the worker's rights. Grid files travel, so only
+# the command line can allow it (``nightgrid run --remote-code MODEL``); workers get a variable.
 
-#: Names of models that may run their own code, separated like the directories of PATH.
+#: Models that may run their own code, separated by ``os.pathsep``.
 VARIABLE = "NIGHTGRID_REMOTE_CODE"
 
 
 def allowed(model: str) -> bool:
-    """Tell if the model of this name, as the job writes it, may run its own code here. A repository
-    of the hub that is named stands for the commit that the plan found, too."""
+    """Tell if this model may run its own code; a named hub repository covers its pinned commits."""
     named = os.environ.get(VARIABLE, "").split(os.pathsep)
     repository, revision = hub.split(model)
     pinned = hub.COMMIT.fullmatch(revision) and not os.path.exists(model)
@@ -49,19 +44,18 @@ def allowed(model: str) -> bool:
 
 @contextlib.contextmanager
 def permitted(models: Sequence[str]) -> Iterator[None]:
-    """Let exactly these models run their code during the block, here and in processes that are
-    given what ``passed_on`` says; with none named, what the environment says stays in force."""
+    """Allow exactly these models to run code during the block; none: keep the environment's."""
     with variables({VARIABLE: os.pathsep.join(models)} if models else {}):
         yield
 
 
 def passed_on() -> Mapping[str, str]:
-    """This process's permission, for the environment of a process that it starts elsewhere."""
+    """Return this process's permission, for the environment of remote processes."""
     return {VARIABLE: os.environ.get(VARIABLE, "")}
 
 
 def remote_code_refusal(model: str, error: Exception) -> BadConfiguration | None:
-    """The error to raise instead, if ``error`` says that the model wants to run its own code."""
+    """Return the error to raise instead if ``error`` is about the model's own code."""
     if "trust_remote_code" not in str(error):
         return None
     return BadConfiguration(
@@ -78,31 +72,27 @@ class ModelSource:
     tokenizer_path: str
     random_weights: bool
     entry: ModelEntry
-    remote_code: bool = False  # whether the model's own Python files may be run
-    opening: encryption.Opening | None = None  # of protected weights
+    remote_code: bool = False  # the model's own Python files may run
+    opening: encryption.Opening | None = None  # for encrypted weights
 
     def metrics(self) -> dict[str, float]:
-        """Figures of its loading, by the name of the metric."""
+        """Return metrics of its loading, by name."""
         return {"decryption_s": self.opening.seconds} if self.opening is not None else {}
 
 
 def open_model(
     name: str, *, layout: Layout = "native", weights: bool = True, protected: bool = False
 ) -> ModelSource:
-    """Make sure the model's directory exists, building, fetching or converting it if need be.
-
-    Safe when several processes of a node ask at once.
+    """Return a model's source, built, fetched or converted if needed. Safe across processes.
 
     Args:
-        name: as in ``catalog.find_model``.
-        layout: which of ChatGLM3's two layouts the engine loads; other models have one.
-        weights: whether it must have them; else a configuration is enough.
-        protected: whether the caller loads protected weights, by this module's functions.
+        name: as in ``catalog.find_model``, as is ``weights``.
+        layout: ChatGLM3's layout that the engine loads; other models have one.
+        protected: accept encrypted weights, which only this module's functions load.
 
     Raises:
-        DataMissing: there is no such model, or it cannot be made or fetched.
-        BadConfiguration: it is a ChatGLM that cannot be had in that layout, or protected and
-            not to be opened here.
+        DataMissing: there is no such model, or it cannot be built or fetched.
+        BadConfiguration: it has no such layout, or is encrypted and cannot be opened.
     """
     entry = find_model(name, weights=weights)
     own_code = allowed(name)
@@ -140,11 +130,11 @@ def open_model(
 
 
 def load_config(source: ModelSource) -> Any:
-    """The model's config, as transformers reads it.
+    """Load the config with transformers.
 
     Raises:
-        DataMissing: it is not there, or nothing that transformers knows.
-        BadConfiguration: it would run code that comes with the model, which was not allowed.
+        DataMissing: it is missing or unknown to transformers.
+        BadConfiguration: it needs the model's own code, which is not allowed.
     """
     from transformers import AutoConfig
 
@@ -159,17 +149,12 @@ def load_config(source: ModelSource) -> Any:
 
 
 def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
-    """The model, a causal language model, with its weights.
-
-    Args:
-        source: the model.
-        arguments: of ``AutoModelForCausalLM.from_pretrained``.
+    """Load a causal language model; ``arguments`` are those of ``from_pretrained``.
 
     Raises:
-        DataMissing: a file is missing or cut short.
-        BadConfiguration: it is no causal language model, or would run code that comes with it,
-            which was not allowed.
-        Unsupported: it has not the attention asked for, or a package is missing.
+        DataMissing: a file is missing or truncated.
+        BadConfiguration: it is another kind of model, or needs its own code without permission.
+        Unsupported: it lacks this attention, or a package is missing.
     """
     from transformers import AutoModelForCausalLM
 
@@ -177,20 +162,19 @@ def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
 
 
 def load_seq2seq_model(source: ModelSource, **arguments: Any) -> Any:
-    """The model, a sequence-to-sequence model, with its weights; see ``load_causal_model``."""
+    """Load a sequence-to-sequence model; see ``load_causal_model``."""
     from transformers import AutoModelForSeq2SeqLM
 
     return _load(AutoModelForSeq2SeqLM, "a sequence-to-sequence model", source, arguments)
 
 
 def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
-    """The model, a masked language model, with its weights, and ``new_weights``: names of those
-    that the checkpoint lacks; see ``load_causal_model``."""
+    """Load a masked language model; its ``new_weights`` names weights that the checkpoint lacks."""
     from transformers import AutoModelForMaskedLM
     from transformers.utils import logging
 
     before = logging.get_verbosity()
-    logging.set_verbosity_error()  # it lists what is new; the row says so
+    logging.set_verbosity_error()  # new weights are recorded in the row
     try:
         with _explained(source, "a masked language model", arguments):
             model, report = AutoModelForMaskedLM.from_pretrained(
@@ -207,16 +191,9 @@ def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
 
 
 def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) -> Any:
-    """The model of a configuration with fresh weights, which are the same everywhere.
+    """Build a masked language model with fresh weights, identical everywhere.
 
-    Args:
-        source: the model, of which only the configuration is read.
-        vocabulary: of the tokenizer; where it is larger than the configuration's, so is the model.
-        arguments: of ``AutoModelForMaskedLM.from_config``.
-
-    Raises:
-        DataMissing: there is no configuration.
-        BadConfiguration: transformers has no such class for it.
+    Its vocabulary is at least the tokenizer's (``vocabulary``). Raises as ``load_causal_model``.
     """
     import torch
     from transformers import AutoModelForMaskedLM
@@ -225,7 +202,7 @@ def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) ->
     config.vocab_size = max(int(config.vocab_size), vocabulary)
     keyword = next((name for name in arguments if name.endswith("dtype")), None)
     dtype = arguments[keyword] if keyword else torch.float32
-    if keyword:  # drawn in fp32, so that every precision starts from the same numbers
+    if keyword:  # drawn in fp32: every precision starts from the same numbers
         arguments[keyword] = torch.float32
     torch.manual_seed(0)
     with _explained(source, "a masked language model", arguments):
@@ -240,7 +217,7 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
             return random_weights.make(loader, **{"config": load_config(source), **arguments})
         if source.opening is not None:
             return _from_memory(loader, source, source.opening, arguments)
-        if "quantization_config" not in arguments:  # else a device has its own way
+        if "quantization_config" not in arguments:  # else the device's
             config = read_config(Path(source.path))
             reading = rules.reading_arguments(config, source.path, on_host=_on_host(arguments))
             arguments = {**arguments, **reading}
@@ -252,12 +229,12 @@ def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, 
 
 @contextlib.contextmanager
 def _explained(source: ModelSource, title: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Say what transformers' errors mean for a model that is loaded as ``title``."""
+    """Translate transformers' errors while loading a model as ``title``."""
     try:
         yield
     except OSError as error:
         raise DataMissing(f"cannot load the model in {source.path}: {error}") from error
-    except ImportError as error:  # a quantised checkpoint names its library
+    except ImportError as error:  # of a quantised checkpoint
         raise Unsupported(f"the model in {source.path} needs a package: {error}") from error
     except ValueError as error:
         if refusal := remote_code_refusal(source.entry.name, error):
@@ -274,7 +251,7 @@ def _explained(source: ModelSource, title: str, arguments: Mapping[str, Any]) ->
 
 
 def _on_host(arguments: Mapping[str, Any]) -> bool:
-    """Tell if a model is loaded where plain tensors lie."""
+    """Tell if a model is loaded to the default tensors' device."""
     import torch
 
     host = torch.empty(0).device
@@ -289,7 +266,7 @@ def _from_memory(
     from transformers import GenerationConfig
 
     config = arguments.get("config") or load_config(source)
-    with torch.device("meta"):  # of automatic classes only the class they stand for takes tensors
+    with torch.device("meta"):  # automatic classes do not accept tensors
         chosen = type(loader.from_config(config, trust_remote_code=source.remote_code))
     weights = opening.state_dict(Path(source.path))
     model = chosen.from_pretrained(
@@ -298,17 +275,17 @@ def _from_memory(
         **{**arguments, "config": config, "state_dict": weights},
     )
     ends = Path(source.path) / "generation_config.json"
-    if ends.is_file():  # without a path it is not read
+    if ends.is_file():  # not read by from_pretrained without a path
         model.generation_config = GenerationConfig.from_dict(json.loads(files.read_text(ends)))
     return model
 
 
 def check_attention(model: Any, attention: str) -> None:
-    """Make sure that a loaded model runs the attention that was asked for.
+    """Make sure that a loaded model runs the requested attention.
 
     Raises:
-        Unsupported: its class has none of that name, and the library took another one.
-        BadConfiguration: it has, and runs another one.
+        Unsupported: its class lacks it, and the library chose another one.
+        BadConfiguration: its class has it, but another one runs.
     """
     running = getattr(model.config, "_attn_implementation", None)
     if running == attention:
@@ -324,16 +301,7 @@ def check_attention(model: Any, attention: str) -> None:
 
 
 def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
-    """The model's tokenizer, padding on the left with a pad token that exists.
-
-    Args:
-        source: the model.
-        arguments: of ``AutoTokenizer.from_pretrained``.
-
-    Raises:
-        DataMissing: the directory has no tokenizer.
-        BadConfiguration: it would run code that comes with the model, which was not allowed.
-    """
+    """Load the tokenizer, with left padding and a pad token; raises as ``load_config``."""
     from transformers import AutoTokenizer
 
     if not has_tokenizer(Path(source.tokenizer_path)):
@@ -343,14 +311,14 @@ def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             source.tokenizer_path, trust_remote_code=source.remote_code, **arguments
         )
-    except Exception as error:  # files from anywhere make the library raise anything
+    except Exception as error:  # arbitrary files make the library raise anything
         if refusal := remote_code_refusal(source.entry.name, error):
             raise refusal from error
         text = (str(error) or repr(error)).splitlines()[0]
         raise DataMissing(
             f"the tokenizer in {source.tokenizer_path} cannot be read: {text:.300}"
         ) from error
-    tokenizer.padding_side = "left"  # a decoder continues at the right end
+    tokenizer.padding_side = "left"  # decoders continue at the right
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

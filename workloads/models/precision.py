@@ -1,14 +1,12 @@
-"""Precisions: what each name means on each device, and proof that a model really is in it.
+"""Precisions: their meaning on each device, and checks that a model really is in one.
 
-A precision names the format of the *weights*. fp32, fp16 and bf16 also compute in that format. The
-quantised ones store the linear layers in 8 or 4 bits and leave embeddings, norms and the output
-layer in bf16: autoregressive decoding reads every weight once a token, so bytes are time. Whether
-the products themselves run in 8 bits (LLM.int8, fp8 on CUDA) or the weights are expanded to bf16
-just before (weight-only) depends on the device; ``means`` says which.
+A precision names the format of the *weights*. fp32, fp16 and bf16 also compute in it. Quantised
+ones store linear layers in 8 or 4 bits and leave embeddings, norms and the output layer in bf16:
+decoding reads every weight once per token. Whether products run in 8 bits (LLM.int8, fp8 on CUDA)
+or weights are expanded to bf16 first depends on the device; ``means`` says which.
 
-Each device says what the default engine does there, ``EngineSpec.precisions`` where another engine
-does otherwise; plan, schema and documentation print them, and nobody else knows. After loading,
-``inspect`` reads the storage of the weights and refuses a model that is something else.
+Devices define it for the default engine, ``EngineSpec.precisions`` for others. After loading,
+``inspect`` reads the weights' storage and refuses a model in another format.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ if TYPE_CHECKING:
 
     from workloads.devices.base import Device
 
-#: In the order of reports.
+#: In report order.
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8", "int4")
-#: Names of the same formats elsewhere, for whoever writes one of them in a grid.
+#: Aliases that people write in grids.
 ALSO_CALLED = {
     "float32": "fp32",
     "f32": "fp32",
@@ -61,11 +59,11 @@ class TableRow:
     precision: str
     device: str
     supported: bool
-    text: str  # what it means, or why it is unsupported
-    engine: str = ""  # "": every engine without a line of its own
+    text: str  # its meaning, or why it is unsupported
+    engine: str = ""  # "": all engines without their own line
 
 
-#: By packages that another command installs.
+#: Install advice for other packages than the extra "quant".
 _INSTALLED_BY = {
     "neural_compressor": "it is part of Habana's PyTorch image; elsewhere: "
     "pip install neural-compressor-pt"
@@ -73,11 +71,10 @@ _INSTALLED_BY = {
 
 
 def support(precision: str, device: str, engine: str = "", ability: str | None = None) -> Support:
-    """Support of ``precision`` on a device, given by name, with an engine or the default one. Where
-    there is none, the reason names the engines with this ability that have it.
+    """Return the support of a precision on a device, with an engine or the default one.
 
-    Raises:
-        BadConfiguration: there is no such precision or device.
+    If unsupported, the reason names engines with ``ability`` that support it. Raises
+    BadConfiguration for unknown precisions and devices.
     """
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
@@ -92,15 +89,14 @@ def support(precision: str, device: str, engine: str = "", ability: str | None =
 
 
 def _declared(precision: str, device: str, engine: str) -> Support:
-    """An engine's own cell, else the device's."""
+    """Return an engine's own entry, else the device's."""
     spec = ENGINES.get(engine) if engine else None
     own = spec.precisions.get((precision, device)) if spec is not None else None
     return own or device_spec(device).precision(precision)
 
 
 def _engines_that_do(precision: str, device: str, engine: str, ability: str | None) -> list[str]:
-    """The engines with an ability in a precision on a device, the default first; none beside an
-    engine without the ability."""
+    """Return engines with an ability in a precision, the default first; none beside one without."""
     chosen = ENGINES.get(engine)
     if chosen is not None and ability not in chosen.abilities:
         return []
@@ -114,7 +110,7 @@ def _engines_that_do(precision: str, device: str, engine: str, ability: str | No
 
 
 def table() -> tuple[TableRow, ...]:
-    """Every precision on every device, in report order, for the schema and the documentation."""
+    """Return every precision on every device, in report order, for schema and documentation."""
     engines = engines_for(None)
     cells = [
         (precision, device, engine, support(precision, device, engine, "generate"))
@@ -136,12 +132,7 @@ def table() -> tuple[TableRow, ...]:
 
 
 def require(precision: str, device: str, engine: str = "") -> Support:
-    """Like ``support``, for the process that is about to load a model.
-
-    Raises:
-        Unsupported: the table has no such combination, or a package it needs is missing here.
-        BadConfiguration: there is no such precision or device.
-    """
+    """Return ``support``; raises Unsupported if there is none or a package is missing here."""
     entry = support(precision, device, engine)
     if not entry.supported:
         raise Unsupported(f"{precision} on {device}: {entry.reason}.")
@@ -156,7 +147,7 @@ def require(precision: str, device: str, engine: str = "") -> Support:
 
 
 def compute_dtype(precision: str) -> torch.dtype:
-    """The dtype of activations, and of the weights that are not quantised."""
+    """Return the dtype of activations and of unquantised weights."""
     import torch
 
     plain = {"fp32": torch.float32, "fp16": torch.float16}
@@ -169,15 +160,11 @@ def quantized(precision: str) -> bool:
 
 
 def loading_arguments(precision: str, device: str) -> dict[str, Any]:
-    """Keyword arguments for transformers' ``from_pretrained``; ``finish_loading`` does the rest.
-
-    Raises:
-        Unsupported: not on this device, or a package is missing.
-    """
+    """Return arguments for ``from_pretrained``, before ``finish_loading``; see ``require``."""
     entry = require(precision, device)
-    # LLM.int8 casts bf16 activations itself, and warns each time.
+    # LLM.int8 warns at every cast of bf16 activations.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    # Recommends a package that would fetch another kernel from a hub while jobs run.
+    # It recommends a package that fetches kernels from a hub during jobs.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     arguments: dict[str, Any] = {dtype_keyword(): compute_dtype(precision)}
     if "bitsandbytes" in entry.packages:
@@ -196,10 +183,9 @@ def loading_arguments(precision: str, device: str) -> dict[str, Any]:
 
 
 def finish_loading(model: Any, precision: str, device: str) -> None:
-    """Quantise with torchao in place, on the device where the model lies; else nothing to do.
+    """Quantise with torchao in place, where the precision needs it.
 
-    Called directly and not through transformers' ``TorchAoConfig``: transformers 4.55 with torchao
-    0.18 takes that, says nothing, and leaves the model in bf16.
+    transformers 4.55's ``TorchAoConfig`` with torchao 0.18 silently leaves the model in bf16.
     """
     if "torchao" not in support(precision, device).packages or quantized_already(model.config):
         return
@@ -221,28 +207,26 @@ def finish_loading(model: Any, precision: str, device: str) -> None:
 
 
 def quantized_already(config: Any) -> bool:
-    """Tell if a checkpoint says how it is quantised: it is loaded as it is."""
+    """Tell if a checkpoint is quantised; it is loaded as it is."""
     return bool(getattr(config, "quantization_config", None))
 
 
 def dtype_keyword() -> str:
-    """4.55 knows only ``torch_dtype``; 5 takes it too, with a warning at every load."""
+    """Return the dtype keyword of ``from_pretrained``; 5 warns at every load about 4.55's."""
     import transformers
 
     return "torch_dtype" if transformers.__version__.startswith("4.") else "dtype"
 
 
-# Examine a loaded model's weights as stored: their bytes, their count, their format.
+# Inspect a loaded model's weights as stored: bytes, count, format.
 #
-# A library may leave layers out or fall back without an error, and a table would then call a bf16
-# model "int4". So the storage itself is read: tensor subclasses of torchao are opened down to their
-# plain tensors, bitsandbytes' packed weights are counted with their scales, and a model that is not
-# in the precision asked for is refused.
+# Libraries may skip layers or fall back silently. So storage is read: torchao's subclasses down to
+# plain tensors, bitsandbytes' packed weights with their scales.
 
-#: dtype of the stored values of each quantised format; int4 packs two values in a byte.
+#: Storage dtype of each quantised format; int4 packs two values per byte.
 _STORAGE = {"fp8": "float8_e4m3fn", "int8": "int8", "int4": "uint8"}
 
-#: NF4 kernels of bitsandbytes for CPUs take rows of whole blocks of this many values.
+#: bitsandbytes' NF4 kernels for CPUs need rows of whole blocks of this many values.
 NF4_BLOCK = 64
 
 
@@ -250,28 +234,24 @@ NF4_BLOCK = 64
 class ModelWeights:
     """Weights of a loaded model."""
 
-    weight_bytes: int  # as stored, with scales; tied weights once
+    weight_bytes: int  # stored, with scales; tied weights once
     parameter_count: int  # logical, tied weights once
-    quantized_share: float  # of all parameters, those in the quantised format
-    detail: str  # for the row: what the precision meant here
+    quantized_share: float  # of all parameters
+    detail: str  # meaning of the precision, for the row
 
 
 def stored_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that a tensor keeps its data in, itself if it is plain.
-
-    Covers torchao's tensor subclasses (``__tensor_flatten__``) and the scales that bitsandbytes
-    hangs on its parameters (``quant_state``, ``SCB``).
-    """
+    """Yield the plain tensors inside a tensor: torchao's parts, or with bitsandbytes' scales."""
     import torch
 
     if not hasattr(type(tensor), "__tensor_flatten__") and hasattr(
         type(tensor.data), "__tensor_flatten__"
     ):
-        tensor = tensor.data  # of a Parameter around a subclass
+        tensor = tensor.data  # a Parameter around a subclass
     if hasattr(type(tensor), "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             inner = getattr(tensor, name)
-            if isinstance(inner, torch.Tensor):  # a divided tensor names its cards too
+            if isinstance(inner, torch.Tensor):  # sharded tensors name their mesh, too
                 yield from stored_tensors(inner)
         return
     yield tensor
@@ -284,12 +264,12 @@ def stored_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's data with its scales."""
+    """Return the bytes of a tensor's data with its scales."""
     return sum(part.numel() * part.element_size() for part in stored_tensors(tensor))
 
 
 def logical_count(tensor: torch.Tensor) -> int:
-    """Number of weights that a tensor stands for, however they are packed."""
+    """Return the number of weights in a tensor, however packed."""
     state = getattr(tensor, "quant_state", None)
     if state is not None:
         return math.prod(map(int, state.shape))
@@ -297,14 +277,13 @@ def logical_count(tensor: torch.Tensor) -> int:
 
 
 def stored_format(tensor: torch.Tensor) -> str:
-    """dtype of the largest plain tensor inside, e.g. ``int8`` for a torchao int8 weight."""
+    """Return the dtype of the largest plain tensor inside, e.g. ``int8``."""
     largest = max(stored_tensors(tensor), key=lambda part: part.numel() * part.element_size())
     return str(largest.dtype).removeprefix("torch.")
 
 
 def _in_format(tensor: torch.Tensor, precision: str) -> bool:
-    """Tell if a matrix is stored in a quantised format: a byte each for torchao's int4 on a CPU,
-    which is of that format and not of its size."""
+    """Tell if a matrix is in a quantised format; torchao's CPU int4 takes a byte per weight."""
     stored = stored_format(tensor)
     if stored == "int8" and getattr(tensor, "target_dtype", None) is not None:
         return precision == str(tensor.target_dtype).removeprefix("torch.")  # type: ignore[attr-defined]
@@ -312,11 +291,7 @@ def _in_format(tensor: torch.Tensor, precision: str) -> bool:
 
 
 def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> ModelWeights:
-    """Read the storage of all weights and make sure that they are in ``precision``.
-
-    Raises:
-        BadConfiguration: the model is not in the precision asked for.
-    """
+    """Read all weights' storage; raises BadConfiguration if they are not in ``precision``."""
     parameters = _unique_parameters(model)
     matrices = {
         name: tensor
@@ -347,10 +322,7 @@ def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> 
 
 
 def _packed_layers(model: nn.Module) -> dict[str, list[torch.Tensor]]:
-    """Layers whose 4-bit weights lie in buffers, by name: that buffer, then those of zero points
-    and scales. So do the layers for GPTQ's, AWQ's and AutoRound's checkpoints: eight weights to an
-    int32, or in the order of a processor's kernels, scales among them.
-    """
+    """Return layers with 4-bit weights in buffers: weights, then zero points and scales."""
     layers = {}
     for name, module in model.named_modules():
         buffers = dict(module.named_buffers(recurse=False))
@@ -364,24 +336,20 @@ def _packed_count(layer: nn.Module) -> int:
     sizes = getattr(layer, "infeatures", None), getattr(layer, "outfeatures", None)
     if isinstance(sizes[0], int) and isinstance(sizes[1], int):
         return sizes[0] * sizes[1]
-    return int(layer.get_buffer("qweight").numel()) * 8  # weights in an int32
+    return int(layer.get_buffer("qweight").numel()) * 8  # weights per int32
 
 
 def card_weight_bytes(model: nn.Module) -> int:
-    """Bytes of the weights that this card holds: all of a model's, or its part of them."""
+    """Return the bytes of the weights on this card: all, or its shard."""
     return sum(
-        # DeepSpeed's ZeRO 3 empties a parameter and hangs this card's part on it.
+        # DeepSpeed's ZeRO 3 empties a parameter and attaches this card's shard.
         stored_bytes(getattr(tensor, "ds_tensor", tensor))
         for tensor in _unique_parameters(model).values()
     )
 
 
 def check_shapes(model_config: Any, precision: str, device: str) -> None:
-    """Refuse NF4 for a model whose rows are not whole blocks, where kernels want such.
-
-    Raises:
-        Unsupported: the kernels would fail in the middle of the first product.
-    """
+    """Refuse NF4 for rows of partial blocks, which fail in the first product (Unsupported)."""
     spec = device_spec(device)
     if precision != "int4" or spec.can("nf4_any_width"):
         return
@@ -395,12 +363,12 @@ def check_shapes(model_config: Any, precision: str, device: str) -> None:
 
 
 def _unique_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters by name, tied ones once."""
+    """Return parameters by name, tied ones once."""
     return dict(model.named_parameters(remove_duplicate=True))
 
 
 def _quantized(matrices: dict[str, torch.Tensor], precision: str, packed: Sequence[str]) -> str:
-    """What is wrong with a model that should be plain: a layer is packed or of another format."""
+    """Return what is wrong with a plain model: a layer is packed or of another format."""
     if packed:
         return (
             f", but {len(packed)} of its layers are packed in 4 bits (e.g. {packed[0]}): write "
@@ -422,8 +390,7 @@ def _quantized(matrices: dict[str, torch.Tensor], precision: str, packed: Sequen
 def _unquantized(
     model: nn.Module, matrices: dict[str, torch.Tensor], precision: str, packed: bool
 ) -> str:
-    """What is wrong with a quantised model: every matrix of a linear layer, except the output
-    layer's, must be in the format."""
+    """Return what is wrong with a quantised model: a linear layer is in another format."""
     output = getattr(model, "get_output_embeddings", lambda: None)()
     linear = {
         f"{name}.weight"
@@ -440,16 +407,14 @@ def _unquantized(
     return "" if linear or packed else ", but it has no linear layer that the library quantises"
 
 
-# Products in int8: torchao multiplies int8 weights by activations in int8 (static quantization).
-#
-# The range of each layer's input is measured on texts once, and one scale a layer follows from it.
-# The ranges lie in the note beside a saved model, since transformers reads weights of torchao
-# without them; whoever does not know them multiplies the same weights in 16 bits.
+# int8 products by torchao (static quantization): one scale per layer from its input's measured
+# range. Ranges are in the saved model's note, since transformers reads torchao's weights without
+# them; without ranges, products are in 16 bits.
 
-#: Their entry in the note of a saved model.
+#: Key in a saved model's note.
 RANGES_NOTE = "activation_ranges"
 
-#: A layer's largest absolute input, and the dimensions that its inputs have, by its name.
+#: Layer name -> (largest absolute input, dimensions of the input).
 Ranges = Mapping[str, tuple[float, int]]
 
 
@@ -460,7 +425,7 @@ def watch_inputs(
     device: Device,
     see: Callable[[str, torch.Tensor], None],
 ) -> None:
-    """Let a model read texts, and show ``see`` every input of these layers."""
+    """Run a model on texts and pass every input of these layers to ``see``."""
     import torch
 
     def showing(name: str) -> Any:
@@ -477,7 +442,7 @@ def watch_inputs(
 
 
 def measure_ranges(model: Any, texts: Sequence[Sequence[int]], device: Device) -> Ranges:
-    """Ranges of the inputs of each linear layer that the texts reach."""
+    """Measure the input ranges of each linear layer that the texts reach."""
     import torch
 
     layers = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -492,11 +457,7 @@ def measure_ranges(model: Any, texts: Sequence[Sequence[int]], device: Device) -
 
 
 def use_ranges(model: Any, ranges: Ranges) -> int:
-    """Have layers whose weights torchao stores in int8 multiply in int8; their number.
-
-    Raises:
-        Unsupported: torchao is missing, or older than static activations.
-    """
+    """Make torchao's int8 layers multiply in int8 and count them; raises Unsupported."""
     import torch
 
     try:
@@ -512,7 +473,7 @@ def use_ranges(model: Any, ranges: Ranges) -> int:
     for name, (largest, dimensions) in ranges.items():
         weight: Any = getattr(model.get_submodule(name), "weight", None)
         if not hasattr(weight, "act_quant_scale"):
-            continue  # it stays in 16 bits, as the output layer does
+            continue  # stays in 16 bits, like the output layer
         scale = max(largest, torch.finfo(torch.float32).tiny) / 127  # int8's largest
         weight.act_quant_scale = torch.full([1] * dimensions, scale, device=weight.device)
         weight.act_quant_kwargs = config.get_act_quant_kwargs()
@@ -521,14 +482,14 @@ def use_ranges(model: Any, ranges: Ranges) -> int:
 
 
 def forget_ranges(model: Any) -> None:
-    """Leave the weights alone, which is how transformers writes and reads them."""
+    """Remove ranges, which transformers neither writes nor reads."""
     for parameter in model.parameters():
         if hasattr(parameter, "act_quant_scale"):
             parameter.act_quant_scale = parameter.act_quant_kwargs = None
 
 
 def restore_ranges(model: Any, directory: Path) -> Any:
-    """The model, with the ranges in the note beside it; as it is where there are none."""
+    """Apply the ranges in the model's note, if any; return the model."""
     noted = origin_of(directory).get(RANGES_NOTE)
     if isinstance(noted, dict):
         use_ranges(model, {name: (float(most), int(dims)) for name, (most, dims) in noted.items()})

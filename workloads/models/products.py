@@ -1,10 +1,9 @@
 """Products that jobs save under a name for other jobs: models, adapters, calibrations. No torch.
 
-A name's directory lies under ``NIGHTGRID_MODELS`` (``_ADAPTERS``, ``_CALIBRATIONS``), else in the
-node's cache: **nodes that share neither need the variable set to a directory on storage that all
-of them see.** It is written aside and renamed, so a name that exists is complete; saving it again
-replaces it. A note of its origin lies in it. The note tells by identity what a name stands for now,
-not by moments, which clocks and copies make wrong: a training of hours would be run again.
+They lie under ``NIGHTGRID_MODELS`` (``_ADAPTERS``, ``_CALIBRATIONS``), else in the node's cache:
+**nodes without shared storage need the variable set to a directory that all of them see.** Written
+aside and renamed, so a name that exists is complete; saving again replaces it. A note of the origin
+identifies the saving attempt, by ids rather than times, which clocks and copies distort.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
     from workloads.base import Request
     from workloads.models.loading import ModelSource
 
-#: Says of a saved model, an adapter or a calibration what it was made from, and by whom.
+#: File name of a product's note of origin.
 ORIGIN = "nightgrid.json"
 SAVED_BY, ATTEMPT = "saved_by", "attempt"
-#: The ranges of a calibration.
+#: File name of a calibration's ranges.
 RANGES = "ranges.json"
 
-#: By kind of product: the variable that names its directory, and its place in the node's cache.
+#: Kind of product -> (variable of its directory, place in the node's cache).
 PRODUCT_ROOTS = {
     "model": ("NIGHTGRID_MODELS", "models"),
     "adapter": ("NIGHTGRID_ADAPTERS", "adapters"),
@@ -44,36 +43,31 @@ PRODUCT_ROOTS = {
 
 
 def product_root(kind: str) -> Path:
-    """The directory of all saved products of a kind on this machine; need not exist."""
+    """Return the directory of all saved products of a kind; it need not exist."""
     variable, folder = PRODUCT_ROOTS[kind]
     named = os.environ.get(variable)
     return Path(named).expanduser() if named else cache_root() / folder
 
 
 def find_saved(name: str) -> Path | None:
-    """The directory of a saved model of this name; None where there is none."""
+    """Return the directory of a saved model; None if there is none."""
     if os.sep in name or name.startswith("."):
         return None
     root = product_root("model")
     directory = root / name
     if not directory.exists() and any(root.glob(f".{glob.escape(name)}.replaced-*")):
         with contextlib.suppress(OSError), file_lock(_lock_of(directory)):
-            remove_abandoned(directory)  # whoever replaced it was killed in between
+            remove_abandoned(directory)  # a replacement was interrupted
     return directory if (directory / "config.json").is_file() else None
 
 
 def save_product(
     kind: str, name: str, origin: Mapping[str, Any], fill: Callable[[Path], object]
 ) -> Path:
-    """Write the directory of a named product in one step; one of that name is replaced.
+    """Write a named product's directory atomically, replacing one of that name.
 
-    Args:
-        kind: of ``PRODUCT_ROOTS``.
-        origin: the note, see ``origin_by``.
-        fill: writes the rest into an empty directory.
-
-    Raises:
-        DataMissing: it cannot be written.
+    ``origin`` is the note (``origin_by``); ``fill`` writes the rest into an empty directory.
+    Raises DataMissing if it cannot be written.
     """
     final = product_root(kind) / name
 
@@ -103,21 +97,14 @@ def save_trained(
     *,
     written: Path | None = None,
 ) -> Path:
-    """Save a model that was made from another one, with that one's tokenizer.
-
-    Args:
-        written: a directory in which the model lies already, as its library has written it.
-
-    Raises:
-        DataMissing: the directory cannot be written to.
-    """
+    """Save a model derived from ``source`` (in ``written`` already, if set) with its tokenizer."""
 
     def fill(directory: Path) -> None:
         if written is None:
             model.save_pretrained(directory, safe_serialization=True)
         else:
             shutil.copytree(written, directory, dirs_exist_ok=True)
-        if source.random_weights:  # a little training makes no sense of them
+        if source.random_weights:  # a short training leaves them meaningless
             file = directory / "config.json"
             config = json.loads(file.read_text(encoding="utf-8")) | {"random_weights": True}
             text = json.dumps(config, indent=2, ensure_ascii=False)
@@ -131,13 +118,13 @@ def save_trained(
 
 
 def write_origin(directory: Path, origin: Mapping[str, Any]) -> None:
-    """Write the note that says what a directory's product was made from."""
+    """Write a product's note of origin."""
     text = json.dumps(dict(origin), indent=2, ensure_ascii=False)
     (directory / ORIGIN).write_text(text + "\n", encoding="utf-8")
 
 
 def origin_of(directory: Path) -> dict[str, Any]:
-    """The note in a saved product's directory; empty for any other directory."""
+    """Read a product's note of origin; empty for other directories."""
     try:
         note = json.loads((directory / ORIGIN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -146,26 +133,25 @@ def origin_of(directory: Path) -> dict[str, Any]:
 
 
 def origin_by(request: Request) -> dict[str, Any]:
-    """The beginning of a product's note: the model it is made from, and the run, the job and the
-    attempt that save it, where a run is known."""
+    """Start a product's note: its model, and the run, job and attempt, if known."""
     saver = {SAVED_BY: request.saved_by, ATTEMPT: request.attempt} if request.saved_by else {}
     return {"model": request.model, **saver}
 
 
 class Saving(NamedTuple):
-    """The attempt that saved what has a name now; empty where its note does not say."""
+    """The attempt that saved a product; empty if its note does not say."""
 
     saved_by: str = ""  # ids of the run and the job (``Request.saved_by``)
-    attempt: int = 0  # its number; 0 in notes of earlier versions
+    attempt: int = 0  # 0: unknown
 
     @property
     def identity(self) -> str:
-        """No two savings have the same; "" where it is not known."""
+        """Unique id of the saving; "" if unknown."""
         return f"{self.saved_by}-{self.attempt}" if self.saved_by and self.attempt else ""
 
 
 def saving_of(kind: str, name: object) -> Saving:
-    """The saving of what has a name now, as far as anything of it is known on this machine."""
+    """Return the attempt that saved this name, as far as known on this machine."""
     if kind not in PRODUCT_ROOTS or not isinstance(name, str):
         return Saving()
     note = origin_of(product_root(kind) / Path(name).expanduser())
@@ -175,24 +161,20 @@ def saving_of(kind: str, name: object) -> Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The ranges of one graph's activations."""
+    """Ranges of a graph's activations."""
 
     ranges: Path
-    graph: str  # identity of the graph that was measured, the same on all nodes
+    graph: str  # identity of the measured graph, the same on all nodes
     origin: Mapping[str, Any]
 
     @property
     def digest(self) -> str:
-        """Changes when the ranges do."""
+        """Digest of the ranges."""
         return hashlib.sha256(self.ranges.read_bytes()).hexdigest()[:16]
 
 
 def find_calibration(name: str) -> Calibration:
-    """The calibration of a name.
-
-    Raises:
-        DataMissing: there is none; the message says where it was looked for.
-    """
+    """Return a calibration; raises DataMissing, which names the directory searched."""
     root = product_root("calibration")
     origin = origin_of(root / name)
     if "measured" in origin:

@@ -1,10 +1,9 @@
-"""From text to the ids a model was trained to answer.
+"""From text to the ids that a model was trained to answer.
 
-Three layouts. ChatGLM3's: ``[gMASK] <sop>``, then per message the role's id, the metadata and a
-newline, the content, and ``<|assistant|>`` at the end. A chat template, where the tokenizer has
-one. Plain text after the beginning-of-sequence token for base models. In ChatGLM3's layout each
-part is encoded by itself with special tokens switched off, so content that spells ``<|system|>``
-stays those letters and cannot pose as a turn (prompt injection).
+Three layouts: ChatGLM3's (``[gMASK] <sop>``, then per message role id, metadata, newline, content;
+``<|assistant|>`` at the end), the tokenizer's chat template, or plain text after the
+beginning-of-sequence token. In ChatGLM3's, parts are encoded with special tokens disabled, so that
+content which spells ``<|system|>`` cannot pose as a turn (prompt injection).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn. ``metadata`` is what follows the role: a tool's name, or nothing."""
+    """One turn. ``metadata`` follows the role: a tool's name, or nothing."""
 
     role: Role | Literal["observation"]
     content: str
@@ -38,7 +37,7 @@ class Message:
 
 
 def layout_of(tokenizer: Any) -> Literal["chatglm3", "chat-template", "plain"]:
-    """Layout of prompts that a tokenizer asks for."""
+    """Return the prompt layout of a tokenizer."""
     if getattr(tokenizer, "init_kwargs", {}).get("prompt_layout") == PROMPT_LAYOUT:
         return "chatglm3"
     return "chat-template" if getattr(tokenizer, "chat_template", None) else "plain"
@@ -47,14 +46,7 @@ def layout_of(tokenizer: Any) -> Literal["chatglm3", "chat-template", "plain"]:
 def encode_prompt(
     tokenizer: Any, source: ModelSource | None, text: str, earlier: Sequence[Turn] = ()
 ) -> list[int]:
-    """The ids of ``text`` as one user turn, ready for the model to answer.
-
-    Args:
-        tokenizer: from ``loading.load_tokenizer``.
-        source: the model it belongs to; named in errors.
-        text: the content, as the user wrote it.
-        earlier: turns before it; a model without a layout for turns reads them as paragraphs.
-    """
+    """Encode ``text`` as a user turn to be answered; without a layout, turns are paragraphs."""
     layout = layout_of(tokenizer)
     turns = (*earlier, Turn(role="user", text=text))
     if layout == "chatglm3":
@@ -71,7 +63,7 @@ def encode_prompt(
 
 
 def encode_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """ChatGLM3's ids of a conversation, ending where the assistant's answer begins."""
+    """Encode a conversation in ChatGLM3's layout, up to the start of the assistant's answer."""
     ids = [_id(tokenizer, "[gMASK]"), _id(tokenizer, "<sop>")]
     for message in messages:
         content = message.content
@@ -86,14 +78,7 @@ def encode_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
 def encode_answer(
     tokenizer: Any, text: str, answer: str, earlier: Sequence[Turn] = ()
 ) -> list[int]:
-    """The ids of the answer to ``text`` as they follow the prompt's, the ending token included.
-
-    Args:
-        tokenizer: from ``loading.load_tokenizer``.
-        text: the content that ``encode_prompt`` was given.
-        answer: what the model is to learn to say.
-        earlier: the turns before ``text`` that it was given too.
-    """
+    """Encode the answer as it follows ``encode_prompt``'s ids, with the end token."""
     layout = layout_of(tokenizer)
     if layout == "chatglm3":
         ids = _encode_as_text(tokenizer, "\n") + _encode_as_text(tokenizer, answer)
@@ -129,7 +114,7 @@ def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: b
                 messages, add_generation_prompt=add_generation_prompt, tokenize=False
             )
         )
-    except TemplateError as error:  # such as one that takes no system turn
+    except TemplateError as error:  # e.g. system turns are not supported
         roles = ", ".join(turn.role for turn in turns)
         raise BadConfiguration(
             f"the model's chat template refuses the turns {roles}: {error}"
@@ -137,23 +122,23 @@ def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: b
 
 
 def _answer_from_template(tokenizer: Any, turns: Sequence[Turn], answer: str) -> str:
-    """What the template puts after the prompt: the answer and how a turn ends."""
+    """Return the template's text after the prompt: the answer and the turn's end."""
     prompt = _rendered(tokenizer, turns, add_generation_prompt=True)
     answered = (*turns, Turn(role="assistant", text=answer))
     whole = _rendered(tokenizer, answered, add_generation_prompt=False)
-    if not whole.startswith(prompt):  # a template that writes a prompt otherwise once answered
+    if not whole.startswith(prompt):  # the template rewrites answered prompts
         return answer + (tokenizer.eos_token or "")
     return whole[len(prompt) :]
 
 
-# A model's prompt layout in words, and an example with its ids, where a tokenizer is at hand.
+# A model's prompt layout in words, with an example and its ids if there is a tokenizer.
 
 LAYOUTS = {
     "chatglm3": "[gMASK] <sop> then per turn: <|role|> metadata ⏎ content, then <|assistant|>",
     "chat-template": "the tokenizer's chat template",
     "plain": "beginning-of-sequence token, then the text",
 }
-#: What the published tokenizer of ChatGLM3-6B gives for 你好 as one user turn.
+#: ChatGLM3-6B's published ids of 你好 as one user turn.
 PUBLISHED_EXAMPLE = {
     "[gMASK]": 64790,
     "<sop>": 64792,
@@ -168,7 +153,7 @@ PUBLISHED_EXAMPLE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The way from text to ids."""
+    """Prompt layout of a model."""
 
     layout: str  # in words
     example: str
@@ -178,12 +163,7 @@ class Prompt:
 
 
 def example_prompt(config: Mapping[str, Any], directory: Path | None) -> Prompt:
-    """The prompt layout of a model, with an example.
-
-    Args:
-        config: its native config.json.
-        directory: where its tokenizer would be.
-    """
+    """Return the prompt layout of a native config, with an example if there is a tokenizer."""
     from transformers import AutoTokenizer
 
     try:
@@ -192,7 +172,7 @@ def example_prompt(config: Mapping[str, Any], directory: Path | None) -> Prompt:
         tokenizer = AutoTokenizer.from_pretrained(
             str(tokenizer_directory(directory)), trust_remote_code=False
         )
-    except Exception:  # a config by itself, or files from anywhere, which raise anything
+    except Exception:  # a lone config, or arbitrary files
         return _without_tokenizer(config)
     kind = layout_of(tokenizer)
     text = "你好" if kind == "chatglm3" else "What is a card?"

@@ -1,9 +1,8 @@
 """Models of a known shape with random weights: ``random:chatglm3-6b``, or ``random:DIR``.
 
-How fast a model is hardly depends on what its weights say, so it can be measured before twelve
-gigabytes are downloaded. A directory in the cache gets the configuration alone; the weights are
-made where they are used, on the card. Without a tokenizer the model gets one whose tokens are
-bytes, which knows nothing of its vocabulary: texts then need ``input_tokens``, as a rule says.
+Speed hardly depends on the weights' values, so models are measured without a download. The cache
+holds the configuration only; weights are made on the card. A missing tokenizer is replaced by one
+of bytes, which does not cover the vocabulary: jobs then need ``input_tokens`` (a rule checks).
 """
 
 from __future__ import annotations
@@ -18,23 +17,19 @@ from workloads.base import DataMissing
 from workloads.models.checkpoints import has_tokenizer, read_config, side_files
 
 PREFIX = "random:"
-#: Configurations as their makers publish them; special tokens are those of the tokenizer below.
+#: Published configurations, with the byte tokenizer's special tokens.
 DIRECTORY = Path(__file__).with_name("architectures")
-#: Raise when anything changes that changes the directories: it is in the cache's key.
+#: Increment when the directories change: part of the cache's key.
 RECIPE = 1
 
 
 def architectures() -> tuple[str, ...]:
-    """The names that may follow the prefix, beside directories."""
+    """Return the names that may follow the prefix, besides directories."""
     return tuple(sorted(path.parent.name for path in DIRECTORY.glob("*/config.json")))
 
 
 def directory_of(name: str) -> Path:
-    """The directory with the configuration of ``random:…``, and a tokenizer if it brings one.
-
-    Raises:
-        DataMissing: what follows is neither an architecture nor a directory.
-    """
+    """Return the configuration's directory of ``random:…``; raises DataMissing if unknown."""
     shape = name.removeprefix(PREFIX)
     if shape in architectures():
         return DIRECTORY / shape
@@ -48,7 +43,7 @@ def directory_of(name: str) -> Path:
 
 
 def cache_key(directory: Path) -> str:
-    """The key in the cache of what ``build`` makes of a directory."""
+    """Return the cache key of what ``build`` makes of a directory."""
     digest = hashlib.sha256()
     for file in side_files(directory):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
@@ -66,12 +61,9 @@ def build(source: Path, directory: Path) -> None:
 
 
 def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:
-    """The model with random weights, made on this process's card.
+    """Build a ``loader``'s model with random weights on this process's card.
 
-    Args:
-        loader: a class of transformers' such as ``AutoModelForCausalLM``.
-        config: of the model.
-        arguments: of its ``from_pretrained``; a quantised model is made from a plain one.
+    ``arguments`` are those of ``from_pretrained``; quantised models are made from plain ones.
     """
     import torch
 
@@ -92,7 +84,7 @@ def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:
 
 
 def _write_bytes_tokenizer(directory: Path) -> None:
-    """A tokenizer whose tokens are the 256 bytes, after three special ones."""
+    """Write a tokenizer of three special tokens and the 256 bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""Rules that a plan reads from the files of a model of texts: a tokenizer, room for positions."""
+"""Rules of plans, by a text model's files: quantisation, tokenizer, positions, LoRA targets."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ from workloads.models.checkpoints import (
 from workloads.models.products import origin_of
 from workloads.registry import ENGINES
 
-# Checkpoints that others have quantised: the package that reads each kind, and its precision.
+# Quantised checkpoints: the package that reads each kind, and its precision.
 #
-# GPTQ's, AWQ's and AutoRound's 4 bits are unpacked for each product, by AutoRound's layers: the
-# libraries of GPTQ and AWQ do not install beside this transformers, and the three pack alike. On
-# the host these are AutoRound's layers in torch, also where auto-round-lib is installed: its
-# kernels (0.16.0) compute other values once torch uses fewer threads than when they began, which
-# jobs do. compressed-tensors, and fp8 on a device without products in fp8, would be expanded to 16
-# bits at the first product: that is done at loading, so that a row says what it ran in.
+# GPTQ, AWQ and AutoRound pack 4 bits alike and are read by AutoRound's layers, unpacked for each
+# product (GPTQ's and AWQ's libraries conflict with this transformers). On the host its torch layers
+# are used: auto-round-lib's kernels (0.16.0) give other results once torch uses fewer threads than
+# at their start, which jobs do. compressed-tensors, and fp8 without fp8 products, would be expanded
+# at the first product: done at loading instead, so that a row names the right precision.
 
 
 def _as_auto_round(on_host: bool, quantization: Mapping[str, Any]) -> Any:
@@ -67,22 +66,21 @@ def _expanded_fp8(on_host: bool, quantization: Mapping[str, Any]) -> Any:
             f"transformers {transformers.__version__} expands no fp8 checkpoint to 16 or 32 bits; "
             "releases do whose FineGrainedFP8Config takes `dequantize` (5.23 does)"
         )
-    # With the checkpoint's other values: transformers takes more from here than `dequantize`.
+    # Keep the checkpoint's other values, which transformers also takes from here.
     return kind.from_dict({**quantization, "dequantize": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """The package for a kind of checkpoint; "" is transformers alone."""
+    """Package that reads a kind of checkpoint; "" is transformers alone."""
 
     module: str = ""
-    package: str = ""  # as pip calls it
+    package: str = ""  # pip name
     install: str = ""
-    packed: bool = False  # in 4 bits, as AutoRound's layers unpack them
-    #: For from_pretrained, in place of the checkpoint's: of whether it is for the host, and of what
-    #: the checkpoint says.
+    packed: bool = False  # 4 bits, read by AutoRound's layers
+    #: Makes the config for from_pretrained: (loaded on the host, checkpoint's config).
     config: Callable[[bool, Mapping[str, Any]], Any] | None = None
-    on_host: bool = True  # whether it is read on the host, too
+    on_host: bool = True  # also read on the host
 
 
 _AUTO_ROUND = Reader(
@@ -92,7 +90,7 @@ _AUTO_ROUND = Reader(
     packed=True,
     config=_as_auto_round,
 )
-#: By how a checkpoint's config.json names its quantisation.
+#: By ``quant_method`` of config.json.
 READERS = {
     "gptq": _AUTO_ROUND,
     "awq": replace(_AUTO_ROUND, on_host=False),  # AutoRound has no layers in torch for it
@@ -108,7 +106,7 @@ READERS = {
 }
 #: Kinds in 4 bits.
 PACKED = tuple(name for name, reader in READERS.items() if reader.packed)
-#: The packages of all readers, as pip calls them, and what each is for.
+#: pip name of each reader's package -> (install advice, kinds).
 PACKAGES = {
     reader.package: (reader.install, [n for n, r in READERS.items() if r.module == reader.module])
     for reader in READERS.values()
@@ -118,19 +116,18 @@ _EXPANDED = ("bf16", "fp16", "fp32")
 
 
 def bits_of(quantization: Mapping[str, Any]) -> int:
-    """Bits of the weights of a packed checkpoint, of its ``quantization_config``."""
+    """Return the bits per weight in a packed checkpoint's ``quantization_config``."""
     return int(quantization.get("bits", quantization.get("w_bit", 4)))
 
 
 def _quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """``quantization_config`` of a config.json, and its method; both empty where it has none."""
+    """Return ``quantization_config`` and its method; both empty if there is none."""
     quantization = config.get("quantization_config") or {}
     return quantization, str(quantization.get("quant_method", ""))
 
 
 def unreadable(config: Mapping[str, Any]) -> str:
-    """The reason why no task loads a checkpoint of this config.json; "" where it may. Engines with
-    a loader of their own refuse for themselves."""
+    """Return why no task loads such a checkpoint, or ""; engines' own loaders check themselves."""
     quantization, method = _quantization(config)
     reader = READERS.get(method)
     if reader is None or not reader.packed:
@@ -145,7 +142,7 @@ def unreadable(config: Mapping[str, Any]) -> str:
 def precisions_of(
     config: Mapping[str, Any], directory: Path, device: DeviceSpec
 ) -> tuple[str, ...]:
-    """Precisions that a job with a quantised checkpoint may ask for; none: any, or unknown."""
+    """Return the precisions of a quantised checkpoint; empty: any, or unknown."""
     quantization, method = _quantization(config)
     if not quantization:
         return ()
@@ -164,11 +161,7 @@ def precisions_of(
 def reading_arguments(
     config: Mapping[str, Any], model: str, *, on_host: bool = True
 ) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` for a checkpoint of this config.json.
-
-    Raises:
-        Unsupported: the package that reads it is missing, or none does.
-    """
+    """Return arguments of ``from_pretrained`` for such a checkpoint; raises Unsupported."""
     quantization, method = _quantization(config)
     if (reader := READERS.get(method)) is None:
         return {}
@@ -185,7 +178,7 @@ def reading_arguments(
 
 
 def as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` for a checkpoint that is not to be expanded."""
+    """Return arguments of ``from_pretrained`` to load a checkpoint without expanding it."""
     quantization, method = _quantization(config)
     if method != "fp8":
         return {}  # the others are read in one way only
@@ -194,21 +187,17 @@ def as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"quantization_config": FineGrainedFP8Config.from_dict(dict(quantization))}
 
 
-# Parts of decoders whose work depends on a text's length: sliding windows, rotary positions.
-#
-# Engines that make a graph or a cache of their own read them here, since what they make is the same
-# for every length: attention to all that stands before, and one table of angles.
+# Decoder parts that depend on a text's length, for engines with their own graph or cache, which
+# assume attention to all previous positions and one table of angles.
 
-#: Kinds of rotary positions whose angles do not depend on the text's length.
+#: Rotary types whose angles do not depend on the text's length.
 _STEADY = {"default", "linear", "llama3", "yarn"}
-#: Kinds of layers that see a part of the text, with the name of their number of positions.
+#: Layer types with limited attention -> config key of the number of positions.
 _SEEN = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
 def narrow_layers(config: Any) -> dict[str, int]:
-    """Kinds of layers that see a part of the text only, with the positions of which a token sees
-    all that stand before it; 0 where the kind has no such number. Of transformers' config, or of
-    config.json, which may leave out what the model's class adds."""
+    """Return layer types with limited attention and their number of positions; 0 if unknown."""
     if isinstance(config, Mapping):
         said = config.get("text_config") or config
     else:
@@ -221,8 +210,7 @@ def narrow_layers(config: Any) -> dict[str, int]:
 
 
 def moving_rotation(model: Any) -> str | None:
-    """A kind of rotary positions in the model that depends on the text's length; None: it has
-    none."""
+    """Return a rotary type in the model that depends on the text's length; None if none."""
     for part in model.modules():
         kinds = getattr(part, "rope_type", None) or ()
         types = kinds.values() if isinstance(kinds, Mapping) else [kinds] if kinds else []
@@ -232,7 +220,7 @@ def moving_rotation(model: Any) -> str | None:
 
 
 def saving_refusals(model: str, name: str | None) -> Iterator[Refusal]:
-    """Objections to keeping what a job makes of ``model`` under a name; None: it keeps nothing."""
+    """Objections to saving what a job makes of ``model`` under a name, if any."""
     if name is None:
         return
     if taken := refuse_name(name):
@@ -248,7 +236,7 @@ def saving_refusals(model: str, name: str | None) -> Iterator[Refusal]:
 
 
 def is_protected(model: str) -> bool:
-    """Tell if a model that lies here has protected weights."""
+    """Tell if a local model has encrypted weights."""
     try:
         return bool(protected_files(Path(find_model(model, weights=False).location)))
     except (WorkloadError, OSError):
@@ -256,8 +244,7 @@ def is_protected(model: str) -> bool:
 
 
 def text_refusals(job: JobDescription) -> Iterator[Refusal]:
-    """Objections to a job over texts; where the model's files are not here yet, by its config
-    alone, or none."""
+    """Objections to a job over texts, by the model's files or else its config."""
     try:
         entry = find_model(job.model, weights=False)
         if entry.checkpoint.pipeline:
@@ -271,7 +258,7 @@ def text_refusals(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _file_refusals(job: JobDescription, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:
-    """Objections by the files of a model."""
+    """Objections by a model's files."""
     parameters = job.parameters
     if not has_tokenizer(directory) and not parameters.get("tokenizer"):
         if entry.kind != "random":
@@ -313,8 +300,7 @@ def _file_refusals(job: JobDescription, entry: ModelEntry, directory: Path) -> I
 
 
 def quantised_refusals(job: JobDescription) -> Iterator[Refusal]:
-    """Objections to generating with a quantised checkpoint: it has its precision, and is no
-    reference of its own quality."""
+    """Objections to generating with a quantised checkpoint: precision, reference of quality."""
     engine = ENGINES.get(job.engine)
     try:
         directory = Path(find_model(job.model, weights=False).location)
@@ -337,7 +323,7 @@ def quantised_refusals(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _position_refusals(job: JobDescription) -> Iterator[Refusal]:
-    """More tokens to read and to write than the model has positions, or sees at once."""
+    """Refuse more tokens in and out than the model has positions, or sees at once."""
     config = known_config(job.model) or {}
     positions, engine = positions_of(config), ENGINES.get(job.engine)
     wanted = {name: job.parameters.get(name) or 0 for name in ("input_tokens", "output_tokens")}
@@ -365,7 +351,7 @@ def _position_refusals(job: JobDescription) -> Iterator[Refusal]:
 
 
 def too_long(setting: str, tokens: int, positions: int) -> Iterator[Refusal]:
-    """An objection to a length beyond the model's positions."""
+    """Refuse a length beyond the model's positions."""
     if tokens > positions:
         yield Refusal(
             setting=setting,
@@ -374,15 +360,10 @@ def too_long(setting: str, tokens: int, positions: int) -> Iterator[Refusal]:
         )
 
 
-# Linear layers that an adapter sits on: the choice for each architecture, and what there is.
-#
-# Adapters go on the attention's inputs by default: query, key and value, or the one layer in which
-# an architecture fuses them. peft has a table of that for many architectures, and none for ``glm``;
-# here the model's own layers decide, so an architecture needs no entry.
-#
-# Planning asks without torch: names then come from the tensors that a checkpoint's files list.
+# Linear layers for adapters: by default the attention's inputs, found among the model's own layers
+# (peft's table has no ``glm``). Plans use no torch: names come from the checkpoint's headers.
 
-#: The attention's inputs as architectures spell them; the first whole set that a model has.
+#: Names of the attention's inputs; the first complete set counts.
 ATTENTION_TARGETS = (
     ("q_proj", "k_proj", "v_proj"),
     ("query_key_value",),
@@ -393,19 +374,19 @@ ATTENTION_TARGETS = (
     ("query", "key", "value"),
 )
 
-#: ``targets`` that means every linear layer but the output layer.
+#: ``targets`` for every linear layer but the output layer.
 ALL_LINEAR = "all-linear"
 
 
 def choose(targets: str | None, layers: Iterable[str]) -> tuple[str, ...]:
-    """The last name components of the layers that an adapter is put on.
+    """Return the last name components of the layers that get an adapter.
 
     Args:
-        targets: names separated by commas, ``all-linear``, or None for the attention's inputs.
-        layers: full or last names of the model's linear layers, the output layer left out.
+        targets: comma-separated names, ``all-linear``, or None for the attention's inputs.
+        layers: full or last names of the model's linear layers without the output layer.
 
     Raises:
-        BadConfiguration: a name is none of the model's, or None finds no attention.
+        BadConfiguration: a name is unknown, or None finds no attention.
     """
     there = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
     if targets == ALL_LINEAR and there:
@@ -429,7 +410,7 @@ def choose(targets: str | None, layers: Iterable[str]) -> tuple[str, ...]:
 
 
 def linear_names(model: str) -> frozenset[str] | None:
-    """Last names of a model's linear layers by what its files say; None if that cannot be told."""
+    """Return last names of a model's linear layers by its files; None if unknown."""
     if model == SMOLLM2:
         llama = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
         return frozenset(llama)
@@ -438,10 +419,9 @@ def linear_names(model: str) -> frozenset[str] | None:
 
 
 def linear_shapes(model: str) -> dict[str, tuple[int, int]] | None:
-    """Outputs and inputs of a model's linear layers, by name, by what its files say; None if that
-    cannot be told. For planning: nothing is loaded, and torch is not imported.
+    """Return (outputs, inputs) of a model's linear layers by its headers; None if unknown.
 
-    They are the matrices called ``….layer.weight`` inside layers; embeddings and heads lie outside.
+    These are the matrices ``….layer.weight`` inside layers, without embeddings and heads.
     """
     try:
         entry = find_model(model)
@@ -450,10 +430,10 @@ def linear_shapes(model: str) -> dict[str, tuple[int, int]] | None:
         else:
             directory = Path(entry.location)
             if not os.path.isdir(directory) or is_original(read_config(directory)):
-                return None  # on a hub, or trained in the native layout, which is yet to be made
+                return None  # on a hub, or not converted to the native layout yet
             weights = [file for file in weight_files(directory) if file.suffix == ".safetensors"]
             shapes = {name: info.shape for name, info in describe_tensors(weights).items()}
-    except (WorkloadError, OSError, AttributeError):  # of those made, not all have layers of texts
+    except (WorkloadError, OSError, AttributeError):  # not all embedded models have text layers
         return None
     matrices = {
         name.removesuffix(".weight"): (shape[0], shape[1])

@@ -1,4 +1,4 @@
-"""A model's picture as one slide of a PowerPoint file, of shapes that can be edited."""
+"""A model's picture as one slide of a PowerPoint file, of editable shapes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ _POINTS_PER_INCH = 72.0
 
 
 def draw_slide(picture: Picture, title: str) -> bytes:
-    """The picture on one slide, as the content of a .pptx file.
-
-    Raises:
-        DataMissing: python-pptx is not installed.
-    """
+    """Return a .pptx file with the picture; raises DataMissing without python-pptx."""
     if importlib.util.find_spec("pptx") is None:
         raise DataMissing("slides need the package python-pptx: pip install 'nightgrid[slides]'")
     from pptx import Presentation
@@ -92,7 +88,7 @@ class _Slide:
         for begin, end in pairwise(self._place(point) for point in mark.points):
             line = self._shapes.add_connector(MSO_CONNECTOR.STRAIGHT, *begin, *end).line
             line.color.rgb = _colour(_STROKE)
-        # python-pptx has no call for an arrowhead.
+        # python-pptx has no API for arrowheads.
         head = parse_xml(f'<a:tailEnd {nsdecls("a")} type="triangle" w="med" len="med"/>')
         line._get_or_add_ln().append(head)
 
@@ -100,7 +96,7 @@ class _Slide:
         from pptx.enum.text import MSO_AUTO_SIZE, PP_ALIGN
         from pptx.util import Pt
 
-        # The box is wider than any line: it hangs over where nothing is.
+        # Wider than any line; it overlaps empty space only.
         x, y = mark.at
         left = {"left": x, "middle": x - WIDTH / 2, "right": x - WIDTH}[mark.align]
         frame = self._shapes.add_textbox(

@@ -250,10 +250,7 @@ def parse_processes(text: str) -> dict[int, list[Holder]]:
 
 
 def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
-    """List other processes of this host or container that have the card's device file open.
-
-    Needs driver 1.13 or newer (``/sys/class/accel``); other users' processes are invisible.
-    """
+    """List other visible processes that have the card's device file open (driver 1.13 or newer)."""
     files = {file for file, module in _device_files(root).items() if module == module_id}
     if not files:
         return []

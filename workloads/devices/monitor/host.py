@@ -126,10 +126,7 @@ def idle_memory_bytes(use: CardUse) -> int | None:
 
 
 def occupation(card_index: int, use: CardUse, idle_bytes: int | None = None) -> str | None:
-    """Return why a card should not be taken now; None if it is free or unknown.
-
-    ``idle_bytes``: ``idle_memory_bytes`` of the idle card; None if never measured.
-    """
+    """Return why not to take a card, None if free or unknown; ``idle_bytes``: when idle."""
     if use.holders:
         return f"card {card_index} is held by {', '.join(map(str, use.holders))}"
     taken = use.taken_bytes

@@ -1,1 +1,1 @@
-"""ChatGLM3 without remote code: its original layout, its tokenizer, its conversion."""
+"""ChatGLM3 without remote code: its original layout, tokenizer and conversion."""

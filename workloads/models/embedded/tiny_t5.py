@@ -1,15 +1,13 @@
-"""The embedded sequence-to-sequence model: T5's architecture, small, so that all runs offline.
+"""The embedded sequence-to-sequence model: T5-3B's class at 1/2600 of its size.
 
-Two layers of encoder and decoder, relative positions, ReLU feed-forward layers, one embedding for
-encoder, decoder and output layer: T5-3B's class at 1/2600 of its size. **Its weights are random**:
-it costs what such a model costs, and its texts say nothing. What layers add is large beside the
-embeddings, so a text does not repeat its last token for ever, and the row of ``</s>`` is enlarged
-so that texts end at lengths which vary with the article. Dropout is 0 (T5's own is 0.1), so that
-losses can be compared.
+Two layers each of encoder and decoder, relative positions, ReLU feed-forward layers, one shared
+embedding. **Its weights are random**: realistic cost, meaningless texts. Layer outputs are large
+beside the embeddings, so that texts do not repeat one token, and the row of ``</s>`` is scaled so
+that lengths vary with the article. Dropout is 0 (T5: 0.1), so that losses are comparable.
 
-The tokenizer is a unigram model like T5's, over the words of the embedded articles and single
-characters; ``<pad>``, ``</s>`` and ``<unk>`` have T5's ids. Weights are bytes of PCG64's raw
-stream, stored in bfloat16: the same bits on every machine.
+The tokenizer is a unigram model over the embedded articles' words and single characters, with T5's
+ids of ``<pad>``, ``</s>`` and ``<unk>``. Weights are bytes of PCG64's raw stream in bfloat16:
+bit-identical everywhere.
 """
 
 from __future__ import annotations
@@ -26,27 +24,27 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 NAME = "tiny-t5"
-#: Raise when anything changes that changes the model: it is in the cache's key.
+#: Increment when the model changes: part of the cache's key.
 RECIPE = 1
 SEED = 1
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # T5's first three ids
 END_GAIN = 1.75
-#: Deviation of the embeddings; what layers add is of the order of 1.
+#: Standard deviation of the embeddings; layers add values of order 1.
 EMBEDDED = 0.02
 HIDDEN, HEADS, HEAD_DIM, INTERMEDIATE, LAYERS = 128, 4, 32, 512, 2
-#: Scores of attention are so much wider than usual, so that a text depends on single words.
+#: Factor on attention scores, so that a text depends on single words.
 SHARP = 2.0
 BUCKETS = 32  # of distances between positions
 
 
 def cache_key() -> str:
-    """The key of the built model in the cache."""
+    """Return the built model's cache key."""
     digest = hashlib.sha256("\n".join(pieces()).encode()).hexdigest()[:8]
     return f"{NAME}-v{RECIPE}-{digest}"
 
 
 def pieces() -> list[str]:
-    """The vocabulary in the order of its ids; ``▁`` stands for the blank before a word."""
+    """Return the vocabulary in id order; ``▁`` stands for the space before a word."""
     from workloads.data.embedded import news_words
 
     characters = [chr(code) for code in range(0x21, 0x7F)]
@@ -55,7 +53,7 @@ def pieces() -> list[str]:
 
 
 def config() -> dict[str, Any]:
-    """The model's config.json."""
+    """Return the model's config.json."""
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": "t5",
@@ -107,7 +105,7 @@ def build(directory: Path) -> None:
 
 
 def build_tokenizer() -> Tokenizer:
-    """A unigram tokenizer over the pieces, which ends every text as T5's does."""
+    """Return a unigram tokenizer over the pieces, which ends every text like T5's."""
     from tokenizers import (
         AddedToken,
         Regex,
@@ -135,7 +133,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def native_shapes() -> dict[str, tuple[int, ...]]:
-    """Every tensor's name and shape, in a fixed order."""
+    """Return every tensor's name and shape, in a fixed order."""
     inner = HEADS * HEAD_DIM
     tensors: dict[str, tuple[int, ...]] = {"shared.weight": (len(pieces()), HIDDEN)}
     sides = {"encoder": ("SelfAttention",), "decoder": ("SelfAttention", "EncDecAttention")}
@@ -158,7 +156,7 @@ def native_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """All tensors in bfloat16, by name."""
+    """Return all tensors in bfloat16, by name."""
     import torch
 
     random = RawUniform(SEED)
@@ -173,11 +171,11 @@ def weights() -> dict[str, torch.Tensor]:
         elif "relative_attention_bias" in name:
             deviation = 0.5
         elif name.endswith(("Attention.q.weight", "Attention.k.weight")):
-            # T5 does not divide scores by the root of the head's width: q and k are small instead.
+            # T5 does not divide scores by the root of the head's width: shrink q and k.
             deviation = SHARP / math.sqrt(shape[1] * math.sqrt(HEAD_DIM))
         tensor = random.tensor(shape, deviation=deviation)
         if name == "shared.weight":
-            tensor[0] = 0.0  # padding is never written
+            tensor[0] = 0.0  # padding is never generated
             tensor[1] *= END_GAIN
         tensors[name] = tensor.to(torch.bfloat16)
     return tensors
