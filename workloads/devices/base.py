@@ -327,7 +327,7 @@ class Device(ABC):
         """Return peak device memory since ``reset_peak_memory``; None if it is the host's."""
         return None
 
-    def reset_peak_memory(self) -> None:  # noqa: B027 - a host has no peak of its own
+    def reset_peak_memory(self) -> None:  # noqa: B027 - host memory is measured elsewhere
         """Reset the peak to the memory in use now."""
 
     def release_memory(self) -> None:

@@ -128,7 +128,7 @@ def _described(name: str) -> tuple[_Kind, str, Mapping[str, Any] | None]:
 
 
 def known_content(name: str, *, fetch: bool = False) -> Mapping[str, Any] | None:
-    """Return config.json or model_index.json; None if unknown here, or on the hub if ``fetch``."""
+    """Return config.json or model_index.json, None if unknown; queries a hub only to ``fetch``."""
     try:
         if name in MADE:
             content: Mapping[str, Any] = importlib.import_module(MADE[name]).config()

@@ -257,14 +257,14 @@ class Revisions:
         return cached
 
     def model(self, name: str) -> str:
-        """Pin ``org/name[@REVISION]`` to its commit; other names, such as directories, are kept."""
+        """Pin ``org/name[@REVISION]`` to its commit; keep other names. Raises as ``of``."""
         if not is_hub_id(name) or os.path.exists(Path(name).expanduser()):
             return name
         repository, revision = split(name)
         return f"{repository}@{self.of('models', repository, revision)}"
 
     def dataset(self, name: str, revision: str) -> str:
-        """Resolve the revision of a hub dataset; other datasets' revisions are kept."""
+        """Resolve a hub dataset's revision; keep those of others. Raises as ``of``."""
         if not is_hub_id(name) or find_dataset(name).kind != "hub":
             return revision
         return self.of("datasets", name, revision)

@@ -185,7 +185,7 @@ def loading_arguments(precision: str, device: str) -> dict[str, Any]:
 def finish_loading(model: Any, precision: str, device: str) -> None:
     """Quantise with torchao in place, where the precision needs it.
 
-    transformers 4.55's ``TorchAoConfig`` with torchao 0.18 silently leaves the model in bf16.
+    Not through transformers: 4.55's ``TorchAoConfig`` with torchao 0.18 silently leaves bf16.
     """
     if "torchao" not in support(precision, device).packages or quantized_already(model.config):
         return
@@ -236,7 +236,7 @@ class ModelWeights:
 
     weight_bytes: int  # stored, with scales; tied weights once
     parameter_count: int  # logical, tied weights once
-    quantized_share: float  # of all parameters
+    quantized_share: float  # quantised / all parameters
     detail: str  # meaning of the precision, for the row
 
 
@@ -322,7 +322,7 @@ def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> 
 
 
 def _packed_layers(model: nn.Module) -> dict[str, list[torch.Tensor]]:
-    """Return layers with 4-bit weights in buffers: weights, then zero points and scales."""
+    """Return layers with 4-bit weights in buffers (GPTQ, AWQ, AutoRound): weights, zeros, scale."""
     layers = {}
     for name, module in model.named_modules():
         buffers = dict(module.named_buffers(recurse=False))

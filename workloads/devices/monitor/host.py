@@ -22,13 +22,13 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardTelemetry:
-    """One card at one moment; None: unknown. Only differences of ``energy_j`` are meaningful."""
+    """One card at one moment; None: unknown. ``energy_j`` counts from the load of the driver."""
 
     power_w: float | None = None
     power_of: str = ""  # source of that figure, if a card has several
     energy_j: float | None = None
     temperature_c: float | None = None
-    utilization_percent: float | None = None  # share of time with work on the card
+    utilization_percent: float | None = None  # share of time with work, 0 to 100
     sm_clock_mhz: float | None = None  # Gaudi: clock of the MMEs
     #: Throttle reasons in NVML's words; empty: not throttled.
     throttled: frozenset[str] | None = None
@@ -262,7 +262,7 @@ def _high_water_bytes() -> int | None:
 
 
 def reset_high_water() -> bool:
-    """Reset the high-water mark; False if the kernel does not allow it."""
+    """Reset the high-water mark to the resident size; False if not permitted."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as control:
             control.write("5")

@@ -132,7 +132,7 @@ def _vocabulary() -> dict[str, int]:
 
 
 def _tokenizer(directory: Path, vocabulary: dict[str, int]) -> Any:
-    """Return CLIP's tokenizer without merges; files are portable across versions."""
+    """Return CLIP's tokenizer without merges, from handwritten files: versions' own differ."""
     from transformers import CLIPTokenizer
 
     said = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "do_lower_case": True}
