@@ -31,7 +31,6 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import scalar
 from workloads import registry
 
-#: Text of a row without flags.
 NO_FLAGS = "none"
 
 
@@ -129,10 +128,7 @@ def differences(
     allow: Collection[str] = frozenset(),
     raised: tuple[Sequence[Raised], Sequence[Raised]] = ((), ()),
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """Return the differences between two rows of one job: blocking ones, and ones to warn about.
-
-    ``allow`` names keys that warn instead of block; ``raised`` holds the flags of both rows.
-    """
+    """Return blocking and warning differences of a job's two rows; keys in ``allow`` only warn."""
     blocking: list[Difference] = []
     warning: list[Difference] = []
     for rule in RULES:
@@ -230,15 +226,10 @@ def compare(
     noise: float | None = None,
     allow: Collection[str] = frozenset(),
 ) -> RunComparison:
-    """Compare the newest final rows of two runs.
+    """Compare the newest final rows of two runs, one per job, with their raw samples.
 
-    Args:
-        before: one row per job, with its raw samples.
-        after: one row per job of the other run.
-        names: names of the runs.
-        confidence: level of the intervals; 1 minus it is the false discovery rate.
-        noise: relative standard deviation between runs; None estimates it.
-        allow: keys of ``RULES`` that warn instead of block.
+    ``1 - confidence`` is the false discovery rate; ``noise`` is the relative standard deviation
+    between runs (None: estimated); ``allow`` names keys of ``RULES`` that warn instead of block.
     """
     shared = pairs_of(before, after, across_devices=DEVICE in allow)
     raised = [raised_by_job(side) for side in zip(*shared, strict=True)] or [{}, {}]
@@ -288,9 +279,9 @@ def compare(
 def pairs_of(
     before: Sequence[Measurement], after: Sequence[Measurement], *, across_devices: bool = False
 ) -> list[tuple[Measurement, Measurement]]:
-    """Match rows of the same job: by job id, else by equal settings among those both runs know.
+    """Match rows by job id, else by equal known settings; ambiguous matches are left out.
 
-    Ambiguous matches are left out. With ``across_devices`` the accelerator is not compared.
+    With ``across_devices`` the accelerator is not compared.
     """
     second = {row.job_id: row for row in after}
     pairs = [(row, second[row.job_id]) for row in before if row.job_id in second]

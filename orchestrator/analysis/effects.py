@@ -59,10 +59,7 @@ class Effect:
 
     @property
     def token_ratio(self) -> float | None:
-        """Geometric mean over batch sizes of real tokens/s (no padding) over the baseline's.
-
-        Differs from samples/s where a setting changes which samples a step holds.
-        """
+        """Geometric mean ratio of real tokens/s (no padding), as steps may hold other samples."""
         ratios = [
             mine / other
             for pair in self.pairs
@@ -143,10 +140,9 @@ def _pairs(chosen: _Chosen, defaults: Choices) -> Iterator[tuple[_Change, Techni
 def _candidates(
     chosen: _Chosen, defaults: Choices
 ) -> Iterator[tuple[int, _Change, Technique, Measurement, Measurement]]:
-    """Yield rows paired with rows that differ in one choice; pairs of the same experiment first.
+    """Yield rows with partners that differ in one choice, pairs of one experiment first.
 
-    Each item: number of choices that differ from the baseline, the change, the shared choices, the
-    row and its partner.
+    Items: number of choices unlike the baseline, change, shared choices, row, partner.
     """
     experiments: dict[str, list[Choices]] = {}
     places: dict[tuple[str, str, Technique], Measurement] = {}  # rows of one place did the same
@@ -187,10 +183,10 @@ def _steps(technique: Technique, base: Technique) -> list[tuple[_Change, Techniq
 
 
 def baseline(rows: Sequence[Choices], defaults: Choices, *, share: float = 0.0) -> Choices:
-    """Return the choices to compare with: each default, or else the commonest value.
+    """Return each choice's default if frequent enough, else its commonest value.
 
-    A default counts if a row has it and at least ``share`` as many rows as the commonest value do.
-    Ties go to the widest precision, then to the first name.
+    Frequent: at least ``share`` times the count of the commonest, and not 0. Ties go to the widest
+    precision, then to the first name.
     """
     usual_choices = {}
     for name in defaults:

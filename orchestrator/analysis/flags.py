@@ -22,7 +22,7 @@ from workloads.registry import installed
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Largest share of the timed part in which a process may be kept from running.
+#: Largest share of the timed part that may be lost to waiting for a processor or to steal.
 MOST_CONTENTION = 0.05
 #: Largest harmless ratio between the two speeds of a bimodal row.
 MOST_APART = 1.05
@@ -121,7 +121,6 @@ IMPLAUSIBLE = Flag(
     reason=lambda row: None,  # found for many rows at once, see ``raised_on``
 )
 
-#: Nightgrid's own flags, by name.
 OWN = (
     Flag(
         name="compiled_in_timed_part",
@@ -172,10 +171,7 @@ def every_flag() -> tuple[Flag, ...]:
 def raised_on(
     rows: Sequence[Measurement], raw: pa.RecordBatch | None = None
 ) -> list[tuple[Raised, ...]]:
-    """Return the flags of each row; none for rows that did not succeed.
-
-    ``raw`` has the columns ``samples`` and ``items`` of the rows, if they were read without them.
-    """
+    """Return the flags of each row; ``raw`` has samples and items of rows without them."""
     raised: list[tuple[Raised, ...]] = []
     for row, impossible in zip(rows, contradictions(rows, raw), strict=True):
         flags = every_flag() if row.state is State.SUCCEEDED else ()
@@ -193,11 +189,7 @@ def raised_by_job(
     rows: Sequence[Measurement],
     raw: Iterable[tuple[Sequence[Measurement], pa.RecordBatch]] = (),
 ) -> dict[str, tuple[Raised, ...]]:
-    """Return the flags of each row that has some, by job id.
-
-    ``rows`` has one row per job; ``raw`` yields batches of rows with their columns ``samples`` and
-    ``items``, for rows that were read without them.
-    """
+    """Return the flags by job id; ``raw`` has samples and items of rows without them."""
     flags: dict[str, tuple[Raised, ...]] = {}
     for batch, columns in raw:
         flags |= zip((row.job_id for row in batch), raised_on(batch, columns), strict=True)

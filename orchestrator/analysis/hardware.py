@@ -146,7 +146,6 @@ def _published(line: Mapping[str, str]) -> Published:
     )
 
 
-#: The column of each arithmetic's peak; a sheet may lack any of them.
 _PEAKS = {
     "bf16": "bf16_tflops_dense",
     "fp8": "fp8_tflops_dense",
@@ -318,7 +317,6 @@ TASKS: dict[str, frozenset[str]] = {
     "causal-lm-finetuning": frozenset({"finetuning"}),
 }
 
-#: Devices that speed-ups are relative to.
 REFERENCES = ("Gaudi1", "A100-80GB")
 
 
@@ -387,7 +385,6 @@ def against_published(
     for figure in published:
         key = (figure.task, figure.model, figure.dataset, figure.cards)
         groups.setdefault(key, []).append(figure)
-    # A large run has few rows of a figure's batch size and number of cards.
     by_size: dict[tuple[int | None, int], list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED:
@@ -483,10 +480,7 @@ def _comparison(
 
 
 def _line(figure: Published, row: Measurement | None, published: Sequence[Published]) -> Line:
-    """Return a figure with its speed-up over each reference device.
-
-    References have the same batch size and precision, else the same batch size, else are the best.
-    """
+    """Return a figure with its speed-ups, preferably at the same batch size, then precision."""
     speedups, unlike = {}, set()
     for device in REFERENCES:
         candidates = [f for f in published if f.device == device and not f.doubtful]

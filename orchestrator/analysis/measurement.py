@@ -41,7 +41,6 @@ _LARGEST = (
     "peak_host_memory_bytes",
     "peak_device_memory_bytes",
 )
-#: Columns that a row has from its job.
 _OF_JOB = (
     *("experiment", "workload", "model", "dataset", "accelerator", "cards", "precision"),
     *("engine", "isolation", "measure", "replicate"),
@@ -74,12 +73,8 @@ def measurement_of(
 ) -> Measurement:
     """Return the row of one attempt, or of a job that ends without one.
 
-    Args:
-        record: the schedule's record of the job.
-        run: name of the run; ``invocation_id`` names one ``nightgrid run`` of it.
-        recorded_at: seconds since the epoch.
-        provenance: of the driver; used where no worker reported versions.
-        nodes: of the cluster; used where workers left nothing and for jobs that never ran.
+    ``recorded_at`` is in seconds since the epoch. ``provenance`` and ``nodes`` fill in for workers
+    that left nothing and jobs that never ran.
     """
     provenance = provenance or Provenance()
     attempt, job = record.attempt, record.job
@@ -224,10 +219,7 @@ def _with_what(ranks: Sequence[RankOutcome], provenance: Provenance) -> dict[str
 def _numbers(
     results: Sequence[Result], record: RecordRow, ranks: Sequence[RankOutcome]
 ) -> dict[str, Any]:
-    """Return figures that a rank reports once, and how each rank of a failed gang ended.
-
-    The largest counts: the slowest rank and the fullest card limit the gang.
-    """
+    """Return the largest figures, which limit a gang, and how ranks of a failed gang ended."""
     columns: dict[str, Any] = {}
     if results:
         first = results[0]

@@ -96,10 +96,7 @@ def quality_note(row: Measurement) -> str:
 
 
 def equal(row: Measurement, limit: float | None = None) -> bool:
-    """Return whether a row's output was compared and counts as equal to the plain path's.
-
-    ``limit`` replaces the limits that metrics declare.
-    """
+    """Return whether the output equals the plain path's, by the metrics' limits or ``limit``."""
     verdicts = []
     for metric, value in _reported(row):
         if metric.equal_from is not None:

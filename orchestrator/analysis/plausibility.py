@@ -31,10 +31,8 @@ from workloads.util.statistics import percentile
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: How to write a record's value, and the values of all records.
 Written: TypeAlias = tuple[Callable[[Any], object], "Sequence[Any] | Numbers"]
 
-#: Figures computed from the same numbers differ by rounding only.
 ROUNDING = 1e-3
 #: Tolerances of parts against their whole, as clocks are read at different moments.
 SHARE, SLACK_S = 0.01, 0.005
@@ -58,7 +56,6 @@ LONGEST_TOKEN = 256
 
 TOO_MANY = "{} tokens/s a card, padding included, are {} of {}"
 
-#: Parts of a batch's wall time.
 PARTS = (
     *("data_s", "forward_s", "backward_s", "optimizer_s", "encoder_s"),
     *("text_encoding_s", "denoising_s", "decoding_s", "conversion_s"),
@@ -218,10 +215,7 @@ def most_decoded_per_core_s(row: Measurement) -> float | None:
 def contradictions(
     rows: Sequence[Measurement], raw: pa.RecordBatch | None = None
 ) -> list[tuple[str, ...]]:
-    """Return the contradictions in each row; empty for a row that passes.
-
-    ``raw`` has the columns ``samples`` and ``items`` of the rows, if they were read without them.
-    """
+    """Return each row's contradictions; ``raw`` has samples and items of rows without them."""
     reasons = [list(_own_reasons(row)) for row in rows]
     if raw is None:
         samples = Records.of_rows(Sample, (row.samples for row in rows))
@@ -276,14 +270,10 @@ class _RawChecks:
         text: str,
         *values: Written,
     ) -> None:
-        """Record the first wrong record of each row, unless this check already has a reason.
+        """Record the first wrong record of each row, once per check.
 
-        Args:
-            check: name of the check.
-            wrong: mask of records.
-            owner: the row of each record.
-            text: the reason, with a ``{}`` for each value.
-            values: for each value, its formatter and the values of all records.
+        ``wrong`` masks records and ``owner`` is their row. ``values`` are formatters, with the
+        values of all records, for the ``{}`` in ``text``.
         """
         places = np.flatnonzero(wrong)
         for row, first in zip(*np.unique(owner[places], return_index=True), strict=True):
@@ -313,7 +303,6 @@ class _RawChecks:
         complete &= np.bincount(self.repeat_of, timed["complete"] == 0) == 0
         self.repeats = self._sum(self.repeat_row, complete)  # of each row
         self.there = self._sum(timed.row) > 0
-        #: Repeats that rates are computed from: the complete ones, else all.
         self.rated = complete | (self.repeats == 0)[self.repeat_row]
         self.counted = timed.where(self.rated[self.repeat_of])
         number = timed["repeat"][ranked.first][repeat.first]

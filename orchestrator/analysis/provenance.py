@@ -95,11 +95,7 @@ def banners_of(
 ) -> tuple[Banner, ...]:
     """Return the banners that apply, most serious first.
 
-    Args:
-        rows: one per job.
-        slow_cards: found by the run's card checks; shown even where no row used them.
-        far_below: sentences on rows far below published figures, by job id.
-        drift: of the speed over the night.
+    Slow cards are shown even if no row used them. ``far_below`` has sentences by job id.
     """
     ran, every = sum(row.state is State.SUCCEEDED for row in rows), len(rows)
     emulated = [row for row in rows if row.emulated]

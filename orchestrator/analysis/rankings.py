@@ -117,10 +117,7 @@ class Ranking:
 def rankings_of(
     rows: Sequence[Measurement], settings: Mapping[str, Setting]
 ) -> tuple[Ranking, ...]:
-    """Return one ranking for each piece of work with a measured throughput.
-
-    ``rows`` has one row per job; ``settings`` are by job id.
-    """
+    """Return one ranking for each piece of work with a measured throughput."""
     entered = (row for row in rows if row.metrics.throughput is not None)
     rankings = []
     for (setting, unit), group in by_work(entered, settings).items():
@@ -167,10 +164,7 @@ def memory_kind(row: Measurement) -> str:
 
 @lru_cache(maxsize=65_536)  # a few settings serve all rows of a large run
 def work_of(setting: Setting) -> Setting:
-    """Return the setting without free choices; rows that agree in it did the same work.
-
-    Undeclared settings count as work.
-    """
+    """Return the setting of the work: without free choices, with undeclared settings."""
     declared = registry.declared_in_rows(setting.workload, setting.engine)
     parameters = tuple(
         pair
@@ -266,7 +260,6 @@ def _point(row: Measurement) -> tuple[float, float] | None:
 
 # ---------------------------------------------------------------- head to head
 
-#: Most settings compared; the fastest are kept.
 MOST_LINES = 1000
 
 

@@ -83,8 +83,7 @@ def ratio_of(
 ) -> Ratio:
     """Return ``rate`` over ``base`` with its interval.
 
-    ``noise`` is the standard deviation of the log ratio of equals beyond what repeats explain, with
-    ``noise_degrees`` degrees of freedom.
+    ``noise`` is the standard deviation, beyond repeats, of the log ratio of equals.
     """
     value = rate.value / base.value
     if rate.error is None or base.error is None:
@@ -100,11 +99,7 @@ def ratio_of_rows(row: Measurement, base: Measurement) -> Ratio | None:
 
 
 def pooled(ratios: Sequence[Ratio]) -> Ratio:
-    """Return the geometric mean; its interval covers measuring errors, not the ratios' spread.
-
-    Raises:
-        ValueError: ``ratios`` is empty.
-    """
+    """Return the geometric mean with its measuring error; raise ValueError if empty."""
     if not ratios:
         raise ValueError("no ratios to pool")
     count = len(ratios)
@@ -116,10 +111,7 @@ def pooled(ratios: Sequence[Ratio]) -> Ratio:
 
 
 def _with_interval(value: float, parts: Sequence[tuple[float, float]], confidence: float) -> Ratio:
-    """Return a ratio with the interval from independent errors of its logarithm.
-
-    ``parts`` are pairs of standard error and degrees of freedom.
-    """
+    """Return a ratio and its interval, from pairs of log error and degrees of freedom."""
     error = math.sqrt(math.fsum(part**2 for part, _ in parts))
     degrees = _welch_degrees(parts)
     reach = student_t_quantile((1 + confidence) / 2, max(1, int(min(degrees, 10_000)))) * error
@@ -145,16 +137,15 @@ def _welch_degrees(parts: Sequence[tuple[float, float]]) -> float:
 
 #: Relative standard deviation between runs on a quiet machine; a lower bound.
 LEAST_NOISE = 0.005
-#: Assumed with fewer jobs than ``ENOUGH_JOBS``.
 ASSUMED_NOISE = 0.02
 ENOUGH_JOBS = 8
 
 
 def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:
-    """Return the noise between runs shown by the jobs' ratios, and its degrees of freedom.
+    """Return the jobs' noise between runs, and its degrees of freedom.
 
-    The spread of log ratios around their median, less what repeats explain. The median absolute
-    deviation resists a few real changes; a change shared by all jobs moves only the median.
+    The median absolute deviation of log ratios, which real or shared changes hardly move, less what
+    repeats explain.
     """
     changes = [(math.log(b.value / a.value), a.error, b.error) for a, b in pairs]
     known = [(log, a, b) for log, a, b in changes if a is not None and b is not None]
@@ -165,9 +156,9 @@ def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:
 
 
 def excess_scatter(deviations: Sequence[tuple[float, float]], rows: int = 1) -> tuple[float, float]:
-    """Return the standard deviation of one row beyond its own error, and its degrees of freedom.
+    """Return the scatter of one of ``rows`` beyond its error, and its degrees of freedom.
 
-    ``deviations`` are from the middle, each with its squared error; ``rows`` contribute to each.
+    ``deviations`` are from their middle, each with its squared error.
     """
     spread = 1.4826 * statistics.median(abs(deviation) for deviation, _ in deviations)
     within = statistics.median(error for _, error in deviations)

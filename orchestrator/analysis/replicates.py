@@ -71,11 +71,7 @@ def join(
 ) -> Joined:
     """Join the replicates among the newest final rows of a run.
 
-    Args:
-        rows: one per job.
-        settings: by job id.
-        raised: the flags of rows that have some, by job id.
-        runs: spread of the cards' speed from run to run (``store/card_checks.py``).
+    ``raised`` are flags by job id, ``runs`` is the spread between runs (``store/card_checks.py``).
     """
     if all(row.replicate == 1 for row in rows):
         return Joined(rows=tuple(rows))

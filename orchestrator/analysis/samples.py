@@ -31,7 +31,6 @@ from workloads.util.statistics import (
     tail_percentile,
 )
 
-#: Metrics of an attempt that timed nothing.
 NOTHING = Metrics()
 
 
@@ -42,10 +41,10 @@ def metrics_of(
     confidence: float = 0.95,
     throughput: Throughput | None = None,
 ) -> Metrics:
-    """Return the metrics of an attempt from its raw samples, given with their ranks.
+    """Return the metrics of an attempt from the samples of all ranks.
 
-    ``throughput`` is declared by the workload; the default is generated tokens if any, else
-    samples. All ranks must have left samples. ``loss_first`` and ``loss_last`` include warm-up.
+    ``throughput`` is declared by the workload; default: generated tokens if any, else samples.
+    ``loss_first`` and ``loss_last`` include warm-up.
     """
     timed = [pair for pair in samples if not pair[1].warmup]
     if not timed:
@@ -134,10 +133,7 @@ def derived_figures(
     samples: Sequence[tuple[int, Sample]],
     items: Sequence[tuple[int, Item]] = (),
 ) -> dict[str, float]:
-    """Return the figures, by name, of metrics derived from raw samples.
-
-    Failing or non-finite figures are left out, so that the row survives.
-    """
+    """Return finite figures derived from raw samples; failing metrics are left out."""
     deriving = [metric for metric in metrics.values() if metric.figure is not None]
     if not deriving:
         return {}

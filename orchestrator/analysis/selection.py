@@ -64,10 +64,10 @@ _FIELDS = tuple(name for name in _COMPARED if name not in ("parameters", "league
 
 
 def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """Return the newest final row of each job, in order of the jobs' first appearance.
+    """Return the newest final row of each job, in order of first appearance.
 
-    Newest is by time; rows without times are as new as the rows before them. A row that measured
-    something is never replaced by one that did not, nor a real card's by an emulated one's.
+    Rows without times are as new as the rows before them. A measured row is never replaced by one
+    without a figure, nor a real card's by an emulated one's.
     """
     newest: dict[str, tuple[float, Measurement]] = {}
     reached = float("-inf")
@@ -97,12 +97,7 @@ def settings_of(
 ) -> dict[str, Setting]:
     """Return the setting of each row, by job id.
 
-    A row that never reached a device gets the device of the rows on the same kind of card, if these
-    (or those emulated alike) share one; otherwise it has no device and its own table.
-
-    Args:
-        rows: one per job.
-        raised: the flags of rows that have some, by job id.
+    A row without a device gets that of the rows on the same kind of card, if they share one.
     """
     homes: dict[Accelerator, set[tuple[bool, str]]] = {}
     for row in rows:

@@ -64,10 +64,7 @@ def mann_kendall(values: Sequence[float]) -> float:
 
 
 def hump_ratio_of(speeds: Sequence[float]) -> float | None:
-    """Return the faster hump's speed over the slower's, 1 for one hump.
-
-    None: fewer than ``LEAST_SAMPLES``, or a speed that is not positive.
-    """
+    """Return the faster hump's speed over the slower's; 1 for one hump, None if not testable."""
     count = len(speeds)
     if count < LEAST_SAMPLES or min(speeds) <= 0:
         return None

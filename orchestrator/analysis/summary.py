@@ -234,10 +234,8 @@ class Summary:
     counts: Mapping[State, int] = field(default_factory=dict)  # in order of STATES, reversed
     damaged: tuple[str, ...] = ()  # files of the run that could not be read, with the reason
     banners: tuple[Banner, ...] = ()
-    #: Flags of rows that have some, by job id.
-    raised: Mapping[str, tuple[Raised, ...]] = field(default_factory=dict)
-    #: Settings with one value in all rows of a workload, by workload.
-    shared: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    raised: Mapping[str, tuple[Raised, ...]] = field(default_factory=dict)  # by job id
+    shared: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by workload
     head_to_head: tuple[HeadToHead, ...] = ()
     rankings: tuple[Ranking, ...] = ()  # of one unit the fastest first
     tables: tuple[Table, ...] = ()
@@ -330,16 +328,13 @@ def summarize(
     planned: int | None = None,
     raised: Mapping[str, tuple[Raised, ...]] | None = None,
 ) -> Summary:
-    """Summarize the rows of one run.
+    """Summarize the rows of one run, in the order in which they were written.
 
     Args:
-        measurements: all rows of the run, in the order in which they were written.
+        measurements: all rows of the run.
         damaged: files of rows that could not be read.
-        underway: progress of an unfinished run.
-        reference: published figures to compare with.
-        slow_cards: found by the run's card checks.
         runs_differ: spread of the cards' speed from run to run.
-        planned: jobs of the run's last plan, if its driver reported them.
+        planned: number of jobs of the last plan.
         raised: flags of the newest final rows by job id, if already derived.
     """
     reference = reference or Reference()

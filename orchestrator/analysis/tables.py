@@ -20,10 +20,8 @@ from orchestrator.core.measurement import Measurement
 PRECISION, BATCH, SETTING = "precision", "batch size per card", "setting"
 #: Most settings that share one table; more get one each.
 MOST_SHARED_LINES = 60
-#: Label of a line whose settings are common to all.
 AS_USUAL = "as usual"
-#: Use logarithmic colours and axes if the median is below this share of the highest throughput, so
-#: that one value does not bleach all others.
+#: Scales are logarithmic if the median is below this share of the highest throughput.
 PALE = 0.15
 
 
@@ -155,10 +153,7 @@ def _together(
 
 
 def _two_settings(groups: Mapping[Setting, Sequence[Measurement]]) -> _Layout | None:
-    """Return a table of the two facts in which the settings differ, if exactly two do.
-
-    Each row must have both facts, and at least half of the cells must be there.
-    """
+    """Return a table of the only two differing facts, if at least half of its cells exist."""
     apart = Differences.among(list(groups))
     names = [*apart.fields, *sorted(apart.parameters)]
     if len(names) != 2 or any(len(group) > 1 for group in groups.values()):
@@ -205,7 +200,7 @@ def _table(
     rows = list(layout.cells.values())
     fit = ranked(rows, raised)
     rankings = rankings_of(fit, settings)
-    # A table has one unit; if there are two, the one with more rows is ranked.
+    # With two units, the one with more rows is ranked.
     largest = max(rankings, key=lambda ranking: ranking.contenders, default=None)
     units = [row.metrics.throughput_unit for row in rows if row.metrics.throughput_unit]
     unit = largest.unit if largest is not None else next(iter(units), "")  # all are flagged

@@ -17,8 +17,6 @@ from workloads.devices import Complaint, all_devices
 from workloads.engines import ENGINES, engine_packages
 from workloads.models.rules import PACKAGES
 
-# Checks of a whole cluster: nodes, access, shared directories, versions.
-
 #: Packages whose versions must match for rows of two nodes to be comparable.
 _COMPARED = ("nightgrid", "torch", "deepspeed", "peft")  # and those of engines
 
@@ -185,8 +183,6 @@ def _names(names: Iterable[str]) -> str:
     listed = sorted(names)
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
 
-
-# Checks of one node: packages, cards, driver, clock, kernel, limits and disks.
 
 #: Rows of different nodes are compared to the second, leases to half of that.
 CLOCK_LIMIT_S = 0.5

@@ -27,8 +27,6 @@ from orchestrator.on_ray.examination import Probe, SharedFacts, Space
 from orchestrator.worker.environment import driver_version, kernel, versions
 from workloads.devices import CardFacts
 
-# Facts from an examination of a cluster, before checks.
-
 
 class Level(enum.IntEnum):
     """Severity of a finding."""
@@ -139,10 +137,7 @@ def import_errors(packages: Sequence[str], timeout_s: float) -> dict[str, str]:
 
 
 def look_into(directory: str, name: str, content: str, patience_s: float = 10.0) -> SharedFacts:
-    """Find the driver's file in the shared directory, and leave one there.
-
-    Retries for a while, as network file systems may show new files late.
-    """
+    """Find the driver's file, with retries for slow network file systems, and leave one there."""
     base = Path(directory)
     deadline = time.monotonic() + patience_s
     while True:

@@ -42,11 +42,7 @@ class RunLine:
 
 
 def read_all(results: Path) -> tuple[list[RunLine], Trends, list[str]]:
-    """Return a line for each run, newest first, the trends of all, and unreadable runs.
-
-    Raises:
-        StoreError: there is no run.
-    """
+    """Return lines newest first, trends and damage; raise StoreError if there is no run."""
     lines: list[RunLine] = []
     damaged: list[str] = []
     measured: list[Measurement] = []
@@ -62,11 +58,7 @@ def read_all(results: Path) -> tuple[list[RunLine], Trends, list[str]]:
 
 
 def since_last(store: Store) -> RunComparison | None:
-    """Compare the newest invocation with the last one that measured the same jobs; None if none.
-
-    Raises:
-        StoreError: the run cannot be read.
-    """
+    """Compare with the last rows of the same jobs, if any; raise StoreError if unreadable."""
     rows = store.measurements(samples=False)
     times: dict[str, float] = {}
     for row in rows:

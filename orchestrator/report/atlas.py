@@ -22,7 +22,7 @@ from orchestrator.core.measurement import Measurement
 
 FORMAT = "nightgrid-atlas-1"
 NOBODY, EMULATED, CARD = "nobody", "emulated", "card"
-#: From least to most.
+#: In ascending order.
 STATUSES = (NOBODY, EMULATED, CARD)
 
 #: Largest bundle that is read; a few thousand rows take some megabytes.
@@ -88,10 +88,7 @@ class Atlas:
 
 
 def atlas_of(grid: str, jobs: Iterable[Job], rows: Iterable[Measurement]) -> Atlas:
-    """Return the cells of a grid's jobs with the evidence of rows.
-
-    Rows emulated by the host alone and unsupported jobs are no evidence.
-    """
+    """Return a grid's cells with evidence; host-only emulation and unsupported jobs are none."""
     by_job: dict[str, dict[tuple[str, str], Evidence]] = {}
     for row in rows:
         status = _status(row)
@@ -113,11 +110,7 @@ def atlas_of(grid: str, jobs: Iterable[Job], rows: Iterable[Measurement]) -> Atl
 
 
 def merged(one: Atlas, *others: Atlas) -> Atlas:
-    """Merge atlases: cells of the first in its order, then the others' by id, with all evidence.
-
-    Raises:
-        StoreError: they are of different grids.
-    """
+    """Merge atlases with all evidence; raise StoreError for different grids."""
     cells: dict[str, list[Cell]] = {cell.job_id: [cell] for cell in one.cells}
     theirs: dict[str, list[Cell]] = {}
     for other in others:
@@ -190,11 +183,7 @@ def to_json(atlas: Atlas) -> str:
 
 
 def from_json(text: str, name: str) -> Atlas:
-    """Parse an untrusted bundle; ``name`` is the file's.
-
-    Raises:
-        StoreError: it is not a valid bundle, or a field has another type.
-    """
+    """Parse an untrusted bundle of file ``name``; raise StoreError if it is invalid."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -150,10 +150,7 @@ def _bar(x: Axis, y: Axis, point: _Point) -> str:
 
 
 def _end_names(lines: Mapping[str, _Line], styles: Mapping[str, int]) -> list[str]:
-    """Place names at the ends of their lines without overlap.
-
-    A name is beside or above its last point if there is room, else in the margin.
-    """
+    """Place names at the ends of their lines, or in the margin, without overlap."""
     parts = []
     ends = sorted((line[-1][1], line[-1][0], name) for name, line in lines.items())
     heights = apart([end[0] for end in ends], 14, TOP, HEIGHT - BOTTOM)
@@ -201,7 +198,6 @@ def _crosses(failed: Sequence[tuple[int, str]], x: Axis, styles: Mapping[str, in
 
 # ---------------------------------------------------------------- fronts, scaling, rooflines
 
-#: Most lines in a figure of scaling; the table has all.
 MOST_LINES = 8
 
 
@@ -251,10 +247,7 @@ def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
 
 
 def roofline_figure(sheet: DeviceSheet, shares: Sequence[Share], title: str) -> str:
-    """Draw decoding steps under one card's roofline: operations/s against intensity.
-
-    Empty if no row has both figures, or the sheet has no bandwidth.
-    """
+    """Draw decoding steps under a roofline: operations/s against intensity; "" without data."""
     placed = [(s, s.intensity, at) for s in shares if s.intensity and (at := step_flops(s))]
     if not placed or not sheet.bandwidth_bytes_per_s:
         return ""
@@ -434,10 +427,7 @@ _LONGEST_NAME = 44
 
 
 def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -> str:
-    """Return the ``<svg>`` of a table's cells.
-
-    ``title`` is its accessible name; ``index`` is each row's number in the page's list, by job id.
-    """
+    """Return the ``<svg>`` of a table's cells; ``index`` is each row's number by job id."""
     names = {line: one_line(line, _LONGEST_NAME) for line in table.lines}
     left = round(max(46.0, LETTER * max(map(len, names.values())) + 12))
     wide, styles = _width(table), line_styles(table)

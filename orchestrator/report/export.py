@@ -42,7 +42,6 @@ JSON_FIGURES = (
     "published",
 )
 
-#: Mapping columns of a row; each of their names becomes a column.
 _MAPPINGS = ("parameters", "versions", "workload_metrics", "details")
 _LEFT_OUT = frozenset({"metrics", "samples", "items", "image", "measure", *_MAPPINGS})
 _row = columns(*(field.name for field in fields(Measurement) if field.name not in _LEFT_OUT))

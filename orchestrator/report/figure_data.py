@@ -64,10 +64,7 @@ def without_empty(
 
 
 def to_csv(records: Iterable[Mapping[str, object]], names: Sequence[str] = ()) -> str:
-    """Return a header and one line per record, with spreadsheet formulas neutralised.
-
-    ``names`` are the columns; the default is the records' keys.
-    """
+    """Return CSV with spreadsheet formulas neutralised; ``names`` default to the records' keys."""
     records = list(records)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -185,10 +185,7 @@ def _lines(kind: str, text: str, y: float, wide: float) -> tuple[str, float]:
 
 @cache
 def style_sheet() -> str:
-    """Return the page's rules for drawings with the light theme's values for all variables.
-
-    A variable set by classes (``--p`` by ``.p0``) gives a rule for each such class.
-    """
+    """Return the rules for drawings in the light theme, one per class that sets a variable."""
     css = re.sub(r"/\*.*?\*/", "", asset("page.css"), flags=re.DOTALL)
     light = dict(re.findall(r"(--[\w-]+):\s*([^;]+);", css[: css.index("}")]))
     rules = re.findall(r"([^{}]+)\{([^{}]*)\}", css[css.index("}") :])

@@ -94,13 +94,7 @@ def render(
     measurements: Sequence[Measurement],
     with_items: Callable[[Sequence[Measurement]], Sequence[Measurement]] = lambda rows: rows,
 ) -> str:
-    """Return the whole page.
-
-    Args:
-        summary: content of the page.
-        measurements: all rows that ``summary`` was made from.
-        with_items: adds items and images to rows that were read without them.
-    """
+    """Return the whole page; ``with_items`` adds items and images to rows read without them."""
     jobs = len(summary.rows)
     summary, listed, left_out = page_part(summary)
     if left_out["rows"]:
@@ -250,14 +244,7 @@ def payload(
     listed: Sequence[Measurement] | None = None,
     points: Json | None = None,
 ) -> Json:
-    """Return the data of the scripts as one JSON-able object.
-
-    Args:
-        summary: content of the page.
-        measurements: all rows that ``summary`` was made from.
-        listed: the page's rows in order; None: all of the summary.
-        points: their ``prompt_points``, if already computed.
-    """
+    """Return the scripts' data as a JSON-able object; ``listed`` defaults to all rows."""
     rows = summary.rows if listed is None else listed
     index = {row.job_id: number for number, row in enumerate(rows)}
     return {
@@ -411,10 +398,7 @@ def _duration(row: Measurement) -> float | None:
 
 
 def _timeline(summary: Summary, index: dict[str, int]) -> Json:
-    """Return lanes and spans; times in seconds since the first start.
-
-    If there are too many, spans are merged, and ``jobs`` has their counts.
-    """
+    """Return lanes and spans in seconds since the start; ``jobs`` counts merged spans."""
     timeline = summary.timeline
     origin = timeline.windows[0][0] if timeline.windows else 0.0
     states = [str(state) for state in STATES]
@@ -448,7 +432,6 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
 # ---------------------------------------------------------------- images
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: Most bytes of all images of a page; further ones stay in the rows.
 MOST_BYTES = 6_000_000
 
 
@@ -470,7 +453,6 @@ def images_of(rows: Sequence[Measurement]) -> Json:
 
 # ---------------------------------------------------------------- profiles
 
-#: Prefix and detail of each line about a profile.
 _ABOUT = (("", "profile"), ("copies: ", "profile_copies"), ("", "profile_launches"))
 
 

@@ -33,18 +33,14 @@ AXES = ("input + output, tokens", "output, tokens", "latency, s")
 #: Edge of each axis: its two other coordinates.
 _EDGES: tuple[Mapping[int, float], ...] = ({1: 0, 2: 0}, {0: 0, 2: 0}, {0: 0, 1: 1})
 _TICK_OFF = 18
-#: Position of each axis's name: share of its edge and offset in pixels. The upright axis has it
-#: above its end, as a phone has no room beside it.
+#: Share of its edge and offset in pixels of each axis's name; a phone has room above, not beside.
 _NAMES = ((0.5, 66), (0.5, 66), (1.1, 18))
 
 Place = tuple[float, float, float]
 
 
 def prompts_figure(rows: Sequence[Measurement], points: Mapping[str, Any], title: str) -> str:
-    """Return the ``<svg>`` of ``prompt_points`` of these rows; "" without a prompt.
-
-    ``title`` is its accessible name.
-    """
+    """Return the ``<svg>`` of ``prompt_points`` of these rows; "" without a prompt."""
     if not points["row"]:
         return ""
     values = (
@@ -154,8 +150,7 @@ def prompt_points(rows: Sequence[Measurement]) -> dict[str, Any]:
     shown = every
     if len(every) > MOST_POINTS:
         order = sorted(range(len(every)), key=lambda i: every[i], reverse=True)
-        # Seeded random sample: reproducible, and independent of regularities in the dataset's
-        # order.
+        # Seeded sample: reproducible, and independent of regularities in the dataset.
         rest = random.Random(0).sample(order[SLOWEST_KEPT:], MOST_POINTS - SLOWEST_KEPT)
         shown = [every[i] for i in sorted(order[:SLOWEST_KEPT] + rest)]
     return {
@@ -174,18 +169,13 @@ SPANS_WIDE = WIDE - LEFT - RIGHT
 #: Largest gap between windows of several invocations, which are laid end to end.
 MOST_GAP = 9.0
 _NAMED_FROM = 56  # pixels of a span with room for its setting
-#: Shorter runs have ticks in seconds.
 _IN_MINUTES_S = 180.0
 
 
 def cards_figure(
     timeline: Timeline, title: str, names_of: Callable[[Measurement], Sequence[str]]
 ) -> str:
-    """Draw attempts coloured by state, a line per card; time between runs is left out.
-
-    Spans are in a stretchable nested drawing, with ``rect`` elements in the order of
-    ``shown_spans``.
-    """
+    """Draw attempts coloured by state; ``rect`` elements are in the order of ``shown_spans``."""
     lanes, windows = timeline.lanes, timeline.windows
     high = 20 if len(lanes) <= 24 else 14 if len(lanes) <= 128 else 9
     gap = min(MOST_GAP, 60 / len(windows))

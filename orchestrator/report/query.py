@@ -101,12 +101,10 @@ HINT = (
 def read_runs(
     results: Path, runs: Sequence[str] = (), *, raw: bool = True
 ) -> tuple[pa.Table, tuple[str, ...]]:
-    """Return all rows of the runs (default: all runs) as one table, and the unreadable files.
+    """Return all rows of the runs (default: all) and the unreadable files.
 
-    Without ``raw``, raw columns are empty, which is much faster.
-
-    Raises:
-        StoreError: there are no runs, or one cannot be read.
+    Without ``raw``, raw columns are empty, which is much faster. Raise StoreError if runs are
+    missing or unreadable.
     """
     import pyarrow as pa
 
@@ -125,11 +123,7 @@ def read_runs(
 
 
 def _refuse_changes(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Refuse statements that would change only the copy in memory.
-
-    Raises:
-        QueryError: a statement changes data or views.
-    """
+    """Raise QueryError for statements that would change only the copy in memory."""
     for statement in connection.extract_statements(sql):
         if (kind := statement.type.name) in _CHANGES:
             raise QueryError(f"{kind} is refused: a query reads rows and changes none\n{HINT}")

@@ -33,20 +33,12 @@ from workloads.util.files import SMALL_BYTES
 
 
 def write_page(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> Path:
-    """Write the HTML page of a run beside its rows, and return its path.
-
-    Raises:
-        StoreError: the page cannot be written.
-    """
+    """Write the page of a run and return its path; raise StoreError on failure."""
     return write_aside(store.path / run_files.REPORT, page_text(store, summary, measurements))
 
 
 def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> str:
-    """Return the HTML page of a run, reading items and images of a large run.
-
-    Raises:
-        StoreError: the rows cannot be read.
-    """
+    """Return the page of a run, reading items of a large one; raise StoreError if unreadable."""
 
     def with_items(rows: Sequence[Measurement]) -> Sequence[Measurement]:
         if any(row.items or row.image for row in rows):
@@ -60,12 +52,9 @@ def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement
 
 
 def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Measurement, ...]]:
-    """Return the summary of a run and its rows. Takes no lock.
+    """Return the summary of a run and its rows, without a lock; raise StoreError if unreadable.
 
     ``lean`` leaves samples and items out of the rows of a large run.
-
-    Raises:
-        StoreError: the rows cannot be read.
     """
     names: list[str] = []
     if lean:
@@ -148,11 +137,7 @@ def current_status(status: RunStatus, run: Path) -> RunStatus:
 
 
 def write_aside(path: Path, content: str | bytes | Iterable[str]) -> Path:
-    """Write content to a temporary file in the same directory and rename it to ``path``.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Replace ``path`` atomically by new content; raise StoreError on failure."""
     if not path.name or "\0" in str(path):
         raise StoreError(f"{str(path)!r} does not name a file to write")
     if os.path.lexists(path) and not os.path.isfile(path):  # a device would be replaced, for one

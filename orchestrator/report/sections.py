@@ -29,11 +29,9 @@ from workloads.quality import METRICS
 #: Most effects in a figure, figures in a section, and rows of a table on the page.
 MOST_DRAWN, MOST_FIGURES, MOST_ROWS = 16, 6, 300
 
-#: Settings of a step that changed a model.
+#: Settings of a step that change a model, then figures of quality, and settings of an engine.
 _MADE_BY = ("method", "sparsity", "sparsity_share", "numbers", "student_layers", "student_hidden")
-#: Figures of quality shown.
 _QUALITY = ("quality_top1_agreement", "quality_kl", "answer_loss")
-#: Settings of an engine that change a model.
 _CHOSEN = ("graph_optimization", "calibration", "fusions")
 
 

@@ -59,10 +59,7 @@ _STYLES: Mapping[Style, str] = {
 def print_summary(
     summary: Summary, console: Console, *, verbose: bool = False, page: str = ""
 ) -> None:
-    """Print the summary, the answer last.
-
-    ``verbose`` adds card usage and versions; ``page`` is the HTML page's path, for the last line.
-    """
+    """Print the summary, the answer last; ``verbose`` adds cards and versions."""
     parts = [_headline(summary)]
     if summary.measured:
         parts += [_tables(summary), *map(_section, sections(summary)), _flagged(summary)]
@@ -511,10 +508,7 @@ def _cell(cell: str | Cell, table: Table) -> Text:
 def _columns_that_fit(
     table: Table, rows: Sequence[Sequence[Text]], width: int
 ) -> Iterator[Sequence[int]]:
-    """Yield column blocks of a matrix that fit ``width``, each with the line names.
-
-    Other tables adapt their width.
-    """
+    """Yield column blocks of a matrix that fit ``width``; other tables adapt their width."""
     every = range(len(table.head))
     if not table.matrix:
         yield every

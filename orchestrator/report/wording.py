@@ -195,7 +195,6 @@ def where(row: Measurement) -> str:
 
 # ---------------------------------------------------------------- the answer of a run
 
-#: Most sentences; the tables have all rankings.
 MOST_ANSWERS = 3
 _REASON_LENGTH = 160
 

@@ -62,9 +62,7 @@ class Tracker:
     """One experiment tracker.
 
     Attributes:
-        name: used in commands.
-        title: used in messages.
-        package: the imported module; installed by the extra ``extra``.
+        package: the imported module; installed by ``extra``.
         destination: description of a destination, for help and errors.
         variable: environment variable with the default destination.
         default: destination if neither is given; "": none.
@@ -101,11 +99,7 @@ class Tracker:
 
     @contextmanager
     def explained(self, destination: str) -> Iterator[None]:
-        """Convert exceptions of the tracker's own code.
-
-        Raises:
-            StoreError: with tracker, destination, reason and remedy.
-        """
+        """Convert exceptions of the tracker's own code to ``StoreError`` with a remedy."""
         try:
             yield
         except StoreError:
@@ -135,7 +129,6 @@ def tracked(row: Measurement) -> TrackedRun:
     )
 
 
-#: Columns that identify a job, and those with facts about a row.
 _IDENTITY = (
     *("workload", "model", "dataset", "accelerator", "cards", "precision", "engine"),
     "isolation",
@@ -184,7 +177,6 @@ def _texts(values: Mapping[str, object], prefix: str, more: Mapping[str, object]
     }
 
 
-#: Every tracker by name.
 TRACKERS: Declared[Tracker] = Declared("orchestrator.trackers", Tracker, "nightgrid.trackers")
 
 
@@ -208,18 +200,11 @@ def tracker_of(text: str) -> tuple[Tracker, str]:
 MOST_FAILURES = 3
 #: Consecutive failures of different rows after which no more are tried: the tracker is at fault.
 MOST_IN_A_ROW = 5
-#: Set-aside rows that are named; the others are counted.
 NAMED = 3
 
 
 class Backlog:
-    """Rows that a tracker may lack; failed rows are retried after the others, then set aside.
-
-    Args:
-        tracker: receives the rows, at ``destination`` (see ``Tracker.destination_of``).
-        run: name of the run, whose files are in ``directory``.
-        rows: the first rows.
-    """
+    """Rows that a tracker may lack; failed rows are retried after the others, then set aside."""
 
     def __init__(
         self,
@@ -244,11 +229,7 @@ class Backlog:
         self._rows.append(row)
 
     def flush(self) -> str:
-        """Write missing rows up to the first failure; return its reason, or "".
-
-        Raises:
-            StoreError: the tracker cannot be reached.
-        """
+        """Write up to the first failure; return its reason. Raise StoreError if unreachable."""
         destination = self._place[0]
         if self._connection is None:
             with self._tracker.explained(destination):
@@ -276,8 +257,7 @@ class Backlog:
             self._failed.append(row)
         else:
             self._refused[row.job_id] = reason
-        # Refused rows tend to be neighbours of one experiment, so continue at the other end or
-        # middle.
+        # Refused rows tend to be neighbours, so continue at the other end or the middle.
         if len(self._in_a_row) > 1:
             self._rows.reverse()
         if len(self._in_a_row) == 3:
@@ -312,11 +292,7 @@ class Backlog:
 def write_rows(
     tracker: Tracker, destination: str, run: str, directory: Path, rows: Iterable[Measurement]
 ) -> Backlog:
-    """Write missing final rows of a run; the backlog has the count and refusals.
-
-    Raises:
-        StoreError: the tracker cannot be reached.
-    """
+    """Write a run's missing final rows. Raise StoreError if the tracker is unreachable."""
     backlog = Backlog(tracker, destination, run, directory, rows)
     while reason := backlog.flush():
         if backlog.hopeless:
@@ -333,10 +309,9 @@ HURRIED_S = 10.0
 
 
 class RowLog:
-    """Write final rows of a run to a tracker in a background thread.
+    """Background writer of final rows, existing ones first.
 
-    Rows are on disk first, so ``nightgrid export`` can add what the tracker lacks at the end.
-    Existing rows of ``store`` are written first.
+    Rows are on disk already, so ``nightgrid export`` can add what the tracker lacks.
     """
 
     def __init__(

@@ -55,10 +55,7 @@ class _Client:
         return attempt in self._known
 
     def write(self, tracked: TrackedRun) -> None:
-        """Write one run; a run that fails is deleted.
-
-        The attempt's tag is written last and alone: a run without it is incomplete.
-        """
+        """Write one run, its tag last as mark of a complete run; delete it on failure."""
         from mlflow.entities import Metric, Param, RunTag
 
         start_ms, end_ms = round(tracked.started_at * 1000), round(tracked.ended_at * 1000)

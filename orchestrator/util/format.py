@@ -21,10 +21,7 @@ MISSING = "–"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Format with thousands separators and at least ``digits`` significant figures.
-
-    Digits before the decimal point are never rounded: 13,377 stays 13,377.
-    """
+    """Format to ``digits`` significant figures or more: 13,377 is never rounded."""
     if value is None or not math.isfinite(value):
         return MISSING
     if value == 0:
@@ -158,11 +155,7 @@ def csv_field(text: str) -> str:
 
 
 def script_json(value: object) -> str:
-    """Return JSON that is safe inside a ``<script>`` element.
-
-    Raises:
-        ValueError: a number is not finite; apply ``finite`` first.
-    """
+    """Return JSON safe inside ``<script>``; raise ValueError for numbers that are not finite."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

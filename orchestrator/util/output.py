@@ -85,10 +85,8 @@ class OutputFailed(OSError):
 class GuardedFile(io.RawIOBase):
     """Raw file of a guarded stream: accepts all writes, whatever happens to them.
 
-    Args:
-        stream: provides the descriptor, and is kept open.
-        strict: raise ``OutputFailed`` at the first failure, and drop the rest.
-        patience_s: how long to wait for a stuck reader; None: for ever.
+    The descriptor is that of ``stream``, which stays open. With ``strict``, raise ``OutputFailed``
+    at the first failure. ``patience_s`` limits the wait for a stuck reader; None: no limit.
     """
 
     def __init__(
@@ -105,11 +103,7 @@ class GuardedFile(io.RawIOBase):
         self._lost_since = 0.0
 
     def write(self, data: Any) -> int:
-        """Write, or count as lost.
-
-        Raises:
-            OutputFailed: in strict mode.
-        """
+        """Write, or count as lost; raise OutputFailed in strict mode."""
         view = memoryview(data).cast("B")
         if self._strict:
             if self.error is None and self._put(view) < len(view):
@@ -162,11 +156,7 @@ class GuardedFile(io.RawIOBase):
         return done
 
     def _wait(self, *, blocked: bool = False) -> None:
-        """Wait until a write would not block.
-
-        Raises:
-            OSError: the reader was stuck for too long.
-        """
+        """Wait until a write would not block; raise OSError if the reader is stuck."""
         if self._patience_s is None and not blocked:
             return
         limit_s = 0.0 if self._stalled else self._patience_s
@@ -193,10 +183,7 @@ class GuardedFile(io.RawIOBase):
 def guarded(
     stream: TextIO | None, *, strict: bool = False, patience_s: float | None = None
 ) -> TextIO:
-    """Return a robust stream to the same file; see ``GuardedFile``.
-
-    Streams without a file, as in tests and notebooks, are returned unchanged.
-    """
+    """Return a robust stream to the same file, or the stream itself if it has no file."""
     if stream is None:  # Python's value for a closed descriptor
         return open(os.devnull, "w", encoding="utf-8")
     with contextlib.suppress(OSError, ValueError):
@@ -236,14 +223,10 @@ def open_descriptors() -> None:
 
 @contextlib.contextmanager
 def standard_streams(*, working: bool) -> Iterator[None]:
-    """Guard standard output and error, and make errors and warnings of libraries visible.
+    """Guard standard output and error, and sanitise errors and warnings of libraries.
 
-    Args:
-        working: lose output rather than fail, and wait for a reader at most ``READER_S``; otherwise
-            loss of standard output is an error.
-
-    Raises (at the end):
-        OutputFailed: standard output could not be written.
+    If ``working``, output may be lost, and stuck readers delay by ``READER_S`` at most. Otherwise
+    OutputFailed is raised at the end if standard output could not be written.
     """
     open_descriptors()
     before = sys.stdout, sys.stderr, sys.excepthook, threading.excepthook, logging.lastResort
@@ -267,11 +250,7 @@ def standard_streams(*, working: bool) -> Iterator[None]:
 
 
 def say(text: str = "", to: TextIO | None = None, end: str = "\n") -> None:
-    """Print untrusted text, by default to standard output.
-
-    Raises:
-        OutputFailed: standard output is the product, and cannot be written.
-    """
+    """Print untrusted text, by default to standard output; may raise OutputFailed."""
     emit(visible(text) + end, to)
 
 
@@ -291,11 +270,7 @@ def emit_json(text: str, to: TextIO | None = None) -> None:
 
 
 def emit(text: str, to: TextIO | None = None) -> None:
-    """Print trusted text and flush.
-
-    Raises:
-        OutputFailed: standard output is the product, and cannot be written.
-    """
+    """Print trusted text and flush; raise OutputFailed if output is the product and fails."""
     stream = sys.stdout if to is None else to
     try:
         stream.write(text)
@@ -307,10 +282,7 @@ def emit(text: str, to: TextIO | None = None) -> None:
 
 
 def console(to: TextIO | None = None, **options: Any) -> Console:
-    """Return a rich console with visible control characters, by default on standard output.
-
-    ``options`` are those of ``rich.console.Console``.
-    """
+    """Return a rich console with visible control characters; ``options`` as for ``Console``."""
     from rich.console import Console
     from rich.segment import Segment
 

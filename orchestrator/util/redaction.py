@@ -137,7 +137,6 @@ _BASIC = re.compile(
     r"\b((?:Basic|BASIC)\s+)(?=\S*(?:[0-9=]|[a-z][A-Z]))(?:[A-Za-z0-9+/]{4})+"
     r"(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)(?![\w+/=.-])"
 )
-#: Prefixes by which services mark their tokens.
 _KNOWN_TOKEN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}"
     r"|xox[abeprs]-[\w-]{10,}|sk-(?=[\w-]*[0-9])[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
@@ -153,7 +152,6 @@ _KEY_BODY = re.compile(
     r"(?:(?:(?:\s|\\[nr])*[A-Za-z0-9+/]{20,}={0,2})+"
     r"(?:(?:\s|\\[nr])+[A-Za-z0-9+/]+={0,2}(?=(?:\s|\\[nr])*$))?)?"
 )
-#: The same, matched backwards from the end.
 _KEY_BODY_BACKWARDS = re.compile(
     r"(?:\s|[nr]\\)*={0,2}[A-Za-z0-9+/]*(?:(?:\s|[nr]\\)+[A-Za-z0-9+/]{20,})*"
 )
@@ -161,8 +159,7 @@ _KEY_BODY_BACKWARDS = re.compile(
 _KEY_SO_FAR = f"-----BEGIN PRIVATE KEY-----\n{'A' * 64}\n"
 _KEY_SHOWN = "<private key>"
 
-#: The end of a text that may become a secret with what follows: an address in its user part, a
-#: header, a marked token, a key.
+#: End of a text that may become a secret with what follows: address, header, token or key.
 _UNFINISHED = re.compile(
     r"(?:://[^\s/?#\"']*|\b(?i:authorization\W{1,4}\S*|bearer\b|basic\b)\s*\S*"
     r"|\b(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[abeprs]-|sk-|AKIA|ASIA|eyJ)[\w.-]*"
@@ -250,10 +247,10 @@ def _redactor(variables: tuple[tuple[str, str], ...]) -> Redactor:
 
 
 def redacted_end(text: str, length: int, environment: Mapping[str, str], *, cut: bool) -> str:
-    """Return the last ``length`` characters of a log, redacted, from a line start.
+    """Return the redacted last ``length`` characters of a log, from a line start.
 
-    ``text`` should reach back further, so that long keys are seen from their beginning. With
-    ``cut`` its first line may be incomplete, and is dropped.
+    ``text`` should be longer, so that long keys are recognised; ``cut`` drops its incomplete first
+    line.
     """
     if cut:
         _, line_break, rest = text.partition("\n")
@@ -302,10 +299,9 @@ def _without_keys(text: str) -> str:
 
 
 class Redacted(io.TextIOBase):
-    """Text stream that removes secrets of ``environment``, even if split between writes.
+    """Text stream that removes secrets, even if split between writes.
 
-    Complete lines are passed on at once; ``flush`` holds back a possible start of a secret until
-    more text or ``close``.
+    ``flush`` holds back a possible start of a secret until more text or ``close``.
     """
 
     def __init__(self, stream: TextIO, environment: Mapping[str, str]) -> None:

@@ -126,10 +126,7 @@ def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
 
 
 def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
-    """Return lines for jobs that ended without running, one per state and reason.
-
-    A stop or an unsupported precision can end thousands at once.
-    """
+    """Return a line per state and reason for unrun jobs, of which a stop can end thousands."""
     groups: dict[tuple[State, str], list[RecordRow]] = {}
     for command in commands:
         groups.setdefault((command.state, command.reason), []).append(command)
@@ -219,8 +216,7 @@ def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
     return TerminalView(output.console(stream))
 
 
-# The live display: progress, cards, and the last failures, below the scrolling lines. Sixty-four
-# cards do not fit a terminal of twenty-four lines, so they are folded rather than cut.
+# The live display. Sixty-four cards do not fit twenty-four lines, so they are folded, not cut.
 
 SHOWN_FAILURES = 3
 #: Lines of the terminal left for scrolling output.
@@ -244,10 +240,7 @@ _EXPECTED = {State.UNSUPPORTED.value, State.PRUNED.value, State.OUT_OF_MEMORY.va
 
 
 def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
-    """Return the live display: a bar, counts, rates, the cards, the last failures.
-
-    If ``height`` is too small, cards are folded to a line per server, then the rest is counted.
-    """
+    """Return the live display, with cards folded or counted to fit ``height``."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table

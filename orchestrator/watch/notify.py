@@ -189,11 +189,7 @@ class Hook(Protocol):
         """Name for logs, without secrets."""
 
     def tell(self, notice: Notice) -> None:
-        """Send the notice.
-
-        Raises:
-            HookFailed: the notice was not delivered.
-        """
+        """Send the notice; raise HookFailed if it was not delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,11 +284,7 @@ class CommandHook:
 
 
 def hooks_of(texts: Sequence[str]) -> list[Hook]:
-    """Return the hooks of ``--notify``, else that of ``NIGHTGRID_NOTIFY``, if set.
-
-    Raises:
-        NightgridError: one is neither an address nor a command, or its file cannot be read.
-    """
+    """Return the hooks of ``--notify``, else of ``NIGHTGRID_NOTIFY``; see ``hook_of``."""
     given = list(texts) or ([os.environ[VARIABLE]] if os.environ.get(VARIABLE) else [])
     return [hook_of(text) for text in given]
 
@@ -301,7 +293,7 @@ def hook_of(text: str) -> Hook:
     """Parse a hook: ``https://…``, ``@FILE`` with either in it, or a command.
 
     Raises:
-        NightgridError: see ``hooks_of``.
+        NightgridError: it is neither an address nor a command, or its file cannot be read.
     """
     if text.startswith("@"):
         try:

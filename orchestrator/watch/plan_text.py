@@ -77,12 +77,10 @@ def nodes_text(nodes: Sequence[Node]) -> str:
     return ", ".join(parts) or "no nodes"
 
 
-#: A heading, and a text for each job.
 Column = tuple[str, list[str]]
 
 #: Texts of settings that nobody has set.
 _UNSET = ("null", '""', "")
-#: A job's own settings, in the order of the table.
 _FIELDS = (
     *("experiment", "workload", "model", "dataset", "accelerator", "cards", "precision"),
     *("batch_size", "engine", "isolation"),
@@ -90,10 +88,7 @@ _FIELDS = (
 
 
 def _settings(jobs: Sequence[Job]) -> Iterator[Column]:
-    """Yield each setting with its text for every job, "" if a job lacks it.
-
-    Texts are shared: thousands of jobs have few values.
-    """
+    """Yield each setting with its text for every job; equal values share one text."""
     replicated = any(job.replicate > 1 for job in jobs)
     for name in (*_FIELDS, *(["replicate"] if replicated else [])):
         values = list(map(attrgetter(name), jobs))
@@ -230,10 +225,7 @@ def deadline_lines(deadline: Deadline, forecast: Forecast | None) -> Iterator[st
 def print_plan(
     plan: Plan, file: TextIO, terminal: Console | None = None, more: Sequence[str] = ()
 ) -> None:
-    """Print the plan, a table per workload, to a file or, folded, to a terminal on ``file``.
-
-    ``more`` lines follow its sums.
-    """
+    """Print the plan to a file or, folded, to a terminal; ``more`` lines follow its sums."""
 
     def write(text: str) -> None:
         output.say(text, file, end="")

@@ -29,13 +29,9 @@ if TYPE_CHECKING:
     from orchestrator.store.store import Store
     from orchestrator.watch.state import RunFeed
 
-# Access, decided from request headers without I/O.
-#
-# On loopback, every user of this machine may read, but foreign web pages may not: with DNS
-# rebinding a foreign name is in ``Host``, and only loopback names are accepted. Beyond loopback a
-# token is required, first in the address, then as a cookie.
+# On loopback, all users of this machine may read, but foreign web pages may not (DNS rebinding):
+# only loopback names are accepted as ``Host``. Beyond, a token is required, then a cookie.
 
-#: Name of the token's parameter in an address.
 TOKEN = "token"
 
 
@@ -123,11 +119,7 @@ _REPORT_BYTES = 256 * files.MIB
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serve one run; ``serve_forever`` blocks until ``shutdown`` from another thread.
-
-    Raises (in the constructor):
-        OSError: the address is not available.
-    """
+    """Server of one run, until ``shutdown``; raises OSError if the address is unavailable."""
 
     daemon_threads = True
 
@@ -199,8 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _report(self) -> None:
         """Send the run's page as last written.
 
-        Writers of results are untrusted: links are not followed, pipes not waited for, and only
-        this version's scripts run, in a separate origin without the cookie.
+        Its writer is untrusted: links are not followed, pipes not waited for, and only this
+        version's scripts run, in a separate origin without the cookie.
         """
         path = self.server.store.path / run_files.REPORT
         try:

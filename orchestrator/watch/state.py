@@ -64,10 +64,7 @@ _COLUMNS = (
 
 
 class RunFeed:
-    """The state of one run, read on request; not thread-safe.
-
-    ``clock`` gives seconds since the epoch, to compare with the driver's; ``steady`` never jumps.
-    """
+    """State of one run, read on request; not thread-safe. The clock ``steady`` never jumps."""
 
     def __init__(
         self,
@@ -298,11 +295,7 @@ def state_of(status: RunStatus) -> str:
 
 
 def run_entries(results: Path, most: int) -> list[RunEntry]:
-    """Return the newest runs of a directory, the one written last first.
-
-    Raises:
-        StoreError: there is none.
-    """
+    """Return the newest runs, last written first; raise StoreError if there is none."""
     return [_entry(Store.existing(results, run)) for run in existing_runs(results)[:most]]
 
 
@@ -337,10 +330,7 @@ def _entry(store: Store) -> RunEntry:
 
 
 def with_sent(entries: Sequence[RunEntry], jobs: Iterable[JobInfo]) -> list[RunEntry]:
-    """Add submitted jobs whose drivers have not reported yet, with a note on failed ones.
-
-    A run submitted again keeps its old driver's state until the new one reports.
-    """
+    """Add submitted jobs whose driver has not reported; resubmitted ones keep the old state."""
     spoken = {entry.run: entry.at for entry in entries if entry.state}
     sent: dict[str, RunEntry] = {}
     for job in jobs:
