@@ -6,8 +6,8 @@
     night = run(grid, emulate="2x8")
     night.to_pandas()
 
-``orchestrator`` knows everything about jobs and nothing about models; ``workloads`` the
-other way round. The arrows between the parts are listed in ``docs/decisions.md``.
+``orchestrator`` knows jobs, ``workloads`` knows models; ``docs/decisions.md`` lists the imports
+that are allowed between parts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Grid", "Run", "load", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Names of the API, imported when asked for: the command line must not pay for them."""
+    """Import names of the API lazily: the command line must not pay for them."""
     if name not in __all__:
         raise AttributeError(f"module 'orchestrator' has no attribute {name!r}")
     return getattr(importlib.import_module("orchestrator.api"), name)

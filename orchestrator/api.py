@@ -6,8 +6,7 @@
     night.to_pandas()                    # one line a job
     night.compare(load("last-week"))     # what `nightgrid compare last-week smoke` says
 
-These are the objects that the commands use, with the same names of fields. Importing this loads
-neither torch nor Ray; running loads Ray, and torch only in the processes of the workers.
+The commands use the same objects. Importing this loads neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ MOST_ROWS_SHOWN = 20
 def load(
     run: str | os.PathLike[str] | None = None, *, results: str | os.PathLike[str] | None = None
 ) -> Run:
-    """An earlier run, or one that is under way: by name, by its directory, or the newest.
+    """Return a finished or running run by name or directory; None: the newest.
 
     Raises:
         StoreError: there is no such run; the message lists those that exist.
@@ -57,7 +56,7 @@ def load(
 
 
 class Run:
-    """The rows of one run, as they were when first asked for; ``load`` again for newer ones."""
+    """Rows of one run, read once; ``load`` again for newer ones."""
 
     def __init__(self, store: Store, *, plan: Plan | None = None) -> None:
         self.store = store
@@ -101,16 +100,11 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        """Return whether every job has an answer: measured, or known not to fit or not to exist
-        here."""
+        """Return whether every job was measured, does not fit or is unsupported here."""
         return not self.summary.unsettled and self.summary.underway is None
 
     def table(self, *, every: bool = False) -> pa.Table:
-        """The rows with all columns of docs/schema.md, raw samples included.
-
-        Args:
-            every: all attempts instead of the newest final row of each job.
-        """
+        """Rows with every column of docs/schema.md and raw samples; ``every``: all attempts."""
         from orchestrator.store.codec import to_table
 
         return to_table(self.attempts if every else self.rows)
@@ -163,11 +157,9 @@ class Run:
         return write_page(self.store, self.summary, self.attempts).resolve()
 
     def compare(self, before: Run | str | os.PathLike[str], **options: Any) -> RunComparison:
-        """Compare ``before`` with this run: what became slower or faster.
+        """Compare ``before`` (a run, or a name for ``load`` beside this run) with this run.
 
-        Args:
-            before: a run, or what ``load`` takes, looked for where this run lies.
-            options: of ``comparison.compare``: ``confidence``, ``noise``, ``allow``.
+        ``options`` are those of ``comparison.compare``: ``confidence``, ``noise``, ``allow``.
         """
         from orchestrator.analysis.comparison import compare
 
@@ -225,7 +217,7 @@ Shown = TypeVar("Shown", "Grid", "ShownPlan")
 
 
 def _as(kind: type[Shown], value: GridValue | Plan) -> Shown:
-    """The same record as one of a class that adds methods to its own."""
+    """Copy a record into a subclass of its class that adds methods."""
     return kind(**{field.name: getattr(value, field.name) for field in fields(value)})
 
 
@@ -251,19 +243,19 @@ class Grid(GridValue):
 
     @classmethod
     def from_text(cls, text: str) -> Grid:
-        """Read a grid that is in memory as YAML.
+        """Read a grid from YAML text.
 
         Raises:
-            GridError: all that is wrong with it, each with its line and column in ``text``.
+            GridError: every problem, each with line and column in ``text``.
         """
         return _as(cls, parse_grid(text.encode(), "grid"))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Grid:
-        """Read a grid from what its file would say: mappings, lists and plain values.
+        """Read a grid from the mappings, lists and plain values of its file.
 
         Raises:
-            GridError: all that is wrong with it, each with its path.
+            GridError: every problem, each with its path.
         """
         return _as(cls, grid_of_values(values))
 
@@ -276,20 +268,14 @@ class Grid(GridValue):
         retry_failed: bool = False,
         force: bool = False,
     ) -> ShownPlan:
-        """Plan the run: say what it would do with every job, and why. Starts nothing, writes
-        nothing.
+        """Decide what a run would do with every job; starts and writes nothing.
 
-        Args:
-            emulate: emulated nodes, such as ``2x8``; None: one server of eight cards of each kind.
-            name: of the run that would go on; None: the grid's.
-            results: directory of runs; None: the grid's, else NIGHTGRID_RESULTS, else
-                ``./results``.
-            retry_failed: also run what failed earlier.
-            force: run everything, measured already or not.
+        Options are those of ``run``; without ``emulate`` it plans for one server of eight cards of
+        each kind.
 
         Raises:
             GridError: these nodes can never give a job its cards.
-            ClusterError: the nodes make no sense.
+            ClusterError: the nodes are invalid.
             StoreError: earlier rows cannot be read.
         """
         from orchestrator.driver.plan import plan_grid
@@ -331,39 +317,36 @@ def run(
     priority: int = 0,
     quiet: bool = False,
 ) -> Run:
-    """Measure what a grid asks for and has not been measured yet, as `nightgrid run` does.
+    """Measure the jobs of a grid that have no result yet, as `nightgrid run` does.
 
-    Blocks until the run is over. In a notebook the first interrupt lets running jobs end and
-    starts no more, the second stops them too; either way what was measured is kept.
+    Blocks until the run is over. In a notebook the first interrupt lets running jobs end, the
+    second stops them; measured rows are kept. Failed jobs raise nothing: see ``Run.ok``.
 
     Args:
         grid: a grid, or the path of its file.
         emulate: emulated cards of this machine, such as ``2x8``; None: a Ray cluster, or this
             machine's own cards.
-        address: that cluster, ``HOST:6379``; None: what RAY_ADDRESS says, else there is none.
+        address: of the Ray cluster, ``HOST:6379``; None: RAY_ADDRESS, if set.
         in_process: one job at a time in this very process, without Ray.
-        name: of the run, which resumes one of that name; None: the grid's.
+        name: of the run; an existing one is resumed. None: the grid's.
         overrides: ``PATH=VALUE`` each, set in the grid's file as ``--set`` does.
         results: directory of runs; None: the grid's, else NIGHTGRID_RESULTS, else ``./results``.
-        results_address: a bucket to which a copy goes, ``s3://BUCKET/PREFIX``.
+        results_address: bucket for a copy, ``s3://BUCKET/PREFIX``.
         log_to: trackers that get every row, ``mlflow`` or ``mlflow=DESTINATION``.
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
-        retry_failed: also run what failed earlier.
+        retry_failed: also run jobs that failed earlier.
         force: run everything, measured already or not.
         resume: take the run over from a driver that may only seem dead.
-        ends_at: when the report must be there; a number is seconds since the epoch.
-        budget: ``ends_at`` is so long from now: if the clock is set meanwhile, it does not move.
-        remote_code: models of the grid that may run the Python code that comes with them.
-        key_file: of the key to models written by ``nightgrid protect``, on every node.
+        ends_at: deadline of the report; a number is seconds since the epoch.
+        budget: ``ends_at`` is a duration from now and does not move when the clock is set.
+        remote_code: models of the grid that may run the Python code they come with.
+        key_file: key to models written by ``nightgrid protect``, on every node.
         passports: measure each card's speed before its first job.
-        priority: among the runs that wait for cards of one cluster; higher goes first.
+        priority: among runs that wait for cards of one cluster; higher goes first.
         quiet: print nothing.
 
-    Returns:
-        The run; that a job failed is no exception but ``run.ok`` and the job's row.
-
     Raises:
-        GridError: the grid is refused; ``problems`` lists all that is wrong.
+        GridError: the grid is refused; ``problems`` lists everything wrong.
         ClusterError: there are no usable cards.
         StoreError: results cannot be read or written, or another driver holds the run.
         KeyboardInterrupt: a third interrupt ended it at once.

@@ -1,8 +1,7 @@
 """Checks of cards' speed, and which of the cards are slow. Pure.
 
-A card is compared with the other cards of its node, and with its own earlier checks. Both
-matter: a card that was always slower than its neighbours shows in the first, a node whose cards
-have all become slower in the second.
+A card is compared with the other cards of its node, which shows a card that was always slow, and
+with its own earlier checks, which show a node whose cards have all become slower.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from workloads.util.statistics import Spread
 
-#: Shares of the usual figure below which a card is called slow. Emulated cards share a processor,
-#: whose caches and clock are no card's own: what a busy neighbour costs is no slow card.
+#: Shares of the usual figure below which a card is slow; emulated cards share caches and clock.
 LEAST_SHARE, LEAST_SHARE_EMULATED = 0.9, 0.5
-#: Earlier checks of a card without which its history says nothing.
+#: Fewest earlier checks for which a card's history counts.
 LEAST_HISTORY = 3
 
 #: The figures, and their names for people.
@@ -66,11 +64,9 @@ class SlowCard:
 
 
 def slow_cards(now: Sequence[CardCheck], before: Iterable[CardCheck] = ()) -> tuple[SlowCard, ...]:
-    """The slow cards among those of a run, each by its worst figure, the slowest first.
+    """Slow cards of a run, each by its worst figure, slowest first.
 
-    Args:
-        now: the checks of one run; of several of a card the newest counts.
-        before: those of earlier runs.
+    ``now`` are the checks of one run (the newest of a card counts), ``before`` of earlier runs.
     """
     newest: dict[str, CardCheck] = {}
     for check in sorted(now, key=lambda check: check.taken_at):
@@ -99,13 +95,11 @@ def slow_cards(now: Sequence[CardCheck], before: Iterable[CardCheck] = ()) -> tu
 
 
 def spread_of_runs(checks: Iterable[CardCheck]) -> Spread:
-    """Spread of the cards' speed from run to run, by the figure that varies most; none where no
-    card was in ``LEAST_HISTORY`` runs.
+    """Spread of card speed from run to run, by the figure that varies most.
 
-    A run's speed is the median over its cards, each held against its own mean over all runs: other
-    cards are no difference between runs, and one slow card is none either. The noise of checks is
-    in it, so it is not too small. Cards of fewer runs are left out: the only run of a card is its
-    mean, which would look like no spread at all.
+    A run's speed is the median over its cards of figure over the card's own mean, so neither other
+    cards nor one slow card count as a difference between runs. Cards with fewer than
+    ``LEAST_HISTORY`` runs are left out: a single run equals its mean and would show no spread.
     """
     alike: dict[object, list[CardCheck]] = {}
     for check in checks:
@@ -140,8 +134,7 @@ def _with_known(newer: CardCheck, older: CardCheck | None) -> CardCheck:
 def _slow(
     card: CardCheck, figure: str, others: Sequence[CardCheck], than: str, least: int
 ) -> SlowCard | None:
-    """The card by one figure, if that is low beside the figures of others of the same product that
-    used as many threads."""
+    """The card, if one figure is low beside others of the same product and thread count."""
     value: float | None = getattr(card, figure)
     alike = [
         other

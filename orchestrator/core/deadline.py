@@ -1,8 +1,7 @@
 """Deadline of a run, report included: ``--deadline 08:00`` or ``--budget 9h``.
 
-A deadline is a moment. The schedule is given an earlier one, by which every attempt must have
-ended, and the time between is the reserve: first for processes to end, then for the report. Pure:
-the time of day is handed in.
+The schedule gets an earlier moment, by which every attempt must have ended; the reserve between
+the two is for processes to end and for the report. Pure: the time of day is an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from datetime import datetime, timedelta
 STOP_S = 30.0  # for workers to end, and the cards to be given back
 REPORT_S = 30.0
 REPORT_S_PER_JOB = 0.02
-#: A short budget is not eaten up by its reserve.
+#: Largest share of a short budget that the reserve may take.
 MOST_OF_BUDGET = 0.25
 
 _BUDGET = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+)s)?")
@@ -53,7 +52,7 @@ def parse_budget(text: str) -> float:
     """Seconds of ``9h``, ``90m``, ``1h30m``, ``45s``, ``1d`` or ``1.5h``.
 
     Raises:
-        ValueError: it is none; the message says what would be.
+        ValueError: it is not a duration; the message gives examples.
     """
     compact = text.strip().lower().replace(" ", "")
     match = _BUDGET.fullmatch(compact)
@@ -72,13 +71,10 @@ def parse_budget(text: str) -> float:
 def parse_deadline(
     text: str, now: datetime, local: Callable[[datetime], datetime] = datetime.astimezone
 ) -> datetime:
-    """The moment meant by ``08:00`` (the next one) or by a date and time with a zone,
-    ``2026-11-22T08:00+01:00``.
+    """Moment of ``08:00`` (the next one) or of ``2026-11-22T08:00+01:00``.
 
-    Args:
-        text: what the user wrote.
-        now: on the user's clock, with its zone.
-        local: gives a time without zone the user's; clocks may change before it.
+    ``now`` has the user's zone; ``local`` adds that zone to a time without one (clocks may change
+    before it).
 
     Raises:
         ValueError: it is neither, has no zone, or is past; the message says what would be right.

@@ -14,9 +14,9 @@
     ├── NotComparable      two runs have no rows that may be compared
     └── ExtraMissing       an optional package is not installed
 
-What goes wrong *inside* a job is not an exception here but a row: see ``outcome.py``.
-``exit_code`` is what the command line returns for the class. Codes up to 9 belong to these classes;
-from 10 on the command did its work, and the answer is not the wished one.
+Failures *inside* a job are rows, not exceptions: see ``outcome.py``. ``exit_code`` is that of the
+command line. Codes up to 9 belong to these classes; from 10 on the command did its work, and the
+answer is negative.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The words that the schedule, the driver, the executor and the simulator share.
+"""Events and commands that the schedule, the driver, the executor and the simulator share.
 
-Events are what happened, with the time it was seen; commands are what is to be done. ``Schedule``
-turns the one into the other and touches nothing else (``scheduler/scheduler.py``).
-
-The times of events and commands are seconds of a clock that only goes forward (``host.py``). What
-people read and what rows hold is the time of day; ``ClockSet`` says how the two are related.
+``Schedule`` turns events (what happened, and when it was seen) into commands, and does nothing
+else (``scheduler/scheduler.py``). Their times are seconds of a monotonic clock (``host.py``); rows
+hold the time of day, and ``ClockSet`` relates the two.
 """
 
 from __future__ import annotations
@@ -43,15 +41,14 @@ class NodeLeft(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardsInUse(Event):
-    """Nodes that are there and have no card for this run, since somebody else has them: all of
-    them, none once they are ours or gone."""
+    """All present nodes whose cards another run has; empty once they are ours or gone."""
 
     nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSilent(Event):
-    """Nobody can say which nodes there are (``silent``), or somebody can again."""
+    """The cluster stopped answering which nodes it has (``silent``), or answers again."""
 
     silent: bool
 
@@ -66,10 +63,9 @@ class WorkerReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped(Event):
-    """A worker's process is gone and its card free: asked for, failed to start, or died idle.
+    """A worker's process is gone and its card free; ``failure`` is None if it was stopped.
 
-    ``failure`` is None when it was asked for. A worker that dies during an attempt gives
-    ``AttemptEnded`` first, then this.
+    A worker that dies during an attempt gives ``AttemptEnded`` first, then this.
     """
 
     worker_id: str
@@ -78,7 +74,7 @@ class WorkerStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOverdue(Event):
-    """A worker has done nothing new for longer than it may: it hangs, or does not come up."""
+    """A worker made no progress within its limit: it hangs, or does not come up."""
 
     worker_id: str
     reason: str
@@ -93,20 +89,20 @@ class AttemptEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick(Event):
-    """Time has passed; a timer asked for with ``Wake`` may be due."""
+    """Time has passed; a timer set with ``Wake`` may be due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(Event):
-    """The user or the cluster asks for an orderly end: start nothing more."""
+    """Request of the user or the cluster to end in order: start nothing more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSet(Event):
-    """The time of day is ``ahead_s`` seconds more than the clock of the events: said first of all
-    in a run, and again when the time of day was set, by ``by_s`` seconds."""
+    """Time of day minus the clock of events, ``ahead_s``: first event of a run, and again when
+    the time of day was set by ``by_s`` seconds."""
 
     ahead_s: float
     by_s: float = 0.0
@@ -114,8 +110,7 @@ class ClockSet(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
-    """Start a process that owns ``card``. Gang workers know their rank from the start, since
-    collective libraries read it when they are imported."""
+    """Start a process that owns ``card``; collective libraries read its rank at import."""
 
     worker_id: str
     card: Card
@@ -145,11 +140,10 @@ class RunAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRow:
-    """Write a row, durably and at once, but without letting a card wait for the disk.
+    """Write a row durably, without letting a card wait for the disk.
 
-    ``final`` marks the job's one terminal row; rows of attempts that will be retried, and of
-    probes, are not final. ``attempt`` and ``outcome`` are None for a job that ends without
-    running (UNSUPPORTED, PRUNED, NOT_STARTED).
+    ``final`` marks the job's one terminal row; rows of probes and of attempts to be retried are
+    not final. ``attempt`` and ``outcome`` are None for a job that never ran.
     """
 
     job: Job
@@ -189,28 +183,28 @@ class Progress:
 class Executor(Protocol):
     """Performs commands and reports events; decides nothing.
 
-    ``perform`` returns at once; what it was asked for may wait until ``events`` is entered next.
-    Whatever becomes of a command is an event: a worker that cannot start is ``WorkerStopped`` with
-    a failure, an attempt whose process dies is ``AttemptEnded`` with state LOST or FAILED. The
-    nodes there at the start are ``NodeJoined`` events.
+    Every consequence of a command is an event: a worker that cannot start is ``WorkerStopped`` with
+    a failure, an attempt whose process dies is ``AttemptEnded`` with state LOST or FAILED. Nodes
+    present at the start are ``NodeJoined`` events.
     """
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
-        """Carry out one command without waiting for its end."""
+        """Start one command and return; it may begin only at the next call of ``events``."""
 
     def events(self, timeout_s: float) -> list[Event]:
-        """Events since the last call; waits up to ``timeout_s`` for one. With 0 it looks only: rows
-        may not be written yet."""
+        """Events since the last call, waiting up to ``timeout_s`` for one.
+
+        With 0 it only looks and starts nothing: rows may not be written yet.
+        """
 
     def progress(self) -> Mapping[str, Progress]:
-        """The busy workers, by worker id, as last heard."""
+        """Last report of each busy worker, by worker id."""
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
-        """Latest readings of the cards from outside their workers; cards without any are not in
-        it."""
+        """Latest readings of the cards, taken outside their workers; cards may be missing."""
 
     def durable(self, attempt_ids: Sequence[str]) -> None:
-        """The rows of these attempts are synced: their outcomes need not be kept any longer."""
+        """Drop the stored outcomes of these attempts: their rows are synced."""
 
     def close(self) -> None:
         """Stop every worker and release every card."""

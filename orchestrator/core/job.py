@@ -1,7 +1,7 @@
 """A job is one point of a grid. Its identity is its content: equal settings are the same job.
 
-Ids and residency keys are read from the declarations of the settings (``workloads/settings.py``). A
-setting of a workload or an engine that is not installed here counts as it is: it enters the id.
+Ids and residency keys follow the declarations of settings (``workloads/settings.py``). A setting of
+a workload or engine that is not installed here enters the id as it is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX, BEST = "max", "best"
 
 
 class _Declared(type):
-    """``Accelerator.NAME`` is ``Accelerator("NAME")``; iterating gives all that are declared."""
+    """Metaclass: ``Accelerator.NAME`` is ``Accelerator("NAME")``; iterating gives all kinds."""
 
     def __getattr__(cls, name: str) -> Accelerator:
         try:
@@ -44,11 +44,8 @@ class _Declared(type):
 
 
 class Accelerator(str, metaclass=_Declared):
-    """A kind of card by its name in grids and rows, which some device declares.
-
-    There is one object for each, so kinds can be compared with ``is``. Hashing is that of text:
-    thousands of jobs are counted by it.
-    """
+    """Kind of card by its name in grids and rows. One object each, so ``is`` compares kinds; it
+    hashes as text, since thousands of jobs are counted by it."""
 
     __slots__ = ("spec",)
     spec: DeviceSpec
@@ -56,10 +53,7 @@ class Accelerator(str, metaclass=_Declared):
     _known: ClassVar[dict[str, Accelerator]] = {}
 
     def __new__(cls, name: str) -> Accelerator:
-        """
-        Raises:
-            ValueError: no device declares the name; the message lists what there is.
-        """
+        """Raise ValueError, listing the declared kinds, if no device declares the name."""
         known = cls._known.get(name)
         if known is None:
             try:
@@ -81,7 +75,7 @@ class Accelerator(str, metaclass=_Declared):
 
     @property
     def device(self) -> str:
-        """The name of its device: the software that drives such a card."""
+        """Name of the device (software) that drives such a card."""
         return self.spec.name
 
 
@@ -113,8 +107,7 @@ class State(str, Enum):
 
 
 def supersedes(newer: State, older: State) -> bool:
-    """Return whether a job's newer final row replaces the older one. A row that measured nothing
-    never hides a success: a run that measures everything anew may be cut short."""
+    """Return whether a newer final row replaces the older; NOT_STARTED, LOST hide no success."""
     return not (older is State.SUCCEEDED and newer in (State.NOT_STARTED, State.LOST))
 
 
@@ -134,15 +127,15 @@ class Job:
     isolation: Literal["warm", "process"] = "warm"
     parameters: Parameters = ()
     measure: MeasureSettings = field(default_factory=MeasureSettings)
-    #: Number of this repetition in a fresh process, from 1. It is no setting: replicates of a cell
-    #: measure the same thing (``scheduler/queues.py``).
+    #: Number of this repetition in a fresh process, from 1 (``scheduler/queues.py``).
     replicate: int = 1
 
     def identity(self) -> dict[str, object]:
-        """The meaning of the job, of which its id is made. The experiment's name and the stopping
-        rule are not part of it: renaming an experiment or asking for more repeats does not make it
-        another job. The number of a replicate is, from 2 on, so that a job has the same id with
-        replicates and without."""
+        """Content that the id is made of.
+
+        The experiment's name and the stopping rule are left out, so changing them keeps the id; a
+        replicate's number is in it from 2 on, so replicate 1 has the id of a job without any.
+        """
         content: dict[str, object] = {
             name: declared.value_in_id(value)
             for name, declared in FIELDS.items()
@@ -169,7 +162,7 @@ class Job:
 
     @cached_property
     def cell_id(self) -> str:
-        """The id that all replicates of the job share: that of the first."""
+        """Id of the first replicate, shared by all."""
         return self.job_id if self.replicate == 1 else replace(self, replicate=1).job_id
 
     @property
@@ -190,8 +183,8 @@ class Job:
 
     @cached_property
     def residency_key(self) -> str:
-        """Jobs with equal keys can share a loaded model in a warm worker. In it are the settings
-        that change the loaded model; of an unknown workload any may."""
+        """Key of jobs that can share a loaded model in a warm worker: the settings that change the
+        model, or all settings of an unknown workload."""
         key = "|".join(str(getattr(self, name)) for name, field in FIELDS.items() if field.loads)
         declared = registry.declared_in_rows(self.workload, self.engine)
         loaded_with = {
@@ -206,7 +199,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """A short name for people: progress lines, the Ray dashboard."""
+        """Short name for progress lines and the Ray dashboard."""
         cards = f" {self.cards}x{self.accelerator}" if self.cards > 1 else f" {self.accelerator}"
         again = f" replicate {self.replicate}" if self.replicate > 1 else ""
         return f"{self.model} {self.workload} {self.precision} b={self.batch_size}{cards}{again}"

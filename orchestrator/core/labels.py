@@ -1,9 +1,8 @@
-"""One label for a job everywhere: what varies in its grid, and nothing that does not.
+"""Job labels: only what varies in the grid.
 
-``where`` and ``work`` tell pieces of work apart (model, workload, dataset, cards, settings whose
-role is ``work``), ``choices`` the ways of doing one (precision, batch size, engine, settings whose
-role is ``choice``). Under a heading that names the work, choices are enough: labels end with them.
-A grid that varies many settings, mostly one at a time, names those that are not as usual.
+``where`` and ``work`` name the work (model, workload, dataset, cards, settings whose role is
+``work``), ``choices`` the way of doing it (precision, batch size, engine, settings whose role is
+``choice``). Labels end with the choices, which suffice under a heading that names the work.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from orchestrator.core.measurement import Measurement
 
 Labelled: TypeAlias = "Job | Measurement | Named"
-#: With more settings of one role that vary, only those that are not as usual are named.
+#: If more settings of one role vary, only those with unusual values are named.
 MOST_NAMED = 3
-#: Digits of a job's id where no setting tells two jobs apart.
+#: Digits of the id that distinguish jobs with equal settings.
 ID_DIGITS = 6
-#: Of a model's commit, all of which its rows have.
+#: Length of a model's commit in rows, and the digits that labels show.
 COMMIT_LENGTH, COMMIT_DIGITS = 40, 7
 
 
@@ -60,12 +59,12 @@ class Label:
 
     @property
     def choices(self) -> str:
-        """The ways in which the work was done, which end the label."""
+        """End of the label: how the work was done."""
         return _joined(self.precision, self.batch, self.rest)
 
     @property
     def setting(self) -> str:
-        """The words that tell jobs of one place, precision and batch size apart."""
+        """Words that distinguish jobs of one place, precision and batch size."""
         return _joined(self.work, self.rest)
 
     def __str__(self) -> str:
@@ -73,7 +72,7 @@ class Label:
 
 
 def labels_of(jobs: Sequence[Labelled]) -> dict[str, Label]:
-    """The label of each of these jobs, by job id: no two have the same."""
+    """Distinct labels of these jobs, by job id."""
     where, rest = _where_words(jobs), _rest_words(jobs)
     precisions = _varies(jobs, "precision")
     batches = len({_requested(job) for job in jobs}) > 1
@@ -102,7 +101,7 @@ def labels_of(jobs: Sequence[Labelled]) -> dict[str, Label]:
 
 
 def batch_word(job: Labelled) -> str:
-    """``b=8``; ``b=48 (max)`` for a search that has found 48."""
+    """``b=8``; ``b=48 (max)`` for the result of a search."""
     requested = _requested(job)
     if isinstance(job, Job) or requested.isdecimal() or job.batch_size is None:
         return f"b={requested}"
@@ -120,7 +119,7 @@ def said(name: str, value: Scalar) -> str:
 def _distinct(
     label: Label, group: Sequence[Labelled], parameters: _Parameters
 ) -> Iterator[tuple[str, Label]]:
-    """Labels of jobs that differ in what changes nothing that is measured, or in nothing known."""
+    """Labels of jobs that differ only in neutral settings, or in nothing known."""
     labels = {
         job.job_id: replace(label, rest=_joined(label.rest, parameters.neutral_words(job)))
         for job in group
@@ -167,8 +166,7 @@ def _rest_words(jobs: Sequence[Labelled]) -> list[Callable[[Labelled], str]]:
 
 
 def _last(value: str) -> str:
-    """The last part of a path, and a model of a hub with the first digits of its commit; any other
-    name as it is."""
+    """Shorten a path to its last part, and the commit of a hub's model to its first digits."""
     name, at, commit = value.partition("@")
     if len(commit) == COMMIT_LENGTH:
         return name + at + commit[:COMMIT_DIGITS]
@@ -181,8 +179,7 @@ def _requested(job: Labelled) -> str:
 
 
 class _Parameters:
-    """The workloads' settings of some jobs, with their roles. Thousands of jobs share a few
-    mappings of parameters, and each is looked at once."""
+    """Workload settings of some jobs by role, memoised: thousands of jobs share a few mappings."""
 
     def __init__(self, jobs: Sequence[Labelled]) -> None:
         self._mappings: list[object] = []  # so that no other object gets the id of a key
@@ -205,7 +202,7 @@ class _Parameters:
         return self._words[key]
 
     def neutral_words(self, job: Labelled) -> str:
-        """All that varies of the neutral settings of a job that nothing else distinguishes."""
+        """Neutral settings that vary, for a job that nothing else distinguishes."""
         values, roles = self._values[self._key(job)], declared_of(job.workload, job.engine)
         neutral = [name for name in self._usual if name in roles and roles[name].role == "neutral"]
         return _joined(*(said(name, values[name]) for name in neutral if name in values))
@@ -215,8 +212,8 @@ class _Parameters:
         return job.workload, job.engine, id(job.parameters)
 
     def _varying(self, counts: Counter[tuple[str, str, int]]) -> dict[str, Scalar]:
-        """The settings that vary, by name: the value that is usual. A setting that only some jobs
-        have, and these with one value, goes with whatever makes them have it."""
+        """Usual values of the settings that vary, by name. A setting that only some jobs have, with
+        one value, is left out: whatever makes them have it is named already."""
         seen: dict[str, Counter[tuple[type, Scalar]]] = {}
         for key, values in self._values.items():
             for name, value in values.items():

@@ -1,8 +1,8 @@
-"""The record that every attempt leaves, successful or not: one row of the result tables.
+"""Row of an attempt, successful or not, in the result tables.
 
-Raw samples are kept; statistics are derived from them (``workloads/bench/metrics.py``), so that a
-better statistic can be computed next year from this year's rows. Times are seconds, sizes bytes.
-The sums of a repeat are those of all ranks together; its time is that of the slowest.
+Raw samples are stored and statistics derived from them (``workloads/bench/metrics.py``), so later
+versions can compute better ones. Times are seconds, sizes bytes. The sums of a repeat are over all
+ranks, its time is that of the slowest.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Measurement:
     purpose: Purpose
     recorded_at: float | None = None  # seconds since the epoch; when the driver made the row
 
-    # what was asked
+    # settings
     experiment: str
     workload: str
     model: str
@@ -89,7 +89,7 @@ class Measurement:
     measure: MeasureSettings
     replicate: int = 1
 
-    # what came of it
+    # outcome
     state: State
     reason: str
     failure_class: str | None = None
@@ -98,14 +98,14 @@ class Measurement:
     started_at: float | None = None  # seconds since the epoch
     ended_at: float | None = None
 
-    # where it ran
+    # place
     nodes: tuple[str, ...] = ()
     card_indices: tuple[int, ...] = ()
     device_name: str | None = None
     driver_version: str | None = None
     emulated: bool = False
 
-    # with what
+    # software
     versions: Mapping[str, str] = field(default_factory=dict)
     git_commit: str | None = None
     git_dirty: bool | None = None
@@ -149,8 +149,7 @@ class Measurement:
     random_weights: bool | None = None
     synthetic_data: bool | None = None
     precision_detail: str | None = None
-    #: Figures by name, of all ranks: reported by the workload, or derived from the samples
-    #: (``registry.metrics_of``).
+    #: Figures of all ranks, reported by the workload or derived (``registry.metrics_of``).
     workload_metrics: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
 
@@ -160,7 +159,7 @@ class Measurement:
     image: bytes | None = None
 
     def reported(self, name: str) -> float | None:
-        """A figure that the workload reported; rows of version 0.1.0 have it among ``details``."""
+        """A figure reported by the workload; rows of version 0.1.0 have it in ``details``."""
         if name in self.workload_metrics:
             return self.workload_metrics[name]
         text = self.details.get(name)
@@ -194,7 +193,7 @@ def repeats_of(timed: Iterable[Ranked]) -> dict[int, list[Ranked]]:
 
 
 def complete_of(repeats: Mapping[int, Sequence[Ranked]]) -> dict[int, Sequence[Ranked]]:
-    """Those of an attempt's repeats that every rank finished."""
+    """The repeats that every rank finished."""
     ranks = {rank for pairs in repeats.values() for rank, _ in pairs}
     return {
         number: pairs
@@ -228,7 +227,7 @@ def totals_of(pairs: Iterable[Ranked]) -> Totals:
 
 
 def sum_of(totals: Iterable[Totals]) -> Totals:
-    """Several repeats one after the other."""
+    """Totals of several repeats in sequence."""
     columns = zip(*map(astuple, totals), strict=True)
     wall_s, *counts = columns
     return Totals(math.fsum(wall_s), *map(sum, counts))

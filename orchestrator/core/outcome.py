@@ -1,6 +1,6 @@
-"""An attempt is one try at a job on given cards; an outcome is what its workers measured or say.
+"""Attempts (one try at a job on given cards), their outcomes and classes of failure.
 
-What goes wrong inside an attempt is a failure with a class, never an exception of ``errors.py``.
+A failure inside an attempt is never an exception of ``errors.py``.
 """
 
 from __future__ import annotations
@@ -72,15 +72,14 @@ def classify(exception: BaseException) -> FailureClass:
     return FailureClass.ERROR
 
 
-#: ``probe`` asks only whether a batch size fits (``batch_size: max``), ``trial`` times one roughly
-#: (``best``); ``measure`` is the real one.
+#: ``probe``: does a batch size fit (``max``); ``trial``: time it roughly (``best``).
 Purpose = Literal["measure", "probe", "trial"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try. ``job_id`` is the grid's job; ``job`` is what runs, which differs from it only in
-    ``batch_size`` when the grid asked for a search, and in the timing of its trials."""
+    """One try. ``job_id`` is the grid's job; in a search ``job``, which runs, has another batch
+    size and timing."""
 
     attempt_id: str  # "<job_id>-<number>", unique in the run
     job_id: str
@@ -90,17 +89,13 @@ class Attempt:
     purpose: Purpose = "measure"
 
     def to_json(self) -> str:
-        """All of it as one line, for its workers."""
+        """JSON on one line, for its workers."""
         cards = [(card.node_id, card.index, card.accelerator) for card in self.cards]
         return json.dumps(asdict(self) | {"cards": cards}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Attempt:
-        """The attempt that ``to_json`` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is no attempt.
-        """
+        """Read ``to_json`` back; raises KeyError, TypeError or ValueError for other text."""
         values: dict[str, Any] = json.loads(text)
         job = values["job"]
         parsed = {
@@ -117,8 +112,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """Facts about a worker and its surroundings, taken once in its process: the row's
-    provenance."""
+    """Provenance of a row: facts about a worker and its host, taken once in its process."""
 
     worker_id: str
     node_name: str

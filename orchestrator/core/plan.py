@@ -1,7 +1,6 @@
-"""A plan: every job with what will be done with it and why; printable before anything starts.
+"""Plan: every job with its action and the reason, made by ``planning/planner.py``.
 
-It is made from jobs, cluster and earlier rows (``planning/planner.py``), and `nightgrid run`
-executes the very object that `nightgrid plan` prints.
+`nightgrid run` executes the very object that `nightgrid plan` prints.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from workloads.devices import host_device
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Seconds that something is likely to take."""
+    """Likely duration in seconds."""
 
     low_s: float
     middle_s: float
@@ -27,7 +26,7 @@ class Span:
         return Span(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     def times(self, low: float, middle: float, high: float) -> Span:
-        """Each of the three by a factor of its own."""
+        """Multiply each of the three by its own factor."""
         return Span(self.low_s * low, self.middle_s * middle, self.high_s * high)
 
     def or_longer(self, other: Span) -> Span:
@@ -38,7 +37,7 @@ class Span:
 NOTHING = Span(0.0, 0.0, 0.0)
 
 
-#: Detail of a row that names the savings of what its job took by name.
+#: Detail of a row that identifies the saved things its job loaded by name.
 TOOK = "took"
 
 
@@ -79,7 +78,7 @@ class Action(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """A job, what will be done with it, and why."""
+    """A job with its action and the reason."""
 
     job: Job
     action: Action
@@ -91,7 +90,7 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:
-    """The plan that `nightgrid plan` prints and `nightgrid run` executes: the very same object."""
+    """Jobs of a run with their actions, and what they are planned for."""
 
     grid_name: str
     jobs: tuple[PlannedJob, ...]

@@ -1,9 +1,8 @@
 """Readings of an attempt's timed part: energy, utilization and clocks of its cards. Pure.
 
-Where the card has a counter of energy, the difference of two readings is exact but for the ends of
-the stretch, which lie between readings; without one the power is integrated. Readings are never as
-dense as one would wish, so a stretch that is not much longer than the time between them, or that
-was not watched throughout, has no energy: None, and never a guess.
+Energy is the difference of two readings of the card's counter, interpolated at both ends; without a
+counter, power is integrated. It is None, never a guess, for an interval not covered by readings
+throughout or not much longer than the time between them.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from typing import Literal
 from workloads.devices.monitor.host import CardTelemetry
 from workloads.util.statistics import percentile
 
-#: A stretch has to be this many times as long as the longest time between two of its readings:
-#: what happens between readings at its two ends is only interpolated.
+#: Least length of an interval over its longest gap between readings: its ends are interpolated.
 STRETCH_PER_GAP = 4.0
 
 Source = Literal["counter", "power"]
@@ -41,10 +39,10 @@ class Energy:
 
 
 def energy_between(readings: Sequence[Reading], start: float, end: float) -> Energy | None:
-    """The energy from ``start`` to ``end``, by readings in the order of time.
+    """The energy from ``start`` to ``end``, by readings in order of time.
 
-    None where the stretch was not watched from before its start to after its end, where it is too
-    short for how often the card was read, or where neither counter nor power is known throughout.
+    None if the readings do not cover the interval, are too sparse for it, or lack both counter and
+    power.
     """
     if end <= start:
         return None
@@ -65,8 +63,7 @@ def energy_between(readings: Sequence[Reading], start: float, end: float) -> Ene
 
 
 def _by_counter(readings: Sequence[Reading], start: float, end: float) -> float | None:
-    """Energy by the card's counter; None where a reading lacks it, or where the counter went back
-    because the card's driver was loaded again."""
+    """Energy by the card's counter; None if it is missing or was reset by a driver reload."""
     points = [(at, read.energy_j) for at, read in readings if read.energy_j is not None]
     if len(points) != len(readings):
         return None
@@ -76,7 +73,7 @@ def _by_counter(readings: Sequence[Reading], start: float, end: float) -> float 
 
 
 def _by_power(readings: Sequence[Reading], start: float, end: float) -> float | None:
-    """Straight lines between the readings of power; None where one is missing."""
+    """Integrate power, linear between readings; None if one is missing."""
     points = [(at, read.power_w) for at, read in readings if read.power_w is not None]
     if len(points) != len(readings):
         return None
@@ -86,7 +83,7 @@ def _by_power(readings: Sequence[Reading], start: float, end: float) -> float | 
 
 
 def _at(line: Sequence[tuple[float, float]], moment: float) -> float:
-    """The value at a moment of the straight line through two points."""
+    """Interpolate linearly between two points."""
     (a, p), (b, q) = line
     return p if b == a else p + (q - p) * (moment - a) / (b - a)
 
@@ -122,11 +119,10 @@ def card_readings(readings: Sequence[Reading], start: float, end: float) -> dict
     return details | ({"card_readings": str(len(within))} if details else {})
 
 
-#: Threads that ran less than this share of the busiest one's time are helpers, such as samplers:
-#: nobody waits for them, so that they wait says nothing of the figure.
+#: Threads that ran less than this share of the busiest one's time are helpers, whose waits are
+#: ignored.
 HELPER_SHARE = 0.1
-#: Times of the host are counted in ticks of 10 ms: in less than this one tick would be a share that
-#: means something.
+#: Shortest interval for host times, which count in ticks of 10 ms.
 SHORTEST_OF_HOST_S = 0.5
 
 
@@ -178,8 +174,7 @@ class ProcessorUse:
 def use_between(before: ProcessorReading, after: ProcessorReading) -> ProcessorUse | None:
     """Use between two readings of one process; None where no time passed.
 
-    A thread that waits while it could run holds up those that wait for it, so the waiting of all
-    threads that compute is added up.
+    The waits of all computing threads are added up, since each holds up the others.
     """
     wall_s = after.at - before.at
     if wall_s <= 0:
@@ -205,6 +200,6 @@ def use_between(before: ProcessorReading, after: ProcessorReading) -> ProcessorU
 
 
 def _counted_at(reading: ProcessorReading) -> float:
-    """The moment at which the host of a reading was counted."""
+    """Time of a reading's host counters."""
     host = reading.host
     return reading.at if host is None or host.at is None else host.at

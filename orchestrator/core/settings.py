@@ -1,12 +1,11 @@
 """Settings that every job has: types, defaults, roles, and what a row's parameters mean today.
 
-A batch size may be a search: ``max`` (the largest that fits) or ``best`` (the fastest), held as
-text so that it can stand in ids and rows, with limits as in ``max(cap=4096, tolerance=0.05)``. In a
-grid the longer form is a mapping, ``{max: {cap: 4096, tolerance: 0.05}}``.
+A batch size may be a search: ``max`` (the largest that fits) or ``best`` (the fastest), stored as
+text for ids and rows, such as ``max(cap=4096, tolerance=0.05)``; in a grid that is a mapping,
+``{max: {cap: 4096, tolerance: 0.05}}``.
 
-Results outlive the version that measured them, so ``as_declared`` translates the parameters of an
-old row: settings that came later, values that were renamed, settings that moved to an engine. A
-setting that nothing here declares counts as work: rows that differ in it are never ranked.
+``as_declared`` translates the parameters of an older version's row. A setting that nothing here
+declares counts as work: rows that differ in it are never ranked.
 """
 
 from __future__ import annotations
@@ -29,11 +28,10 @@ from workloads.settings import Declaration, Settings, Value, declarations, setti
 Goal = Literal["max", "best"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 
-#: The largest size that is tried where the grid does not say.
+#: Default of the largest size to try.
 CAP = 1024
 LARGEST_CAP = 1_000_000
-#: ``max``: by how much of the answer a larger size that fits may be missed. ``best``: by how much
-#: of the highest throughput a size may be behind to count as equal.
+#: Shares: of the size by which ``max`` may miss; of throughput within which ``best`` is a tie.
 TOLERANCES: Mapping[str, float] = {"max": 0.0, "best": 0.05}
 
 #: The text of a search; what ``parse`` takes.
@@ -47,7 +45,7 @@ HINT = "write max, best or {max: {cap: 4096, tolerance: 0.05}}"
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A wish for a batch size."""
+    """Search for a batch size."""
 
     goal: Goal
     cap: int
@@ -55,7 +53,7 @@ class Search:
 
     @property
     def text(self) -> str:
-        """The wish as a job holds it."""
+        """Text of the search, as in ``Job.batch_size``."""
         limits = []
         if self.cap != CAP:
             limits.append(f"cap={self.cap}")
@@ -66,11 +64,7 @@ class Search:
 
 @lru_cache(maxsize=256)
 def search_of(batch_size: int | str) -> Search | None:
-    """The search that a job's batch size asks for; None where it is a number.
-
-    Raises:
-        ValueError: it is text and no search.
-    """
+    """Search of a job's batch size; None for a number; raises ValueError for other text."""
     if not isinstance(batch_size, str):
         return None
     match = _PATTERN.match(batch_size)
@@ -84,11 +78,7 @@ def search_of(batch_size: int | str) -> Search | None:
 
 
 def from_mapping(wish: Mapping[str, Any]) -> str:
-    """The text of a search that a grid says as a mapping.
-
-    Raises:
-        ValueError: the mapping says something else.
-    """
+    """Text of a search written as a mapping; raises ValueError for any other mapping."""
     if len(wish) != 1 or (goal := next(iter(wish))) not in GOALS:
         raise ValueError(f"a search for a batch size has one key, {' or '.join(GOALS)}; {HINT}")
     limits = {"cap": CAP, "tolerance": TOLERANCES[goal]}
@@ -111,7 +101,7 @@ def from_mapping(wish: Mapping[str, Any]) -> str:
 
 
 def _kinds() -> str:
-    """Our kinds of cards: "HPU (Intel Gaudi), GPU (NVIDIA) or CPU"."""
+    """The built-in kinds of cards: "HPU (Intel Gaudi), GPU (NVIDIA) or CPU"."""
     kinds = [
         f"{spec.accelerator} ({spec.summary})" if spec.summary else spec.accelerator
         for spec in own_devices()
@@ -209,19 +199,19 @@ MAPPINGS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"batch_size": from
 
 
 def declared_of(workload: str, engine: str) -> Mapping[str, Declaration]:
-    """The declaration of every setting of such jobs, by name: a job's own, then its workload's."""
+    """Declaration of each setting by name: fields of every job, then the workload's."""
     return {**FIELDS, **registry.declared_in_rows(workload, engine)}
 
 
 def usual_engine(workload: str) -> str:
-    """The engine of a job whose grid names none."""
+    """Default engine of a workload."""
     entry = registry.WORKLOADS.get(workload)
     return entry.default_engine if entry is not None else str(FIELDS["engine"].default)
 
 
 def as_declared(workload: str, engine: str, parameters: Mapping[str, Value]) -> dict[str, Value]:
-    """The parameters as this version would say them, defaults filled in. What a setting of another
-    engine leaves as it is, is left out."""
+    """Translate parameters to this version, defaults filled in; settings of another engine that
+    have no effect are left out."""
     declared = registry.declared_in_rows(workload, engine)
     settings = {n: d.default for n, d in declared.items() if d.default is not ...}
     for name, value in parameters.items():

@@ -1,7 +1,6 @@
-"""The state of a run as one value: counts, what each card runs, and when it may end.
+"""Status of a run: counts, what each card runs, and when it may end.
 
-The driver shows that value (``board.py`` makes it) in the terminal and writes it to
-``status.json``, from where `nightgrid status` reads it on any machine that sees the results.
+``board.py`` makes it; the driver shows it and writes it to ``status.json`` for `nightgrid status`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class CardStatus:
     phase_age_s: Real = 0.0
     job: str = ""
     attempt_id: str = ""
-    # Read from outside the worker's process; None where nobody knows.
+    # Read from outside the worker's process; None: unknown.
     power_w: Real | None = None
     temperature_c: Real | None = None
     utilization_percent: Real | None = None
@@ -41,10 +40,7 @@ class CardStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Rate that finished jobs achieved while they were timed: their work over their time.
-
-    Tokens and training samples are never added up: there is one of these for each unit.
-    """
+    """Work of finished jobs over their timed part, in one unit (units are never added up)."""
 
     unit: str  # "tokens/s" or "samples/s"
     per_s: Real
@@ -53,7 +49,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
-    """An attempt that came to nothing, whether or not it is tried again."""
+    """A failed attempt, to be retried or not."""
 
     at: Real  # seconds since the epoch
     job: str
@@ -80,8 +76,8 @@ class RunStatus:
     eta_s: Real | None  # None when unknown
     eta_low_s: Real | None = None  # while little of the run is done: the range that it is in
     eta_high_s: Real | None = None
-    #: How the run came to its cards (``forecast.py``), and how long after the command its first
-    #: attempt began; None before that, and where it waited for cards that others held.
+    #: ``Startup.kind``, and seconds from the command to the first attempt; None before that, and
+    #: if the run waited for cards of others.
     start: str = ""
     first_attempt_s: Real | None = None
     promised_low_s: Real | None = None  # from the command to the last row, as it was planned
@@ -96,11 +92,11 @@ class RunStatus:
     rates: tuple[Rate, ...] = ()
     failures: tuple[FailedAttempt, ...] = ()  # the last ones, newest first
     failure_counts: Mapping[str, Whole] = field(default_factory=dict)  # attempts by failure class
-    #: Found out by whoever reads the status: no driver is there any more, and it did not finish.
+    #: Set by the reader of the status: the driver is gone and did not finish.
     driver_died: bool = False
 
     def without_driver(self) -> RunStatus:
-        """The status of a run whose driver has died: nothing runs, and nothing will."""
+        """Status of a run whose driver has died: nothing runs."""
         idle = tuple(CardStatus(card=card.card) for card in self.cards)
         return replace(
             self, driver_died=True, cards=idle, eta_s=None, eta_low_s=None, eta_high_s=None
@@ -113,7 +109,7 @@ class RunStatus:
 
     @property
     def jobs_per_h(self) -> float | None:
-        """Jobs that were run, by the hour; None before the first is done."""
+        """Jobs run per hour; None before the first is done."""
         known = self.jobs_run and self.elapsed_s > 0
         return 3600 * self.jobs_run / self.elapsed_s if known else None
 
@@ -133,7 +129,7 @@ class RunStatus:
 
     @classmethod
     def from_json(cls, text: str) -> RunStatus:
-        """Read ``status.json`` back, leaving out what another version of this program added.
+        """Read ``status.json``, ignoring unknown fields.
 
         Raises:
             ValueError: it is not JSON, of another version, or lacks a field.

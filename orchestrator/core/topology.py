@@ -1,8 +1,8 @@
-"""Nodes, cards, and which sets of cards a job may be given.
+"""Nodes, cards, and the sets of cards that a job may have.
 
-A server may join its cards in pairs and quads; then a job of two or four cards is legal only on an
-aligned group ({0,1}, {2,3}, …, {0-3}, {4-7}). Each device declares its groups. A job of more cards
-than a node has takes several whole nodes.
+Each device declares its groups: where cards are joined in pairs and quads, a job of two or four
+cards needs an aligned group ({0,1}, {2,3}, …, {0-3}, {4-7}). A job of more cards than a node has
+takes several whole nodes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CardSet = tuple[Card, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A server and the cards of it that are ours. ``name`` is for people, ``node_id`` Ray's."""
+    """A server with the cards that this run may use; ``node_id`` is Ray's, ``name`` is shown."""
 
     node_id: str
     name: str
@@ -46,13 +46,13 @@ class Node:
     memory_bytes_per_card: int | None = None
     emulated: bool = False
     emulated_device: str = host_device().name  # the software that drives a card which is not there
-    #: Versions of packages that matter for the choice of an engine; None: nobody has asked.
+    #: Versions of packages that decide the choice of an engine; None: unknown.
     packages: tuple[tuple[str, str], ...] | None = None
     part_of: str = ""  # id of the server, where its cards were claimed at different times
 
     @property
     def server_id(self) -> str:
-        """Id of the server that has the cards: that of the node, or of all its parts."""
+        """Id of the server: the node's, or ``part_of``."""
         return self.part_of or self.node_id
 
     @property
@@ -77,10 +77,8 @@ class Node:
 def legal_groups(
     accelerator: Accelerator, count: int, server_cards: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Index groups of ``count`` cards that a job may hold on one server, best first.
-
-    The whole server is always legal. Empty when the server cannot hold such a job.
-    """
+    """Index groups of ``count`` cards that a job may have on one server, best first; the whole
+    server is always legal. Empty if the server is too small."""
     if count < 1 or count > server_cards:
         return ()
     if count == server_cards:
@@ -89,7 +87,7 @@ def legal_groups(
 
 
 def legal_card_sets(nodes: Sequence[Node], accelerator: Accelerator, count: int) -> list[CardSet]:
-    """Every card set of ``count`` cards that the cluster could ever give, were all cards free."""
+    """Every legal set of ``count`` cards of the cluster, were all cards free."""
     servers: dict[str, list[Node]] = {}
     for node in nodes:
         if node.accelerator is accelerator:
@@ -133,13 +131,12 @@ def _emulation_hint() -> str:
 def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node]:
     """The nodes that ``--emulate SPEC`` stands for.
 
-    SPEC is ``NODESxCARDS[:KIND]``, several of them joined by commas. Nodes without a kind are dealt
-    in turn among ``accelerators``, those the grid names (the default one if it names none).
+    SPEC is ``NODESxCARDS[:KIND]``, several joined by commas. Nodes without a kind are dealt in turn
+    among ``accelerators``, those the grid names (the default one if it names none).
 
-    An emulated card runs on this machine's CPU and so is ``emulated``, whatever it stands for,
-    CPU cards among several included: they share one machine's cores. A single CPU card that has
-    the machine to itself is what it says. ``1x8:KIND:DEVICE`` drives emulated cards through the
-    card's own software, for whoever has that without a card; rows are emulated all the same.
+    Emulated cards run on this machine's CPU; several CPU cards are emulated too, since they share
+    its cores, but a single one is real. ``1x8:KIND:DEVICE`` drives emulated cards through the
+    card's own software.
 
     Raises:
         OptionError: the specification cannot be understood or asks for too much.

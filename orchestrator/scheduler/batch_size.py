@@ -1,19 +1,16 @@
 """Searches for a batch size: the largest that fits (``max``), and the fastest (``best``). Pure.
 
-*Largest.* What a batch needs grows with its size, so the sizes that fit are 1..n and n is to be
-found. Weights are in memory once, and keys, values and activations once for each item, so memory is
-about a straight line. Two sizes that fitted, or one and the slope of other jobs of the same work,
-say where the line meets the card's memory, and the search jumps there. Where the card tells no
-memory it doubles until a size does not fit and bisects. It ends when no size can fit that is larger
-than the answer by more than the tolerance.
+*Largest.* Memory is about linear in the batch size: weights once, keys, values and activations for
+each item. Two sizes that fitted, or one and the slope of other jobs of the same work, give a line;
+the search jumps to where it meets the card's memory. Without memory readings it doubles until a
+size does not fit, then bisects. It ends when no size beyond the tolerance can fit.
 
-*Fastest.* Throughput rises with the batch size and may fall again, so its peak is looked for among
-powers of two by golden section. Two sizes are tied if their intervals overlap and their means are
-within the tolerance: then neither side of them is given up, and of tied sizes the smaller is the
-answer. A size that does not fit counts as a fall. Trials are timed less tightly than the
-measurement that follows the search.
+*Fastest.* Throughput has one peak, searched among powers of two by golden section. Two sizes are
+tied if their intervals overlap and their means are within the tolerance: neither side is given up
+then, and the smallest tied size is the answer. A size that does not fit counts as a fall. Trials
+are timed less tightly than the measurement that follows.
 
-The history maps sizes to trials; a later trial of a size replaces an earlier one.
+The history maps sizes to their newest trials.
 """
 
 from __future__ import annotations
@@ -30,14 +27,13 @@ from workloads import registry
 from workloads.base import MeasureSettings
 from workloads.util.statistics import Interval, mean_interval
 
-#: The share of a card's memory at which the line is read: allocators lose some between blocks.
+#: Usable share of a card's memory: allocators lose some between blocks.
 USABLE = 0.97
 _ANY_MEASURE = MeasureSettings()
 
 
 def configuration_of(job: Job) -> Job:
-    """The job without its batch size, its replicate and what has no meaning: equal for those that
-    out of memory at one batch size says something about."""
+    """The job less batch size, replicate and neutral settings: equal if memory needs are."""
     return replace(job, batch_size=1, experiment="", measure=_ANY_MEASURE, replicate=1)
 
 
@@ -64,7 +60,7 @@ class MemoryBook:
     _limits: dict[Hashable, int] = field(default_factory=dict)  # by kind of card
 
     def learn(self, job: Job, outcome: Outcome) -> None:
-        """Take note of what an attempt at ``job`` used, where its worker says."""
+        """Record the memory that an attempt used, if its worker reports it."""
         facts = [memory_of(rank.result) for rank in outcome.ranks if rank.result is not None]
         known = [fact for fact in facts if fact is not None]
         if not known or not isinstance(job.batch_size, int):
@@ -76,7 +72,7 @@ class MemoryBook:
             self._slopes[_work(job)] = slope
 
     def line(self, job: Job) -> MemoryLine | None:
-        """The line of jobs like this; None where too little is known, or memory does not grow."""
+        """The line of such jobs; None if too little is known, or memory does not grow."""
         peaks = self._peaks.get((configuration_of(job), job.replicate), {})
         limit = self._limits.get(job.accelerator)
         if not peaks or limit is None:
@@ -91,10 +87,8 @@ class MemoryBook:
 
 
 def memory_of(result: object) -> tuple[int, int] | None:
-    """Peak and limit of a card's memory, in bytes, as a worker tells them; None where it does not.
-
-    An emulated card's limit is on what its process takes beyond its imports.
-    """
+    """Reported peak and limit of a card's memory in bytes, or None; those of an emulated card
+    exclude imports."""
     details: Mapping[str, str] = getattr(result, "details", {})
     limit = details.get("card_memory_bytes", "")
     peak = getattr(result, "peak_device_memory_bytes", None)
@@ -108,8 +102,7 @@ def memory_of(result: object) -> tuple[int, int] | None:
 
 
 def _slope(peaks: Mapping[int, int]) -> float | None:
-    """Bytes of one more item, between the largest size and the next that is at most half of it;
-    None where memory does not grow."""
+    """Bytes per item, from the largest size and the next of at most half; None if not above 0."""
     large = max(peaks)
     small = max((size for size in peaks if 2 * size <= large), default=None)
     if small is None:
@@ -128,8 +121,7 @@ def purpose_of(goal: Goal) -> Purpose:
 
 
 def timed_roughly(job: Job, wish: Search) -> Job:
-    """The job with the timing of a trial: as tight as the search can tell sizes apart, in a third
-    of the time."""
+    """The job with a trial's timing: as tight as the search's tolerance, in a third of the time."""
     measure = replace(
         job.measure,
         relative_half_width=max(job.measure.relative_half_width, wish.tolerance),
@@ -140,8 +132,7 @@ def timed_roughly(job: Job, wish: Search) -> Job:
 
 
 def rate_of(job: Job, outcome: Outcome) -> Interval | None:
-    """Throughput of an attempt with its interval over complete repeats; without one where there is
-    a single repeat."""
+    """Throughput of an attempt with its interval, of zero width for a single repeat."""
     counts = registry.throughput_of(job.workload)
     field = counts.counts if counts is not None else "items"
     timed = [
@@ -164,9 +155,9 @@ def unit_of(job: Job) -> str:
     return counts.unit if counts is not None else "samples/s"
 
 
-#: Jumps of one search; a memory that is no line is then searched by halving.
+#: Jumps of one search before it bisects: memory is not linear then.
 MOST_JUMPS = 6
-#: A line through known sizes says nothing of sizes that are so many times larger.
+#: Factor beyond the known sizes up to which the line is trusted.
 TRUSTED = 16
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -183,19 +174,19 @@ History = Mapping[int, Trial]
 
 
 def next_size(history: History, search: Search, line: MemoryLine | None = None) -> int | None:
-    """The size to try next; None when ``answer`` is one."""
+    """The size to try next; None once ``answer`` is final."""
     if search.goal == "best":
         return next_faster(history, search)
     return next_larger(history, search, line)
 
 
 def answer(history: History, search: Search) -> int | None:
-    """The size that is looked for, as far as is known; None if no size fits."""
+    """The best size so far; None if no size fits."""
     return fastest(history, search) if search.goal == "best" else largest_fit(history)
 
 
 def why(history: History, search: Search) -> str:
-    """The reason for which the search stopped, in a few words."""
+    """Short reason why the search stopped."""
     return (why_fastest if search.goal == "best" else why_largest)(history, search)
 
 
@@ -239,7 +230,7 @@ def _jump(history: History, line: MemoryLine, fit: int, misfit: int | None, proo
 
 
 def why_largest(history: History, search: Search) -> str:
-    """The reason for which the search for the largest stopped, in a few words."""
+    """Short reason why the search for the largest stopped."""
     fit, misfit = largest_fit(history), _smallest_misfit(history)
     probes = f"{len(history)} probe{'s' if len(history) > 1 else ''}"
     if fit is None:
@@ -253,9 +244,6 @@ def why_largest(history: History, search: Search) -> str:
     return f"batch size {fit} fits and {misfit} does not{within} ({probes})"
 
 
-# ---------------------------------------------------------------- the fastest
-
-
 def powers(cap: int) -> list[int]:
     """The sizes among which the fastest is looked for."""
     return [1 << exponent for exponent in range(cap.bit_length())]
@@ -267,7 +255,7 @@ def most_trials(cap: int) -> int:
 
 
 def tied(one: Interval, other: Interval, tolerance: float) -> bool:
-    """Return whether two throughputs cannot be told apart, and need not be."""
+    """Return whether two throughputs overlap and differ by less than the tolerance."""
     overlap = one.low <= other.high and other.low <= one.high
     return overlap and abs(one.mean - other.mean) <= tolerance * max(one.mean, other.mean)
 
@@ -311,7 +299,7 @@ def fastest(history: History, search: Search) -> int | None:
 
 
 def why_fastest(history: History, search: Search) -> str:
-    """The reason for which a size is the fastest, in a few words."""
+    """Short reason why a size is the fastest."""
     chosen = fastest(history, search)
     if chosen is None:
         return why_largest(history, search)

@@ -1,14 +1,12 @@
-"""Effects of a deadline on the schedule: what goes first, what is given up, and learning.
+"""Effects of a deadline on the schedule: anchors first, late jobs given up, estimates corrected.
 
-A *configuration* is everything that a row can win by: model, workload, dataset, precision, engine,
-accelerator, number of cards and techniques. Its cells differ in *sizes*: the batch size and the
-lengths. One of them is its *anchor*: the sizes that most configurations of the grid have in common,
-so that their anchors can be compared, and of those the middle ones. Anchors go first in a night
-that may end before the grid does.
+A *configuration* is a model, workload, dataset, precision, engine, accelerator, card count and
+techniques. Its cells differ in *sizes* (batch size and lengths). Its *anchor* is the cell with the
+sizes that most configurations share, so that anchors can be compared; of several the middle one.
+Anchors go first, since the night may end before the grid does.
 
-A job whose latest start has gone by is given up while it waits: keeping it would keep the run open
-for nothing. Estimates are corrected by what the run itself measures, since on a first night there
-is nothing else to go by, and a wrong one either wastes the end of the night or runs into it.
+A waiting job is given up once its latest start has passed. Estimates are corrected by what the run
+measures: a first night has no other rows.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ _Sizes = tuple[bool, int, tuple[tuple[str, float], ...]]
 
 
 def anchors(planned: Sequence[PlannedJob]) -> frozenset[str]:
-    """Ids of the jobs to run first: an anchor for each configuration that has no measured cell
-    yet, and what the anchors need. Only jobs that the plan runs are named."""
+    """Ids of planned jobs to run first: anchors of configurations without a measured cell, and
+    what they need."""
     to_run = {item.job.job_id: item for item in planned if item.action is Action.RUN}
     measured = {_configuration(p.job) for p in planned if p.action is Action.REUSE}
     cells: dict[Job, list[Job]] = defaultdict(list)
@@ -79,14 +77,13 @@ def _configuration(job: Job) -> Job:
 
 
 def _lengths(job: Job) -> frozenset[str]:
-    """The workload's settings that say how much is done. All others tell configurations apart."""
+    """Workload settings that are sizes; all others distinguish configurations."""
     declared = registry.declared(job.workload, job.engine)
     return frozenset(name for name, declaration in declared.items() if declaration.length)
 
 
 def _sizes(job: Job) -> _Sizes:
-    """Sort key of a job's sizes: searched or not, the batch size, and the lengths in an order in
-    which sizes grow. A length that the job does not set counts as the shortest."""
+    """Sort key of a job's sizes, ascending: searched, batch size, lengths (unset: shortest)."""
     searched = not isinstance(job.batch_size, int)
     known = _lengths(job)
     lengths = [
@@ -98,10 +95,10 @@ def _sizes(job: Job) -> _Sizes:
 
 
 class Deadline:
-    """Keeps no job waiting that could not end in time, by the best estimates there are.
+    """Gives up waiting jobs that can no longer end in time.
 
-    All jobs of one model are estimated anew after 1, 2, 4, 8, … of them are measured: most is
-    learnt from the first, and the whole costs no more than sorting them.
+    All jobs of a model are re-estimated after 1, 2, 4, 8, … of them are measured: the first teach
+    most, and the total cost stays that of a sort.
     """
 
     def __init__(
@@ -126,11 +123,11 @@ class Deadline:
 
     @property
     def next_at(self) -> float:
-        """Time at which the next latest start of a job comes."""
+        """Earliest of the jobs' latest starts."""
         return self._latest[0][0] if self._latest else inf
 
     def move(self, work_until: float) -> None:
-        """Count the time left anew: the end of the time is another one."""
+        """Set another end of work, and recompute the latest starts."""
         self._ledger.work_until = work_until
         self._latest = [self._entry(record) for _, _, record in self._latest]
         heapify(self._latest)
@@ -139,7 +136,7 @@ class Deadline:
             pool.cards.touch_all()  # more may fit, or less
 
     def give_up_late(self) -> Iterator[Command]:
-        """Give up what could not end in time any more."""
+        """Give up jobs that can no longer end in time."""
         now, until = self._ledger.now, self._ledger.work_until
         for record in self._too_late(now):
             tried = f" after {record.number} attempts" if record.failures else ""
@@ -152,7 +149,7 @@ class Deadline:
             yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
 
     def learn(self, lease: Lease, outcome: Outcome) -> None:
-        """Correct the estimates of jobs that wait by those of one that was measured."""
+        """Correct the estimates of waiting jobs by a measured one."""
         if not self._exists:
             return
         if self._estimates is not None:
@@ -184,7 +181,7 @@ class Deadline:
             heappush(self._latest, self._entry(other))
 
     def _too_late(self, now: float) -> list[JobState]:
-        """Jobs that have not ended, do not run, and could not end in time any more."""
+        """Jobs that neither ended nor run, and can no longer end in time."""
         for job_id, record in list(self._running.items()):
             if not self._pools[record.job.accelerator].is_running(record):
                 del self._running[job_id]

@@ -1,13 +1,11 @@
 """Estimate of a job's time on its cards, from earlier rows, with its margin of error.
 
-Longest-first scheduling needs only the order to be about right, backfill that the guess is of the
-right size, and a deadline that it is not exceeded. The nearest knowledge wins: the same job, the
-same settings at another batch size, the same precision, the same workload and model, and last a
-prior from the measure settings. Loading is told apart from running, because a warm worker pays only
-the second.
+The nearest rows win: the same job, the same settings at another batch size, the same precision, the
+same workload and model, and last a prior from the measure settings. Loading and running are
+estimated apart, because a warm worker does not load.
 
-Each row that is learnt from is first foretold at every distance. How far it was off says how much a
-guess at that distance may be exceeded: the margin covers nine of ten.
+Each new row is first predicted at every distance; the errors give the margin at that distance,
+which covers nine of ten.
 """
 
 from __future__ import annotations
@@ -27,8 +25,7 @@ from workloads.base import MeasureSettings
 PRIOR_LOAD_S = 4.0
 #: Prior for starting a worker process, seconds.
 PRIOR_START_S = 8.0
-#: Prior for running: so many seconds times a power of the time limit, which is a bound of the
-#: timed part alone; and what a repeat needs at least.
+#: Prior for running: seconds times a power of the time limit, at least this long a repeat.
 PRIOR_RUN_S, PRIOR_POWER = 3.2, 0.3
 LEAST_REPEAT_S = 0.01
 #: ``batch_size: max`` runs a handful of short probes before it measures.
@@ -41,8 +38,7 @@ LEAST_MARGIN, LARGEST_MARGIN = 1.1, 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds that a job takes: loading its model, and everything after. ``margin`` times as long
-    is exceeded rarely."""
+    """Seconds to load the model and to run; one job in ten exceeds ``margin`` times as long."""
 
     load_s: float
     run_s: float
@@ -50,12 +46,12 @@ class Estimate:
 
     @property
     def total_s(self) -> float:
-        """Both together: what a worker without the model needs."""
+        """Time on a worker without the model."""
         return self.load_s + self.run_s
 
 
 class Distance(Enum):
-    """Distance between a job and the rows that its estimate comes from, the nearest first."""
+    """Distance between a job and the rows of its estimate, nearest first."""
 
     JOB = "the same job"
     SETTINGS = "all but the batch size"
@@ -64,7 +60,7 @@ class Distance(Enum):
     PRIOR = "no rows"
 
 
-#: Margins while few rows tell how wrong such estimates are.
+#: Margins until enough errors are known.
 _FIRST_MARGIN = {
     Distance.JOB: 1.3,
     Distance.SETTINGS: 1.5,
@@ -74,8 +70,8 @@ _FIRST_MARGIN = {
 }
 
 
-#: Factors between which nine of ten times lie, while few rows tell (``python -m benchmarks
-#: estimates`` counts how often they do). A host that others use is slower one day than the next.
+#: Factors that hold nine of ten times, until enough errors are known (checked by ``python -m
+#: benchmarks estimates``).
 _SPREAD = {
     Distance.JOB: (0.25, 3.5),
     Distance.SETTINGS: (0.25, 4.0),
@@ -91,7 +87,7 @@ _LEAST_SPREAD = (0.5, 2.0)
 
 @dataclass(slots=True)
 class _Sorted:
-    """Numbers of which the middle is wanted again and again."""
+    """Sorted numbers with a fast median."""
 
     values: list[float] = field(default_factory=list)
 
@@ -117,8 +113,8 @@ class Estimator:
     def from_history(
         cls, rows: Iterable[PastRow], *, emulated: bool | None = None, queued: bool = True
     ) -> Estimator:
-        """Learn from successful final rows; ``emulated`` keeps only rows of that kind, and
-        ``queued`` says whether waiting for a turn is part of a job's time."""
+        """Learn from successful final rows: of emulated cards, of real ones, or (None) of both;
+        ``queued`` counts waiting for a turn as part of a job's time."""
         estimator = cls()
         for row in rows:
             if row.state is not State.SUCCEEDED or not row.final or row.busy_s is None:
@@ -136,7 +132,7 @@ class Estimator:
         return bool(self._runs)
 
     def learn(self, job_id: str, job: Job, *, load_s: float, run_s: float) -> None:
-        """A job of the grid has been measured as ``job``, whose batch size is known by now."""
+        """Record the times of a grid's job, measured as ``job`` (with a final batch size)."""
         size = job.batch_size if isinstance(job.batch_size, int) else None
         self._learn(job_id, job, size, load_s, run_s)
 
@@ -148,7 +144,7 @@ class Estimator:
         return Estimate(load_s=load_s, run_s=factor * run_s, margin=self._margin(distance))
 
     def guess(self, job: Job) -> tuple[Span, Span]:
-        """Ranges of the seconds that ``job`` runs, and that its model takes to load."""
+        """Ranges of the seconds to run ``job`` and to load its model."""
         distance, run_s = self._nearest(job)
         run = _span(run_s, self._spread(distance))
         if not isinstance(job.batch_size, int):
@@ -240,8 +236,7 @@ def _loading(job_id: str, known: Job | PastRow) -> tuple[Hashable, ...]:
 
 
 def _at_size(sizes: dict[int, _Sorted], size: int | None) -> float:
-    """The time at the nearest batch size; in the middle of all when the size is still to be
-    found."""
+    """The time at the nearest batch size; for a search the median of all."""
     if size is None:
         return median(times.median for times in sizes.values())
     wanted = log(size)
@@ -254,7 +249,6 @@ def _span(middle_s: float, spread: tuple[float, float]) -> Span:
 
 
 def _prior_run_s(settings: MeasureSettings) -> float:
-    """By the time limit, of which large models need all and small ones little: fitted to runs on
-    cards and on processors, with limits of 1 s to 600 s."""
+    """Prior from the time limit, fitted to runs on cards and processors with 1 to 600 s."""
     least = (settings.warmup + settings.min_repeats) * LEAST_REPEAT_S
     return PRIOR_RUN_S * max(settings.time_limit_s, least) ** PRIOR_POWER

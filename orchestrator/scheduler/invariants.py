@@ -1,12 +1,10 @@
 """Invariants of a run, checked at every moment from events and commands alone.
 
-The checker knows nothing of the schedule's own books: it keeps its own, from what was commanded
-and what happened. No card has two workers, no worker two attempts, no job two attempts or two
-final rows; a gang's cards are a legal set and its processes fresh; no process runs two replicates;
-no attempt that has ended goes without a row, which comes before any command that uses its cards
-again; nothing is commanded after the end; a deadline is kept, whatever fails and whatever refuses
-to end. Its cost is a few dictionary look-ups a command, so that it stays on in simulations of a
-million events.
+The checker keeps state of its own, independent of the schedule's. No card has two workers, no
+worker two attempts, no job two attempts or two final rows; a gang's cards are a legal set and its
+processes fresh; no process runs two replicates; every ended attempt gets a row before any command
+that uses its cards again; nothing is commanded after the end; a deadline is kept, whatever fails.
+It costs a few dictionary look-ups a command, so it stays on in simulations of a million events.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ class Invariants:
     _issued: set[str] = field(default_factory=set)
 
     def observe(self, event: Event) -> None:
-        """Take note of what has happened."""
+        """Update the state by an event."""
         self.now = max(self.now, event.at)
         if isinstance(event, AttemptEnded):
             self._ended(event.outcome)
@@ -108,7 +106,7 @@ class Invariants:
             self.over_by = max(self.over_by - moved_s, self.now)
 
     def check(self, commands: Iterable[Command]) -> None:
-        """Raise ``InvariantViolated`` if one of these, in this order, must not be given."""
+        """Raise ``InvariantViolated`` if one of these commands, in this order, breaks a rule."""
         for command in commands:
             self.checked += 1
             if not isinstance(command, Wake):
@@ -223,7 +221,7 @@ class Invariants:
                 self._unrecorded[card] = attempt_id
 
     def _give_up(self, attempt_id: str) -> None:
-        """An attempt is over."""
+        """Forget an attempt that is over."""
         command = self.running.pop(attempt_id)
         self._job_running.pop(command.attempt.job_id, None)
         for worker_id in command.worker_ids:
@@ -244,8 +242,7 @@ class Invariants:
 
 
 def is_legal(cards: CardSet, nodes: Mapping[str, Node]) -> bool:
-    """Return whether a job may hold exactly these cards: a legal group of one server, or whole
-    servers."""
+    """Return whether these cards are a legal group of one server, or whole servers."""
     if any(card.node_id not in nodes for card in cards):
         return False
     by_server: dict[str, list[int]] = {}

@@ -1,9 +1,9 @@
 """Leases of cards to attempts, and the worker processes on the cards.
 
-A lease gives a card set to one attempt, from the decision until its outcome. An attempt that
-needs processes of its own (a gang, ``isolation: process``, a retry elsewhere) first gathers them:
-old workers on its cards are stopped, new ones start only when those are gone, and it runs when
-every one is ready. Workers that are started without a lease serve one-card jobs as they come.
+A lease gives a card set to one attempt, from the decision until its outcome. If the attempt needs
+processes of its own (a gang, ``isolation: process``, a retry elsewhere), old workers on its cards
+are stopped, new ones start when those are gone, and it runs when all are ready. Workers started
+without a lease serve one-card jobs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _START_LEARNING = 0.2
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lease:
-    """A card set in the hands of one attempt."""
+    """Lease of a card set to one attempt."""
 
     record: JobState
     attempt: Attempt
@@ -50,10 +50,8 @@ class Lease:
 
 
 class Leases:
-    """The leases and workers on the cards of one kind of accelerator.
-
-    Methods give their commands as iterators, which do their work as they are read.
-    """
+    """Leases and workers of one kind of accelerator; methods do their work as their iterator of
+    commands is consumed."""
 
     def __init__(self, pool: CardPool, pending: PendingJobs, settings: ScheduleSettings) -> None:
         self.workers: dict[str, Worker] = {}
@@ -70,8 +68,7 @@ class Leases:
         self._cards = 0  # in leases
 
     def lease_fresh(self, record: JobState, slots: SlotSet, now: float) -> Iterator[Command]:
-        """Give ``slots`` to a job and take it out of the queue; it runs when its own workers are
-        ready."""
+        """Dequeue a job and lease it ``slots``; it runs when its own workers are ready."""
         slots = tuple(sorted(slots, key=lambda slot: slot.order))
         lease = self._open(record, slots, now + self.start_s, record.estimate.total_s)
         gang = record.width > 1
@@ -101,7 +98,7 @@ class Leases:
         yield from self._run_when_ready(lease, now)
 
     def start_warm(self, slot: Slot, bucket: Bucket, now: float) -> StartWorker:
-        """Start a worker that will serve the jobs of ``bucket``, and others after them."""
+        """Start a worker for the jobs of ``bucket`` and later others."""
         worker = self._new_worker(slot, now, for_lease=False)
         self._pending.attach(worker, bucket)
         first = bucket.queue.longest()
@@ -115,7 +112,7 @@ class Leases:
         )
 
     def ready(self, worker: Worker, now: float) -> Iterator[Command]:
-        """A worker has started."""
+        """Handle the start of a worker."""
         if worker.state is not WorkerState.STARTING:
             return
         self.starting -= 1
@@ -132,7 +129,7 @@ class Leases:
         self._pool.refresh(worker.slot)
 
     def stop(self, worker: Worker, reason: str) -> Iterator[Command]:
-        """Ask a worker to go; its card is free when it has."""
+        """Stop a worker; its card is free once it has ended."""
         if worker.state is WorkerState.STOPPING:
             return
         self.retire(worker)
@@ -155,7 +152,7 @@ class Leases:
         self._pool.refresh(slot)
 
     def vanished(self, worker: Worker) -> None:
-        """A worker is gone, perhaps with its node."""
+        """Forget a worker that is gone, perhaps with its node."""
         self.retire(worker)
         self._pool.idle.pop(worker.worker_id, None)
         del self.workers[worker.worker_id]
@@ -227,7 +224,7 @@ class Leases:
         )
 
     def _wants_passport(self, card: Card, *, gang: bool) -> bool:
-        """Return whether a worker on the card is the first of its sort, which is asked."""
+        """Return whether the card has no passport yet from a worker of this sort."""
         new = self._passports and (card, gang) not in self._examined
         self._examined.add((card, gang))
         return new

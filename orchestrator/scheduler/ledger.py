@@ -1,7 +1,4 @@
-"""The run so far: its clock, its rows, and which jobs have ended.
-
-A job's final row is written here and nowhere else, so that there is exactly one.
-"""
+"""Clock, rows and ended jobs of a run. Final rows are made only here, so each job gets one."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from orchestrator.scheduler.state import JobState, Phase, ScheduleSettings
 
 
 class Ledger:
-    """Keeps the books of one run."""
+    """Clock, rows and timers of one run."""
 
     def __init__(self, records: Iterable[JobState], settings: ScheduleSettings) -> None:
         self.settings = settings
@@ -42,8 +39,6 @@ class Ledger:
     def time_of_day(self) -> float:
         """Now, as rows have it: seconds since the epoch."""
         return self.now + self.ahead_s
-
-    # ------------------------------------------------------------ rows
 
     def row(
         self,
@@ -74,7 +69,7 @@ class Ledger:
         attempt: Attempt | None = None,
         outcome: Outcome | None = None,
     ) -> RecordRow:
-        """The one final row of a job that waits nowhere any more."""
+        """End a job that is in no queue with its one final row."""
         if record.phase is Phase.DONE:
             raise AssertionError(f"{record.job_id} has its final row already")
         record.phase, record.state = Phase.DONE, state
@@ -92,8 +87,7 @@ class Ledger:
         yield self.finish(pool, record, state, reason)
 
     def prune(self, pool: Pool, lease: Lease) -> Iterator[Command]:
-        """Larger batches of a configuration that has just run out of memory will too, and so will
-        other replicates of the same one."""
+        """End replicates and larger batches of a configuration that ran out of memory."""
         job, attempt_id = lease.record.job, lease.attempt.attempt_id
         for other in self._configurations.get(configuration_of(job), ()):
             if other is lease.record or other.phase is Phase.DONE:
@@ -107,22 +101,20 @@ class Ledger:
                 )
                 yield from self.end_unrun(pool, other, State.PRUNED, reason)
 
-    # ------------------------------------------------------------ pauses
-
     def later(self, delay_s: float, then: Callable[[], None]) -> Wake:
-        """Do something when time has passed."""
+        """Call ``then`` after ``delay_s``."""
         due = self.now + delay_s
         self._timers += 1
         heappush(self._due, (due, self._timers, then))
         return Wake(at=due)
 
     def run_due(self) -> None:
-        """Do what is due."""
+        """Run the timers that are due."""
         while self._due and self._due[0][0] <= self.now:
             heappop(self._due)[2]()
 
     def retry(self, pool: Pool, record: JobState, delay_s: float) -> Iterator[Command]:
-        """Let a job wait for cards again, after a pause."""
+        """Queue a job again after a pause."""
         if delay_s <= 0:
             pool.enqueue(record)
             return

@@ -1,9 +1,8 @@
-"""Consequences: of an attempt that ended, of a worker that did not start, and of a stop.
+"""Consequences of an ended attempt, of a worker that did not start, and of a stop.
 
-The row comes first; then what becomes of the job (it ends, is tried again, or its search for a
-batch size goes on), of its workers (kept warm or replaced) and of its cards (trusted, or held to
-account). A process that does not end holds up its card and nothing else: after a while its attempt
-is over, and its card is not used until it has ended after all.
+The row comes first; then the job (ended, retried, or its search goes on), its workers (kept warm or
+replaced) and its cards (trusted or blamed). A process that does not end only blocks its card: after
+a while its attempt counts as over.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from workloads.util.statistics import Interval
 
 
 class Searches:
-    """Chooses the sizes that the searching jobs of a run try."""
+    """Batch size searches of a run."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._memory = MemoryBook()
 
     def learn(self, lease: Lease, outcome: Outcome) -> None:
-        """Take note of the memory that an attempt used, of whatever job."""
+        """Record the memory that an attempt of any job used."""
         if outcome.state is State.SUCCEEDED:
             self._memory.learn(lease.attempt.job, outcome)
 
@@ -58,8 +57,7 @@ class Searches:
         yield self.ledger.row(record, outcome.state, reason, lease.attempt, outcome)
 
     def proceed(self, pool: Pool, record: JobState, workers: list[Worker]) -> Iterator[Command]:
-        """Try the next size, on the same worker while it is there; then measure, in a clean
-        process."""
+        """Try the next size on the same worker if it is there; in the end measure."""
         assert record.search is not None and record.wish is not None
         worker = next((worker for worker in workers if worker.state is WorkerState.IDLE), None)
         size = next_size(record.search, record.wish, self._memory.line(record.job))
@@ -87,7 +85,7 @@ class Searches:
 
 
 class OutcomeJudge:
-    """Judges outcomes."""
+    """Decides what follows from outcomes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -103,11 +101,11 @@ class OutcomeJudge:
 
     @property
     def tripped(self) -> str:
-        """Reason for which the run must stop, once a breaker has tripped; empty before."""
+        """Reason of a tripped breaker to stop the run, or empty."""
         return self._attempts.tripped or self._starts.tripped
 
     def begun(self, command: Command) -> None:
-        """A worker or an attempt is being started, or a worker stopped."""
+        """Note the start of a worker or attempt, or the stop of a worker."""
         if isinstance(command, StartWorker):
             self._starts.begun(str(command.card))
             self._cards[command.worker_id] = str(command.card)
@@ -117,12 +115,12 @@ class OutcomeJudge:
             self._attempts.begun(command.attempt.job_id)
 
     def node_gone(self, node: Node) -> None:
-        """A node is gone, and with it the workers that were starting there."""
+        """Forget the workers that were starting on a lost node."""
         for card in node.cards:
             self._starts.withdrawn(str(card))
 
     def worker_is_up(self) -> None:
-        """A worker has started: so can others."""
+        """Disarm the breaker of starts: a worker has started."""
         self._starts.success()
 
     def conclude(self, pool: Pool, lease: Lease, outcome: Outcome) -> Iterator[Command]:
@@ -162,7 +160,7 @@ class OutcomeJudge:
     def _record_failure(
         self, pool: Pool, lease: Lease, outcome: Outcome, failure_class: FailureClass
     ) -> Generator[Command, None, Verdict]:
-        """Write the row of a failed attempt, the job's last unless that is to be retried."""
+        """Write the row of a failed attempt, final unless the job is retried."""
         record = lease.record
         record.failures[failure_class] = record.failures.get(failure_class, 0) + 1
         message = outcome.message
@@ -195,7 +193,7 @@ class OutcomeJudge:
         failure_class: FailureClass,
         verdict: Verdict,
     ) -> Iterator[Command]:
-        """A failed job is retried or ends, and its cards may have to answer."""
+        """Retry or end a failed job, and blame its cards if the policy says so."""
         record, policy = lease.record, POLICIES[failure_class]
         detail = f": {outcome.message}" if outcome.message else ""
         blamed = blamed_cards(lease, outcome, failure_class)
@@ -213,8 +211,8 @@ class OutcomeJudge:
     def start_failed(
         self, pool: Pool, worker: Worker, lease: Lease | None, failure: Failure | None
     ) -> Iterator[Command]:
-        """A worker did not come up: the card's fault, unless it happens to the job again and
-        again. A gang that it was meant for is given up and tried elsewhere."""
+        """Blame the card of a worker that did not come up, and the job if it happens repeatedly; a
+        waiting gang is tried elsewhere."""
         slot = worker.slot
         failure = failure or Failure(
             failure_class=FailureClass.CRASH, message="the worker stopped while it was starting"
@@ -246,12 +244,12 @@ class OutcomeJudge:
         self._starts.failure(failure.failure_class, str(slot.card), 0.0, failure.message)
         if failure.failure_class is FailureClass.NODE_LOST:  # says nothing of cards
             return
-        # A card that is not to be had may be a moment later; one that computes nonsense will again.
+        # A busy card may be free soon; a card that computes wrong results stays faulty.
         faulty = failure.failure_class is FailureClass.CARD_FAULTY
         yield from pool.count_failure(slot.card, why, at_once=faulty)
 
     def card_kept(self, pool: Pool, lease: Lease, reason: str) -> Iterator[Command]:
-        """A lease waits for a card whose old process does not end: its job goes elsewhere."""
+        """Send a job elsewhere whose lease waits for a card with a stuck process."""
         record = lease.record
         record.start_failures += 1
         yield from pool.leases.cancel(lease, reason)
@@ -265,7 +263,7 @@ class OutcomeJudge:
         return self.settings.max_start_failures + record.width - 1  # each card may fail once
 
     def lose(self, pool: Pool, lease: Lease, reason: str) -> Iterator[Command]:
-        """A lease has lost cards with their node."""
+        """End a lease that lost cards with their node."""
         if lease.running:
             failure = Failure(failure_class=FailureClass.NODE_LOST, message=reason)
             yield from self.conclude(pool, lease, made_up(lease, State.LOST, failure, self.ledger))
@@ -291,7 +289,7 @@ class OutcomeJudge:
         *,
         searching: bool,
     ) -> str:
-        """Reason for which a worker may not be used again after an attempt; empty when it may."""
+        """Reason to replace a worker after an attempt; empty if it may be used again."""
         record = lease.record
         if self.ledger.stopping:
             return self.ledger.stopping
@@ -312,7 +310,7 @@ class OutcomeJudge:
 
 
 def made_up(lease: Lease, state: State, failure: Failure, ledger: Ledger, rank: int = 0) -> Outcome:
-    """The outcome of an attempt of which no worker is left to tell, and which ends now."""
+    """Outcome of an attempt that ends now without a report of its workers."""
     at = ledger.time_of_day
     ran_s = ledger.now - lease.began_at if lease.began_at is not None else 0.0
     ended = RankOutcome(rank=rank, state=state, started_at=at - ran_s, ended_at=at, failure=failure)
@@ -322,7 +320,7 @@ def made_up(lease: Lease, state: State, failure: Failure, ledger: Ledger, rank: 
 
 
 class RunEnding:
-    """Stops what is to end, and waits for it no longer than the settings say."""
+    """Stops workers and the run, with bounded waits."""
 
     def __init__(self, pools: Mapping[Accelerator, Pool], verdicts: OutcomeJudge) -> None:
         self.settings = verdicts.settings
@@ -336,7 +334,7 @@ class RunEnding:
         return self._stops[0][0] if self._stops else inf
 
     def begun(self, command: StopWorker) -> None:
-        """A worker is being told to end."""
+        """Note that a worker is being stopped."""
         self._stops.append((self._ledger.now + self.settings.stop_patience_s, command.worker_id))
 
     def stop_run(self, reason: str, *, abort: bool) -> Iterator[Command]:
@@ -353,7 +351,7 @@ class RunEnding:
                     yield from pool.leases.stop(worker, reason)
 
     def give_up(self) -> Iterator[Command]:
-        """Wait no more for workers that had their time to end, nor for any after the deadline."""
+        """Abandon workers that exceed their time to end, and all after the deadline."""
         while self._stops and self._stops[0][0] <= self._ledger.now:
             worker_id = self._stops.popleft()[1]
             for pool in self._pools.values():
@@ -365,8 +363,7 @@ class RunEnding:
                     yield from self._abandon(pool, worker)
 
     def _abandon(self, pool: Pool, worker: Worker) -> Iterator[Command]:
-        """Stop waiting for a worker that was told to stop: its attempt is over, and its card is not
-        used until it has ended after all."""
+        """End the attempt of a worker that does not stop; its card stays unused until it ends."""
         if worker.abandoned:
             return
         worker.abandoned = True
@@ -383,7 +380,7 @@ class RunEnding:
             yield from self._verdicts.card_kept(pool, lease, reason)
 
     def finish_if_done(self) -> Iterator[Command]:
-        """Stop the workers when every job has ended; say so when none is left to wait for."""
+        """Stop the workers once every job has ended, then yield ``RunFinished``."""
         if self._ledger.unfinished:
             return
         if not self._closing:
@@ -401,5 +398,5 @@ class RunEnding:
 
 
 def hang(message: str) -> Failure:
-    """The failure of a worker that stands still."""
+    """Failure of a hung worker."""
     return Failure(failure_class=FailureClass.HANG, message=message)

@@ -2,22 +2,18 @@
 
 The longest job goes first, on the first legal set of cards that is open:
 
-1. A gang that is longer than every one-card job gets an open set. Where no gang of a width runs or
-   has cards reserved, one set is reserved and drained for it, so that gangs never starve; what runs
-   there meanwhile must be estimated to end in time.
-2. One-card jobs go to an idle worker that holds their model; then an idle worker takes the model
-   that has most work waiting; then a new worker is started. Each step costs more than the one
-   before, so it is taken only if the workers already serving that model would be slower.
-3. Gangs get the open sets that one-card jobs have left.
+1. A gang longer than every one-card job gets an open set. If no gang of a width runs or has cards
+   reserved, one set is reserved and drained, so that gangs never starve; jobs estimated to end in
+   time may run there meanwhile.
+2. One-card jobs go to an idle worker that holds their model; else an idle worker takes the model
+   with most work waiting; else a new worker starts. Each step costs more than the one before, so
+   it is taken only if the workers already serving that model would be slower.
+3. Gangs get the open sets that one-card jobs leave.
 
-A worker serves one replicate number (``queues.py``). Where none that is idle serves the number of
-the jobs that wait, one is stopped, so that a fresh process can take its card.
-
-With a deadline, nothing is given out that could not end before it, however early it was planned;
-near the end this makes short jobs fill the gaps that longer ones leave.
-
-Only servers on which a card came open are looked at, so a decision costs about the same in a run of
-a hundred jobs and of a million.
+A worker serves one replicate number (``queues.py``); an idle one of another number is stopped if
+waiting jobs need a fresh process. With a deadline only jobs that can end before it start. Only
+servers on which a card came open are considered, so the cost of a decision does not grow with the
+number of jobs.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ from orchestrator.scheduler.state import (
     WorkerState,
 )
 
-#: Between two looks at work that is left to busy workers, at least this many seconds.
+#: Least seconds between two checks of work left to busy workers.
 _LOOK_AGAIN_S = 1.0
 
 
@@ -58,7 +54,7 @@ class Placement:
         self._passed_over: dict[str, Server] = {}  # by id: with open sets left to one-card jobs
 
     def assign(self, now: float) -> Generator[Command, None, float | None]:
-        """Give out what can be given out; returns when to look again, if time alone may help."""
+        """Place jobs on open cards; returns when to look again, if time alone may help."""
         self.pending.too_much = self._is_too_much(now)
         self._passed_over.clear()
         yield from self._place_on_several_servers(now)
@@ -83,7 +79,7 @@ class Placement:
         return work / max(1, self.pool.usable_cards)
 
     def release(self, reservation: Reservation) -> JobState:
-        """Give up a reservation; its job waits for new cards, with the caller."""
+        """Give up a reservation; the caller queues its job again."""
         record = reservation.record
         del self.reservations[record.job_id]
         record.reservation = None
@@ -92,10 +88,8 @@ class Placement:
             self.pool.refresh(slot)
         return record
 
-    # ------------------------------------------------------------ gangs
-
     def _fill(self, server: Server, now: float) -> Iterator[Command]:
-        """Give the open cards of one server to gangs and to jobs that may not go elsewhere."""
+        """Place gangs, and jobs that must avoid some cards, on one server."""
         while (yield from self._redeem(server, now)):
             pass
         for width in self.pending.widths():
@@ -114,7 +108,7 @@ class Placement:
                 yield from self._backfill(slot, now)
 
     def _fill_rest(self, now: float) -> Iterator[Command]:
-        """Give gangs the cards that one-card jobs did not take after all."""
+        """Give gangs the cards that one-card jobs did not take."""
         for server in list(self._passed_over.values()):
             for width in self.pending.widths():
                 while (
@@ -138,7 +132,7 @@ class Placement:
     def _place(
         self, server: Server, width: int, now: float, *, in_turn: bool = True
     ) -> Generator[Command, None, bool]:
-        """Start one job of this width, on unreserved cards or else on some with time to spare;
+        """Start one job of this width on unreserved cards, else on reserved ones with time left;
         ``in_turn`` leaves unreserved cards to one-card jobs that come before it."""
         passed = in_turn and width > 1 and not self.pending.is_turn_of(width)
         for reserved in (False, True):
@@ -157,8 +151,8 @@ class Placement:
         return False
 
     def _open_sets(self, server: Server, width: int, *, reserved: bool) -> list[SlotSet]:
-        """The server's open legal sets with or without reserved cards, best first: those that
-        stop fewest workers, and single cards where aligned groups are broken already."""
+        """Open legal sets of a server with or without reserved cards, best first: those that stop
+        fewest workers, and single cards where aligned groups are broken already."""
         ranked = []
         for group in server.groups(width):
             if not all(slot.open for slot in group):
@@ -170,8 +164,7 @@ class Placement:
         return [group for *_, group in sorted(ranked, key=lambda entry: entry[:4])]
 
     def _reserve(self, width: int, now: float) -> Iterator[Command]:
-        """Drain a set of cards for the next gang of this width if the width has none, so that gangs
-        never starve."""
+        """Drain a set of cards for the next gang of this width, if the width has none."""
         reserved = any(one.record.width == width for one in self.reservations.values())
         if reserved or self.leases.gangs.get(width) or self._must_wait(width):
             return
@@ -199,8 +192,7 @@ class Placement:
         return self.work_until < inf and self.pending.waits_for_firsts(width)
 
     def _soonest_set(self, record: JobState, now: float) -> SlotSet | None:
-        """The unreserved legal set that should be free first; of equals the one that leaves
-        least unused meanwhile."""
+        """The unreserved legal set that should be free first, then with least idle time."""
         if self.pool.spans(record.width):
             return self._soonest_servers(record, now)
         best: SlotSet | None = None
@@ -248,8 +240,6 @@ class Placement:
             return tuple(slot for server in soonest for slot in server)[: record.width]
         return None
 
-    # ------------------------------------------------------------ one-card jobs
-
     def _use_idle_workers(self, now: float) -> Iterator[Command]:
         """Step one: jobs go to idle workers that hold their model."""
         for worker in list(self.pool.idle.values()):
@@ -272,8 +262,8 @@ class Placement:
         return None
 
     def _overdue(self, worker: Worker, now: float) -> Bucket | None:
-        """A model that no worker holds and of which a job would take longer than all that is left:
-        it must be started now, even by a worker that has work of its own model."""
+        """A model without workers whose longest job exceeds all remaining work: it must start now,
+        even on a worker that has work of its own model."""
         for bucket in self.pending.short_buckets():
             longest = bucket.queue.longest()
             if bucket.workers or longest is None or not _may_serve(worker, bucket):
@@ -283,7 +273,7 @@ class Placement:
         return None
 
     def _backfill(self, slot: Slot, now: float) -> Iterator[Command]:
-        """Run something that ends before the gang for which the card is reserved can start."""
+        """Run a job that ends before the card's reservation begins."""
         worker = slot.worker
         window = min(_window_s((slot,), now), self.left_s(now))
         window -= 0.0 if worker is not None else self.leases.start_s
@@ -316,8 +306,7 @@ class Placement:
             yield from self._serve(bucket, slot, now)
 
     def _idle_for(self, bucket: Bucket) -> Worker:
-        """An idle worker that may serve the model; of several, one whose card is new to the
-        replicate that is next."""
+        """An idle worker that may serve the model, preferably on a card new to the next cell."""
         idle = [worker for worker in self.pool.idle.values() if _may_serve(worker, bucket)]
         record = bucket.queue.longest() if self.pending.seed is not None else None
         if record is None:
@@ -325,8 +314,7 @@ class Placement:
         return min(idle, key=lambda worker: worker.slot.card in record.cell_cards)
 
     def _make_room(self, now: float) -> Iterator[Command]:
-        """Stop idle workers of other replicates where a model wants a fresh process and no card is
-        vacant."""
+        """Stop idle workers of other replicates if a fresh process is needed and no card vacant."""
         if self.pending.seed is None or self.pool.vacant:
             return
         stopping = sum(w.state is WorkerState.STOPPING for w in self.leases.workers.values())
@@ -360,14 +348,13 @@ class Placement:
                 yield self.leases.start_warm(slot, bucket, now)
 
     def _vacant_for(self, bucket: Bucket) -> Slot:
-        """A vacant card; where replicates wait, one that is new to the next of them."""
+        """A vacant card, preferably one new to the next replicated cell."""
         record = bucket.queue.longest() if self.pending.seed is not None else None
         avoided = record.cell_cards if record is not None else ()
         return self.pool.pick_vacant(leave_groups=self._gangs_wait(), avoided=avoided)
 
     def _wanting(self, start_s: float, now: float) -> Bucket | None:
-        """The model that one more worker should serve, if it should; ``start_s`` is 0 for a
-        worker that is up."""
+        """The model that one more worker should serve; ``start_s`` is 0 for a running worker."""
         idle = self.pool.idle.values() if self.pending.seed is not None and not start_s else None
         for bucket in self.pending.short_buckets():
             if idle is not None and not any(_may_serve(worker, bucket) for worker in idle):
@@ -380,8 +367,7 @@ class Placement:
         return None
 
     def _gains_from_another(self, bucket: Bucket, start_s: float, now: float) -> bool:
-        """Return whether the model's own workers leave it work for the time another takes to start
-        and load."""
+        """Return whether work is left after the time another worker takes to start and load."""
         setup, waiting = start_s + bucket.load_s, bucket.queue.work_s
         if not bucket.workers or waiting > len(bucket.workers) * setup:
             return True
@@ -398,7 +384,7 @@ class Placement:
         return bool(self.pending.widths() or self.reservations)
 
     def _is_too_much(self, now: float) -> bool:
-        """Return whether the work whose turn it is takes longer than there is time."""
+        """Return whether the work in turn takes longer than the time left."""
         left = self.left_s(now)
         if left == inf:
             return False
@@ -407,8 +393,8 @@ class Placement:
         return work > left * max(1, self.pool.usable_cards)
 
     def _serve(self, bucket: Bucket, slot: Slot, now: float) -> Generator[Command, None, bool]:
-        """Run the next job of a model on a card with an idle worker (or none, if the job needs
-        a process of its own); False when none is left that would end in time."""
+        """Run the next job of a model on a card (without a worker if the job needs its own
+        process); False if no job would end in time."""
         worker, left = slot.worker, self.left_s(now)
         if bucket.key == FRESH:
             within = left - self.leases.start_s
@@ -425,14 +411,14 @@ class Placement:
         return record is not None
 
     def _look_again(self, now: float) -> float | None:
-        """Time of the next look at jobs that are left to busy workers while others stand idle."""
+        """Time of the next check of jobs left to busy workers while others idle."""
         waiting = any(len(bucket.queue) for bucket in self.pending.buckets.values())
         if not (self.pool.idle or self.pool.vacant) or not waiting:
             return None
         return now + max(self.leases.start_s, _LOOK_AGAIN_S)
 
     def _left_for_fresh_s(self, now: float) -> float:
-        """Seconds that a job may take whose worker is started now."""
+        """Seconds left for a job whose worker starts now."""
         return self.left_s(now) - self.leases.start_s
 
 
