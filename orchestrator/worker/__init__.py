@@ -1,1 +1,1 @@
-"""The process on a card: what it runs, how it starts, ends, and says what went wrong."""
+"""Worker processes: starting, running, stopping and describing their failures."""

@@ -1,8 +1,7 @@
-"""Reads the cards of this host again and again, outside the processes that own them.
+"""Sampler of this host's cards, in one thread of the node's agent.
 
-A thread of the node's agent, one for all its cards, since each reading may start a vendor's tool.
-How often depends on what a reading costs: a library answers in a millisecond, a tool in half a
-second, and the host's cores belong to the benchmark.
+The interval follows the cost of a reading (a library call takes 1 ms, a vendor's tool 0.5 s): the
+host's cores belong to the benchmark.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ SHARE = 0.05
 SHORTEST_S, LONGEST_S = 0.25, 5.0
 #: Readings are kept this long, which is longer than any timed part.
 KEEP_S = 2 * 3600.0
-#: Older than this, a reading says nothing of now.
+#: Age beyond which ``latest`` ignores a reading.
 FRESH_S = 15.0
-#: A host whose tools say nothing that often has nothing to say.
+#: Empty readings in a row after which sampling ends.
 EMPTY_READINGS = 3
 
 
@@ -49,10 +48,9 @@ class CardSampler:
         return {}
 
     def energy(self, index: int, start: float, end: float) -> Energy | None:
-        """Energy that a card took between two moments that have passed, on this host's monotonic
-        clock; None where that is unknown.
+        """Energy of a card between two past moments of the monotonic clock; None where unknown.
 
-        Takes a reading if there is none yet after ``end``, so that the last stretch is not lost.
+        Takes a reading if there is none yet after ``end``.
         """
         with self._lock:
             watched = bool(self._readings)
@@ -70,7 +68,7 @@ class CardSampler:
             return [(at, cards[index]) for at, cards in self._readings if index in cards]
 
     def take(self) -> bool:
-        """Take one reading now; whether it says anything."""
+        """Take one reading now; return False if it is empty or fails."""
         began = self._clock()
         try:
             cards = self._read()

@@ -1,22 +1,17 @@
-"""CPU slots: shares of a host's cores for jobs that compute on them, and what jobs really got.
+"""CPU slots: shares of a host's cores for jobs that compute on them, and processor readings.
 
-Emulated cards, and CPU cards of one host, share its cores. Were their jobs to run at the same time,
-each figure would depend on its neighbours. So a job takes a slot, as many cores as it has threads,
-before it loads and keeps it to its end, over all processes and drivers of a user of the host. One
-core stays free for all else (Ray, the driver, workers that start), unless a single job needs it:
-with every core taken, half of the rows waited for a processor for more than 5 % of their timed
-part. Loading is within the slot, since it would disturb others' timed parts.
+Emulated and CPU cards of one host share its cores, so concurrent jobs would distort each other's
+figures. A job takes as many cores as it has threads before it loads (loading disturbs others) and
+keeps them to its end, across all drivers of a user on the host. Unless a single job needs it, one
+core stays free for Ray, the driver and starting workers.
 
-A core that is taken is a locked byte of one file. The kernel holds such locks for a process and
-frees them when it dies, however it dies; its children do not inherit them. A job takes all its
-cores at once, while it holds the lock of the queue, so that a gang which needs all of them is not
-starved and two gangs never wait for each other. A process that is stopped (SIGSTOP) does not
-compute: its locks are passed over.
+A taken core is a locked byte of one file; the kernel frees it when the process dies, and children
+do not inherit it. A job takes all its cores at once under the queue's lock, so gangs neither starve
+nor deadlock. Locks of stopped processes (SIGSTOP) are ignored.
 
-The file lies in a directory that only this user can enter, since a lock that others can take would
-let them stop a run. A link, a pipe or another's file in its place is passed over. Slots are a
-courtesy, and what a process really got is measured beside its figure (``processor_reading``): where
-there can be no slots, and where nothing has moved for hours, a job goes on without one.
+The file lies in a directory private to the user, since others' locks could stop a run. Slots are
+best effort: without them, or after hours without movement, a job runs anyway, and
+``processor_reading`` records the processor time that it got.
 """
 
 from __future__ import annotations
@@ -49,8 +44,8 @@ from workloads.util.processes import process_stat
 VARIABLE = "NIGHTGRID_TURNS"
 _FILE = "cpu-slots.lock"
 
-#: Without any change in the locks that a job waits for it goes on without a slot after this time.
-#: It is longer than a watchdog leaves a hung job in any phase.
+#: A job proceeds without a slot after this time without any change in the locks. Longer than any
+#: watchdog limit of a phase.
 PATIENCE_S = 4 * 3600.0
 POLL_S = 0.05
 ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
@@ -61,8 +56,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of fcntl(2) on 64-bit Linux
 
 
 class Locks:
-    """Locked bytes of one file, on behalf of this process. A process opens a file once, since
-    closing any handle of it would free all of its locks."""
+    """Byte locks of one file, opened once a process: closing any handle frees all its locks."""
 
     _opened: ClassVar[dict[Path, Locks]] = {}
 
@@ -75,11 +69,7 @@ class Locks:
 
     @classmethod
     def of(cls, path: Path) -> Locks:
-        """The locks of a file, which is made if need be.
-
-        Raises:
-            OSError: it cannot be opened for writing, is no ordinary file, or has no locks.
-        """
+        """Return the locks of a file, created if absent; OSError if it cannot be locked."""
         known = cls._opened.get(path)
         if known is None or os.fstat(known._handle).st_nlink == 0:  # it was removed
             known = cls._opened[path] = cls(path)
@@ -98,8 +88,7 @@ class Locks:
         fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, at)
 
     def holder(self, at: int) -> int | None:
-        """The process that has locked a byte, 0 where it cannot be seen from here, in another
-        container; None if no process has, or only one that is stopped."""
+        """Return the pid that locks a byte, 0 for another container's; None if free or stopped."""
         query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._handle, fcntl.F_GETLK, query))
         if kind == fcntl.F_UNLCK:
@@ -109,7 +98,7 @@ class Locks:
 
 
 class Slot:
-    """A wait for cores, and the slot that comes of it, until ``release``."""
+    """A pending or granted slot of one job, until ``release``."""
 
     def __init__(
         self,
@@ -126,7 +115,7 @@ class Slot:
         self._moved_at = clock()
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long for the slot; whether it is there, or nothing has moved for too long."""
+        """Wait up to ``seconds``; return True once the slot is taken or ``PATIENCE_S`` is over."""
         until = self._clock() + seconds
         while not self._take():
             now = self._clock()
@@ -165,7 +154,7 @@ class Slot:
         return False
 
     def _lock(self, at: int) -> bool:
-        """Lock a byte, or pass over a stopped process that has it; whether this job may go on."""
+        """Lock a byte, ignoring a stopped holder; return whether this job may go on."""
         if not self._locks.lock(at):
             if self._locks.holder(at) is not None:
                 return False
@@ -184,18 +173,15 @@ def cpu_slot(
     *,
     path: Path | None = None,
 ) -> Iterator[Turn | None]:
-    """Wait for the slot of a job and keep it within the block; None where there are no slots.
+    """Hold a job's slot within the block; None where there are no slots.
 
-    A gang takes its slot as one: on each host its lowest rank takes the cores of all. A gang of
-    several hosts takes them in the order of their files, as all others do. One that has more
-    threads than its host has cores takes all of them.
+    On each host the lowest rank of a gang takes the cores of all its ranks there, at most all of
+    the host's; hosts are locked in the order of their files, so gangs do not deadlock.
 
     Args:
-        collective: what the ranks do together; all of them call this.
-        rank: this one.
-        threads: of this rank.
-        cores: of this host, those that this process may use (``usable_cores``).
-        path: the file of locks; by default this user's.
+        collective: of all ranks, which all call this.
+        cores: those that this process may use (``usable_cores``).
+        path: the lock file; default: this user's.
     """
     began = time.monotonic()
     locks = _locks_of(path)
@@ -219,14 +205,13 @@ def cpu_slot(
 
 
 def directories() -> tuple[Path, ...]:
-    """Directories in which this user's file of locks may lie, the first one first."""
+    """Candidate directories of this user's lock file, in order of preference."""
     cache = Path("~/.cache/nightgrid").expanduser() / f"slots-{socket.gethostname()}"
     return Path(f"/tmp/nightgrid-{os.geteuid()}"), cache
 
 
 def _locks_of(path: Path | None) -> Locks | None:
-    """The locks of this file, of the one that the environment names, or of the first directory that
-    is this user's alone; only on Linux."""
+    """Locks of this file, else of ``VARIABLE``'s or the first private directory's; Linux only."""
     if sys.platform != "linux":
         return None
     named = path or os.environ.get(VARIABLE)
@@ -239,11 +224,7 @@ def _locks_of(path: Path | None) -> Locks | None:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory of mode 0700, or see that this one is.
-
-    Raises:
-        OSError: it is a link, another user's, or open to others.
-    """
+    """Make a directory of mode 0700; raise OSError for a link, another user's or an open one."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
@@ -252,20 +233,17 @@ def make_private(directory: Path) -> None:
         raise PermissionError(f"{directory} is not a private directory of this user")
 
 
-# ---------------------------------------------------------------- what a process really got
+# ---------------------------------------------------------------- processor readings
 
 
 def processor_reading(since: ProcessorReading | None = None) -> ProcessorReading:
-    """Processor time of this process and its host until now, as the kernel counts it (proc(5):
-    schedstat, stat).
+    """Processor time of this process and its host until now (proc(5): schedstat, stat).
 
-    ``/proc/PID/task/TID/schedstat`` has the nanoseconds that a thread ran and those in which it was
-    runnable and had to wait, for another process or for its control group's quota. A thread that
-    sleeps or waits for a card waits in neither.
+    ``schedstat`` has the nanoseconds that a thread ran, and those it was runnable but waited for
+    another process or its cgroup's quota. Sleeping and waiting for a card count as neither.
 
     Args:
-        since: a reading that this one will be compared with. The host, which is counted in ticks,
-            is not read where that would say nothing of so short a time.
+        since: the reading to compare with; the host, counted in ticks, is skipped if too recent.
     """
     at = time.monotonic()
     short = since is not None and at - since.at < SHORTEST_OF_HOST_S

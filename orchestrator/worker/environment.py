@@ -1,9 +1,8 @@
-"""The environment of workers: the software and host behind a row, threads, variables and logs.
+"""The environment of workers: provenance of a row, threads, variables and logs.
 
-Versions come from package metadata, so nothing is imported for them; torch alone takes seconds.
-Whatever is not there is left out: no git, no repository, no driver is a fact, not an error. A
-driver that Ray unpacked from an upload has no repository; ``NIGHTGRID_GIT_COMMIT`` (and ``…_DIRTY``
-= 0 or 1), set where it was submitted from, tells it.
+Versions come from package metadata, without imports. Missing git, repository or driver is no error.
+A driver unpacked from an upload has no repository; the submitter sets ``NIGHTGRID_GIT_COMMIT`` (and
+``…_DIRTY`` = 0 or 1).
 """
 
 from __future__ import annotations
@@ -97,11 +96,9 @@ def versions() -> dict[str, str]:
 
 
 def git_state(directory: Path | None = None) -> GitState:
-    """The state of the source tree that holds ``directory`` (default: this program's).
+    """Git state from the variables, else of the tree with ``directory`` (default: this program's).
 
-    The variables come first, since they are set by whoever had the repository. A repository that
-    merely *contains* an installed copy (a virtual environment in somebody's project) is not ours
-    and does not count.
+    A repository that merely contains an installed copy (a virtual environment) does not count.
     """
     commit = os.environ.get(GIT_COMMIT_VARIABLE, "")
     if _COMMIT.fullmatch(commit):
@@ -121,7 +118,7 @@ def git_state(directory: Path | None = None) -> GitState:
 def _git(directory: Path, *arguments: str) -> str | None:
     return _output(
         ("git", "--no-optional-locks", "-C", str(directory), *arguments),
-        # Asked by a hook, git would take the variables' repository for the directory's.
+        # In a git hook, these variables name another repository.
         {k: v for k, v in os.environ.items() if not k.startswith("GIT_")},
     )
 
@@ -159,8 +156,7 @@ def _output(command: tuple[str, ...], environment: dict[str, str] | None = None)
 
 
 def packages_here(device: str) -> tuple[tuple[str, str], ...]:
-    """Versions of the packages that engines need on a device, and of the device's other software,
-    on this very host. They come from package metadata: nothing is imported, no card is acquired."""
+    """Versions of a device's engine packages and software on this host; imports nothing."""
     known = versions() | {CORES: str(len(usable_cores()))}
     spec = device_spec(device)
     names = (*packages_on(device), *spec.versions(), *([CORES] if spec.can("host_cores") else ()))
@@ -174,27 +170,21 @@ def with_own_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 # ---------------------------------------------------------------- threads of workers
 
-#: Threads of each worker of a node, in the environment in which its Ray was started.
+#: Threads of each worker, set in the environment of the node's Ray.
 THREADS = "NIGHTGRID_THREADS"
 
 
 def threads_of_worker(kind: Accelerator, cards_on_host: int) -> int:
-    """OpenMP threads of each worker of a node of this host: those of the variable, or an even share
-    of the cores that are not spared for the rest of the host, at least one.
+    """OpenMP threads per worker: ``THREADS``, else an even share of the cores less the spare ones.
 
-    Raises:
-        ClusterError: the variable is not a possible number.
+    Raises ClusterError if the variable is invalid.
     """
     cores = len(usable_cores()) - kind.spec.spare_cores
     return configured_threads() or max(1, cores // cards_on_host)
 
 
 def threads_of_nodes(nodes: Sequence[Node]) -> int | None:
-    """OpenMP threads of each worker of nodes that share this host; None: none computes on it.
-
-    Raises:
-        ClusterError: the variable is not a possible number.
-    """
+    """``threads_of_worker`` for nodes that share this host; None if none computes on it."""
     here = [node for node in nodes if node.computes_on_host]
     if not here:
         return None
@@ -202,11 +192,7 @@ def threads_of_nodes(nodes: Sequence[Node]) -> int | None:
 
 
 def configured_threads() -> int | None:
-    """OpenMP threads of a worker as the variable has them; None: a share of the cores.
-
-    Raises:
-        ClusterError: it is not a whole number above 0.
-    """
+    """Return the value of ``THREADS``, None if unset; ClusterError unless it is an integer > 0."""
     text = os.environ.get(THREADS, "")
     if not text:
         return None
@@ -224,8 +210,7 @@ def configured_threads() -> int | None:
 def launch_of(
     command: StartWorker, node: Node, facts: HostFacts, factory: str, passed_on: Mapping[str, str]
 ) -> Start:
-    """The start of the worker that the schedule asked for; ``passed_on`` are variables of the
-    driver that its workers get as well."""
+    """Build the Start request of a worker, with the driver's ``passed_on`` variables."""
     card = command.card
     environments = {}
     shown = CardProcess(card_index=card.index, gang=command.gang)

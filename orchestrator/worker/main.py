@@ -1,7 +1,7 @@
-"""A worker process: one per card, it runs one attempt after another and stays warm between them.
+"""Entry point of a worker process: one per card, warm between attempts.
 
-It builds the worker that its agent (``process.py``) names, answers each request, and reports on its
-own which phase it is in. No Ray here and, before the first attempt, no torch.
+It builds the worker that its agent (``process.py``) names, answers requests and reports its phase.
+It imports no Ray and, before the first attempt, no torch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Streams:
         self._files = [os.dup(handle) for handle in (1, 2)]
 
     def restore(self) -> None:
-        """Flush what the job printed, and put back what the next job begins with."""
+        """Flush the job's output and restore the original streams."""
         streams = (sys.stdout, sys.stderr, *self._streams)
         for stream in {id(stream): stream for stream in streams}.values():
             with contextlib.suppress(Exception):

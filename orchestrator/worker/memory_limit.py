@@ -1,11 +1,9 @@
-"""A real limit on the memory of an emulated card, and kills of the kernel for want of memory.
+"""Memory limits of emulated cards, and counts of the kernel's out-of-memory kills.
 
-An emulated card computes on the CPU, whose memory is the whole host's: nothing would ever run out
-of memory, and the code that lives with that would never run. So the process gets a limit on its
-private writable memory (``RLIMIT_DATA``) as far above what it holds after its imports as the card
-is large. An allocation beyond it is refused by the kernel, torch reports it, and the job ends as
-OUT_OF_MEMORY in the way it would on a card. Only the soft limit is set: it is lifted while the
-worker cleans up, and for processes that have no such counter (not Linux) it is refused outright.
+An emulated card computes in the host's memory, which would hide every out-of-memory path. So the
+process gets a soft ``RLIMIT_DATA`` of the card's size above its use after imports; a refused
+allocation ends the job as OUT_OF_MEMORY, as on a card. The limit is lifted while the worker cleans
+up. Systems without that counter (not Linux) refuse it.
 """
 
 from __future__ import annotations
@@ -27,11 +25,7 @@ class LimitUnavailable(Exception):
 
 
 def private_bytes() -> int:
-    """Bytes of private writable memory mapped by this process, which RLIMIT_DATA counts.
-
-    Raises:
-        LimitUnavailable: the system does not say.
-    """
+    """Return the bytes that RLIMIT_DATA counts; raise LimitUnavailable where they are unknown."""
     try:
         for line in STATUS.read_text().splitlines():
             if line.startswith("VmData:"):
@@ -42,10 +36,11 @@ def private_bytes() -> int:
 
 
 def _return_freed_memory() -> None:
-    """Make glibc map every block of a megabyte or more by itself, so that freeing it gives it
-    back, and so with the end of its heap. By default it learns to keep ever larger blocks there,
-    and what a job freed would stay counted against the next."""
-    with contextlib.suppress(OSError, AttributeError):  # not glibc: its own allocator's business
+    """Make glibc return freed blocks of 1 MiB or more to the kernel.
+
+    By default its threshold grows, and memory freed by one job would count against the next.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
         glibc = ctypes.CDLL("libc.so.6")
         glibc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
         glibc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
@@ -60,14 +55,13 @@ class MemoryLimit:
 
     @classmethod
     def above_baseline(cls, memory_bytes: int) -> MemoryLimit:
-        """A limit of ``memory_bytes`` above what this process holds now; not yet in force."""
+        """Return a limit ``memory_bytes`` above this process's current use; not yet enforced."""
         _return_freed_memory()
         return cls(baseline_bytes=private_bytes(), memory_bytes=memory_bytes)
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """Enforce the limit within the block; afterwards the process may allocate freely again,
-        since reporting an exhausted memory needs memory."""
+        """Enforce the limit within the block only: reporting an OOM needs memory."""
         before = _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = self.baseline_bytes + self.memory_bytes
         if hard != resource.RLIM_INFINITY:
@@ -80,11 +74,7 @@ class MemoryLimit:
 
 
 def share_of_host(cards: int) -> int:
-    """Bytes for each of so many emulated cards that all of them can be full at once, with a fifth
-    of the host left for the system and for what every worker holds before its first job.
-
-    The host is this container where a control group limits it.
-    """
+    """Bytes per emulated card: an even share of 80 % of the memory of the host or its cgroup."""
     import psutil
 
     total = int(psutil.virtual_memory().total)
@@ -94,7 +84,7 @@ def share_of_host(cards: int) -> int:
     return int(0.8 * total) // max(1, cards) // 2**20 * 2**20
 
 
-# ---------------------------------------------------------------- kills for want of memory
+# ---------------------------------------------------------------- out-of-memory kills
 
 _MACHINE = "proc/vmstat"
 #: Mount of each version, and the file with the count. A container sees its own group there.
@@ -103,19 +93,16 @@ _VERSION_2 = ("sys/fs/cgroup", "memory.events")
 
 
 def memory_kills(root: Path = Path("/")) -> int:
-    """Count of the processes of this one's control group that the kernel killed for want of memory;
-    on the whole machine where the group's cannot be read; 0 where neither can.
+    """Count the kernel's OOM kills in this process's cgroup; 0 where unknown.
 
-    The kernel counts for the machine (``/proc/vmstat``) and for each group (``memory.events``, or
-    ``memory.oom_control`` of version 1). The machine's count would take the kill of another
-    container, user or test for that of a worker which was killed at the same moment.
+    The machine's count (``/proc/vmstat``) is only a fallback: it includes other containers.
     """
     return _count(_counter(root)) or 0
 
 
 @cache
 def _counter(root: Path) -> Path:
-    """The file that counts, which stays the same while a process stays in its group."""
+    """The file with the count; fixed while the process stays in its cgroup."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except (OSError, ValueError):
@@ -124,8 +111,7 @@ def _counter(root: Path) -> Path:
 
 
 def _candidates(root: Path, lines: Iterable[str]) -> Iterator[Path]:
-    """Paths at which the count of a group may lie that ``/proc/self/cgroup`` names so: below the
-    mount, or, in a container that is shown its host's path, in the mount itself."""
+    """Possible count files of a cgroup: below the mount, or (in some containers) in it."""
     for line in lines:
         number, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")

@@ -1,12 +1,9 @@
-"""The worker processes of one node: carries out the driver's requests, with a thread for each.
+"""The worker processes of one node, with a thread for each.
 
-A card's start or job keeps its own thread busy and no other, and a stop has one of its own, so that
-it reaches a process that hangs. ``Stopped`` is reported when the worker's thread has ended, so it
-is the last that is heard of a worker.
+A stop has its own thread, so it reaches a hung process; ``Stopped`` is a worker's last response.
 
-The ranks of a gang wait for one another, some transports (Gaudi's hccl) without a time limit, so a
-rank that does nothing any more is found from outside: ``look`` asks the kernel for the state of its
-process. Silence says nothing, since a compilation may block a rank for minutes.
+Ranks of a gang wait for each other, on some transports (Gaudi's hccl) without a timeout. ``look``
+finds a halted rank by the kernel's process state: a silent one may be compiling for minutes.
 """
 
 from __future__ import annotations
@@ -35,9 +32,8 @@ from orchestrator.worker.protocol import (
 )
 from workloads.util.processes import ProcessStat, process_stat
 
-#: A rank is halted when so many looks in a row have found it so: one a second, while the agent
-#: itself is not halted. With the 20 s after which an unconfirmed stop is given up, a gang ends
-#: within 30 s.
+#: Consecutive looks, one a second, after which a rank counts as halted. With the executor's 20 s
+#: for an unconfirmed stop, a gang ends within 30 s.
 HALTED_LOOKS = 5
 
 
@@ -54,11 +50,9 @@ class _Worker:
 
 
 class NodeWorkers:
-    """``do`` returns at once; ``respond`` gets each response from any thread, with the request
-    where that ran a rank.
+    """Carries out requests in threads; ``respond`` gets each response, and the Run that ended.
 
-    Attributes:
-        sampler: reads the node's cards while jobs run; None: they have no sensors.
+    ``sampler`` reads the node's cards while jobs run; None: no sensors.
     """
 
     def __init__(self, respond: Callable[[Response, Run | None], None]) -> None:
@@ -68,7 +62,7 @@ class NodeWorkers:
         self._lock = threading.Lock()  # a worker that is in the table takes requests
 
     def do(self, request: WorkerRequest) -> None:
-        """Carry out one request. Requests to one worker are done in the order of these calls."""
+        """Queue one request and return; each worker handles its requests in order."""
         if isinstance(request, Start):
             worker = _Worker(request.worker_id, WorkerProcess(request))
             worker.thread = threading.Thread(target=self._work, args=(worker,), daemon=True)
@@ -162,7 +156,7 @@ class NodeWorkers:
         self._respond(response, request)
 
     def _refuse(self, request: Listen | Run) -> None:
-        """Answer a request for a worker that is not there any more."""
+        """Answer a request for a worker that is gone."""
         name = request.worker_id
         if isinstance(request, Run):
             self._respond(Ended(name, request.attempt.attempt_id, None, True), request)
@@ -184,7 +178,7 @@ class NodeWorkers:
 
 
 def _halt(stat: ProcessStat | None) -> str:
-    """State of a process that does nothing any more; empty for one that may go on."""
+    """Describe a stopped or ending process; empty for one that may go on."""
     if stat is None:
         return ""  # its end is reported by the spawner
     if stat.stopped:

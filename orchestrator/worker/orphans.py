@@ -1,19 +1,15 @@
-"""Processes that outlive the driver, agent or worker that they belong to, and their end.
+"""Orphans: processes that outlive their driver, agent or worker, and how they are ended.
 
-The processes of a killed driver are recognised by a mark in their environment: a driver marks its
-own before it starts anything, so all that descends from it carries the mark, whatever session or
-parent it has moved to. What descends from those belongs to them, too, unless it carries the mark of
-another driver. (Ray's agents write their title over their environment, unless ``SPT_NOENV`` is set,
-as it is in a cluster of ours.) The processes of such a cluster carry the name of its private
-directory as well.
+A driver sets a mark in its environment before it starts anything, so all its descendants carry it.
+Their descendants belong to them too, unless marked by another driver. (Ray's agents overwrite their
+environment with a title unless ``SPT_NOENV`` is set, as in our private clusters.) Processes of a
+private cluster also carry the name of its directory.
 
-Only one driver at a time holds a run (``store/lock.py``), so all processes that carry the run's
-mark with another invocation are orphans. A process that has cleared its environment and lost its
-parent is beyond this.
+Only one driver holds a run (``store/lock.py``), so processes with the run's mark and another
+invocation are orphans. A process that cleared its environment and lost its parent is not found.
 
-Run as a program (``guarded``), this module waits for the end of a driver that has a private Ray and
-ends what the driver leaves in its private directory: Ray's own agents look for their cluster for
-another minute, with their ports open.
+Run as a program (``guarded``), this module waits for a driver with a private Ray to end and ends
+what uses its directory: Ray's agents otherwise live on for a minute with open ports.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 # ---------------------------------------------------------------- processes of this host
 
-#: Process id and start: the id alone comes back one day.
+#: Process id and start time: ids are reused.
 Identity = tuple[int, int]
 
 
@@ -80,8 +76,7 @@ class Process:
         return ""
 
     def variable(self, name: str) -> str | None:
-        """A variable of the environment it was started with; None if it has none, has overwritten
-        it, or is another user's."""
+        """A variable of its initial environment; None if unset, overwritten or unreadable."""
         with contextlib.suppress(OSError):
             for variable in Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0"):
                 key, equals, value = variable.decode(errors="replace").partition("=")
@@ -90,7 +85,7 @@ class Process:
         return None
 
     def kill(self) -> None:
-        """Kill this process, and no other that has its number meanwhile."""
+        """Kill this process, but none that has reused its id."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             handle = _pidfd(self.pid)
             try:
@@ -106,8 +101,7 @@ class Process:
 
 
 def processes(*, ended: bool = False) -> dict[int, Process]:
-    """All processes of this host that run, and those that have ``ended`` if asked for; none where
-    there is no ``/proc``."""
+    """Running processes of this host by id, with zombies if ``ended``; none without ``/proc``."""
     table: dict[int, Process] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
@@ -128,7 +122,7 @@ def descendants(
     *,
     leave_out: Callable[[Process], bool] = lambda _: False,
 ) -> list[Process]:
-    """The children of ``root``, theirs, and so on; nothing that is left out, nor its children."""
+    """All descendants of ``root``, less those left out and their children."""
     children: dict[int, list[Process]] = defaultdict(list)
     for process in table.values():
         children[process.parent].append(process)
@@ -143,7 +137,7 @@ def descendants(
 
 
 def _pidfd(pid: int) -> int | None:
-    """A handle that stays with the process; None where the kernel has none (before Linux 5.3)."""
+    """Open a pidfd; None where the kernel has none (before Linux 5.3)."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
@@ -156,7 +150,7 @@ def _pidfd(pid: int) -> int | None:
 
 
 def become_subreaper() -> None:
-    """Become the parent of descendants whose own parent ends; otherwise nobody could find them."""
+    """Become the parent of descendants whose own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -166,7 +160,7 @@ def die_with_parent(*, then: bool = True) -> None:
 
 
 def end_descendants() -> None:
-    """Kill everything beneath this process, for a few seconds at most, before it ends itself."""
+    """Kill all descendants of this process; give up after a few seconds."""
     deadline = time.monotonic() + _END_S / 2
     while time.monotonic() < deadline:
         beneath = descendants(os.getpid(), processes(ended=True))
@@ -231,8 +225,7 @@ class Orphan:
 
 
 def orphans_of(owner: Owner) -> list[Orphan]:
-    """The processes of this host that belong to ``owner``'s predecessors; none where the kernel
-    does not show other processes."""
+    """Processes on this host of ``owner``'s predecessors; none without ``/proc``."""
 
     def precedes(process: Process) -> bool:
         mark = Owner.of(process.variable(VARIABLE) or "")
@@ -242,20 +235,18 @@ def orphans_of(owner: Owner) -> list[Orphan]:
 
 
 def end_orphans(owner: Owner) -> list[Orphan]:
-    """Kill what ``owner``'s predecessors left on this host; returns it when all of it is gone.
+    """Kill what ``owner``'s predecessors left on this host and return it once it is gone.
 
-    Raises:
-        TimeoutError: something does not go (it hangs in the kernel), so its card is not free.
+    Raises TimeoutError if a process hangs in the kernel, so its card is not free.
     """
     return _end(lambda: orphans_of(owner))
 
 
 def end_users_of(directory: OwnedDirectory) -> None:
-    """Kill the processes of the Ray cluster that has this private directory, and their descendants.
-    While its driver lives, that is this process: its own descendants have the variable, too.
+    """Kill the process trees of the Ray cluster with this private directory.
 
-    Raises:
-        TimeoutError: something does not go.
+    Spares this process's descendants, which have the variable too, unless the directory is
+    abandoned. Raises TimeoutError if a process does not end.
     """
     path = str(directory.path)
 
@@ -284,9 +275,10 @@ def _end(orphans: Callable[[], list[Orphan]]) -> list[Orphan]:
 
 
 def _with_descendants(belongs: Callable[[Process], bool]) -> list[Orphan]:
-    """The processes of this host that belong to somebody, and their descendants. This process and
-    its ancestors are left out, and so are children with the mark of another driver, with all that
-    descends from them."""
+    """Matching processes of this host and their descendants.
+
+    Leaves out this process, its ancestors, and subtrees with the mark of another driver.
+    """
     table = processes()
     own, pid = set[int](), os.getpid()
     while pid > 0 and pid not in own:
@@ -315,24 +307,18 @@ _LONGEST_BASE = 23  # Ray's sockets lie below, and a socket's path has at most 1
 
 
 def make_private_directory(owner: str) -> OwnedDirectory:
-    """Make a directory of this process for sockets, logs and a cluster's token, of mode 0700 and
-    with a marker, so that it can be told from everything else that lies beside it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make a marked directory (mode 0700) for sockets, logs and tokens; OSError if unwritable."""
     return make_owned_directory(_PREFIX, base_directories()[0], owner)
 
 
 def abandoned_private_directories() -> list[OwnedDirectory]:
-    """Directories of this user's processes that were killed, on this boot, in this pid
-    namespace."""
+    """Directories of this user's killed processes, of this boot and pid namespace."""
     bases = base_directories()
     return [gone for base in bases for gone in abandoned_directories(_PREFIX, base)]
 
 
 def base_directories() -> list[Path]:
-    """Directories in which they are made, the one for this process first."""
+    """Parents of private directories, this process's first."""
     base, usual = Path(tempfile.gettempdir()), Path("/tmp")
     return [base, usual] if base != usual and len(str(base)) <= _LONGEST_BASE else [usual]
 
@@ -350,7 +336,7 @@ def remove_abandoned() -> None:
 
 @contextlib.contextmanager
 def guarded(directory: OwnedDirectory) -> Iterator[None]:
-    """Have the directory cleared up by another process if this one is killed within the block."""
+    """Have a guard process clean up the directory if this one is killed within the block."""
     paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     environment = {k: v for k, v in os.environ.items() if k != VARIABLE} | {"PYTHONPATH": paths}
     guard = subprocess.Popen(
@@ -377,7 +363,7 @@ def guarded(directory: OwnedDirectory) -> Iterator[None]:
 
 
 def main(path: str) -> int:
-    """Wait for the end of the driver; clear up its directory if it left it."""
+    """Wait for the end of the driver; clean up its directory unless the end was orderly."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as is sent to all when a host shuts down
     if sys.stdin.buffer.read() == _ORDERLY_END:

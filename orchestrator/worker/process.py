@@ -1,7 +1,6 @@
-"""A worker process (``main.py``) as its agent sees it.
+"""The agent's handle of a worker process (``main.py``). No Ray here.
 
-The handle survives everything the process may do: a crash, a kill or a hang of the process becomes
-a ``RankOutcome`` with the signal and the end of the log. No Ray here.
+A crash, kill or hang of the process becomes a ``RankOutcome`` with the signal and the log's end.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from orchestrator.worker.protocol import TAIL_BYTES, Run, Start
 from orchestrator.worker.spawn import SpawnedProcess
 from workloads.util import files
 
-#: Before it, for what is redacted as a whole: a key of many lines.
+#: Read before the tail, to redact a key of many lines as a whole.
 _BEFORE_TAIL_BYTES = 1 << 16
 
 
 class WorkerProcess:
-    """``start``, ``listen`` and ``run`` block, for one thread; ``progress`` and ``stop`` may be
-    called from another meanwhile."""
+    """One thread calls ``start``, ``listen`` and ``run``; any may call ``progress`` and ``stop``."""
 
     def __init__(self, request: Start) -> None:
         self._request = request
@@ -47,8 +45,7 @@ class WorkerProcess:
         self.timed: tuple[float, float] | None = None
 
     def start(self) -> WorkerInfo | Failure:
-        """Start the process and wait until it is ready; a Failure when it cannot start, and then
-        it is gone."""
+        """Start the process and wait until it is ready; a Failure means that it is gone."""
         if self._stop_reason is not None:
             self._gone.set()
             return self._death("start")
@@ -88,15 +85,14 @@ class WorkerProcess:
         return value
 
     def listen(self, address: str) -> Any:
-        """Have rank 0 open a rendezvous on ``address``: the rendezvous, or a Failure."""
+        """Have rank 0 open a rendezvous on ``address``; return it or a Failure."""
         try:
             return self._ask("listen", address)[1]
         except (EOFError, OSError):
             return self._death("opening a rendezvous")
 
     def run(self, request: Run) -> bytes | RankOutcome:
-        """Run one rank and wait for its end, whatever becomes of the process: its RankOutcome as
-        the process pickled it, or one made here when the process could not make any."""
+        """Run one rank to its end; return the process's pickled RankOutcome, else one made here."""
         attempt, failure = request.attempt, request.rendezvous
         lasted = Interval()
         self.timed = None
@@ -153,8 +149,7 @@ class WorkerProcess:
             self._gone.wait()
 
     def _become(self, kind: str) -> Failure | None:
-        """Replace the process by one of this kind if it is of another. Engines change their process
-        for good, and a card's mode is decided before torch is imported."""
+        """Replace a process of another kind: engines and card modes are fixed at import."""
         if kind == self._kind or kind not in self._request.environments:
             return None  # a kind that this card never has is for the worker to refuse
         self._kill()
@@ -189,7 +184,7 @@ class WorkerProcess:
         self._gone.set()
 
     def _death(self, doing: str) -> Failure:
-        """Wait for the end of the process and say how it died."""
+        """Wait for the end of the process and describe it."""
         if not self._gone.wait(5):
             self._kill()  # it closed its channel and lives on
         status = self._exit.get("exit", 0)
@@ -217,8 +212,7 @@ class WorkerProcess:
 
 
 def tail_of(log: str, environment: Mapping[str, str]) -> str:
-    """The end of a log file, from a line start, without the secrets of ``environment``; empty when
-    there is none."""
+    """Last lines of a log file without the secrets of ``environment``; empty if unreadable."""
     try:
         with files.opened(log, follow=False) as file:
             start = max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES - _BEFORE_TAIL_BYTES)

@@ -1,15 +1,12 @@
 """Messages between driver, agents and worker processes, and how they travel.
 
-The driver sends requests to the agent of a node, and the agent sends responses. Both are numbered,
-kept in an ``Outbox`` and sent again until the other side has confirmed their number, so that a call
-which is lost on the way loses nothing, and an ``Inbox`` drops what came before. An agent and its
-worker process exchange messages over a socket pair (``multiprocessing.connection``).
+Requests (driver to agent) and responses are numbered and resent from an ``Outbox`` until confirmed,
+so a lost call loses nothing; an ``Inbox`` drops duplicates. An agent talks to its worker process
+over a socket pair (``multiprocessing.connection``).
 
-Ray and ``multiprocessing`` pickle what they carry. The outcome of a rank travels as bytes that only
-its worker process and the driver read, since a workload may put a class of its own into it. All of
-these pickles come from processes that may run code here anyway: through Ray, through a socket pair
-between a process and its parent, or from a node's directory of kept outcomes, which only the run's
-user may enter (docs/security.md). Results, files of others and downloads are never read so.
+A rank's outcome travels as bytes that only its worker and the driver unpickle, since a workload may
+put its own class into it. Pickles come only from processes that may run code here anyway, or from
+a node's private directory of outcomes (docs/security.md); results and downloads are never pickles.
 """
 
 from __future__ import annotations
@@ -68,8 +65,7 @@ class WorkerConfig:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
-    #: Variables that the process must have had before torch was imported. The worker refuses to
-    #: start without, since setting them later would have no effect.
+    #: Variables that must be set before torch is imported; the worker refuses to start without.
     environment: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""  # of process (``Job.process_kind``): what was decided before its imports
     passport: bool = False  # whether the first attempt begins with a check of the card
@@ -156,8 +152,8 @@ class Listened:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rank is over. The outcome is the worker process's own, as bytes, or the agent's when the
-    process died; None if the worker was gone before the rank began."""
+    """A rank has ended. ``outcome``: the worker's, pickled; the agent's if the worker died; None if
+    the rank never began."""
 
     worker_id: str
     attempt_id: str
@@ -176,7 +172,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Halted:
-    """The process of a gang's rank does nothing any more, as seen from outside it."""
+    """The process of a gang's rank has been stopped or is ending."""
 
     worker_id: str
     attempt_id: str
@@ -202,7 +198,7 @@ class ResponseBatch:
 
 
 class Outbox(Generic[T]):
-    """Messages that the other side has not confirmed yet, numbered from 1; for any thread."""
+    """Unconfirmed messages, numbered from 1; thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -217,7 +213,7 @@ class Outbox(Generic[T]):
             self._changed.notify()
 
     def wake(self) -> None:
-        """Let ``pending`` return early: there is other news."""
+        """Let ``pending`` return early."""
         with self._changed:
             self._woken = True
             self._changed.notify()
@@ -230,8 +226,7 @@ class Outbox(Generic[T]):
                 self._first += 1
 
     def pending(self, timeout_s: float = 0.0) -> tuple[int, tuple[T, ...]]:
-        """All unconfirmed messages, and the number of the first; waits until there is one, or
-        ``wake``."""
+        """Wait for a message or ``wake``; return the first number and all unconfirmed messages."""
         with self._changed:
             self._changed.wait_for(lambda: self._messages or self._woken, timeout_s)
             self._woken = False
@@ -239,14 +234,13 @@ class Outbox(Generic[T]):
 
 
 class Inbox(Generic[T]):
-    """Drops messages that came before. The other side always sends all that is not confirmed, so
-    none is missing before the first of a call, whichever call comes first."""
+    """Drops duplicates. Every call carries all unconfirmed messages, so there are no gaps."""
 
     def __init__(self) -> None:
         self.received = 0
 
     def new(self, first: int, messages: Sequence[T]) -> Sequence[T]:
-        """Those of the messages, numbered from ``first``, that are new."""
+        """Return the new ones of these messages, which are numbered from ``first``."""
         fresh = messages[max(0, self.received + 1 - first) :]
         self.received += len(fresh)
         return fresh
@@ -261,10 +255,5 @@ def pickled(value: Any) -> bytes:
 
 
 def unpickled(data: bytes) -> Any:
-    """Return the value of which ``pickled`` made these bytes.
-
-    Raises:
-        Exception: of many kinds: the other process is of another version, or a workload has put a
-            class of its own into its result.
-    """
+    """Return a pickled value; raise any Exception for another version's or a workload's class."""
     return pickle.loads(data)

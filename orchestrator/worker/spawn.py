@@ -1,24 +1,21 @@
-"""The one way to start worker processes, see each of them end, and leave nothing of it running.
+"""The spawner: starts worker processes, reports their ends, and leaves nothing of them running.
 
-A worker can hang with the interpreter lock held, be killed for memory, or leave children behind,
-and its card is free only when all of that is gone. So workers are children of a small process of
-one thread, the spawner. A connection to it starts one worker and lives as long as that:
+A worker may hang with the GIL, be OOM-killed or leave children behind, and its card is free only
+when all of them are gone. So workers are children of a small single-threaded process. A connection
+to it starts one worker and lives as long as that:
 
     client  → {"environment": …, "log": …, "cwd": …} and the worker's end of a channel
     spawner → {"pid": …}
     spawner → {"exit": status, "host_oom": …} when the process and its children are gone
 
-A client that closes its side, or dies, has its worker killed. A connection without a request tells
-its client of the spawner's end. Nothing survives: descendants that moved to sessions of their own
-become children of the spawner when a worker dies, since the kernel gives orphans to the nearest
-*subreaper*. The spawner itself may be killed first, by Ray for one, which kills the children of an
-agent that ends. So a second process, the reaper, stands between the agent and the spawner and only
-waits: each of the two ends everything when the other is gone.
+Closing the client's side kills the worker; a connection without a request reports the spawner's
+end. The spawner is a *subreaper*, so it inherits a dead worker's descendants. A second process, the
+reaper, waits above it, since Ray may kill the spawner first: each ends everything when the other is
+gone.
 
-On real cards every worker is a fresh interpreter. Where cards are emulated on the CPU, importing
-torch and transformers for sixteen workers would take longer than their jobs: there the spawner
-imports them once, before it has any thread, and forks. A driver whose nodes compute on this machine
-starts that spawner before Ray, and its agents share it.
+On real cards every worker is a fresh interpreter. For CPU cards the spawner imports torch and
+transformers once, before it has threads, and forks: imports would take longer than the jobs. A
+driver whose nodes compute on this machine starts that spawner before Ray and shares it with agents.
 """
 
 from __future__ import annotations
@@ -71,8 +68,7 @@ PRELOAD = (
     "workloads.text_generation",
     "workloads.engines.transformers.generation",
 )
-#: Otherwise the allocator of Arrow, which pandas imports, starts a thread, and NumPy's OpenBLAS one
-#: for each further thread of OpenMP, and nothing could be forked. Jobs compute with torch.
+#: Keeps Arrow's allocator and OpenBLAS from starting threads, which would rule out forking.
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 _SOCKET = "s"
 _REQUEST_BYTES = 1 << 20
@@ -83,16 +79,12 @@ _END_S = 10.0
 
 
 class SpawnedProcess:
-    """One worker process, for the client that asked for it."""
+    """Client's handle of one worker process."""
 
     def __init__(
         self, spawner: str, *, environment: Mapping[str, str], log: str, cwd: str, channel: int
     ) -> None:
-        """Ask the spawner for a process; ``channel`` is its end of a socket pair.
-
-        Raises:
-            OSError: the spawner is gone.
-        """
+        """Start a process with this end of a socket pair; raise OSError if the spawner is gone."""
         self._socket = _connected(spawner)
         request = {"environment": dict(environment), "log": log, "cwd": cwd}
         data = json.dumps(request).encode() + b"\n"
@@ -114,11 +106,10 @@ class SpawnedProcess:
             self._socket.shutdown(socket.SHUT_WR)
 
     def wait(self) -> Mapping[str, Any]:
-        """Wait until the process and its descendants are gone: ``exit`` (code, or minus the signal)
-        and ``host_oom``. For one thread only.
+        """Wait for the end of the whole process tree; for one thread only.
 
-        Raises:
-            ConnectionError: the spawner itself died, and with it the process.
+        Return ``exit`` (code, or minus the signal) and ``host_oom``; raise ConnectionError if the
+        spawner died, and with it the process.
         """
         with self._socket:
             return self._next()
@@ -126,13 +117,13 @@ class SpawnedProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSpawner:
-    """A spawner of this host that agents may use, if their workers have as many threads."""
+    """A spawner of this host, for agents whose workers have as many threads."""
 
     path: str  # its socket
     threads: int
 
     def serves(self, threads: int) -> bool:
-        """Return whether it is there, for workers of so many threads."""
+        """Return whether it runs and its workers have so many threads."""
         if self.threads != threads:
             return False
         try:
@@ -144,15 +135,11 @@ class SharedSpawner:
 
 
 class OwnSpawner:
-    """A spawner that this process has started, which ends with it.
+    """A spawner started by this process, which ends with it. Raises OSError if it cannot start.
 
     Args:
-        preload: modules that it imports before it forks workers; none: each worker is a fresh
-            interpreter.
+        preload: modules to import before forking workers; none: each is a fresh interpreter.
         threads: OpenMP reads its variable when torch is imported, which may be in the spawner.
-
-    Raises:
-        OSError: it cannot be started.
     """
 
     def __init__(self, preload: Sequence[str], *, threads: int, log: Path) -> None:
@@ -199,10 +186,7 @@ class OwnSpawner:
 
 
 def wait_for_end(path: str) -> None:
-    """Wait until the spawner of this socket is gone, and all its workers.
-
-    Its reaper has the socket, too: while that still ends something, a connection is not refused.
-    """
+    """Wait for the end of the spawner of this socket, its reaper and all its workers."""
     with contextlib.suppress(OSError):
         while True:
             with _connected(path) as connection:
@@ -213,8 +197,7 @@ def wait_for_end(path: str) -> None:
 def shared_spawner(
     preload: Sequence[str], *, threads: int, log_dir: Path
 ) -> Iterator[OwnSpawner | None]:
-    """Have a spawner for the agents of this host within the block; None where none can be started,
-    and the agents start their own."""
+    """Run a spawner for this host's agents; None if it cannot start, and they start their own."""
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         spawner = OwnSpawner(preload, threads=threads, log=log_dir / log_name())
@@ -232,8 +215,7 @@ def log_name() -> str:
 
 
 def open_log(path: str) -> int:
-    """Open a log for a process; nowhere, if it cannot be had: a measurement needs no log. Its
-    directory may be one that others write to, so a link that lies there is not followed."""
+    """Open a process's log without following links (others may write there), else /dev/null."""
     try:
         return files.open_to_append(path)
     except OSError as error:
@@ -266,7 +248,7 @@ class _Worker:
     tree: set[Identity] = field(default_factory=set)  # its descendants, as far as known
 
     def kill(self) -> None:
-        """Kill it and its descendants; what it starts at this moment shows when it is dead."""
+        """Kill it and its descendants; ``_kill_remains`` finds any that it starts meanwhile."""
         beneath = descendants(self.pid, processes(ended=True))
         self.tree |= {process.identity for process in beneath}
         _kill_group(self.pid)
@@ -283,8 +265,7 @@ class Spawner:
         self._selector = selectors.DefaultSelector()
 
     def serve(self, *lifelines: int) -> None:
-        """Serve until one of ``lifelines`` (pipes that others hold open) closes; then kill every
-        worker. The loop has one thread, as forking needs."""
+        """Serve, in one thread since it forks, until a lifeline pipe closes; kill all workers."""
         wake_read, wake_write = os.pipe()
         for end in (wake_read, wake_write):
             os.set_blocking(end, False)
@@ -408,10 +389,9 @@ class Spawner:
             del self._workers[worker.pid]
 
     def _kill_remains(self, dead: _Worker) -> bool:
-        """Kill what a dead worker has left; return whether anything of it is still there.
+        """Kill a dead worker's descendants; return whether any are left.
 
-        A child of this process that is no worker, and in no other worker's tree, is an orphan of a
-        worker that has died.
+        Children of this process outside every worker's tree are orphans of a dead worker.
         """
         table, here = processes(ended=True), os.getpid()
         others = [worker for worker in self._workers.values() if worker is not dead]
@@ -429,12 +409,9 @@ class Spawner:
 
 
 def _request_on(connection: socket.socket) -> tuple[Mapping[str, Any] | None, int]:
-    """The request that a connection brings, and the worker's end of its channel; None where the
-    client has closed it.
+    """Read a request (None: the client closed) and the worker's end of its channel.
 
-    Raises:
-        OSError: it ends early or brings no channel.
-        ValueError: it is not JSON.
+    Raises OSError if it is incomplete, ValueError if it is not JSON.
     """
     connection.settimeout(_REQUEST_S)
     data, channels, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 1)
@@ -468,7 +445,7 @@ def _kill_group(pid: int) -> bool:
 
 
 def _leave(status: int) -> NoReturn:
-    """End a forked process: what it printed is out, and nothing that it came with is cleaned up."""
+    """Flush and end a forked process without running the parent's exit handlers."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -479,9 +456,10 @@ def _leave(status: int) -> NoReturn:
 
 
 def preload(modules: Sequence[str]) -> bool:
-    """Import those of ``modules`` that are installed, and return whether workers can be forked:
-    there is something to share, and one thread. A module that is broken is the worker's to
-    report."""
+    """Import the installed ``modules`` and return whether workers can be forked (one thread).
+
+    Broken modules are left for the worker to report.
+    """
     for name in modules:
         if find_spec(name.partition(".")[0]) is None:
             continue
@@ -497,11 +475,11 @@ def preload(modules: Sequence[str]) -> bool:
 
 
 def run(listener: socket.socket, directory: Path, load: Callable[[], bool]) -> int:
-    """Become a reaper with a spawner beneath it; exit status of the one of the two that returns.
+    """Become a reaper with a spawner beneath it; return the spawner's exit status.
 
     Args:
-        directory: of the listener's socket, to be removed in the end.
-        load: imports what is to be imported, and returns whether workers are forked.
+        directory: of the listener's socket, removed at the end.
+        load: imports modules and returns whether workers are forked.
     """
     become_subreaper()
     reaper_lives, held_by_reaper = os.pipe()
@@ -528,9 +506,10 @@ def run(listener: socket.socket, directory: Path, load: Callable[[], bool]) -> i
 
 
 def _reap(spawner: int, loading: int, directory: Path) -> int:
-    """Wait for the spawner and kill what it leaves, which is this process's own by then; return how
-    it ended, as a shell says it. A spawner that nobody needs any more while it still imports is
-    killed."""
+    """Wait for the spawner, kill its remains, and return its exit status as a shell would.
+
+    Kills a spawner that still imports when standard input (the lifeline) closes.
+    """
     hung_up = select.poll()
     hung_up.register(0, 0)
     hung_up.register(loading, 0)

@@ -1,10 +1,8 @@
-"""One process on one card: takes attempts, runs workloads, says how they ended.
+"""Run attempts on one card in a long-lived process.
 
-A worker lives through many jobs. It pays for its imports once (about ten seconds), keeps the last
-model loaded for the next job with an equal residency key, and puts the process back to its first
-state before each job. Whatever goes wrong in a job becomes a ``RankOutcome`` with a failure class:
-``run`` does not raise. There is no Ray here; an agent owns the process (``process.py``), or an
-executor is in it (``local.py``).
+A worker imports once (about ten seconds), keeps the last model for the next job with an equal
+residency key, and restores the process state before each job. Failures become a ``RankOutcome``:
+``run`` does not raise. No Ray here; an agent owns the process (``process.py``, ``local.py``).
 """
 
 from __future__ import annotations
@@ -85,12 +83,12 @@ class CardWorker:
         self._jobs_before = 0
 
     def start(self) -> WorkerInfo:
-        """Import what jobs need, take the card, and say what this process is and has.
+        """Import what jobs need, acquire the card, and describe this process.
 
         Raises:
-            BadConfiguration: the process lacks a variable that had to be set before its imports.
-            CardNotAcquired: the card is not there or held by another; there is no falling back.
-            CardFaulty: it is there, but computes something wrong.
+            BadConfiguration: a variable is missing that must be set before imports.
+            CardNotAcquired: the card is absent or in use.
+            CardFaulty: it computes wrong results.
             ImportError: torch, transformers or the device's software is missing.
         """
         self._verify_environment()
@@ -128,17 +126,14 @@ class CardWorker:
         return self._info
 
     def listen(self, address: str, timeout_s: float = 300.0) -> Rendezvous:
-        """Open the rendezvous of the next attempt; asked of rank 0's worker before all run it.
-
-        ``address`` is one of this host that the other ranks can reach.
-        """
+        """Open the next attempt's rendezvous (rank 0) on an address that other ranks reach."""
         self._listener = listen(address, self.config.world_size, timeout_s)
         return self._listener.rendezvous
 
     def run(
         self, attempt: Attempt, rank: int = 0, rendezvous: Rendezvous | None = None
     ) -> RankOutcome:
-        """Run one rank of an attempt to its end, whatever that is. Never raises ``Exception``."""
+        """Run one rank of an attempt to its end. Never raises ``Exception``."""
         lasted = Interval()
         self._timed_from = self._timed_until = self._turn = self._passport = None
         self._resident.was_used = False
@@ -150,9 +145,9 @@ class CardWorker:
         except (Exception, SystemExit) as error:
             failure = self.failure(error)
         if failure is not None:
-            # The exception is gone, and with its frames the last hold on the job's tensors.
+            # The exception's frames, which referenced the job's tensors, are cleared.
             self._resident.drop()
-            # An error of a broken card here says nothing that the failure does not.
+            # A broken card may fail here too; the failure already says so.
             with contextlib.suppress(Exception):
                 self._release_memory()
         self._progress = None
@@ -181,7 +176,7 @@ class CardWorker:
         return self._progress
 
     def failure(self, error: BaseException) -> Failure:
-        """The record of an exception from ``start``; ``run`` makes its own."""
+        """Describe an exception from ``start`` as a Failure."""
         return describe(
             error,
             device=self.device,
@@ -192,11 +187,7 @@ class CardWorker:
     # ------------------------------------------------------------ taking the card
 
     def wait_until_free(self, device: Device) -> None:
-        """Wait until the last process has left the card and its memory is free.
-
-        Raises:
-            CardNotAcquired: it is not free in time; the message names the process or the memory.
-        """
+        """Wait until the card is idle; raise CardNotAcquired if it is not in time."""
         card = self.config.card
         waiting = ReleaseWait(card_index=card.index, idle_bytes=self.config.idle_memory_bytes)
         while (reason := waiting.reason(time.monotonic(), device.use(card.index))) is not None:
@@ -205,8 +196,7 @@ class CardWorker:
             time.sleep(_FREE_POLL_S)
 
     def acquire(self, device: Device) -> str:
-        """Put something on the card, so that one which is not there, or not ours, shows now and
-        not in the first job; the card's product name."""
+        """Allocate on the card, so that a missing one fails now; return its product name."""
         import torch
 
         try:
@@ -222,10 +212,11 @@ class CardWorker:
             ) from error
 
     def _verify_card(self, device: Device) -> None:
-        """See that the card which was acquired is the one that was given: a library that changes a
-        variable when it is imported gets the process another, and its rows a wrong name. Have one
-        that computes wrongly found out before the first job, in every process: what broke the last
-        one may have been the card."""
+        """Verify that the acquired card is the assigned one and that it computes correctly.
+
+        An import may change the visible-cards variable and so select another card. Each process
+        checks the arithmetic: the card may have broken the previous one.
+        """
         card = self.config.card
         self._verify_environment()
         if (why := device.mismatch(card.index)) is not None:
@@ -318,7 +309,7 @@ class CardWorker:
         )
 
     def _set_threads(self, requested: int | None) -> int:
-        """Give torch the threads that the job asks for; without, it has this worker's share."""
+        """Set torch's threads to the requested number, else leave this worker's share."""
         import torch
 
         assert self._info is not None
@@ -331,8 +322,7 @@ class CardWorker:
         return threads
 
     def _check_card(self, device: Device, cards: int) -> dict[str, float]:
-        """Check the card before its first job, in the job's CPU slot. A gang's ranks do it side by
-        side and together, and a card that fails here fails in the job."""
+        """Check the card before its first job, on all ranks at once; errors fail the job."""
         import torch
 
         from workloads.bench.card_check import EMULATED_PIECE_S, PIECE_S, check_card, check_link
@@ -371,7 +361,7 @@ class CardWorker:
     def _slot(
         self, attempt: Attempt, rank: int, collective: Collective, threads: int
     ) -> AbstractContextManager[Turn | None]:
-        """Give the job a CPU slot within the block, on a device that shares its host's cores."""
+        """Hold a CPU slot within the block, on a device that computes on host cores."""
         assert self.device is not None
         if not self.device.spec.can("host_cores"):
             return contextlib.nullcontext()
@@ -416,7 +406,7 @@ def _state(failure: Failure | None) -> State:
 
 
 def _warm_thread_pools() -> None:
-    """Start torch's threads now: under a memory limit a thread that cannot start is an abort."""
+    """Start torch's threads now: under a memory limit, failing to start one aborts."""
     import torch
 
     matrix = torch.ones(256, 256)
@@ -428,10 +418,9 @@ def _warm_thread_pools() -> None:
 
 
 def request_of(attempt: Attempt) -> Request:
-    """The attempt as its workload sees it.
+    """Convert an attempt to its workload's request.
 
-    A probe asks only whether the batch fits, so it makes one pass without warm-up: a whole pass,
-    because the longest prompts decide.
+    A probe makes one whole pass without warm-up: the longest prompts decide if the batch fits.
     """
     from workloads.registry import find_workload
 
@@ -466,7 +455,7 @@ def request_of(attempt: Attempt) -> Request:
 
 
 def _taken(job: Job) -> Iterator[str]:
-    """Savings of what a job takes by name: a model that is saved anew is another."""
+    """Identities of the saved products that a job consumes: a re-saved model is another one."""
     from orchestrator.grid.dependencies import things, took
     from workloads.models.products import saving_of
 
@@ -478,10 +467,9 @@ def _taken(job: Job) -> Iterator[str]:
 # ---------------------------------------------------------------- the record of a failure
 
 TAIL_LINES = 40
-#: Messages of a refusal of memory by the kernel, besides MemoryError: torch's allocator, C++,
-#: oneDNN without room for its code or buffers (its "primitive descriptor" is another thing), the
-#: stack of a thread, the data of a library. Where not even the allocator's message found room, it
-#: is the 15 bytes that need no block.
+#: Messages of failed allocations besides MemoryError: torch's allocator, C++, oneDNN's code or
+#: buffers (not its "primitive descriptor"), a thread's stack, a library's data. The last one is the
+#: allocator's message cut to 15 bytes, which need no block.
 _REFUSED = re.compile(
     r"can't allocate memory|cannot allocate memory|bad_alloc|bad allocation"
     r"|could not create a (primitive|memory object|memory)\s*$"
@@ -494,14 +482,13 @@ _REFUSED = re.compile(
 def describe(
     error: BaseException, *, device: Device | None, memory_bytes: int | None, node_name: str
 ) -> Failure:
-    """Classify and describe an exception, then let go of its frames.
+    """Classify and describe an exception, then clear its frames.
 
-    ``memory_bytes`` is the enforced limit of an emulated card, None where there is no such limit;
-    ``device`` is None when it was not opened yet.
+    ``memory_bytes`` is an emulated card's enforced limit; ``device`` is None before it is opened.
     """
     known = _known(error, device, memory_bytes)
     failure_class = FailureClass.CRASH if isinstance(error, SystemExit) else classify(known)
-    # Redacted before it is cut: half of a key is not recognised any more.
+    # Redact before cutting: half a key is not recognised.
     message = one_line(redact(str(known), os.environ), 2000) or redact(repr(error), os.environ)
     trace = redact("".join(traceback.format_exception(error)), os.environ)
     tail = trace.rstrip().splitlines()[-TAIL_LINES:]
@@ -515,7 +502,7 @@ def describe(
 
 
 def _known(error: BaseException, device: Device | None, memory_bytes: int | None) -> BaseException:
-    """The exception of a known class that stands for ``error``; itself when there is none."""
+    """Return the known exception that ``error`` stands for, else ``error``."""
     if memory_bytes is not None and _memory_was_refused(error):
         return OutOfMemory(
             f"the emulated card's {memory_bytes:,} bytes are exhausted: "
