@@ -1,11 +1,9 @@
-"""The rows of one run, to read and to write: rows go to a log first, then into Parquet.
+"""The rows of one run: appended to a log, then moved into Parquet.
 
-A row is durable when ``append`` returns; ``to_parquet`` shows it to any reader of Parquet, every
-few seconds. ``files.py`` names the files of a run, ``reader.py`` reads those of rows. A log is
-removed when the Parquet file that has its rows is safe, and files are merged the same way when a
-writer ends with many of them, or with a row in two of them after a failure: until then a *plain*
-reader may see a row twice, and ours takes it once. What a crash leaves is mended by the next
-writer.
+A row is durable when ``append`` returns; ``to_parquet`` publishes it every few seconds. A log is
+removed once the Parquet file with its rows is safe; a closing writer merges many files likewise.
+Meanwhile a plain Parquet reader may see a row twice (``reader.py`` reads it once). The next writer
+repairs what a crash leaves.
 """
 
 from __future__ import annotations
@@ -50,25 +48,18 @@ if TYPE_CHECKING:
     from orchestrator.core.plan import PastRow
 
 _LOG = logging.getLogger("nightgrid.store")
-#: A writer that ends with this many files merges them: ten thousand take a reader half a minute.
+#: A closing writer merges this many files or more: ten thousand take a reader half a minute.
 COMPACT_FROM = 200
-#: Runs that a message lists.
+#: Runs that an error message lists.
 MOST_LISTED = 20
 _ATTEMPT_IN_LINE = re.compile(rb'"attempt_id":"([A-Za-z0-9_-]{1,80}-\d{1,9})"')
 
 
 class Store:
-    """The rows of one run.
-
-    Reading needs nothing; ``with store:`` makes this process the run's one writer, sets aside
-    what a crashed predecessor left damaged, and gives the lock back at the end.
-
-    Args:
-        lock: of the run; its own if left out.
-        log: to which rows are appended; one of a new name if left out.
+    """The rows of one run. Reading needs no lock; ``with store:`` makes this process the writer.
 
     Raises:
-        StoreError: the name cannot be that of a run, or its directory leads elsewhere.
+        StoreError: the run name is invalid, or its directory leads out of the results.
     """
 
     def __init__(
@@ -98,20 +89,12 @@ class Store:
 
     @classmethod
     def open(cls, results_dir: Path, run: str) -> Store:
-        """The store of a run that may not exist yet; touches nothing.
-
-        Raises:
-            StoreError: the name cannot be that of a run.
-        """
+        """Return the store of a run that may not exist; StoreError if the name is invalid."""
         return cls(results_dir, run)
 
     @classmethod
     def existing(cls, results_dir: Path, run: str) -> Store:
-        """The store of a run that has been started.
-
-        Raises:
-            StoreError: there is none of this name; the message lists close matches.
-        """
+        """Return the store of a started run; StoreError, with close matches, if there is none."""
         store = cls(results_dir, run)
         if not store.exists:
             known = runs(results_dir)
@@ -128,15 +111,11 @@ class Store:
         return os.path.isdir(self.tables_path)
 
     def read(self, *, samples: bool = True) -> Contents:
-        """Every sound row, with or without raw values, and everything that is damaged.
-
-        Raises:
-            SchemaMismatch: a row was written by a newer version.
-        """
+        """Return valid rows and all damage; raise SchemaMismatch for a newer version's rows."""
         return read_contents(self.tables_path, self.quarantine_path, raw=samples)
 
     def measurements(self, samples: bool = True) -> list[Measurement]:
-        """The rows in the order of recording; without ``samples`` it is faster."""
+        """The rows in the order of recording; faster without ``samples``."""
         return list(self.read(samples=samples).measurements)
 
     def history(self) -> list[PastRow]:
@@ -146,8 +125,7 @@ class Store:
         return past_rows(self.tables_path)
 
     def attempts_set_aside(self, job_ids: Iterable[str]) -> dict[str, int]:
-        """The highest number, by job id, of an attempt at one of these jobs whose row may be among
-        the damaged ones: no other attempt may be called the same."""
+        """Highest attempt number by job id among damaged rows, which must not be reused."""
         numbers: dict[str, int] = {}
         for damage in set_aside_earlier(self.quarantine_path):
             if name := parsed_name(damage.path.name):
@@ -162,8 +140,7 @@ class Store:
 
         Raises:
             StoreLocked: another driver holds the run; the message names it.
-            StoreError: it cannot be known which attempts a predecessor's death ended, or anything
-                else the file system says.
+            StoreError: interrupted attempts cannot be determined, or the file system fails.
         """
         try:
             disk.make_directory(self.tables_path)
@@ -214,27 +191,17 @@ class Store:
             self._lock.release()
 
     def refuse_if_held(self) -> None:
-        """Refuse as ``with store:`` would now, before anything is waited for that may be away.
-
-        Raises:
-            StoreLocked: another driver holds the run; the message names it.
-            StoreError: the lock cannot be read.
-        """
+        """Raise as ``with store:`` would: StoreLocked if held, StoreError if unreadable."""
         self._lock.refuse_if_held()
 
     def resume(self) -> Store:
-        """Let ``with store:`` take the run from a holder on another host, whose death cannot be
-        seen from here, if it has given no sign of life for a minute."""
+        """Let ``with store:`` take over from another host's holder silent for ``SILENCE_S``."""
         self._lock.silence_means_death_s = SILENCE_S
         return self
 
     @property
     def run_id(self) -> str:
-        """The id that all drivers of this run have, and no other run. For the writer.
-
-        Raises:
-            StoreError: this process is not the writer.
-        """
+        """Unique id of the run; StoreError if this process is not the writer."""
         if self._identity is None:
             raise StoreError(f"{self.path} is not open for writing: its run id is not known")
         return self._identity.run_id
@@ -246,9 +213,9 @@ class Store:
         return (note,) if note else ()
 
     def append(self, *measurements: Measurement) -> Path:
-        """Write rows; the log that has them. When this returns, they survive a power failure. Safe
-        to repeat after an error, with the same rows or some of them and others: a row that stands
-        twice is read once.
+        """Write rows, which survive a power failure on return, and return the log's path.
+
+        Safe to repeat after an error: duplicate rows are read once.
 
         Raises:
             StoreFull: no space is left; try again later.
@@ -257,28 +224,20 @@ class Store:
         """
         self._lock.still_mine()
         path = self._log.append([row_of(measurement) for measurement in measurements])
-        self._lock.still_mine()  # else our successor may have read the log before
+        self._lock.still_mine()  # else a successor may have read the log already
         self._journal.end(measurement.attempt_id for measurement in measurements)
         return path
 
     def begin(self, *rows: Measurement) -> None:
-        """Write down that attempts start, by the row that each of them gets should this process die
-        before ``append`` has written its own. Survives the death of the process, not that of the
-        machine.
+        """Record starting attempts by the rows that they get if this process dies before ``append``.
 
-        Raises:
-            StoreFull: no space is left.
-            StoreError: it cannot be written.
+        Survives the death of the process, not a power failure. Raises StoreError, or StoreFull.
         """
         self._lock.still_mine()
         self._journal.begin([row_of(row) for row in rows])
 
     def write_file(self, name: str, content: str | bytes) -> Path:
-        """Replace a side file of the run (report, status, grid) in one step.
-
-        Raises:
-            StoreError: the name could lead out of the run's directory, or writing fails.
-        """
+        """Replace a side file (report, status, grid) atomically; see ``files.write_side_file``."""
         return files.write_side_file(self.path, name, content)
 
     def make_reserve(self) -> None:
@@ -295,13 +254,13 @@ class Store:
     # ------------------------------------------------------------ Parquet
 
     def to_parquet(self) -> Path | None:
-        """Put the rows of all logs into a Parquet file; None if there are none. Rows may be
-        appended meanwhile, in another thread. Damaged lines are set aside. A driver that was
-        stalled meanwhile leaves the logs to its successor.
+        """Move the rows of all logs into a Parquet file; None if there are none.
+
+        Another thread may append meanwhile. Damaged lines are set aside. A driver that lost the
+        lock leaves the logs to its successor.
 
         Raises:
-            StoreError, OSError: not the writer, or the file cannot be written, or a log not
-                removed; the rows are safe, in the log or in both.
+            StoreError, OSError: not the writer, or writing or removing failed; no row is lost.
         """
         with self._making:
             self._lock.still_mine()
@@ -317,12 +276,10 @@ class Store:
             return path
 
     def compact(self) -> Path | None:
-        """Put all sound files into one; None when there is nothing to gain. A file that holds
-        something else than rows stays where it is.
+        """Merge all valid files into one; None if there are fewer than two.
 
         Raises:
-            StoreError, OSError: not the writer, or the new file does not read back, or one that it
-                replaces cannot be removed.
+            StoreError, OSError: not the writer, bad read-back, or an old file cannot be removed.
         """
         self.to_parquet()
         with self._making:
@@ -343,11 +300,7 @@ class Store:
         return many or read_rows(self.tables_path, ROW_KEY).repeated
 
     def _write_parquet(self, table: pa.Table) -> Path:
-        """Write a file of rows that are safe elsewhere.
-
-        Raises:
-            StoreError: not the writer, or it cannot be written, or does not read back.
-        """
+        """Write a file of rows that are safe elsewhere; StoreError if it does not read back."""
         import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
@@ -422,7 +375,7 @@ class Store:
                     _LOG.warning("set aside as %s: %s", aside, reason)
 
     def _record_interrupted(self) -> tuple[str, ...]:
-        """Make rows of what a dead predecessor had running; the ids of those attempts."""
+        """Write rows for attempts that a dead predecessor had running; return their ids."""
         path, what = self._journal.path, "which attempts were interrupted"
         if not disk.is_there(path):
             return ()
@@ -455,14 +408,11 @@ class Store:
 
 
 def find_run(run: str | os.PathLike[str] | None = None, results: Path | None = None) -> Store:
-    """The store of a run that has been started, for reading.
+    """Return the store of a started run; StoreError, with a list of runs, if there is none.
 
     Args:
         run: name of a run in ``results``, or the path of a run's directory; None: the newest run.
-        results: where runs lie; None: where they go by default.
-
-    Raises:
-        StoreError: there is no such run, or none at all; the message lists those that exist.
+        results: the results directory; None: the default.
     """
     if run is not None and os.path.isdir(os.path.join(run, files.ROWS)):
         path = Path(os.path.realpath(run))
@@ -479,11 +429,7 @@ def find_run(run: str | os.PathLike[str] | None = None, results: Path | None = N
 
 
 def existing_runs(results: Path) -> list[str]:
-    """Names of the runs in a results directory, the one written last first.
-
-    Raises:
-        StoreError: there is none; the message says how to come by one.
-    """
+    """Names of the runs in a results directory, newest first; StoreError if there is none."""
     known = runs(results)
     if not known:
         what = "there are no runs in" if os.path.isdir(results) else "there is no directory"

@@ -29,7 +29,7 @@ _BEFORE_TAIL_BYTES = 1 << 16
 
 
 class WorkerProcess:
-    """One thread calls ``start``, ``listen`` and ``run``; any may call ``progress`` and ``stop``."""
+    """One thread calls ``start``, ``listen``, ``run``; any may call ``progress`` and ``stop``."""
 
     def __init__(self, request: Start) -> None:
         self._request = request
