@@ -1,7 +1,6 @@
-"""The table of a run's card checks, and those of all runs beside it.
+"""Tables of card checks, with the fields of ``CardCheck`` as columns.
 
-A run keeps its own (``CARD_CHECKS``), which its driver alone writes; a card's history is what
-the runs of one results directory say of it. The table's columns are the fields of ``CardCheck``.
+Each run's driver writes its own (``CARD_CHECKS``); a card's history spans a results directory.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from workloads.util.statistics import Spread
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Runs whose passports make up the history, the newest.
+#: Newest runs that make up the history.
 _MOST_RUNS = 50
 
 
@@ -41,8 +40,7 @@ def card_checks_table(checks: Iterable[CardCheck]) -> bytes:
 
 
 def read_card_checks(run: Path) -> tuple[CardCheck, ...]:
-    """The card checks of a run; none where there is no file of them that can be read: they are for
-    comparison, and no figure depends on them."""
+    """The card checks of a run; none if the file cannot be read, since no figure needs them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -70,8 +68,7 @@ def slow_cards_of(run: Path) -> tuple[SlowCard, ...]:
 
 
 def spread_between_runs(run: Path) -> Spread:
-    """Spread of the speed of this run's cards over the runs of its results directory;
-    none where too few have checked them."""
+    """Spread of this run's cards' speed over the runs of its results directory; may be empty."""
     now = read_card_checks(run)
     cards = {check.card for check in now}
     earlier = (check for check in earlier_card_checks(run) if check.card in cards)

@@ -1,16 +1,13 @@
-"""The one codec of rows: a ``Measurement`` to a line of JSON or an Arrow table, and back.
+"""Codec of rows: a ``Measurement`` to a line of JSON or an Arrow table, and back.
 
-On its way to the disk a row is a flat mapping of columns to plain values (``row_of``): ``metrics``
-is flattened, times are whole microseconds since the epoch, values of ``parameters`` are JSON, raw
-samples and items are lists of records with their rank; what is null is left out. As a line of JSON
-it stands in the log (``log.py``); many of them make a table, which becomes Parquet. Bytes are
-base64 in JSON; NaN and infinities stand as Python writes them.
+A row (``row_of``) maps columns to plain values: ``metrics`` flattened, times in microseconds since
+the epoch, values of ``parameters`` as JSON, raw samples and items as records with their rank, nulls
+left out. It is a line of JSON in the log (``log.py``), with bytes as base64 and NaN and infinities
+as Python writes them; many rows make a Parquet table.
 
-Numbers that their columns do not admit are moved as text to ``details``, so that a row that was
-measured is never one that readers refuse. All else is exact: a round trip loses nothing.
-
-Back from a table, a column is converted as a whole, and what most rows share (texts, parameters,
-versions, settings of measuring) is made once: a hundred thousand rows take seconds.
+Numbers that their columns do not admit move as text to ``details``, so that readers refuse no
+measured row. Everything else round-trips exactly. Tables are decoded column by column with shared
+values made once: a hundred thousand rows take seconds.
 """
 
 from __future__ import annotations
@@ -57,11 +54,7 @@ _Convert = Callable[[Any, list[str]], Any]
 
 
 def row_of(measurement: Measurement) -> dict[str, Any]:
-    """The columns of a row as plain values, without those that are null.
-
-    Raises:
-        StoreError: a value does not fit its column; the message names both.
-    """
+    """Return a row's non-null columns as plain values; StoreError if a value does not fit."""
     odd: list[str] = []
     row = _plain(measurement, odd)
     row |= row.pop("metrics")
@@ -71,14 +64,9 @@ def row_of(measurement: Measurement) -> dict[str, Any]:
 
 
 def _plain(record: Any, odd: list[str]) -> dict[str, Any]:
-    """The fields of a record as plain values, without those that are None.
+    """Fields of a record that are not None, as plain values; ``odd`` collects bad numbers as text.
 
-    Args:
-        record: a measurement, or one that is nested in it.
-        odd: gets, as text, the numbers that are out of range.
-
-    Raises:
-        StoreError: a number that cannot be null is out of range, or a value of another type.
+    Raises StoreError if a required number is out of range or a value has another type.
     """
     row = {}
     for name, convert in _conversions(record.__class__):
@@ -100,7 +88,7 @@ def _conversions(record: type) -> list[tuple[str, _Convert]]:
 
 
 def _conversion(record: type, name: str) -> _Convert:
-    """The conversion of a field; a value of another type makes it raise a TypeError or the like."""
+    """Return a field's conversion, which raises TypeError or the like for another type."""
     kind, optional, _, doc = rules_of(record)[name]
     items = typing.get_args(kind)
 
@@ -163,7 +151,7 @@ def _raw_values(name: str, pairs: Sequence[Any], odd: list[str]) -> list[dict[st
 
 
 def _real(value: Any) -> Any:
-    """A number of Python or of NumPy, or else a TypeError."""
+    """Return a Python or NumPy number; else raise TypeError."""
     if not isinstance(value, Real):
         raise TypeError(value)
     return value
@@ -196,11 +184,9 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=_bytes_as_text).encode
 
 
 def row_in(line: bytes) -> dict[str, Any]:
-    """The row in a line of JSON; what its values are is not looked at.
+    """Parse a line of JSON to a row, without checking its values.
 
-    Raises:
-        ValueError, RecursionError: there is none.
-        SchemaMismatch: it is of a newer version.
+    Raises ValueError or RecursionError if invalid, SchemaMismatch if of a newer version.
     """
     row = json.loads(line)
     if not isinstance(row, dict) or type(row.get("schema_version")) is not int:
@@ -210,11 +196,7 @@ def row_in(line: bytes) -> dict[str, Any]:
 
 
 def to_table(measurements: Sequence[Measurement]) -> pa.Table:
-    """Rows as an Arrow table. Text that UTF-8 cannot hold is escaped.
-
-    Raises:
-        StoreError: a value does not fit its column; the message names both.
-    """
+    """Convert rows to an Arrow table, escaping invalid Unicode; StoreError if a value is bad."""
     import pyarrow as pa
 
     try:
@@ -224,11 +206,10 @@ def to_table(measurements: Sequence[Measurement]) -> pa.Table:
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows as a table with these columns, or all.
+    """Convert rows to a table with these columns (None: all).
 
-    Raises:
-        ArrowException, ValueError, TypeError, LookupError, ArithmeticError, AttributeError: a value
-            is none for its column.
+    Raises ArrowException, ValueError, TypeError, LookupError, ArithmeticError or AttributeError if
+    a value does not fit its column.
     """
     import pyarrow as pa
 
@@ -250,20 +231,17 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = 
 
 
 def from_table(table: pa.Table, *, source: str = "table") -> list[Measurement]:
-    """The measurements of a table, exactly as they went in.
-
-    Columns may be missing where the record has a default, as in older tables and in tables read
-    without ``RAW_COLUMNS``; columns that the record does not know are ignored.
+    """Convert a table to measurements; missing columns get defaults, unknown ones are ignored.
 
     Raises:
         SchemaMismatch: the table is of a newer version.
-        StoreError: the table is not one of measurements, or a value cannot be one.
+        StoreError: it is not a table of measurements, or a value is invalid.
     """
     return list(measurements_of(table, source=source))
 
 
 def measurements_of(table: pa.Table, *, source: str = "table") -> Iterator[Measurement]:
-    """The measurements of a table, made a few thousand at a time; ``from_table`` says more."""
+    """``from_table`` as an iterator, a few thousand rows at a time."""
     import pyarrow as pa
 
     table = current(table, source)
@@ -282,11 +260,9 @@ def measurements_of(table: pa.Table, *, source: str = "table") -> Iterator[Measu
 
 
 def _records(record: Any, count: int, columns: Mapping[str, list[Any]]) -> list[Any]:
-    """Records with these values by field; a field that is missing has its default. Slot by slot:
-    ``__init__`` of a frozen record of a hundred fields takes five times as long.
+    """Build records slot by slot, five times faster than ``__init__`` of a hundred frozen fields.
 
-    Raises:
-        ValueError: a field without a default has no value.
+    Missing fields get their defaults; raises ValueError if there is none.
     """
     records = [object.__new__(record) for _ in range(count)]
     for name, rule in rules_of(record).items():
@@ -298,11 +274,7 @@ def _records(record: Any, count: int, columns: Mapping[str, list[Any]]) -> list[
 
 
 def values_of(name: str, column: Any, shared: dict[Any, Any] | None = None) -> list[Any]:
-    """The values of one column as the record wants them; None where there is none.
-
-    Args:
-        shared: values that rows have in common, by what they were made of.
-    """
+    """Convert one column to the record's values; ``shared`` caches those that rows share."""
     import pyarrow.types as kinds
 
     kind = column.type

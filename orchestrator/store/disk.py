@@ -1,11 +1,10 @@
-"""The calls on which the safety of rows rests, and files that are whole or absent.
+"""File system calls for rows, and atomic files.
 
-Nothing else in this package touches files of rows. Each call is one system call or two, so that a
-test can put a disk of its own in their place: one that loses what was not synced, gets full, or
-flips bits (``tests/night``).
+Only this module touches files of rows. Each call is one or two system calls, so that tests can
+replace them by a faulty disk (``tests/night``).
 
-A file is written under a name that readers ignore, synced, and renamed; then its directory is
-synced. A crash at any instant leaves the old state or the new.
+A file is written under a name that readers ignore, synced and renamed, then its directory is
+synced: a crash leaves the old state or the new.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ from workloads.util import files
 #: Size limit of a file of rows; the largest are compacted ones. Smaller files have own limits.
 LARGEST_BYTES = 2 * 2**30
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-#: Codes of failures that say nothing of the file: see ``may_pass``.
+#: Error codes of transient failures (``may_pass``).
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ESTALE, errno.ETIMEDOUT)
 
 
 # ---------------------------------------------------------------- calls
 
-#: Open a new file for writing and return its handle; it replaces any file of this name. A link that
-#: somebody planted there is replaced, not followed.
+#: Open a new file for writing, replacing any file or link of this name; return its handle.
 create = files.create
 write = os.write
 sync = os.fsync
@@ -41,22 +39,17 @@ close = os.close
 rename = os.rename
 remove = os.unlink
 names = os.listdir
-#: Return whether a name is taken, also by a link that leads nowhere.
+#: Return whether a name is taken, also by a dangling link.
 is_there = os.path.lexists
 
 
 def create_new(path: Path) -> int:
-    """Open a new file for writing and return its handle.
-
-    Raises:
-        FileExistsError: something has this name.
-    """
+    """Open a new file for writing and return its handle; FileExistsError if the name is taken."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
 
 def has_name(handle: int, path: Path) -> bool:
-    """Return whether an open file can be found by its name. File systems that count no links are
-    asked for the name."""
+    """Return whether an open file still has its name, by link count or, without one, by path."""
     return os.fstat(handle).st_nlink > 0 or is_there(path)
 
 
@@ -78,18 +71,15 @@ def sync_directory(directory: Path) -> None:
 
 
 def read(path: Path, limit_bytes: int = LARGEST_BYTES, *, follow: bool = True) -> bytes:
-    """The content of an ordinary file, and of nothing else that may lie in its place: a pipe would
-    be waited for for ever, and a device never ends. ``follow``: it may be a symbolic link.
+    """Read a regular file (``follow``: also through a link): pipes and devices would not end.
 
-    Raises:
-        OSError: it cannot be read, is no ordinary file, or is larger than the limit.
+    Raises OSError if it is unreadable, not a regular file, or larger than the limit.
     """
     return files.read_bytes(path, limit_bytes=limit_bytes, follow=follow)
 
 
 def may_be_ordinary(path: Path) -> bool:
-    """Return whether a name may be that of an ordinary file: not of a directory or a device. A link
-    that leads nowhere may lead to one later."""
+    """Return whether a name may be that of a regular file; True for a dangling link."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError):
@@ -101,12 +91,7 @@ def may_be_ordinary(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A file of results, or a line of one, that cannot be trusted, and why.
-
-    Attributes:
-        path: of the file, where it lies now.
-        passing: another look may find it sound: nothing is known of its bytes.
-    """
+    """A damaged file or line of results; ``passing``: only unreadable, so maybe valid later."""
 
     path: Path
     reason: str
@@ -114,7 +99,7 @@ class Damage:
 
 
 def may_pass(error: OSError) -> bool:
-    """Return whether a failure to read says nothing of the file: another look may find it sound."""
+    """Return whether a read failure is transient and says nothing of the file."""
     return error.errno in _PASSING
 
 
@@ -129,12 +114,11 @@ def write_durably(
     """Create or replace ``directory/name``; on return it survives a power failure.
 
     Args:
-        allowed: called when the data is safe, before it has its name; it raises a StoreError if
-            the file must not appear.
+        allowed: called before the rename; raises StoreError if the file must not appear.
 
     Raises:
         StoreFull: no space is left; the directory is as it was.
-        StoreError: anything else the file system says.
+        StoreError: any other file system error.
     """
     aside, target = directory / f".{name}.partial", directory / name
     try:
@@ -153,7 +137,7 @@ def write_durably(
 
 
 def replace_file(directory: Path, name: str, data: bytes) -> Path:
-    """Replace a file that is only looked at (a page, a status): whole, but not synced."""
+    """Replace a file (page, status) atomically, without syncing it."""
     aside = directory / f".{name}.{os.getpid()}.aside"
     try:
         _write(aside, data, synced=False)
@@ -192,11 +176,7 @@ def set_aside(path: Path, quarantine: Path) -> Path:
 
 
 def valid_name(name: str, what: str) -> str:
-    """``name`` if it can safely name a file or directory of results, else an error.
-
-    Raises:
-        StoreError: it is empty, too long, hidden, or could lead out of its directory.
-    """
+    """Return a safe file or directory name; StoreError if empty, too long, hidden or unsafe."""
     if is_valid_name(name):
         return name
     raise StoreError(

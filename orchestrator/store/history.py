@@ -25,14 +25,7 @@ _COLUMNS = (
 
 
 def past_rows(directory: Path, *, whole: bool = False) -> list[PastRow]:
-    """The rows in a directory, oldest first.
-
-    Args:
-        whole: none may lack for the moment.
-
-    Raises:
-        StoreError: a file cannot be read now that may have some, and all are wanted.
-    """
+    """Rows in a directory, oldest first; with ``whole``, StoreError if a file is unreadable now."""
     import pyarrow.compute as pc
 
     look = read_rows(directory, _COLUMNS)
@@ -45,8 +38,7 @@ def past_rows(directory: Path, *, whole: bool = False) -> list[PastRow]:
 
 
 def cards_of_succeeded(directory: Path) -> Iterator[tuple[str, str, int]]:
-    """Job id, node and index of each card on which a job of these rows has succeeded. Rows whose
-    cards are those of several nodes are left out."""
+    """Job id, node and card index of succeeded single-node rows."""
     columns = ("job_id", "state", "final", "nodes", "card_indices")
     for row in read_rows(directory, columns).table().to_pylist():
         if row["final"] and row["state"] == State.SUCCEEDED and len(row["nodes"] or ()) == 1:
@@ -58,8 +50,7 @@ def cards_of_succeeded(directory: Path) -> Iterator[tuple[str, str, int]]:
 def parameters_of(
     workload: str, engine: str, pairs: tuple[tuple[str, str], ...]
 ) -> tuple[tuple[str, Scalar], ...]:
-    """Parameters of a job from their JSON, as a job of this version has them; most rows share
-    theirs with others."""
+    """Parse a job's parameters as this version declares them; most rows share them."""
     values = {name: json.loads(text) for name, text in pairs}
     return tuple(sorted(as_declared(workload, engine, values).items()))
 

@@ -1,13 +1,10 @@
-"""One driver on one run: a lock file that says who holds it, and when it may be taken over.
+"""The lock file of a run: one driver at a time, and rules for taking over from a dead one.
 
-The file is created whole in one step (a hard link), so it is exclusive on network file systems
-too. A holder on this host is looked up by process id *and* start time, since process ids come
-back; in another container of this host by its ``flock``, which the kernel drops with the process;
-a host that was rebooted holds nothing. A holder on another host cannot be looked up from here, but
-it touches the lock file every few seconds: one that has been silent for long can be taken over when
-the second driver is told to (``nightgrid run --resume``), else that is refused. Taking over happens
-under an ``flock`` of a guard file, so that of two drivers that find a dead holder one wins. A
-holder that was only cut off finds its lock gone before its next write, and writes no more.
+The file is created atomically (a hard link), so it is exclusive on network file systems too. A
+holder on this host is found by process id *and* start time, since ids are reused; in another
+container of this host by its ``flock``; a rebooted host holds nothing. A holder on another host
+touches the file every few seconds; ``nightgrid run --resume`` takes over from a silent one. A guard
+file's ``flock`` serialises takeovers. A holder that was cut off checks its lock before each write.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from workloads.util.processes import ProcessIdentity, started_ticks
 HEARTBEAT_S = 5.0
 SILENCE_S = 60.0  # twelve heartbeats: longer than a network file system is usually away
 _LARGEST_BYTES = 2**16
-#: The most that a number of the lock file can be: of the last, the year 2286.
+#: Upper limits of numbers in the lock file; ``locked_at``: the year 2286.
 _LARGEST = {"pid": 2**31, "process_started": 1e15, "locked_at": 1e10}
 
 
@@ -71,16 +68,12 @@ class Holder:
 
     @classmethod
     def parsed(cls, data: bytes) -> Holder:
-        """The holder that a lock file describes.
-
-        Raises:
-            ValueError, KeyError, TypeError, RecursionError: it describes none.
-        """
+        """Parse a lock file; raise ValueError, KeyError, TypeError or RecursionError if invalid."""
         values = json.loads(data)
         holder = cls(**{field.name: values[field.name] for field in fields(cls)})
         for name, usual in asdict(cls.this_process()).items():
             value = values[name]
-            # Later than any calendar, infinite, or a process id that no kernel gives.
+            # Out of range: a time beyond any calendar, infinity, or an impossible process id.
             if type(value) is not type(usual) or (
                 name in _LARGEST and not 0 <= value <= _LARGEST[name]
             ):
@@ -92,8 +85,7 @@ class Holder:
         return f"process {self.pid} on {self.host}, which held the run since {since}"
 
     def alive(self, here: Holder, lock: Path) -> bool | None:
-        """Return whether the holder of a lock file still runs, seen from ``here``: by its process,
-        or from another container by the lock on the file; None when that cannot be known."""
+        """Return whether the holder runs, by its process or its file's flock; None if unknown."""
         if not self.on_kernel_of(here):
             same_machine = (self.host, self.machine_id) == (here.host, here.machine_id)
             return False if same_machine and self.machine_id and self.boot_id else None
@@ -102,13 +94,12 @@ class Holder:
         return not _flock_is_free(lock) if self.flocked else None
 
     def on_kernel_of(self, here: Holder) -> bool:
-        """Return whether both run on one kernel since the same boot, in a container or not."""
+        """Return whether both run on one kernel since the same boot, in any container."""
         return self.boot_id == here.boot_id and bool(self.boot_id or self.host == here.host)
 
 
 def driver_lives(directory: Path) -> bool | None:
-    """Tell if the driver that took the lock of a run's directory lives; None where that cannot be
-    known from here, or nobody has taken it. Takes nothing and writes nothing."""
+    """Return whether the holder of a run's lock lives; None if unknown or unlocked. Read-only."""
     lock = RunLock(directory)
     try:
         holder = lock.holder()
@@ -118,8 +109,7 @@ def driver_lives(directory: Path) -> bool | None:
 
 
 def is_held(directory: Path) -> bool:
-    """Tell if a driver works on the run of a directory, or may: one on another host is taken at its
-    word for a minute after its last sign of life."""
+    """Return whether a driver holds a run; on another host, for a minute after its heartbeat."""
     lives = driver_lives(directory)
     if lives is not None:
         return lives
@@ -137,15 +127,13 @@ class RunLock:
         self._inode: tuple[int, int] | None = None  # of the lock file, while this object holds it
         self._file: int | None = None  # open for its flock
         self._released = threading.Event()  # ends the heartbeat
-        #: After how long a silence a holder that cannot be looked up counts as dead.
+        #: Silence after which a holder on another host counts as dead.
         self.silence_means_death_s = float("inf")
 
     def acquire(self) -> Holder | None:
-        """Take the lock; returns the dead holder from whom it was taken over, if any.
+        """Take the lock and return its dead previous holder, if any.
 
-        Raises:
-            StoreLocked: another driver holds the run, or may.
-            StoreError: the lock cannot be written.
+        Raises StoreLocked if another driver holds it or may, StoreError if it cannot be written.
         """
         me = Holder.this_process()
         with _guard(self._guard_path):
@@ -158,12 +146,7 @@ class RunLock:
         return dead
 
     def refuse_if_held(self) -> None:
-        """Refuse as ``acquire`` would now, and take nothing.
-
-        Raises:
-            StoreLocked: another driver holds the run, or may.
-            StoreError: the lock cannot be read.
-        """
+        """Raise StoreLocked or StoreError as ``acquire`` would, without taking the lock."""
         if os.path.lexists(self.path):  # else there is nothing to guard either
             with _guard(self._guard_path):
                 self._dead_holder(Holder.this_process())
@@ -171,9 +154,7 @@ class RunLock:
     def holder(self) -> Holder | None:
         """Return the holder of the lock; None when it is free.
 
-        Raises:
-            StoreLocked: there is a lock file that cannot be understood.
-            StoreError: it cannot be read.
+        Raises StoreLocked for an invalid lock file, StoreError for an unreadable one.
         """
         try:
             return Holder.parsed(disk.read(self.path, _LARGEST_BYTES))
@@ -188,12 +169,7 @@ class RunLock:
             ) from error
 
     def still_mine(self) -> None:
-        """Verify that no other driver has taken the lock.
-
-        Raises:
-            StoreLocked: it is not held any more.
-            StoreError: it never was, or the file system does not say.
-        """
+        """Raise StoreLocked if the lock was taken away, StoreError if never held or unreadable."""
         if self._inode is None:
             raise StoreError(f"rows can be written only by the holder of {self.path}")
         try:
@@ -216,12 +192,7 @@ class RunLock:
         self._inode = self._file = None
 
     def _dead_holder(self, me: Holder) -> Holder | None:
-        """Return the holder that left the lock behind; None if there is none. Call it under the
-        guard.
-
-        Raises:
-            StoreLocked: its holder lives, or may.
-        """
+        """Return the dead holder, if any; StoreLocked if it may live. Call under the guard."""
         holder = self.holder()
         if holder is None:
             return None
@@ -300,11 +271,7 @@ class RunLock:
 
 @contextlib.contextmanager
 def _guard(path: Path) -> Iterator[None]:
-    """Let one process of this host at a time in; does nothing where files cannot be locked.
-
-    Raises:
-        StoreError: its file cannot be opened.
-    """
+    """Serialise this host's processes by flock, where supported; StoreError if it cannot open."""
     try:
         file = files.open_to_append(path)
     except OSError as error:
@@ -328,8 +295,7 @@ def _flock(file: int, *, wait: bool = False) -> bool:
 
 
 def _flock_is_free(path: Path) -> bool:
-    """Return whether no living process of this kernel holds the file locked; false where that
-    cannot be found out."""
+    """Return whether no process of this kernel locks the file; False where unknown."""
     try:
         with files.opened(path) as file:
             return _flock(file.fileno())
@@ -338,7 +304,7 @@ def _flock_is_free(path: Path) -> bool:
 
 
 def inode(path: Path) -> tuple[int, int]:
-    """Device and number of a file, which another one of its name does not have."""
+    """Device and inode number of a file."""
     status = os.stat(path)  # as ``Path.stat`` does, by way of half as many calls
     return status.st_dev, status.st_ino
 

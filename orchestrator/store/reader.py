@@ -1,18 +1,16 @@
-"""The one reader of rows: a consistent look at a run's directory while its driver writes to it.
+"""Reader of rows: a consistent snapshot of a run's directory, without a lock.
 
-Rows lie in Parquet files and in logs of the last seconds (``log.py``). The name of a Parquet file
-holds the SHA-256 of its bytes, because Parquet alone does not notice all damage: of 1,426 one-byte
-flips in a file, 52 read back as wrong values without an error.
+Rows lie in Parquet files and in logs of the last seconds (``log.py``). File names hold the SHA-256
+of the content, because Parquet does not detect all damage: 52 of 1,426 one-byte flips read back as
+wrong values without an error.
 
     rows-<rows>-<attempt>-<sha256[:16]>.parquet    some rows; their highest attempt number
-    <job>-<attempt>-<sha256[:16]>.parquet          one row, as earlier versions wrote it
-    rows-<attempt>-<sha256[:16]>.parquet           up to 1,000 rows, by an earlier version
-    compacted-<rows>-<sha256[:16]>.parquet         many rows, by an earlier version
+    <job>-<attempt>-<sha256[:16]>.parquet          one row (earlier version)
+    rows-<attempt>-<sha256[:16]>.parquet           up to 1,000 rows (earlier version)
+    compacted-<rows>-<sha256[:16]>.parquet         many rows (earlier version)
 
-Every file is verified before it is parsed, and its values once after (``validation.py``); what is
-not rows is named and left out, and stays where it is. A row can lie in two places for a moment,
-when the writer replaces a log or several files by one: it is known by ``ROW_KEY`` and read once.
-Readers need no lock.
+Files are verified before parsing, values once after (``validation.py``); damage is reported and
+left in place. A row may be in two files while the writer merges them; ``ROW_KEY`` deduplicates.
 """
 
 from __future__ import annotations
@@ -41,10 +39,9 @@ if TYPE_CHECKING:
 
     from orchestrator.core.measurement import Measurement
 
-#: The columns by which a row is known. An attempt that was given up and brings its result after all
-#: has two rows, of which the later one is never final.
+#: Identity of a row. An abandoned attempt that still ends has two; the later one is never final.
 ROW_KEY = ("invocation_id", "attempt_id", "recorded_at", "state", "final")
-#: A file that says it holds more is refused: it would not fit into memory.
+#: Files with more rows are refused: they would not fit into memory.
 MOST_ROWS = 10_000_000
 
 _NAME = re.compile(
@@ -59,8 +56,7 @@ _LOG = logging.getLogger("nightgrid.store")
 
 
 class FileName(NamedTuple):
-    """The facts in the name of a file of rows: job id, "" if the rows are of several; the highest
-    attempt number; the number of rows at most; the digest of the content."""
+    """Parsed name of a file of rows: job id ("": several), highest attempt, row limit, digest."""
 
     job_id: str
     attempt: int
@@ -133,15 +129,7 @@ class Rows:
     repeated: bool = False
 
     def refuse_unread(self, what: str) -> None:
-        """Refuse a look that may lack rows which another one would find, for decisions that cannot
-        be taken back.
-
-        Args:
-            what: cannot be known by it, for people.
-
-        Raises:
-            StoreError: a file cannot be read now.
-        """
+        """Raise StoreError if a file cannot be read now: ``what``, for the message, is unknown."""
         for damage in self.damaged:
             if damage.passing:
                 raise StoreError(
@@ -174,18 +162,13 @@ def read_rows(
     columns: Iterable[str] | None = None,
     known: Mapping[str, pa.Table] | None = None,
 ) -> Rows:
-    """Read every file and log of rows, verified, of one moment.
+    """Read a verified snapshot of every file and log of rows.
 
-    Parquet files never change, so who follows a run hands in the tables of the last look as
-    ``known`` and only what came since is parsed.
-
-    A writer may replace logs and files meanwhile, and a listing is not of one moment: so the names
-    are listed again afterwards, and if one has gone or a file has come, the look starts over. What
-    was parsed is not parsed again.
+    Names are listed again afterwards; if the writer has replaced files, reading starts over.
 
     Args:
-        directory: of a run's rows.
         columns: those wanted; None: all.
+        known: tables of an earlier snapshot, which are not parsed again: files never change.
 
     Raises:
         SchemaMismatch: a row was written by a newer version.
@@ -233,11 +216,7 @@ def rows_in_log(name: str, data: bytes) -> Iterator[Line]:
 def table_of_lines(
     lines: Iterable[Line], columns: Sequence[str] | None = None
 ) -> tuple[pa.Table, list[Line]]:
-    """The rows in lines as a table with these columns, or all; and the lines that hold none.
-
-    Raises:
-        MemoryError: they may be sound.
-    """
+    """Convert lines to a table with these columns (None: all); also return the damaged lines."""
     import pyarrow as pa
 
     lines = list(lines)
@@ -260,11 +239,7 @@ def table_of_lines(
 
 
 def _sound_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str] | None) -> pa.Table:
-    """Rows as a table of sound values.
-
-    Raises:
-        Exception: of any kind: they are not.
-    """
+    """Convert rows to a validated table; raise any Exception if they are invalid."""
     table = current(table_of(rows, columns), "a log", columns)
     if reason := fault(table):
         raise ValueError(reason)
@@ -297,11 +272,7 @@ def _read_files(
 
 
 def _content(look: Rows, path: Path) -> bytes | None:
-    """The bytes of a file; None, and a damage in the look, if it cannot be read.
-
-    Raises:
-        FileNotFoundError: it has gone.
-    """
+    """Read a file; if unreadable, add a damage and return None; FileNotFoundError if it is gone."""
     try:
         return disk.read(path)
     except OSError as error:
@@ -333,12 +304,7 @@ def _file_table(look: Rows, name: str, columns: list[str]) -> pa.Table | None:
 
 
 def parquet_table(data: bytes, columns: Sequence[str], source: str) -> pa.Table:
-    """The columns of a Parquet file of rows, of exactly their types.
-
-    Raises:
-        SchemaMismatch: a newer version wrote it.
-        Exception: of any kind: it is not such a file.
-    """
+    """Parse these columns of a Parquet file; SchemaMismatch if newer, any Exception if invalid."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -351,8 +317,7 @@ def parquet_table(data: bytes, columns: Sequence[str], source: str) -> pa.Table:
 
 
 def _is_of_the_bytes(error: Exception) -> bool:
-    """Return whether parsing the same bytes fails so at any time: not for want of memory, of
-    descriptors, of threads, or of a module that is being replaced."""
+    """Return whether the bytes are at fault, not a lack of memory, descriptors or threads."""
     import pyarrow as pa
 
     if isinstance(error, OSError):
@@ -362,14 +327,14 @@ def _is_of_the_bytes(error: Exception) -> bool:
 
 
 def _drop_repeated(look: Rows) -> None:
-    """Leave out rows that stand in another file, too: those of a log, and of the later name."""
+    """Drop duplicate rows from logs and from the files later in order."""
     import pyarrow as pa
 
     if not look.tables:
         return
     keys = pa.concat_tables([table.select(ROW_KEY) for table in look.tables.values()])
     if len(keys.group_by(list(ROW_KEY), use_threads=False).aggregate([])) == len(keys):
-        return  # as nearly always: rows by rows it would take far longer
+        return  # the usual case; row by row is far slower
     look.repeated = True
     seen: set[tuple[object, ...]] = set()
     tables = {name: without_repeated(table, seen) for name, table in look.tables.items()}
@@ -377,7 +342,7 @@ def _drop_repeated(look: Rows) -> None:
 
 
 def without_repeated(table: pa.Table, seen: set[tuple[object, ...]]) -> pa.Table:
-    """The rows of a table that are not among those seen, each once; they are then."""
+    """Drop rows whose keys are in ``seen``, and add the rest to it."""
     import pyarrow as pa
 
     fresh = []
@@ -399,11 +364,9 @@ class Contents:
 
 
 def read_contents(directory: Path, quarantine: Path, *, raw: bool = True) -> Contents:
-    """Every sound row, with or without samples, items and images, and all that is damaged, what
-    was set aside earlier included.
+    """Read valid rows and all damage, quarantined files included; ``raw``: with raw values.
 
-    Raises:
-        SchemaMismatch: a row was written by a newer version.
+    Raises SchemaMismatch for a newer version's rows.
     """
     import pyarrow as pa
 
@@ -426,9 +389,10 @@ def set_aside_earlier(quarantine: Path) -> list[Damage]:
 
 
 def with_raw(directory: Path, rows: Iterable[Measurement], *names: str) -> Iterator[Measurement]:
-    """Rows that were read without raw values, with these of ``RAW_COLUMNS``, in no order; a row
-    whose file has gone meanwhile is left out. A few thousand rows at a time are in memory, not
-    millions of items."""
+    """Add these ``RAW_COLUMNS`` to rows, unordered, batch by batch to bound memory.
+
+    Rows whose file is gone are left out.
+    """
     from orchestrator.core.measurement import Measurement
 
     empty = {name: rules_of(Measurement)[name].default for name in names}
@@ -443,8 +407,7 @@ def with_raw(directory: Path, rows: Iterable[Measurement], *names: str) -> Itera
 def raw_batches(
     directory: Path, rows: Iterable[Measurement], *names: str
 ) -> Iterator[tuple[list[Measurement], pa.RecordBatch]]:
-    """Rows that were read without raw values in batches, each with its raw columns, in no order.
-    What cannot be read is left out: ``read_contents`` has named it."""
+    """Batches of rows with their raw columns, unordered; skips what ``read_contents`` reported."""
     import pyarrow as pa
 
     wanted: dict[Any, Measurement] = {
@@ -483,11 +446,7 @@ def _batches(name: str, data: bytes, columns: list[str]) -> Iterator[pa.RecordBa
 
 
 def runs(results_dir: Path) -> list[str]:
-    """Names of the runs in a results directory, the one written last first.
-
-    Raises:
-        StoreError: the directory is there and cannot be read.
-    """
+    """Names of the runs in a results directory, newest first; StoreError if it is unreadable."""
     try:
         names = disk.names(results_dir)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL in the name

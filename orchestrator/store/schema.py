@@ -1,16 +1,13 @@
-"""The columns of the result tables: an Arrow schema held against the ``Measurement`` record.
+"""The Arrow schema of the result tables, built from the fields of ``Measurement``.
 
-The schema is built from the record's fields, and every column carries a description and a unit in
-its Arrow metadata (``docs/schema.md`` is generated from it; ``column_docs.py`` declares them, with
-the numbers that are allowed). ``metrics`` is flattened into columns of its own, so that plain SQL
-is pleasant; raw samples and items stay nested; open-ended names are maps. Values of ``parameters``
-are JSON, since they have several types.
+Every column carries its description and unit (``column_docs.py``) in its metadata, from which
+``docs/schema.md`` is generated. ``metrics`` is flattened for plain SQL; raw samples and items stay
+nested; open-ended names are maps; values of ``parameters`` are JSON, since their types differ.
 
 Format history (``schema_version``):
     1  first version
-A reader refuses a newer version (``SchemaMismatch``). It reads an older one (``current``): columns
-that were added since are filled with their default. A change of meaning needs an entry in
-``UPGRADES``.
+Readers refuse a newer version (``SchemaMismatch``) and fill the missing columns of an older one
+with defaults (``current``). A change of meaning needs an entry in ``UPGRADES``.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
-#: Key of ``details`` under which numbers stand that their columns do not admit.
+#: Key of ``details`` for numbers that their columns do not admit.
 OUT_OF_RANGE = "out_of_range"
 
 #: The columns of raw values, which most readers do not need.
@@ -58,11 +55,7 @@ class Rule(NamedTuple):
 
 @lru_cache(maxsize=8)
 def rules_of(record: type) -> dict[str, Rule]:
-    """The fields of a record by name, in their order.
-
-    Raises:
-        ValueError: a field has two types; a new kind of field needs a decision here.
-    """
+    """Return a record's fields by name, in order; ValueError if a field has two types."""
     docs = NESTED_DOCS.get(record.__name__, COLUMN_DOCS)
     hints = typing.get_type_hints(record)
     rules = {}
@@ -101,7 +94,7 @@ def required(record: type | None = None) -> frozenset[str]:
 
 
 def is_choice(kind: Any) -> bool:
-    """Return whether values of a type are texts, one of those that iterating the type gives."""
+    """Return whether a type is a string enumeration."""
     return isinstance(kind, type) and issubclass(kind, str) and kind is not str
 
 
@@ -128,11 +121,7 @@ def columns_schema(names: Sequence[str]) -> pa.Schema:
 
 
 def arrow_type(kind: Any) -> pa.DataType:
-    """The Arrow type of a field's Python type.
-
-    Raises:
-        TypeError: there is none; a new kind of field needs a decision here.
-    """
+    """Return the Arrow type of a field's Python type; TypeError if there is none."""
     import pyarrow as pa
 
     simple = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
@@ -177,11 +166,7 @@ def table_version(table: pa.Table) -> int:
 
 
 def refuse_newer(version: int, source: str) -> None:
-    """Let a schema version pass that this program knows.
-
-    Raises:
-        SchemaMismatch: it is of a newer program.
-    """
+    """Raise SchemaMismatch if a schema version is newer than this program's."""
     if version > SCHEMA_VERSION:
         raise SchemaMismatch(
             f"{source} has schema version {version}; this program reads up to {SCHEMA_VERSION}. "
@@ -190,17 +175,17 @@ def refuse_newer(version: int, source: str) -> None:
 
 
 def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """The table brought to this program's version: these columns, of exactly their types. Values
-    are not looked at (``validation.py`` does that); nulls give way to defaults.
+    """Convert a table to this version's columns and types, with defaults for nulls.
+
+    Values are not checked (``validation.py`` does that).
 
     Args:
-        table: content of a file.
-        source: its name, for errors.
-        columns: those wanted; None: those that are there, and all that a record needs must be.
+        source: file name for errors.
+        columns: those wanted; None: all present ones, among which all required ones must be.
 
     Raises:
         SchemaMismatch: the table is of a newer version.
-        StoreError: it is not one of measurements.
+        StoreError: it is not a table of measurements.
     """
     import pyarrow as pa
 

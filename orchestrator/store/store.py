@@ -229,7 +229,7 @@ class Store:
         return path
 
     def begin(self, *rows: Measurement) -> None:
-        """Record starting attempts by the rows that they get if this process dies before ``append``.
+        """Record starting attempts by the rows they get if this process dies before ``append``.
 
         Survives the death of the process, not a power failure. Raises StoreError, or StoreFull.
         """
@@ -351,8 +351,7 @@ class Store:
     # ------------------------------------------------------------ after a crash
 
     def _clear_up(self) -> None:
-        """Set aside files of rows that are damaged, and remove those that were never finished:
-        their rows are in a log or in other files. What cannot be read for now stays."""
+        """Quarantine damaged files and remove partial ones, whose rows are elsewhere."""
         for name in sorted(disk.names(self.tables_path)):
             path = self.tables_path / name
             if name.startswith("."):
