@@ -109,10 +109,9 @@ def _round_widths() -> Iterator[int]:
 def sample_by_length(
     examples: Sequence[Example], lengths: Sequence[Lengths], count: int
 ) -> list[Example]:
-    """Return ``count`` examples at equal distance in the order of total length, ends included.
+    """Return ``count`` examples (or all) at equal distance in the order of total length.
 
-    Ties are ordered by input length, then position. All, sorted, if there are no more than
-    ``count``; the middle one for 1.
+    Both ends are included, a ``count`` of 1 takes the middle one. Ties: by input length, position.
     """
     order = sorted(range(len(examples)), key=lambda i: (lengths[i].total, lengths[i].input, i))
     return [examples[order[position]] for position in equal_distance(len(order), count)]

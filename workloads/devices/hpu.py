@@ -79,10 +79,7 @@ _ERRORS: tuple[Texts, ...] = (
 
 
 def _variables(process: CardProcess) -> dict[str, str]:
-    """Return the bridge's variables; the mode is always set, as its default differs by release.
-
-    Lazy mode (graphs) if the process's kind ends in "lazy", else eager or torch.compile.
-    """
+    """Return the bridge's variables: always the mode, whose default differs by release."""
     lazy = process.kind.endswith("lazy")
     variables = {
         # Otherwise LOCAL_RANK is taken as an index into the list of one visible module.

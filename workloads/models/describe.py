@@ -108,9 +108,7 @@ class Description:
 def describe_model(name: str, *, lora_rank: int = 8) -> Description:
     """Describe an embedded model, a directory or config.json (native or original), or a hub id.
 
-    Raises:
-        DataMissing: there is no such model.
-        BadConfiguration: its config is not a causal language model's.
+    Raises DataMissing, or BadConfiguration if it is no causal language model's.
     """
     config, directory = _resolve(name)
     original = layout.is_original(config)

@@ -144,20 +144,13 @@ def opening_for(directory: Path) -> Opening | None:
 
 
 def protect(source: Path, destination: Path, key: bytes) -> tuple[list[Path], list[str]]:
-    """Copy a model's directory with its weight files encrypted.
+    """Copy a model's directory to a new one with its safetensors files encrypted by a 32-byte key.
 
-    Args:
-        source: a directory with config.json and safetensors files.
-        destination: a new directory, removed again on failure.
-        key: 32 bytes.
-
-    Returns:
-        The written files, and names of those left out (weights in other forms, in the clear).
+    Returns the written files, and names of those left out (weights in other forms, in the clear).
 
     Raises:
         DataMissing: no such model, or its weights are not safetensors.
-        BadConfiguration: the destination exists.
-        OSError: a file cannot be read or written.
+        BadConfiguration: the destination exists. A failed copy is removed again.
     """
     read_config(source)
     weights = weight_files(source)

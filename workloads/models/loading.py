@@ -85,10 +85,8 @@ def open_model(
 ) -> ModelSource:
     """Return a model's source, built, fetched or converted if needed. Safe across processes.
 
-    Args:
-        name: as in ``catalog.find_model``, as is ``weights``.
-        layout: ChatGLM3's layout that the engine loads; other models have one.
-        protected: accept encrypted weights, which only this module's functions load.
+    ``name`` and ``weights`` as in ``catalog.find_model``. ``layout`` is the engine's, of ChatGLM3's
+    two. ``protected`` accepts encrypted weights, which only this module's functions load.
 
     Raises:
         DataMissing: there is no such model, or it cannot be built or fetched.
@@ -191,10 +189,7 @@ def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
 
 
 def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) -> Any:
-    """Build a masked language model with fresh weights, identical everywhere.
-
-    Its vocabulary is at least the tokenizer's (``vocabulary``). Raises as ``load_causal_model``.
-    """
+    """Build a masked language model for ``vocabulary``, with fresh weights, equal everywhere."""
     import torch
     from transformers import AutoModelForMaskedLM
 
@@ -281,12 +276,7 @@ def _from_memory(
 
 
 def check_attention(model: Any, attention: str) -> None:
-    """Make sure that a loaded model runs the requested attention.
-
-    Raises:
-        Unsupported: its class lacks it, and the library chose another one.
-        BadConfiguration: its class has it, but another one runs.
-    """
+    """Raise Unsupported if the class lacks this attention, BadConfiguration if another one runs."""
     running = getattr(model.config, "_attn_implementation", None)
     if running == attention:
         return

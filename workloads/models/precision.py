@@ -1,12 +1,10 @@
 """Precisions: their meaning on each device, and checks that a model really is in one.
 
 A precision names the format of the *weights*. fp32, fp16 and bf16 also compute in it. Quantised
-ones store linear layers in 8 or 4 bits and leave embeddings, norms and the output layer in bf16:
-decoding reads every weight once per token. Whether products run in 8 bits (LLM.int8, fp8 on CUDA)
-or weights are expanded to bf16 first depends on the device; ``means`` says which.
-
-Devices define it for the default engine, ``EngineSpec.precisions`` for others. After loading,
-``inspect`` reads the weights' storage and refuses a model in another format.
+ones store linear layers in 8 or 4 bits, the rest in bf16: decoding reads every weight per token.
+Whether products run in 8 bits (LLM.int8, fp8 on CUDA) or in bf16 depends on the device; ``means``
+says which. Devices define it for the default engine, ``EngineSpec.precisions`` for others.
+After loading, ``inspect`` reads the weights' storage and refuses a model in another format.
 """
 
 from __future__ import annotations
@@ -71,10 +69,9 @@ _INSTALLED_BY = {
 
 
 def support(precision: str, device: str, engine: str = "", ability: str | None = None) -> Support:
-    """Return the support of a precision on a device, with an engine or the default one.
+    """Return a precision's support on a device, with an engine or the default; bad names raise.
 
-    If unsupported, the reason names engines with ``ability`` that support it. Raises
-    BadConfiguration for unknown precisions and devices.
+    If unsupported, the reason names engines with ``ability`` that support it.
     """
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
@@ -408,8 +405,7 @@ def _unquantized(
 
 
 # int8 products by torchao (static quantization): one scale per layer from its input's measured
-# range. Ranges are in the saved model's note, since transformers reads torchao's weights without
-# them; without ranges, products are in 16 bits.
+# range. Ranges are in the saved model's note, since transformers omits them; without: 16 bits.
 
 #: Key in a saved model's note.
 RANGES_NOTE = "activation_ranges"

@@ -66,8 +66,7 @@ def save_product(
 ) -> Path:
     """Write a named product's directory atomically, replacing one of that name.
 
-    ``origin`` is the note (``origin_by``); ``fill`` writes the rest into an empty directory.
-    Raises DataMissing if it cannot be written.
+    ``fill`` writes all but the note ``origin``. Raises DataMissing if it cannot be written.
     """
     final = product_root(kind) / name
 

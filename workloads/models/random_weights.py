@@ -61,10 +61,7 @@ def build(source: Path, directory: Path) -> None:
 
 
 def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:
-    """Build a ``loader``'s model with random weights on this process's card.
-
-    ``arguments`` are those of ``from_pretrained``; quantised models are made from plain ones.
-    """
+    """Build a model on this process's card; quantised ones are made from plain ones."""
     import torch
 
     accelerator = getattr(torch, "accelerator", None)

@@ -253,7 +253,7 @@ def text_refusals(job: JobDescription) -> Iterator[Refusal]:
         if os.path.isfile(directory / "config.json"):
             yield from _file_refusals(job, entry, directory)
     except (WorkloadError, OSError):
-        return  # whoever looks for the model says so
+        return  # reported where the model is looked up
     yield from _position_refusals(job)
 
 
@@ -419,7 +419,7 @@ def linear_names(model: str) -> frozenset[str] | None:
 
 
 def linear_shapes(model: str) -> dict[str, tuple[int, int]] | None:
-    """Return (outputs, inputs) of a model's linear layers by its headers; None if unknown.
+    """Return (outputs, inputs) of linear layers by the headers; None if unknown.
 
     These are the matrices ``….layer.weight`` inside layers, without embeddings and heads.
     """

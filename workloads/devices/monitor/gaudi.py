@@ -158,10 +158,7 @@ def use_in(
     processes: Mapping[int, Sequence[Holder]],
     holders: Sequence[Holder],
 ) -> CardUse:
-    """Combine hl-smi's list, open device files and memory into a card's use. Pure.
-
-    ``processes`` are by hl-smi's index; ``holders`` have the card's device file open.
-    """
+    """Combine hl-smi's list, processes by its index, and open device files into a card's use."""
     card = next((card for card in cards if card.module_id == module_id), None)
     known = dict.fromkeys(holders)
     if card is None:

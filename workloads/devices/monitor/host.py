@@ -272,14 +272,7 @@ def reset_high_water() -> bool:
 
 
 class HostMemoryPeak:
-    """Context manager that measures the peak since it was entered.
-
-    Example:
-        >>> with HostMemoryPeak() as peak:
-        ...     block = bytearray(10_000_000)
-        >>> peak.bytes > 10_000_000
-        True
-    """
+    """Context manager that measures the peak since it was entered, in ``bytes``."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -85,9 +85,9 @@ def convert(
     """Convert ``source`` into the new directory ``destination``.
 
     Args:
-        source: config.json and weights (.bin or safetensors; one file, an index, or a numbered
-            set) in the original layout, with tokenizer.model if available.
-        destination: must not exist, unless ``force``, which replaces a model's directory.
+        source: config.json, weights (.bin or safetensors; one file, an index, or a numbered set)
+            and, if available, tokenizer.model in the original layout.
+        destination: replaced if it is a model's directory and ``force`` is set.
         shard_bytes: size of a written file, held in memory.
 
     Raises:
@@ -144,10 +144,7 @@ def in_layout(directory: Path, wanted: Layout) -> Path:
 
 
 def tokenizer_directory(directory: Path) -> Path:
-    """Return the directory of a model's fast tokenizer, built from tokenizer.model if needed.
-
-    Raises DataMissing or BadConfiguration as ``read_pieces``.
-    """
+    """Return the directory of a fast tokenizer, built if needed; raises as ``read_pieces``."""
     if (directory / "tokenizer.json").is_file() or not (directory / "tokenizer.model").is_file():
         return directory
     config = read_config(directory)
