@@ -1,9 +1,8 @@
 """Compare two runs of the same jobs.
 
-Jobs are matched by identity, otherwise by the settings that both runs know, where that is
-unambiguous. A pair that differs in something its numbers depend on (``RULES``) is refused, and the
-keys that differ are named. Other pairs get a ratio of throughputs from the raw repeats of both
-runs, with Welch's interval on the logarithm and false discovery rate control (``ratio.py``).
+Jobs match by identity, else by the settings that both runs know. Pairs that differ in what numbers
+depend on (``RULES``) are refused; others get a ratio of throughputs, with Welch's interval on the
+logarithm and false discovery rate control (``ratio.py``).
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Rule:
     _: KW_ONLY
     effect: Literal["blocks", "warns"] = "blocks"
     forgivable: bool = True  # whether --allow KEY turns blocking into a warning
-    only: str | None = None  # the one value that both rows must have; None: any, if it is one
-    goes_with: str = ""  # a key that, where it is allowed, allows this one too
+    only: str | None = None  # required value of both rows; None: any equal values
+    goes_with: str = ""  # allowing that key allows this one too
 
     def value(self, row: Measurement, raised: Sequence[Raised]) -> str:
         """Return the key's value in a row with these flags, as text."""
@@ -279,10 +278,7 @@ def compare(
 def pairs_of(
     before: Sequence[Measurement], after: Sequence[Measurement], *, across_devices: bool = False
 ) -> list[tuple[Measurement, Measurement]]:
-    """Match rows by job id, else by equal known settings; ambiguous matches are left out.
-
-    With ``across_devices`` the accelerator is not compared.
-    """
+    """Match rows by job id, else by equal known settings, with or without the accelerator."""
     second = {row.job_id: row for row in after}
     pairs = [(row, second[row.job_id]) for row in before if row.job_id in second]
     matched = {row.job_id for row, _ in pairs}

@@ -1,10 +1,10 @@
 """Effect of each technique, and scaling over cards.
 
-A technique is a setting whose role is ``choice`` (``workloads/settings.py``): precision, engine,
-attention, padding. The baseline takes each choice's declared default, or its commonest value where
-few rows have the default. A row with one choice changed is compared with the baseline of its
-experiment and of all experiments that do the same work. A row with several choices changed is
-paired with a row that differs in one of them, where the baseline has no pair for that change.
+A technique is a setting of role ``choice`` (``workloads/settings.py``), such as precision or
+engine. The baseline takes defaults, or commonest values where few rows have the default. Rows are
+compared with the baseline of their experiment and of all experiments with the same work; a row with
+several choices changed is paired with a row that lacks one of them, if the baseline has no pair for
+it.
 
 Scaling is weak: each card has its own batch. Efficiency is the throughput of N cards over N/n times
 that of n, the fewest cards measured.
@@ -46,7 +46,7 @@ class Effect:
     """One setting changed from one value to another, at one or more batch sizes."""
 
     setting: Setting  # of the work; engine, isolation and techniques are those of both rows
-    label_setting: Setting  # the same without what is at its default, for labels
+    label_setting: Setting  # without settings at their defaults, for labels
     name: str  # "precision", "padding", …
     before: str
     after: str
@@ -257,7 +257,7 @@ class Step:
 
     @property
     def efficiency(self) -> float:
-        """Share of perfect scaling, 0 to 1 (above 1 where the base was held back)."""
+        """Share of perfect scaling, 0 to 1; above 1 if the base was slowed down."""
         return self.speedup.value / self.ideal
 
 

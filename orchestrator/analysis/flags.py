@@ -22,7 +22,7 @@ from workloads.registry import installed
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Largest share of the timed part that may be lost to waiting for a processor or to steal.
+#: Largest share of the timed part that may be lost to steal or waiting for a processor.
 MOST_CONTENTION = 0.05
 #: Largest harmless ratio between the two speeds of a bimodal row.
 MOST_APART = 1.05
@@ -118,7 +118,7 @@ IMPLAUSIBLE = Flag(
     name="suspect",
     description="Its figures cannot be true: they exceed what the card can do, or contradict each "
     "other.",
-    reason=lambda row: None,  # found for many rows at once, see ``raised_on``
+    reason=lambda row: None,  # computed for many rows at once, see ``raised_on``
 )
 
 OWN = (

@@ -1,14 +1,10 @@
 """Compare rows with the limits of their card and with published figures.
 
-``devices.csv`` holds makers' data sheets and ``published.csv`` others' figures, each line with its
-source; none of their figures is in the code.
-
-Each decoding step reads all weights, so weight bytes over step time is a lower bound of memory
-traffic. Compute share (MFU) is the operations that the tokens need (two per parameter and token; in
-training as the workload counted) over the card's peak; prefill, bound by arithmetic, has its own.
-
-A row matches a published figure with the same task, model, precision, batch size per card, number
-of cards and named settings; the device may differ. Nothing is compared with a doubtful figure.
+``devices.csv`` holds makers' data sheets and ``published.csv`` others' figures, with sources. Each
+decoding step reads all weights, so weight bytes over step time is a lower bound of memory traffic.
+Compute share (MFU) is the tokens' operations (two per parameter and token; in training as the
+workload counted) over the card's peak, and separately in prefill. A row matches a published figure
+with the same task, model, precision, batch size per card, cards and named settings, on any device.
 """
 
 from __future__ import annotations
@@ -56,7 +52,7 @@ class Published:
     steps: int | None = None  # that were trained, and how long that took
     time: str = ""
     software: str = ""
-    doubtful: bool = False  # then nothing is compared with it; the note says why
+    doubtful: bool = False  # nothing is compared with it; the note says why
     note: str
     source: str
 
@@ -288,7 +284,7 @@ def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
 
 
 def arithmetic_of(row: Measurement) -> str:
-    """The arithmetic of a row's matrix products, as data sheets name it; "" if that is unknown."""
+    """Return the arithmetic of a row's matrix products, as data sheets name it; "" if unknown."""
     autocast = row.parameters.get("autocast")
     precision = autocast if isinstance(autocast, str) and autocast in ARITHMETIC else row.precision
     kind = ARITHMETIC.get(precision, "")
@@ -324,7 +320,7 @@ REFERENCES = ("Gaudi1", "A100-80GB")
 class Line:
     """A figure, published or from this run (then ``row`` is set), with speed-ups by device."""
 
-    figure: Published  # of ours: the figure it matched, with its own device and value
+    figure: Published  # for rows of this run: the matched figure with its own device and value
     row: Measurement | None
     speedups: dict[str, float]
     #: Devices without a figure at the same batch size: best figures are compared.
@@ -358,7 +354,7 @@ class Comparison:
         Published  # the first of its figures: task, model, dataset, cards and unit are all theirs
     )
     lines: tuple[Line, ...]
-    emulated: int  # rows of ours that would match if they had not been emulated
+    emulated: int  # rows that match except for emulation
 
     @property
     def title(self) -> str:
@@ -373,7 +369,7 @@ class Comparison:
 
     @property
     def measured(self) -> bool:
-        """Return whether any line is ours."""
+        """Return whether any line is from this run."""
         return any(line.ours for line in self.lines)
 
 

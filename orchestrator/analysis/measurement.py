@@ -1,7 +1,4 @@
-"""Build the ``Measurement`` row of an attempt from the outcomes of its ranks.
-
-A gang has metrics only if every rank left a result: otherwise tokens would be missing.
-"""
+"""Build an attempt's ``Measurement``; it has metrics only if every rank left a result."""
 
 from __future__ import annotations
 

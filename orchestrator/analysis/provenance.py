@@ -1,7 +1,4 @@
-"""Provenance of the rows: the software that produced them, and what is not real about them.
-
-Rows of different software are not comparable, and a run resumed after an upgrade has both.
-"""
+"""Provenance of the rows: the software that produced them, and what is not real about them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Best settings for each piece of work, Pareto fronts, and accelerators side by side.
 
-Rows rank together if they did the same work on the same device: all settings of role ``work``
-agree (``workloads/settings.py``). Throughput decides; overlapping confidence intervals tie, and
-without an interval of the first or second row there is no winner. The Pareto front holds settings
-that no other beats in both throughput and latency. Head to head matches rows that agree in all but
-device and engine, over the first side of the grid; emulated and real cards are never compared.
+Rows rank together if they did the same work on the same device: all settings of role ``work`` agree
+(``workloads/settings.py``). Throughput decides; overlapping intervals tie, and unknown ones leave
+no winner. The Pareto front trades throughput for latency. Head to head matches rows that agree in
+all but device and engine, and never compares emulated with real cards.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ _FREE_FIELDS = tuple(
 class Verdict(str, Enum):
     """Standing of the fastest row."""
 
-    CLEAR_WINNER = "clear winner"  # its interval lies above the second's
+    CLEAR_WINNER = "clear winner"  # its interval is above the second's
     TIED = "tied"  # its interval overlaps another's
     NOT_KNOWN = "not known"  # it or the second has no interval
-    ALONE = "alone"  # there is no second
+    ALONE = "alone"  # no second row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +189,7 @@ def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement,
 def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
     """Yield the best row by each figure that declares a better direction and varies."""
     declared = registry.metrics_of(workload)
-    raw = any(row.samples for row in rows)  # of which figures may be derived
+    raw = any(row.samples for row in rows)  # figures may be derived from them
     names = {name for row in rows for name in (*row.workload_metrics, *row.details)}
     for metric in declared.values():
         if metric.better is None or not (raw or metric.name in names):

@@ -1,9 +1,8 @@
 """Ratio of two speeds with its confidence interval, and significance.
 
-The interval is Welch's on the logarithm, from each row's standard error over its repeats, so that a
-ratio and its inverse have mirrored intervals, above zero. Repeats of one process do not show how
-processes, cards and nights differ; ``noise`` is that relative standard deviation, added when runs
-are compared. Significance over many jobs follows Benjamini and Hochberg.
+Intervals are Welch's on the logarithm: positive, and mirrored for the inverse. Repeats of one
+process do not show how processes, cards and nights differ; ``noise`` is that relative standard
+deviation, added when runs are compared. Significance follows Benjamini and Hochberg.
 """
 
 from __future__ import annotations

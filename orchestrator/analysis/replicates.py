@@ -1,7 +1,5 @@
-"""Replicates joined into one cell, with the interval over processes.
+"""Replicates joined into one cell: the mean of the processes' means, with Student's t interval.
 
-A grid with ``replicates: N`` leaves N rows of a cell. Tables and comparisons see one row for them:
-the mean of the processes' means with Student's t interval (``workloads/util/statistics.py``).
 Flagged rows are left out if others are not flagged. With a single process the row keeps its own
 interval, and the report says "within one process".
 """

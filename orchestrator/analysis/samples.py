@@ -1,8 +1,7 @@
 """Compute ``Metrics`` from the raw samples of an attempt.
 
-Only complete timed repeats count. A repeat's throughput is the tokens of all ranks over the wall
-time of the slowest rank; the row has the mean over repeats with Student's t interval. If the time
-limit cut the first repeat short, its batches give a rate without interval and ``repeats`` is 0.
+Only complete timed repeats count: the tokens of all ranks over the wall time of the slowest, as a
+mean with Student's t interval. Without a complete repeat, its batches give a rate without interval.
 """
 
 from __future__ import annotations

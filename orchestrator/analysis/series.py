@@ -1,7 +1,4 @@
-"""Tests of a series for a trend over time and for two humps.
-
-Both make the mean and its interval misleading: speed drifts over a night (a rack heats up) or jumps
-between two values (two clock states). ``workloads/bench/warmup.py`` judges a row's own repeats.
+"""Tests of a series for a trend over time and for two humps, both of which spoil a mean.
 
 The trend is tested by Mann and Kendall (H. B. Mann, Econometrica 13, 1945) and measured by Theil
 and Sen's slope; both resist outliers. Two humps are tested on logarithms by SigClust's cluster

@@ -1,7 +1,4 @@
-"""Summary of a run for the morning reader: rows in, one ``Summary`` out.
-
-Text, page and exports all print this object.
-"""
+"""Summary of a run: rows in, one ``Summary`` out, which text, page and exports print."""
 
 from __future__ import annotations
 
@@ -330,12 +327,9 @@ def summarize(
 ) -> Summary:
     """Summarize the rows of one run, in the order in which they were written.
 
-    Args:
-        measurements: all rows of the run.
-        damaged: files of rows that could not be read.
-        runs_differ: spread of the cards' speed from run to run.
-        planned: number of jobs of the last plan.
-        raised: flags of the newest final rows by job id, if already derived.
+    ``damaged`` are files that could not be read, ``runs_differ`` is the spread of the cards' speed
+    from run to run, ``planned`` counts jobs, and ``raised`` are flags by job id, if already
+    derived.
     """
     reference = reference or Reference()
     rows = newest_final(measurements)

@@ -1,7 +1,7 @@
 """Tables of a run's cells, on the two axes that vary.
 
-Usually precision and batch size, in a table for each setting. If only one of the two varies, the
-settings are the lines of one table; if neither does, the two settings that vary are the axes.
+Usually precision and batch size. If one of the two varies, the settings are the lines of one table;
+if neither does, the two settings that vary are the axes.
 """
 
 from __future__ import annotations

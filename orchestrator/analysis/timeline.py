@@ -1,7 +1,6 @@
-"""Timeline of the cards: their jobs and idle time.
+"""Timeline of the cards: all attempts, and idle time within each invocation.
 
-Failed attempts and probes count as spans too. Idle time is counted within each invocation, from its
-first start to its last end. Cards that never had a job leave no row and are missing.
+Cards that never had a job leave no row and are missing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Trends of jobs over many nights: where a job's speed changed, and how certain that is.
 
-A night is one invocation of a run. A job's series has its newest measured row of each night, on one
-device. A change point is the split whose parts differ most relative to the scatter within rows and
-between nights; each part is searched again. The scatter between nights comes from all jobs' steps,
-less what the jobs share (``ratio.excess_scatter``). p-values are multiplied by the number of
-splits, and significance over all jobs follows Benjamini and Hochberg.
+A night is one invocation of a run, and a job's series is on one device. A change point is the split
+whose parts differ most relative to the scatter within rows and between nights (what jobs share left
+out); each part is searched again. p-values are multiplied by the number of splits.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ class Trends:
     nights: tuple[Night, ...]
     trends: tuple[Trend, ...]
     single: int  # jobs measured in one night only
-    noise: float  # relative standard deviation between nights that was assumed or found
+    noise: float  # relative standard deviation between nights, assumed or estimated
 
     @property
     def changed(self) -> tuple[Trend, ...]:

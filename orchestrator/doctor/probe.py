@@ -75,12 +75,8 @@ def examine(
 ) -> Probe:
     """Return the facts of this host.
 
-    Args:
-        kind: kind of its real cards, if any.
-        packages: import names to try.
-        places: purpose and path of directories whose free space is measured.
-        shared: directory, name and content of the driver's file.
-        timeout_s: for all imports together.
+    ``kind`` is of its real cards, if any. ``packages`` are import names, ``places`` purposes and
+    paths of directories, and ``shared`` is directory, name and content of the driver's file.
     """
     meminfo = _meminfo()
     return Probe(

@@ -1,9 +1,8 @@
 """Atlas of a grid: its cells, and where each has been run.
 
-No site has all cards that a grid names. A site exports its rows as a *bundle*, one JSON file, and
-merges those of others: a cell is run by nobody, emulated (the card's libraries without a card) or
-on a card. Cells match by job id, rows by invocation and attempt; merging is idempotent and
-commutative.
+No site has all cards, so sites exchange *bundles* (JSON): a cell is run by nobody, emulated (the
+card's libraries without a card) or on a card. Cells match by job id, rows by invocation and
+attempt; merging is idempotent and commutative.
 """
 
 from __future__ import annotations
@@ -225,7 +224,7 @@ def _record(kind: type, value: Any, where: str) -> Any:
 
 
 def _value(kind: str, stored: Any, where: str) -> Any:
-    """The value of a field of this type."""
+    """Return the checked value of a field."""
     if kind in _LISTS:
         if not isinstance(stored, list):
             raise StoreError(f"{where} is {type(stored).__name__}, not a list")

@@ -1,7 +1,4 @@
-"""Data of every figure as tidy tables: one record per observation, units in the column names.
-
-Nothing is sampled or cut. Records are lazy, as a large run has millions.
-"""
+"""Lazy records of every figure: one per observation, units in the names, nothing sampled or cut."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The report as one self-contained HTML file.
 
-The template escapes every value, and a content security policy allows exactly the page's scripts
-by hash and no requests, so hostile model output stays text. Ten thousand rows must open fast:
-data are stored by column with texts in a dictionary and six significant figures, and outputs and
-log tails have a budget. The page counts what it leaves out; the Parquet tables have everything.
+Values are escaped, and a content security policy allows only the page's scripts and no requests, so
+hostile text stays text. To open ten thousand rows fast, data are stored by column in six digits,
+and outputs and log tails have a budget. The page counts omissions; the Parquet tables have all.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ AXES = ("input + output, tokens", "output, tokens", "latency, s")
 #: Edge of each axis: its two other coordinates.
 _EDGES: tuple[Mapping[int, float], ...] = ({1: 0, 2: 0}, {0: 0, 2: 0}, {0: 0, 1: 1})
 _TICK_OFF = 18
-#: Share of its edge and offset in pixels of each axis's name; a phone has room above, not beside.
+#: Share of its edge and offset in pixels of each axis's name; a phone has room above only.
 _NAMES = ((0.5, 66), (0.5, 66), (1.1, 18))
 
 Place = tuple[float, float, float]

@@ -1,7 +1,4 @@
-"""Read the rows of a run, summarise them, and write the page.
-
-Large runs are read without samples and items; what derives from these is read in batches.
-"""
+"""Read the rows of a run, large ones without samples and items, and write the page."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Me
     """
     names: list[str] = []
     if lean:
-        with contextlib.suppress(OSError):  # then there are no rows, or the reader says why
+        with contextlib.suppress(OSError):  # no rows, or the reader reports the error
             names = disk.names(store.tables_path)
     if reader.about_how_many(names) > html.ORDINARY_ROWS:
         with _without_garbage_collection():

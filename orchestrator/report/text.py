@@ -1,7 +1,6 @@
 """The summary, and a comparison of two runs, as terminal text or Markdown.
 
-Terminal text is 80 columns wide with the answer last and long lists cut, as it is read from its
-end. Markdown starts with the answer and has everything.
+Terminal text is read from its end: the answer is last, and long lists are cut.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Rows and rankings in words: table cells, verdicts, and a run's answer in a sentence.
-
-Terminal, page and Markdown share these texts.
-"""
+"""Words for terminal, page and Markdown: table cells, verdicts, and a run's answer."""
 
 from __future__ import annotations
 

@@ -59,26 +59,17 @@ class Connection(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracker:
-    """One experiment tracker.
-
-    Attributes:
-        package: the imported module; installed by ``extra``.
-        destination: description of a destination, for help and errors.
-        variable: environment variable with the default destination.
-        default: destination if neither is given; "": none.
-        connect: opens the tracker, given destination, run name and directory.
-        explain: returns a one-line reason and remedy for an error.
-    """
+    """One experiment tracker."""
 
     name: str
     title: str
-    package: str
-    extra: str
-    destination: str
-    variable: str
-    default: str = ""
-    connect: Callable[[str, str, Path], Connection]
-    explain: Callable[[Exception, str], str]
+    package: str  # the imported module
+    extra: str  # installs it
+    destination: str  # description of a destination, for help and errors
+    variable: str  # environment variable with the default destination
+    default: str = ""  # destination if neither is given; "": none
+    connect: Callable[[str, str, Path], Connection]  # to a destination, for a run's name and path
+    explain: Callable[[Exception, str], str]  # one-line reason and remedy of an error
 
     def destination_of(self, text: str) -> str:
         """Return the destination given, else the environment's, else the default.
@@ -137,7 +128,7 @@ _FACTS = ("state", "emulated", "random_weights", "synthetic_data", "git_commit")
 
 
 def _parameters(row: Measurement) -> dict[str, str]:
-    """The identity of the job."""
+    """Return the settings that identify the job."""
     identity = {name: getattr(row, name) for name in _IDENTITY}
     return _texts(identity | {"batch_size": row.batch_size_requested}, "parameters", row.parameters)
 

@@ -28,7 +28,7 @@ class _Project:
         self._ledger = directory / "wandb" / LEDGER
         self._ledger.parent.mkdir(parents=True, exist_ok=True)  # not every version makes it
         has_key = os.environ.get("WANDB_MODE") or wandb.login(prompt=False, verify=False)
-        self._mode = None if has_key else "offline"  # None: as the environment says
+        self._mode = None if has_key else "offline"  # None: the environment decides
         self._known = set(self._ledger.read_text().split()) if self._ledger.exists() else set()
 
     def has(self, attempt: str) -> bool:

@@ -1,11 +1,8 @@
 """Human-readable numbers, and sanitised text.
 
-Quantities have four significant figures, thousands separators and a unit everywhere. Sizes use
-binary prefixes, like devices; rates use plain digits.
-
-Failure texts, model outputs and names are untrusted: control characters could rewrite a terminal,
-``</script>`` end the page's data, a leading ``=`` start a spreadsheet formula, a ``|`` break a
-Markdown table. HTML is escaped by the template engine.
+Sizes use binary prefixes, like devices; rates use plain digits. Failure texts, model outputs and
+names are untrusted: control characters could rewrite a terminal, ``</script>`` end the page's data,
+a leading ``=`` start a spreadsheet formula, a ``|`` break a Markdown table.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def _quotas() -> Iterator[float]:
     for directory in {GROUPS, GROUPS / own}:
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
             most, period = (directory / "cpu.max").read_text().split()
-            yield float(most) / float(period)  # "max" is no number: no limit
+            yield float(most) / float(period)  # "max": no limit
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # cgroup v1
         quota = float((GROUPS / _OLD_QUOTA).read_text())
         if quota > 0:

@@ -1,14 +1,11 @@
 """Keep secrets out of rows and logs: error messages quote URLs, headers and environments.
 
-Values of secret variables, credentials in addresses and headers, private keys and tokens of known
-services are replaced before a message leaves the worker and in all Python output. Native code may
+Secrets are replaced before a message leaves the worker and in all Python output. Native code may
 bypass that, so the end of a log that a row quotes is redacted again. Always redact before cutting:
 half of a secret is not recognised.
 
-Variables are judged by name: ``GITHUB_PAT`` and ``WANDB_API_KEY`` hold secrets, ``MONKEY`` and
-``TOKENIZERS_PARALLELISM`` do not. Names such as ``TOKEN`` are certain, and every value of six
-characters is removed; for doubtful ones such as ``SORT_KEY``, a word or small number stays, as its
-removal would garble every log line with that word.
+Names such as ``GITHUB_PAT`` are certain: values of six characters or more are removed. For doubtful
+ones such as ``SORT_KEY``, a word or small number stays: removing it would garble log lines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Progress: plain lines for logs, a live display for a terminal.
-
-Both are drawn by pure functions from the same ``RunStatus`` and events.
-"""
+"""Progress as plain lines for logs, or as a live display, both from ``RunStatus`` and events."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A plan as text and as JSON.
-
-Text has shared settings once, a line per job with what differs, then sums. Reasons are never cut:
-a terminal folds them. JSON has a job per line.
-"""
+"""A plan as text, with shared settings once and uncut reasons, and as JSON."""
 
 from __future__ import annotations
 
@@ -79,7 +75,7 @@ def nodes_text(nodes: Sequence[Node]) -> str:
 
 Column = tuple[str, list[str]]
 
-#: Texts of settings that nobody has set.
+#: Texts of unset settings.
 _UNSET = ("null", '""', "")
 _FIELDS = (
     *("experiment", "workload", "model", "dataset", "accelerator", "cards", "precision"),
@@ -137,7 +133,7 @@ def _written(value: Scalar) -> str:
 
 
 def _by_workload(plan: Plan) -> dict[str, list[PlannedJob]]:
-    """The jobs of each workload, whose settings are its own."""
+    """Group the jobs by workload, as each has its own settings."""
     groups: dict[str, list[PlannedJob]] = {}
     for item in plan.jobs:
         groups.setdefault(item.job.workload, []).append(item)

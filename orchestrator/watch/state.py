@@ -1,9 +1,8 @@
 """The state of a run, read from its files as JSON values.
 
-The driver may be on another machine, so the sources are ``status.json`` and the rows. Both may be
-half written, of another version, or briefly missing; then the last good state stays, with a note.
-The driver's silence is measured by the local steady clock once the status was seen to change, and
-before that by the difference between the driver's clock and the local one.
+``status.json`` and the rows may be half written, of another version, or briefly missing; then the
+last good state stays, with a note. Silence is measured by the local steady clock once the status
+was seen to change, and before that against the driver's clock.
 """
 
 from __future__ import annotations
