@@ -1,10 +1,9 @@
-"""LoRA adapters of layers that read the same input, computed together.
+"""Joint computation of LoRA adapters whose layers read the same input (query, key, value).
 
-Query, key and value read the same states. peft computes for each a frozen product, two thin ones
-with its adapter, a scaling and a sum: products so thin that starting them costs as much as they do.
-Here the layers of one input have one frozen product, one with all their A matrices below each
-other, and one with a block diagonal of their scaled B matrices, which is added to the first. The
-parameters stay where they are, so adapters are trained, saved and merged as before.
+peft computes a frozen product, two thin ones, a scaling and a sum per layer, and launching thin
+products dominates. Here all layers of one input share one frozen product, one with their stacked A
+matrices and one with a block diagonal of their scaled B matrices. Parameters stay in place, so
+training, saving and merging are unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from workloads.base import Unsupported
 
 
 class Group:
-    """The layers that read one input, in the order in which the model calls them."""
+    """Layers that read one input, in call order."""
 
     def __init__(self, layers: list[Any]) -> None:
         self.layers = layers
@@ -31,11 +30,11 @@ class Group:
         self.bias = _stacked(bases)
         for base, rows in zip(bases, self.weight.split(self.sizes), strict=True):
             base.weight.data = rows  # no second copy of what is frozen
-        self.given: torch.Tensor | None = None  # the input of the outputs that wait
+        self.given: torch.Tensor | None = None  # input of the pending outputs
         self.made: tuple[torch.Tensor, ...] = ()
 
     def output(self, layer: Any, given: torch.Tensor) -> torch.Tensor:
-        """One layer's output; the first that is asked for makes those of all."""
+        """Return one layer's output; the first call computes those of all layers."""
         if self.given is not given:
             self.given, self.made = given, self.outputs(given)
         output = self.made[layer.place]
@@ -56,8 +55,7 @@ class Group:
             whole = flat.view(frozen.shape)
         else:  # an adapter in 32 bits over weights in 16
             whole = (frozen + linear(thin, up)).to(frozen.dtype)
-        # Parts that a model may change in place: `split` forbids that, since it knows nothing of
-        # what else is read; here no one reads the whole again.
+        # Unlike `split`, parts may be changed in place; the whole is not read again.
         return torch.unsafe_split_with_sizes(whole, self.sizes, -1)
 
 
@@ -68,20 +66,17 @@ class Together(Linear):
     place: int
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As peft's layer."""
+        """Compute the same as peft's layer."""
         return self.group.output(self, x)
 
 
 def put_together(model: Any, look: Callable[[], object]) -> tuple[int, Callable[[], None]]:
-    """Compute the adapters of a peft model, one LoRA each, by input; the number of groups, and a
-    function that makes the model as it was. ``look`` runs the model once, to see what its layers
-    read.
+    """Group a peft model's LoRA layers by input; return the number of groups and an undo function.
 
-    Raises:
-        Unsupported: none of its layers can be computed so.
+    ``look`` runs the model once, to record inputs. Unsupported if no layer has a plain LoRA.
     """
     layers = [layer for layer in model.modules() if type(layer) is Linear and _plain(layer)]
-    calls: list[tuple[Any, torch.Tensor]] = []  # inputs too, so that none takes another's place
+    calls: list[tuple[Any, torch.Tensor]] = []  # inputs too, so that no id is reused
     hooks = [
         layer.register_forward_pre_hook(lambda layer, given: calls.append((layer, given[0])))
         for layer in layers
@@ -106,7 +101,7 @@ def put_together(model: Any, look: Callable[[], object]) -> tuple[int, Callable[
             layer.__class__, layer.group, layer.place = Together, group, place
 
     def undo() -> None:
-        while groups:  # one by one, so that each's tensor goes before the next is copied
+        while groups:  # one by one, freeing each tensor before the next copy
             group = groups.pop()
             for layer in group.layers:
                 layer.__class__ = Linear
@@ -135,7 +130,7 @@ def _plain(layer: Any) -> bool:
 
 
 def _stacked(bases: list[Any]) -> torch.Tensor | None:
-    """The layers' biases after each other, zeros where one has none; None where none has any."""
+    """Concatenated biases, zeros for layers without; None if no layer has one."""
     if all(base.bias is None for base in bases):
         return None
     return torch.cat(

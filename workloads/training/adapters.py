@@ -1,19 +1,14 @@
-"""Trained adapters on disk: where they are kept, how they are written, read and put on a model.
+"""Trained adapters on disk, and their conversion between ChatGLM3's layouts.
 
-An adapter is a directory in peft's layout (``adapter_config.json``, ``adapter_model.safetensors``).
-Jobs know it by name, and the name's directory lies under ``NIGHTGRID_ADAPTERS``, else under
-``adapters`` in the node's cache. On one machine, and where home directories or the cache are
-shared, every later job finds it there. **Nodes that share neither need NIGHTGRID_ADAPTERS set to a
-directory on storage that all of them see**; without, only jobs on the node that trained it find it.
-An adapter is written aside and renamed, so a name that exists is complete; training it again
-replaces it.
+An adapter is a named directory in peft's layout under ``NIGHTGRID_ADAPTERS``, else ``adapters`` in
+the node's cache. **Nodes without shared homes or cache need NIGHTGRID_ADAPTERS on shared storage**,
+or only the node that trained an adapter has it. It is written aside and renamed, so a name that
+exists is complete; training it again replaces it.
 
-ChatGLM3 has two layouts. In the original one query, key and value come out of one matrix,
-``query_key_value``; the native class has three. LoRA adds B·A to a matrix, A [rank, inputs] and
-B [outputs, rank]. From fused to split, all three get A, and each its rows of B: exact. Back, three
-pairs of unlike A become one of rank 3r: the A's on top of each other, the B's along a diagonal of
-blocks, and alpha three times as large. Where the three A's are equal, as after the first way, the
-fused one has its old rank. Only plain LoRA is linear in this way.
+ChatGLM3's original layout fuses query, key and value into ``query_key_value``; the native class has
+three matrices. LoRA adds B·A, A [rank, inputs], B [outputs, rank]. Splitting copies A and divides
+B's rows: exact. Fusing stacks the three A's, puts the B's on a block diagonal and triples rank and
+alpha; if the A's are equal, it keeps the rank. Only plain LoRA is linear in this way.
 """
 
 from __future__ import annotations
@@ -36,16 +31,12 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def adapters_root() -> Path:
-    """The directory of all named adapters on this machine; need not exist."""
+    """Directory of all named adapters; need not exist."""
     return product_root("adapter")
 
 
 def find_adapter(name: str) -> Path:
-    """The directory of an adapter, by its name or as a path.
-
-    Raises:
-        DataMissing: there is none, or none that may be read; the message says where.
-    """
+    """Return an adapter's directory by name or path; DataMissing if none is readable."""
     root = adapters_root()
     for directory in (root / name, Path(name).expanduser()):
         if (directory / CONFIG).is_file():
@@ -62,24 +53,19 @@ def find_adapter(name: str) -> Path:
 
 
 def save_adapter(model: Any, name: str, origin: Mapping[str, Any]) -> Path:
-    """Keep a peft model's adapter under a name; ``origin`` says what it was trained on.
-
-    Raises:
-        DataMissing: the directory cannot be written to.
-    """
+    """Save a peft model's adapter with its ``origin``; DataMissing if not writable."""
 
     def fill(directory: Path) -> None:
-        # The embeddings are the base model's own; peft would ask a hub whether they changed.
+        # Embeddings are the base model's; peft would query a hub about changes.
         model.save_pretrained(directory, safe_serialization=True, save_embedding_layers=False)
 
     return save_product("adapter", name, origin, fill)
 
 
 def attach(model: Any, name: str) -> str:
-    """Put an adapter on a base model, in place and in the model's own format; what it is.
+    """Attach an adapter to a base model in place, unmerged, in the model's format; describe it.
 
-    It stays apart from the weights (not merged), so that quantised bases keep theirs. One that
-    was trained on ChatGLM3's other layout is converted on the way.
+    An adapter of ChatGLM3's other layout is converted.
 
     Raises:
         DataMissing: there is no such adapter.
@@ -114,11 +100,7 @@ def attach(model: Any, name: str) -> str:
 
 
 def read_state(directory: Path) -> dict[str, Any]:
-    """The tensors of an adapter's directory, by peft's names.
-
-    Raises:
-        DataMissing: there is no weight file.
-    """
+    """Read an adapter's tensors by peft's names; DataMissing without a weight file."""
     from safetensors.torch import load_file
 
     if (directory / WEIGHTS).is_file():
@@ -134,7 +116,7 @@ def read_state(directory: Path) -> dict[str, Any]:
 def _in_layout_of(
     model_config: Any, config: Any, state: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The adapter for a model of this config; ChatGLM3 has two layouts, other models one."""
+    """Convert the adapter to the ChatGLM3 layout of the model, if they differ."""
     wants_original = {"glm": False, "chatglm": True}.get(getattr(model_config, "model_type", ""))
     if wants_original is None or wants_original == is_original(state):
         return config, state
@@ -143,7 +125,7 @@ def _in_layout_of(
     return converted.config(), dict(converted.state)
 
 
-#: Layers in the original layout, and those in the native class.
+#: Layers in the original layout -> those in the native class.
 _LAYERS = {
     "self_attention.query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention.dense": ("self_attn.o_proj",),
@@ -157,7 +139,7 @@ _ORIGINAL, _NATIVE = "transformer.encoder", "model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """A plain LoRA adapter: its tensors by peft's names, and what scales them."""
+    """A plain LoRA adapter: tensors by peft's names, and scaling."""
 
     state: Mapping[str, torch.Tensor]
     rank: int
@@ -168,11 +150,7 @@ class Lora:
 
     @classmethod
     def of(cls, config: Any, state: Mapping[str, torch.Tensor]) -> Lora:
-        """From a ``peft.LoraConfig`` and the adapter's tensors.
-
-        Raises:
-            BadConfiguration: it is not plain LoRA.
-        """
+        """Build from a ``peft.LoraConfig`` and tensors; BadConfiguration if not plain LoRA."""
         plain = str(config.peft_type).rsplit(".", 1)[-1] == "LORA"
         if not plain or config.use_dora or config.use_rslora or config.bias != "none":
             raise BadConfiguration(
@@ -203,12 +181,7 @@ class Lora:
         )
 
     def tensors(self, root: str) -> Iterator[tuple[str, str, str, torch.Tensor]]:
-        """Number of the layer, module, A or B, and the tensor, of an adapter whose layers all have
-        the same rank.
-
-        Raises:
-            BadConfiguration: it is another adapter.
-        """
+        """Yield (layer number, module, A or B, tensor); BadConfiguration unless ranks are equal."""
         if self.rank_pattern or self.alpha_pattern:
             raise BadConfiguration(
                 "an adapter whose layers have ranks of their own cannot be carried between layouts"
@@ -223,7 +196,7 @@ class Lora:
             yield match[1], match[2], match[3], tensor
 
     def converted(self, state: dict[str, torch.Tensor], **changes: Any) -> Lora:
-        """The same with other tensors, which say what it sits on."""
+        """Replace the tensors, and the targets by their names."""
         targets = tuple(sorted({name.split(".")[-3] for name in state}))
         return replace(self, state=state, targets=targets, **changes)
 
@@ -252,11 +225,7 @@ def rows_of(config: Any) -> tuple[int, int, int]:
 
 
 def to_native(lora: Lora, rows: tuple[int, int, int]) -> Lora:
-    """From the original layout to the converted model's. Exact.
-
-    Raises:
-        BadConfiguration: a tensor has no counterpart, or its rows are another model's.
-    """
+    """Convert to the native layout, exactly; BadConfiguration if a tensor does not fit."""
     state: dict[str, torch.Tensor] = {}
     for layer, module, part, tensor in lora.tensors(_ORIGINAL):
         if module not in _LAYERS:
@@ -275,10 +244,9 @@ def to_native(lora: Lora, rows: tuple[int, int, int]) -> Lora:
 
 
 def to_original(lora: Lora, rows: tuple[int, int, int]) -> Lora:
-    """From the converted model's layout to the original one, up to rounding.
+    """Convert to the original layout, up to rounding.
 
-    Raises:
-        BadConfiguration: query, key and value do not all have an adapter of the same rank.
+    BadConfiguration unless query, key and value have adapters of equal rank.
     """
     import torch
 

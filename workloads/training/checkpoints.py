@@ -1,17 +1,14 @@
-"""Checkpoints of training: their directories, how ranks write them, and how a retry goes on.
+"""Checkpoints of training: directories, writing by ranks, and resuming.
 
-Under a name (of a run and a job) a directory lies on the node until the job has succeeded, so that
-the next attempt there goes on from it; an attempt without a name has one of its own that ends with
-it. Each rank writes ``step-S.rank-R.pt``, aside and then renamed, when its part of a step is whole.
-Ranks of a gang may be killed between two of those, so a gang keeps as many steps as surely have one
-that all ranks have written. Of ranks that hold the same weights only the first writes them; what a
-library divides among ranks is written by that library.
+A named directory (run and job) stays on the node until the job succeeds; unnamed ones end with the
+attempt. Each rank writes ``step-S.rank-R.pt`` aside and renames it. Ranks may be killed between two
+writes, so a gang keeps enough steps that one is complete. Of ranks with equal weights only the
+first writes them; a library writes what it divides among ranks.
 
-``NIGHTGRID_CHECKPOINTS`` names another place than the node's cache, such as one that nodes share; a
-folder of this user is made there for them. Where they share it, an attempt that a driver has given
-up may still write on a node that was cut off: each rank holds a lock on its part, and where one
-does not get it all of them begin anew, in directories that end with the attempt. All ranks go on
-from the same step or none does; steps of the attempt before are not timed or counted here.
+``NIGHTGRID_CHECKPOINTS`` replaces the node's cache, for example by shared storage, where an attempt
+on a cut-off node may still write: each rank locks its part, and if one lock fails all ranks start
+anew in directories of the attempt. All ranks resume from one step or none does; only this attempt's
+steps are timed and counted.
 """
 
 from __future__ import annotations
@@ -36,22 +33,22 @@ from workloads.models.precision import stored_bytes
 from workloads.training.technique import Training
 from workloads.util.processes import abandoned_directories, make_owned_directory
 
-#: A directory that has the folder of checkpoints, instead of the node's cache.
+#: Parent directory of checkpoints, instead of the node's cache.
 VARIABLE = "NIGHTGRID_CHECKPOINTS"
-#: Days after which checkpoints of jobs that nobody tried again are removed by the next training.
+#: Days after which the next training removes unused checkpoints.
 KEPT_DAYS = 14
-#: Seconds for the processes of an attempt that was killed to be gone, and their locks with them.
+#: Seconds to wait for a killed attempt's processes to release their locks.
 DYING_S = 10.0
 _PREFIX = "checkpoints-"
 _FOLDER = "checkpoints"
 _FOLDER_ELSEWHERE = "nightgrid-checkpoints-{user}"
 _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.pt")
-#: All that a job's directory may hold: whatever else is there is somebody else's.
+#: Files that a job's directory may hold; others are foreign.
 _OURS = re.compile(r"(step-\d+|frozen)\.rank-\d+\.(pt|part)|step-\d+\.parts|held\.rank-\d+")
 
 
 def checkpoint_root() -> Path:
-    """The directory of all checkpoints on this node, made if need be."""
+    """Return the directory of all checkpoints on this node; make it if needed."""
     chosen = os.environ.get(VARIABLE)
     elsewhere = _FOLDER_ELSEWHERE.format(user=os.geteuid())  # the same on all nodes
     root = Path(chosen).expanduser() / elsewhere if chosen else cache_root() / _FOLDER
@@ -66,7 +63,7 @@ class Checkpoints:
     directory: Path
     rank: int
     steps_kept: int = 1
-    writer: str = ""  # the job's directory and a rank as which another attempt still writes to it
+    writer: str = ""  # directory and rank that another attempt still writes
 
     def path(self, step: int) -> Path:
         """File of this rank's part of a step."""
@@ -74,7 +71,7 @@ class Checkpoints:
 
     @property
     def frozen(self) -> Path:
-        """File of what does not change, where that is written once."""
+        """File of frozen weights, if written once."""
         return self.directory / f"frozen.rank-{self.rank}.pt"
 
     def divided(self, step: int) -> Path:
@@ -82,18 +79,17 @@ class Checkpoints:
         return self.directory / f"step-{step:08}.parts"
 
     def steps(self) -> list[int]:
-        """The steps, ascending, of which this rank's part is whole."""
+        """Steps of which this rank's part is complete, ascending."""
         names = map(_NAME.fullmatch, os.listdir(self.directory))
         return sorted(int(m[1]) for m in names if m is not None and int(m[2]) == self.rank)
 
     def keep_last(self, newest: int) -> None:
-        """Of this rank's parts keep those of the step that was just written and of the last ones
-        before it; a later one is of an attempt from which none has gone on."""
+        """Keep this rank's last steps up to ``newest``; later ones are of an abandoned attempt."""
         steps = self.steps()
         before = [step for step in steps if step <= newest]
         for step in {*steps} - {*before[-self.steps_kept :]}:
             self.path(step).unlink(missing_ok=True)
-            # No rank goes on from this step now, and rank 0 may be on another node.
+            # No rank resumes from this step now, and rank 0 may be on another node.
             shutil.rmtree(self.divided(step), ignore_errors=True)
 
     def bytes_of(self, step: int) -> int:
@@ -102,7 +98,7 @@ class Checkpoints:
         return sum(part.stat().st_size for part in parts if part.is_file())
 
     def require_room(self, needed_bytes: int) -> None:
-        """Raise OSError where the disk has not so much room."""
+        """Raise OSError if the disk has less room."""
         free = shutil.disk_usage(self.directory).free
         if free < needed_bytes:
             raise OSError(
@@ -113,7 +109,7 @@ class Checkpoints:
             )
 
     def remove(self) -> None:
-        """Remove this rank's files, and with the last rank's the directory."""
+        """Remove this rank's files; the last rank also removes the directory."""
         with contextlib.suppress(FileNotFoundError):  # the last rank has been faster
             for step in self.steps():
                 self.path(step).unlink(missing_ok=True)
@@ -123,11 +119,9 @@ class Checkpoints:
 
 
 def open_checkpoints(training: Training, steps_kept: int) -> Checkpoints:
-    """The checkpoints under the job's name, of which the last steps stay on the disk; without a
-    name, of a directory that ends with the attempt. All ranks call this together.
+    """Open the job's named checkpoints, or a directory of this attempt; all ranks together.
 
-    Raises:
-        OSError: the directory cannot be made, or others may write in it.
+    OSError if the directory cannot be made, or others may write in it.
     """
     rank, ending = training.layout.rank, training.ending.callback
     if not training.kept_as:
@@ -142,7 +136,7 @@ def open_checkpoints(training: Training, steps_kept: int) -> Checkpoints:
         lock = try_lock(directory / f"held.rank-{rank}", DYING_S)
         if lock is not None:
             locked.enter_context(lock)
-        # Ranks that went apart would mix this attempt's parts with those of the other one.
+        # Ranks must agree, or parts of two attempts would mix.
         own = "" if lock else f"{directory} as rank {rank}"
         if writer := next(filter(None, training.gather(own)), ""):
             return Checkpoints(
@@ -156,7 +150,7 @@ def open_checkpoints(training: Training, steps_kept: int) -> Checkpoints:
 
 
 def _own(ending: Callable[[Callable[[], object]], object]) -> Path:
-    """A directory that ends with the attempt."""
+    """Make a directory that is removed with the attempt."""
     root = cache_root()
     for left in abandoned_directories(_PREFIX, root):
         left.remove()  # of killed processes here; those of other hosts are left alone
@@ -166,7 +160,7 @@ def _own(ending: Callable[[Callable[[], object]], object]) -> Path:
 
 
 def write_state(state: Any, target: Path) -> None:
-    """Aside, to the disk, then under its name: a file that is there is whole."""
+    """Write aside, sync and rename, so that existing files are complete."""
     import torch
 
     aside = target.with_suffix(".part")
@@ -178,14 +172,14 @@ def write_state(state: Any, target: Path) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """A file that ``write_state`` wrote, in host memory; nothing in it is run."""
+    """Read a file of ``write_state`` into host memory, without executing code."""
     import torch
 
     return dict(torch.load(path, map_location="cpu", weights_only=True))
 
 
 def _verify_own(directory: Path) -> None:
-    """Refuse a directory that others own or may write in: what lies there may be theirs."""
+    """Refuse a directory that others own or may write in."""
     status = directory.lstat()
     others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or others:
@@ -198,10 +192,9 @@ def _verify_own(directory: Path) -> None:
 
 
 def _remove_old(root: Path, used: Path) -> None:
-    """Remove what nobody has gone on from for long; ages by the file system's own clock.
+    """Remove old directories that hold only checkpoints and are not locked by an attempt.
 
-    Only directories that hold checkpoints and nothing else: people may put their own there. None
-    that an attempt holds, which may save once in many days.
+    Ages are by the file system's clock.
     """
     now = used.stat().st_mtime
     for directory in root.iterdir():
@@ -218,7 +211,7 @@ def _remove_old(root: Path, used: Path) -> None:
                     locked.callback(lock.close)
                 if None not in locks:
                     shutil.rmtree(directory, ignore_errors=True)
-        except OSError:  # removed by another job in the same moment, or not to be read
+        except OSError:  # just removed by another job, or unreadable
             continue
 
 
@@ -234,19 +227,18 @@ class Saver:
         self._pending: Future[None] | None = None
 
     def require_room(self, training: Training) -> None:
-        """Raise OSError where the disk has no room for a checkpoint beside those that are kept."""
+        """Raise OSError if the disk has no room for one more checkpoint."""
         if training.layout.data_rank:
             return  # it writes next to nothing
         trained, frozen = weights_of(training.model)
         weights = tensor_bytes([trained, frozen])
-        # AdamW's two averages, the most that our optimizers keep; parts of ZeRO are about as much.
+        # AdamW's two averages are the largest state of our optimizers; ZeRO's parts are similar.
         once = weights + 2 * tensor_bytes(training.trainable())
         there = sum(map(self.checkpoints.bytes_of, self.checkpoints.steps()))  # will be replaced
         self.checkpoints.require_room(once * (self.checkpoints.steps_kept + 1) - there)
 
     def save(self, training: Training, step: int) -> None:
-        """Save, and count the time until training may go on; raises what this one, or the one
-        before, could not be written for."""
+        """Save and record the stall; raises errors of this write or the previous one."""
         began = time.perf_counter()
         self.wait()
         checkpoints = self.checkpoints
@@ -274,13 +266,13 @@ class Saver:
         self._stalls.append(time.perf_counter() - began)
 
     def wait(self) -> None:
-        """Wait until nothing is being written; raises what the last could not be written for."""
+        """Wait for the pending write; raises its error."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def details(self, training: Training) -> dict[str, str]:
-        """For the row, with what was read back."""
+        """Details for the row, including the check of the newest checkpoint."""
         newest = self.checkpoints.steps()[-1]
         return {
             "checkpoints": f"{self.saved} {self._mode}",
@@ -290,7 +282,7 @@ class Saver:
         }
 
     def checked(self, training: Training) -> str:
-        """Read the newest checkpoint and describe it; what is frozen must be as in the model."""
+        """Read the newest checkpoint, compare its frozen weights with the model, describe it."""
         import torch
 
         state = read_newest(self.checkpoints)
@@ -315,8 +307,7 @@ class Saver:
 
 
 def read_newest(checkpoints: Checkpoints, step: int | None = None) -> dict[str, Any]:
-    """A checkpoint, the newest unless a step is given: ``step``, ``weights`` by name, and the
-    ``optimizer``'s state, as far as this rank has written them."""
+    """Read a step (default newest): ``step``, ``weights`` by name, ``optimizer``, if written."""
     steps = checkpoints.steps() if step is None else [step]
     if not steps:
         raise FileNotFoundError(f"no checkpoint in {checkpoints.directory}")
@@ -331,8 +322,7 @@ def read_newest(checkpoints: Checkpoints, step: int | None = None) -> dict[str, 
 
 
 def weights_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The model's tensors by name: those that are trained, by each name that they have, and all
-    others."""
+    """Trained tensors (tied ones under every name) and all other tensors, by name."""
     named = model.named_parameters(remove_duplicate=False)  # tied weights have two names
     learning = {name for name, parameter in named if parameter.requires_grad}
     trained: dict[str, Any] = {}
@@ -352,7 +342,7 @@ def tensor_bytes(value: Any) -> int:
 
 
 def on_host(value: Any) -> Any:
-    """A copy, all tensors in host memory."""
+    """Copy a structure with all tensors in host memory."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -371,7 +361,7 @@ def on_host(value: Any) -> Any:
 
 
 def resume(training: Training, checkpoints: Checkpoints) -> None:
-    """Go on from the newest step that all ranks have, if it can be read; say so in the row."""
+    """Resume from the newest step that all ranks have, if readable; note it in the row."""
     writer = dataclasses.replace(checkpoints, rank=training.layout.tensor_rank)
     steps = {*checkpoints.steps()} & {*writer.steps()}
     common = set.intersection(*training.gather(steps))
@@ -410,7 +400,7 @@ def resume(training: Training, checkpoints: Checkpoints) -> None:
 def _read(
     training: Training, checkpoints: Checkpoints, writer: Checkpoints, step: int
 ) -> tuple[dict[str, Any], str]:
-    """The state that this rank goes on from, and a reason where it cannot."""
+    """This rank's state to resume from, or the reason why it cannot."""
     try:
         state = read_newest(writer, step) | {"own": read_state(checkpoints.path(step))}
     except Exception as error:  # torch raises many kinds for a file that is damaged
@@ -424,13 +414,13 @@ def _read(
 
 
 def restore(training: Training, state: dict[str, Any], stateful: dict[str, Any]) -> None:
-    """Put weights and optimizer back to a state, where there is one, and what else remembers."""
+    """Restore weights and optimizer if given, and other stateful objects."""
     import torch
 
     if state:
         with torch.no_grad():
             for name, tensor in training.model.state_dict().items():
-                # Others (quantised and frozen) were loaded from the model as they were.
+                # Others (quantized and frozen) are as loaded from the model.
                 if name in state["weights"] and type(tensor) is torch.Tensor:
                     tensor.copy_(state["weights"][name])
         training.optimizer.load_state_dict(state["optimizer"])

@@ -1,13 +1,11 @@
-"""From examples to training samples, and from samples to rows of tensors.
+"""Training samples from examples, and tensors from samples.
 
-A sample is the prompt in the layout in which the model is asked, then the answer and the token
-that ends it. Only the answer is learned: its positions carry labels, the prompt's carry none. An
-example without an answer is plain text, of which everything but the first token is learned.
+A sample is the prompt in the model's layout, the answer and the end token; only the answer and end
+token have labels. Plain text without an answer is learned except for its first token.
 
-Samples are padded, or packed so that they share a row and do not meet: ``position_ids`` start at 0
-again. transformers makes a mask of that for the attention of its newer models; others would let a
-sample attend to its neighbour without a word, so ``check_packing`` tries it out on the very
-model.
+Samples are padded, or packed into rows where ``position_ids`` restart at 0. Newer models of
+transformers derive a mask from that; in others samples would silently attend to their neighbours,
+so ``check_packing`` tests the model.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class Learnable(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Number of its tokens, all that the model reads of it."""
+        """Number of tokens that the model reads."""
 
     @property
     def learned_tokens(self) -> int:
@@ -52,14 +50,14 @@ class Learnable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleFormat:
-    """All that decides how examples become samples, and samples tensors."""
+    """Settings for turning examples into samples and samples into tensors."""
 
     tokenizer: Any
     source: ModelSource
     config: Any  # the model's
     parameters: Mapping[str, Any]  # the workload's own
     pad_token_id: int
-    context_length: int | None  # positions that the model was made for; None: it does not say
+    context_length: int | None  # positions of the model; None: not declared
 
     @property
     def max_length(self) -> int:
@@ -67,7 +65,7 @@ class SampleFormat:
         return int(self.parameters["max_length"])
 
     def check_length(self, setting: str, wanted: int) -> None:
-        """Raise BadConfiguration where the model has too few positions for samples so long."""
+        """Raise BadConfiguration if the model has too few positions."""
         room = self.context_length
         if room is not None and wanted > room:
             raise BadConfiguration(
@@ -77,7 +75,7 @@ class SampleFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """Samples in the order of the data, and what the row says of how they were made."""
+    """Samples in the order of the data, and details for the row."""
 
     samples: Sequence[Learnable]
     details: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +83,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """Ids of one sample; the first ``prompt_tokens`` of them are not learned."""
+    """Ids of one sample; the first ``prompt_tokens`` are not learned."""
 
     ids: tuple[int, ...]
     prompt_tokens: int  # at least 1: nothing predicts the first token
@@ -121,7 +119,7 @@ def encode_samples(
     source: ModelSource,
     max_length: int,
 ) -> list[TrainingSample]:
-    """The first ``count`` examples as samples, from the start again where there are fewer."""
+    """The first ``count`` examples as samples, repeated cyclically if there are fewer."""
     samples = []
     for example in examples[:count]:
         prompt = encode_prompt(tokenizer, source, example.content, example.earlier)
@@ -137,10 +135,7 @@ def encode_samples(
 def cut(
     prompt: Sequence[int], answer: Sequence[int], max_length: int
 ) -> tuple[list[int], list[int]]:
-    """Prompt and answer brought to ``max_length`` together, each cut at its end.
-
-    The answer gives way first, down to half of the length; then the prompt.
-    """
+    """Cut the answer's end, down to half of ``max_length``, then the prompt's."""
     room_for_answer = max(max_length - len(prompt), max_length // 2)
     answer = list(answer)[:room_for_answer]
     return list(prompt)[: max_length - len(answer)], answer
@@ -148,7 +143,7 @@ def cut(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSamples:
-    """Samples of a dataset, and how long tokenizing those took that are trained on."""
+    """Samples of a dataset, and the tokenization time of the training samples."""
 
     encoded: Encoded
     held_out: Sequence[Learnable]
@@ -164,7 +159,7 @@ def read_samples(
     form: SampleFormat,
     layout: Layout,
 ) -> ReadSamples:
-    """The samples to train on, and those that are held out."""
+    """Read training and held-out samples."""
     dataset = load_dataset(request.dataset, method.reading())
     at_once = request.batch_size * layout.data_size
     examples, held_out = split(dataset.examples, method.held_out, request.dataset)
@@ -190,7 +185,7 @@ def read_samples(
 def split(
     examples: Sequence[Example], count: int, name: str
 ) -> tuple[Sequence[Example], Sequence[Example]]:
-    """The examples that are trained on, at least one, and the last ``count``, which are not."""
+    """Split off the last ``count`` examples; at least one must remain for training."""
     if count >= len(examples):
         raise BadConfiguration(
             f"held_out is {count:,}, and {name} has {len(examples):,} examples; at least one is "
@@ -206,8 +201,7 @@ def in_order(samples: Sequence[Learnable], batch: int) -> list[list[int]]:
 
 
 def uniform_length(samples: Sequence[Learnable], batch: int, window: int) -> list[list[int]]:
-    """Batches of like length: sorted by length within windows of ``window`` batches each, which
-    come in a fixed order that is not by length, so that training does not drift."""
+    """Batches sorted by length within windows of ``window`` batches, in a fixed mixed order."""
     batches = []
     for start in range(0, len(samples), batch * window):
         here = range(start, min(start + batch * window, len(samples)))
@@ -217,7 +211,7 @@ def uniform_length(samples: Sequence[Learnable], batch: int, window: int) -> lis
 
 
 def _spread(batches: list[list[int]]) -> list[list[int]]:
-    """A fixed order in which neighbours lie far apart: long strides through the list."""
+    """Reorder in long strides, so that neighbours (of like length) end up far apart."""
     count = len(batches)
     strides = range(max(count * 5 // 8, 1), count + 2)
     stride = next(number for number in strides if math.gcd(number, count) == 1)
@@ -231,7 +225,7 @@ def _in_batches(positions: Sequence[int], batch: int) -> list[list[int]]:
 
 
 def collate(samples: Sequence[TrainingSample], form: SampleFormat, fixed: bool = False) -> Inputs:
-    """One sample a row, padded to the longest, or to ``max_length`` if that is ``fixed``."""
+    """One sample a row, padded to the longest, or to ``max_length`` if ``fixed``."""
     return padded(samples, form.pad_token_id, form.max_length if fixed else None)
 
 
@@ -258,10 +252,9 @@ def rows_of(values: Sequence[Sequence[int]], length: int, filling: int) -> torch
 
 
 def pack(samples: Sequence[TrainingSample], form: SampleFormat, *, one_row: bool = False) -> Inputs:
-    """Several samples in each of as few rows as first-fit finds, of at most ``max_length``; or all
-    in ``one_row``, which pads nothing. Filling is a sample of its own.
+    """Pack samples first-fit into rows of at most ``max_length``, or all into ``one_row`` unpadded.
 
-    How long a row is matters to nobody who attends to each sample alone: places start again.
+    Padding is a sample of its own.
     """
     from workloads.training.technique import Inputs
 
@@ -284,8 +277,7 @@ def pack(samples: Sequence[TrainingSample], form: SampleFormat, *, one_row: bool
 def longest_row(
     samples: Sequence[Learnable], batches: Sequence[Sequence[int]], cards: int, parts: int
 ) -> int:
-    """Tokens of the longest row of all steps and cards, where a card cuts its share of a batch into
-    so many parts, a row each."""
+    """Tokens of the longest row, if each card cuts its share of a batch into ``parts`` rows."""
     longest = 0
     for batch in batches:
         for card in range(cards):
@@ -297,8 +289,7 @@ def longest_row(
 
 
 def filled_up(inputs: Inputs, length: int, pad_token_id: int) -> Inputs:
-    """A row of packed samples with one more sample at its end, of which nothing is learned; one
-    that is longer stays as it is, as a row of what is held out may be."""
+    """Fill a packed row up with an unlearned sample; longer rows (held-out ones) stay as is."""
     import torch
     from torch.nn.functional import pad
 
@@ -314,8 +305,7 @@ def filled_up(inputs: Inputs, length: int, pad_token_id: int) -> Inputs:
 
 
 def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Positions of ``lengths`` in bins of ``capacity``: the longest first, each into the first
-    bin with room. A length beyond the capacity gets a bin of its own."""
+    """Positions of ``lengths`` in bins by first-fit decreasing; too long ones get their own bin."""
     bins: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -330,7 +320,7 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def check_packing(model: Any, device: Device) -> None:
-    """Raise Unsupported where a sample's logits change with the sample before it in its row."""
+    """Raise Unsupported if a sample's logits depend on the sample before it in its row."""
     import torch
 
     ids = torch.tensor([[3, 4, 5, 6, 7, 8], [8, 7, 9, 6, 7, 8]], device=device.torch_device)

@@ -1,11 +1,8 @@
-"""Fused kernels in one model: norms, gated layers and rotary embeddings.
+"""Fused kernels (liger-kernel, Triton) in one model: norms, gated layers and rotary embeddings.
 
-Between its products a layer reads and writes its activations a dozen times; a fused kernel does all
-of a norm, a gate or a rotation in one pass. The patches that packages bring for that replace
-functions and classes of transformers, which every later job of the process would meet. Here the
-modules of one model get another ``forward`` each, and lose it again. A kernel takes the place of a
-model's own code only where that code is seen to compute the kernel's formula: both are tried on the
-same numbers (``sample``, ``near``). The kernels are those of the package liger-kernel, in Triton.
+liger-kernel's own patches replace functions and classes of transformers and would affect later jobs
+of the process; here the modules of one model get another ``forward`` and lose it again. A kernel is
+used only where it computes the same as the model's code on sample numbers (``sample``, ``near``).
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ Pair: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """Kernels of a package, through which autograd finds gradients."""
+    """Differentiable kernels of a package."""
 
     title: str  # of the package, with its version
-    #: States [..., width], weight [width] of the same type, epsilon -> as ``rms_normed``. Gradients
-    #: that it is given stay as they are: a sum gives both its terms the same tensor.
+    #: States [..., width], weight [width] of the same type, epsilon -> as ``rms_normed``. Must not
+    #: change given gradients in place: both terms of a sum share one tensor.
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-    #: Gate and up, [..., width] each -> SiLU(gate) * up. The way back may overwrite both.
+    #: Gate and up, [..., width] each -> SiLU(gate) * up. The backward pass may overwrite both.
     silu_mul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     #: Query and key, [rows, heads, positions, width] each, cosines and sines, [rows or 1,
     #: positions, width] each -> both as ``turned_halves``. May overwrite query and key.
@@ -47,22 +44,23 @@ class Kernels:
 
 
 def rms_normed(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """States [..., width] over their root mean square, found in float32, times a weight [width]."""
+    """States [..., width] over their root mean square (in float32), times a weight [width]."""
     wide = states.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
     return weight * wide.to(states.dtype)
 
 
 def turned_halves(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turn each element of the first half with the one at its place in the second (Llama): x
-    [rows, heads, positions, width] by angles [rows or 1, positions, width] of two equal halves."""
+    """Rotate element i of the first half with i of the second (Llama).
+
+    ``x`` is [rows, heads, positions, width]; angles [rows or 1, positions, width], halves equal.
+    """
     first, second = x.chunk(2, -1)
     return x * cosines[:, None] + torch.cat((-second, first), -1) * sines[:, None]
 
 
 def turned_pairs(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turn each element of an even place with the next, as far as cosines go; the rest stays (GLM).
-    Shapes are those of ``turned_halves``, with fewer angles."""
+    """Rotate even elements with the next ones as far as angles go (GLM); see ``turned_halves``."""
     turned = cosines.shape[-1]
     cos, sin = (angles[:, None, :, : turned // 2] for angles in (cosines, sines))
     even, odd = x[..., :turned:2], x[..., 1:turned:2]
@@ -73,13 +71,13 @@ def turned_pairs(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) ->
 def sample(
     shape: tuple[int, ...], device: torch.device, kind: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Numbers to try code on; not random, since random ones belong to the training."""
+    """Numbers to try code on, without touching the training's random state."""
     numbers = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).mul(0.7).sin().add(1)
     return numbers.reshape(shape).to(device, kind)
 
 
 def near(one: Any, other: torch.Tensor) -> bool:
-    """Tell if two results are the same but for rounding."""
+    """Tell if two results are equal up to rounding."""
     if not isinstance(one, torch.Tensor) or one.shape != other.shape:
         return False
     bound = max(8 * torch.finfo(other.dtype).eps, 1e-5)
@@ -87,12 +85,12 @@ def near(one: Any, other: torch.Tensor) -> bool:
     return bool(distance <= bound * other.float().abs().max())
 
 
-#: The function by which attention layers turn queries and keys.
+#: Function by which attention layers rotate queries and keys.
 _TURN = "apply_rotary_pos_emb"
 
 
 def turned_width(model: torch.nn.Module) -> int | None:
-    """Elements of a head that a model turns; None: none, or not the same number everywhere."""
+    """Elements of a head that a model rotates; None: none, or not equal everywhere."""
     tables = (getattr(module, "inv_freq", None) for module in model.modules())
     widths = {2 * table.numel() for table in tables if isinstance(table, torch.Tensor)}
     return widths.pop() if len(widths) == 1 else None
@@ -101,16 +99,17 @@ def turned_width(model: torch.nn.Module) -> int | None:
 def forward_by(
     module: torch.nn.Module, turned: int, kernel: Callable[..., Pair]
 ) -> FunctionType | None:
-    """The ``forward`` of an attention layer's class with queries and keys turned by a kernel (as
-    ``Kernels.turn``), of whose heads ``turned`` elements are turned; None where the module turns
-    nothing, or does so in a way of its own."""
+    """An attention layer's ``forward`` with ``turned`` elements of heads rotated by a kernel.
+
+    ``kernel`` is as ``Kernels.turn``. None if the layer rotates nothing, or by another formula.
+    """
     forward, head = type(module).forward, getattr(module, "head_dim", None)
     if not isinstance(forward, FunctionType) or _TURN not in forward.__code__.co_names:
         return None
     plain: Any = forward.__globals__.get(_TURN)
     if not isinstance(head, int):
         return None
-    # A function that takes no whole heads is given what is turned alone.
+    # A function that rejects whole heads is given the rotated part only.
     halves = head == turned or _tried(plain, head, turned) is None
     turn: Callable[..., Pair]
     if _is(plain, turned_pairs, head, turned):
@@ -137,7 +136,7 @@ def forward_by(
 
 
 def _is(plain: Any, formula: Any, width: int, turned: int) -> bool:
-    """Tell if a function turns queries and keys of a width by a formula."""
+    """Tell if a function rotates queries and keys of a width by a formula."""
     results = _tried(plain, width, turned)
     expected = _tried(lambda q, k, *by: (formula(q, *by), formula(k, *by)), width, turned)
     if results is None or expected is None:
@@ -146,7 +145,7 @@ def _is(plain: Any, formula: Any, width: int, turned: int) -> bool:
 
 
 def _tried(plain: Any, width: int, turned: int) -> Pair | None:
-    """A query and a key of a width, turned by a function; None: it does not take them."""
+    """A query and a key of a width, rotated by a function; None if it fails."""
     angles = torch.arange(3.0)[None, :, None] * torch.linspace(0.1, 1, turned // 2)
     cos, sin = (torch.cat((half, half), -1) for half in (angles.cos(), angles.sin()))
     query, key = (sample((1, heads, 3, width), cos.device) for heads in (4, 2))
@@ -158,10 +157,10 @@ def _tried(plain: Any, width: int, turned: int) -> Pair | None:
 
 
 class _Pairs:
-    """Turns pairs of neighbours by a kernel that turns halves.
+    """Rotates pairs of neighbours by a kernel for halves.
 
-    Even places go to the first half and odd ones to the second, and stay there: a score is a sum
-    over all places of query and key, in whatever order. What is not to be turned is turned by 0.
+    Even elements move to the first half and odd ones to the second, and stay there, since scores
+    sum over all elements in any order. The rest is rotated by 0.
     """
 
     def __init__(self, kernel: Callable[..., Pair]) -> None:
@@ -180,15 +179,14 @@ class _Pairs:
 
 
 def _widened(angles: torch.Tensor, fill: float, rest: int) -> torch.Tensor:
-    """[rows, positions, turned] as [rows, positions, turned + 2 * rest], halves alike again."""
+    """Widen [rows, positions, turned] to [rows, positions, turned + 2 * rest], halves equal."""
     half = angles[..., : angles.shape[-1] // 2]
     half = torch.cat((half, half.new_full((*half.shape[:-1], rest), fill)), -1)
     return torch.cat((half, half), -1)
 
 
 def _evens_first(x: torch.Tensor) -> torch.Tensor:
-    """A copy of [rows, heads, positions, width] with even places before odd ones. In memory its
-    positions come before its heads, where kernels want them."""
+    """Copy [rows, heads, positions, width] evens first, positions before heads in memory."""
     pairs = x.transpose(1, 2).unflatten(-1, (-1, 2))
     return pairs.transpose(-1, -2).flatten(-2).transpose(1, 2)
 
@@ -201,8 +199,7 @@ _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 
 
 def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callable[[], None]]:
-    """Let the modules of a model compute by kernels; how many of each part do so now, and a
-    function that makes the model as it was."""
+    """Make modules compute by kernels; return counts by part and an undo function."""
     kind = next(p.dtype for p in model.parameters() if p.is_floating_point())
     turned = turned_width(model)
     attentions: dict[type, Any] = {}  # their forward by a kernel, or None
@@ -221,7 +218,7 @@ def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callab
                     forward = MethodType(own, module)
             if forward is not None:
                 chosen.append((module, part, forward))
-    # Only now: a trial that is cut short leaves the model as it was.
+    # Only after all trials: a failure leaves the model unchanged.
     before = [(module, module.__dict__.get("forward")) for module, _, _ in chosen]
     for module, _, forward in chosen:
         module.forward = forward
@@ -237,7 +234,7 @@ def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callab
 
 
 def _epsilon(module: torch.nn.Module) -> float | None:
-    """The epsilon of a norm by root mean square; None: the module is none."""
+    """Epsilon of an RMS norm; None for other modules."""
     weight = module._parameters.get("weight")
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if type(weight) is not torch.nn.Parameter or not isinstance(epsilon, float):
@@ -264,8 +261,7 @@ def _norm(module: torch.nn.Module, epsilon: float, kernels: Kernels) -> Callable
 
 
 def _is_gate(module: Any, kind: torch.dtype) -> bool:
-    """Tell if a module is a product of SiLU(gate) * up, which are products of its input, states of
-    this type."""
+    """Tell if a module computes down(SiLU(gate(x)) * up(x)) for states of this type."""
     layers = module._modules.keys()
     sources = {"gate_up_proj"} if "gate_up_proj" in layers else {"gate_proj", "up_proj"}
     activation = next(filter(None, (getattr(module, name, None) for name in _ACTIVATIONS)), None)
@@ -303,7 +299,7 @@ def _gate_and_up(module: Any, states: torch.Tensor) -> Pair:
     if not _is_frozen_product(both):
         gate, up = both(states).chunk(2, -1)
         return gate, up
-    # Two products: kernels want their inputs each in one piece, and would copy the halves of one.
+    # Two products, since kernels need contiguous inputs and would copy halves.
     weights = both.weight.chunk(2)
     biases = (None, None) if both.bias is None else both.bias.chunk(2)
     gate, up = (linear(states, w, b) for w, b in zip(weights, biases, strict=True))
@@ -311,7 +307,7 @@ def _gate_and_up(module: Any, states: torch.Tensor) -> Pair:
 
 
 def _is_frozen_product(layer: Any) -> bool:
-    """Tell if a layer is a plain product that learns nothing, and to which nothing listens."""
+    """Tell if a layer is a plain, frozen product without hooks."""
     return bool(
         type(layer) is torch.nn.Linear
         and type(layer.weight) is torch.nn.Parameter
@@ -322,7 +318,7 @@ def _is_frozen_product(layer: Any) -> bool:
 
 
 def liger() -> Kernels:
-    """The kernels."""
+    """Kernels of liger-kernel."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
     from liger_kernel.ops.rope import LigerRopeFunction

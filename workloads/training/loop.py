@@ -1,8 +1,7 @@
 """Nightgrid's own training loop: any method, any technique, one card or several.
 
-Every optimizer step is one timed sample of the row: its repeat is the number of the step, warm-up
-steps come first and are marked. The loss on the first batch is looked at again after the last step:
-a loss that is no number, or has not fallen there, is named in the row (``loss_flag``).
+Every optimizer step is one timed sample, its repeat the number of the step. The first batch's loss
+is computed again after the last step; NaN losses or no decrease set the row's ``loss_flag``.
 """
 
 from __future__ import annotations
@@ -61,12 +60,12 @@ class BaseModel:
 
 
 def load_base(workload: str, name: str, precision: str, loading: Loading) -> BaseModel:
-    """Load a model in ``precision`` with the arguments that method and techniques want.
+    """Load a model in ``precision`` with the arguments of method and techniques.
 
     Raises:
-        DataMissing: it is not there, or incomplete.
+        DataMissing: it is missing or incomplete.
         BadConfiguration: the workload takes no such model.
-        Unsupported: this card cannot do the precision, or the model not the attention.
+        Unsupported: the card lacks the precision, or the model the attention.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -95,8 +94,7 @@ def load_base(workload: str, name: str, precision: str, loading: Loading) -> Bas
 
 
 class _TrainingJob:
-    """One pass over a job, of the one or two that there are; ``ending`` is closed after it,
-    ``job_ending`` after the last."""
+    """One of at most two passes; ``ending`` is closed after it, ``job_ending`` after the last."""
 
     def __init__(
         self,
@@ -124,7 +122,7 @@ class _TrainingJob:
         self.details: dict[str, str] = {}  # for the row
 
     def run(self) -> Result:
-        """Load, train, measure and keep what was asked for."""
+        """Load, train, measure and save."""
         request, context, method = self.request, self.context, self.method
         parameters, device, layout = request.parameters, context.device, self.layout
         device.seed(0)
@@ -144,7 +142,7 @@ class _TrainingJob:
         data.ending = self.ending
         for technique in self.techniques:
             technique.on_data(data)
-        # Ranks that share a batch drop out each its own; those that split matrices, together.
+        # Dropout differs between data-parallel ranks, not between those that split matrices.
         device.seed(layout.data_rank)
         training = self._training(base, applied, data, source)
         for technique in self.techniques:
@@ -231,11 +229,10 @@ class _TrainingJob:
         )
 
     def _load(self) -> tuple[BaseModel, methods.Applied]:
-        """A model of this job's own with its method: training changes it, so no other job may use
-        it."""
+        """Load a model for this job alone, since training changes it, and apply the method."""
         request, context, method = self.request, self.context, self.method.method
         device = context.device
-        # A key that no job has: whatever a worker kept for others makes room.
+        # A unique key evicts the worker's resident model.
         context.resident(f"{request.residency_key}|{next(_job_number)}", lambda: None)
         device.release_memory()
         self.baseline_host_memory_bytes = resident_bytes()
@@ -265,7 +262,7 @@ class _TrainingJob:
     def _training(
         self, base: BaseModel, applied: methods.Applied, data: DataPlan, source: ReadSamples
     ) -> Training:
-        """The model in training as it is before any technique."""
+        """Make the training state before any technique."""
         import torch
 
         request, context, method = self.request, self.context, self.method
@@ -316,7 +313,7 @@ class _TrainingJob:
         return training
 
     def _restart(self, training: Training) -> None:
-        """Draw the random numbers that the first step of this attempt meets."""
+        """Set the random state of this attempt's first step."""
         if training.random_state is None:
             self.context.device.seed(self.layout.data_rank)
         else:
@@ -325,11 +322,10 @@ class _TrainingJob:
     def _measure(
         self, steps: Steps, make: Callable[[int], StepBatch], training: Training
     ) -> Measured:
-        """Rehearsals and warm-up steps, then exactly the steps asked for unless the time is up.
+        """Run rehearsals, warm-up steps and the requested steps, within the time limit.
 
-        The number of rehearsals depends on the clock; what is learned must not, so each leaves
-        weights, gradients and random numbers as they are before the first step. An attempt that
-        goes on from a checkpoint warms up anew with the first steps that are left.
+        The number of rehearsals depends on the clock, so they must not change weights, gradients
+        or random state. A resumed attempt warms up anew with its first remaining steps.
         """
         settings, first = self.request.measure, training.first_step
         timed = range(first + settings.warmup, training.steps) if settings.warmup else ()
@@ -370,10 +366,7 @@ class _TrainingJob:
     def _losses(
         self, samples: Sequence[Sample], first_loss: float, loss_after: float
     ) -> tuple[dict[str, float], dict[str, str]]:
-        """The loss on the first batch before and after training, and what is wrong with losses.
-
-        Each rank has its part of that batch; the mean of their losses is that of the whole batch.
-        """
+        """First-batch loss before and after training (mean over ranks), and any ``loss_flag``."""
         pairs = self.context.collective.gather((first_loss, loss_after))
         before, after = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
         metrics = {"first_batch_loss_before": before, "first_batch_loss_after": after}
@@ -390,7 +383,7 @@ class _TrainingJob:
         return metrics, {"loss_flag": flag}
 
     def _save(self, training: Training, source: ModelSource) -> dict[str, str]:
-        """Save the adapter or the whole model under its name; where, for the row."""
+        """Save the adapter or model under its name; return its place for the row."""
         request, context, method = self.request, self.context, self.method
         origin = {
             **origin_by(request),
@@ -414,9 +407,10 @@ class _TrainingJob:
 
 
 def profile_steps(training: Training, steps: Steps, batch: StepBatch) -> Profile:
-    """Watch optimizer steps on a batch, then put back weights, optimizer, random numbers and what
-    else remembers them. What a library divides among cards cannot be put back: there, passes
-    forward and backward are watched."""
+    """Profile optimizer steps on a batch, then restore all state.
+
+    State that a library divides among cards cannot be restored: there only passes are profiled.
+    """
     random = training.device.random_state()
     try:
         if training.divided is not None:

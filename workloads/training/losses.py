@@ -1,8 +1,7 @@
-"""Losses of tasks: from logits and labels to a sum over the labelled positions.
+"""Losses of tasks: sums over the labelled positions.
 
-Logits of all learned positions are the largest tensor of a step, and the loss makes several of that
-size. ``ChunkedLoss`` takes the states below the last layer: a chunk's logits become its part of the
-loss and of the gradients at once, so that only one chunk's exist.
+Logits are the largest tensor of a step, and the loss makes several of that size. ``ChunkedLoss``
+takes the states below the last layer and turns logits chunk by chunk into loss and gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from workloads.training.data import NOT_LEARNED
 def aligned_next_tokens(
     logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [positions, vocabulary], or whatever else a position has, and the label of each."""
+    """Flatten to logits [positions, vocabulary] and the label of each position."""
     of_next, next_labels = logits[:, :-1], labels[:, 1:]
     if kept is not None:
         of_next, next_labels = logits, next_labels[:, kept]
@@ -30,24 +29,24 @@ def aligned_next_tokens(
 def aligned_targets(
     logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``aligned_next_tokens`` where nothing is shifted."""
+    """As ``aligned_next_tokens``, for labels that are not shifted."""
     return logits.flatten(0, 1), labels.flatten()
 
 
 def next_token_loss(
     logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Cross entropy of each next token, summed over the labelled ones, in float32: of logits [rows,
-    positions, vocabulary], of all positions or those ``kept``, and labels [rows, positions], not
-    shifted."""
+    """Summed cross entropy of next tokens, in float32.
+
+    Logits are [rows, positions (all, or those ``kept``), vocabulary], labels [rows, positions].
+    """
     return _summed(*aligned_next_tokens(logits, labels, kept))
 
 
 def target_loss(
     logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As ``next_token_loss`` where nothing is shifted, since a decoder was given its target one
-    place later, and a masked word is predicted where it stands."""
+    """As ``next_token_loss`` without shift, for decoder targets and masked tokens."""
     return _summed(*aligned_targets(logits, labels))
 
 
@@ -56,7 +55,7 @@ def _summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def next_token_positions(labels: torch.Tensor) -> torch.Tensor:
-    """The positions whose logits some row's loss needs, ascending, by labels [rows, positions]."""
+    """Ascending positions whose logits any row's loss needs, by labels [rows, positions]."""
     return (labels[:, 1:] != NOT_LEARNED).any(0).nonzero().flatten()
 
 
@@ -65,7 +64,7 @@ CHUNK = 128
 
 
 class _ChunkedSum(torch.autograd.Function):
-    """The summed cross entropy of states [positions, width] under a last layer."""
+    """Summed cross entropy of states [positions, width] under a last layer."""
 
     @staticmethod
     def forward(
@@ -75,10 +74,10 @@ class _ChunkedSum(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute loss and gradients, which ``backward`` only has to scale."""
+        """Compute loss and gradients."""
         wanted = ctx.needs_input_grad[:3]
         inputs = (states, weight, bias)
-        # In float32: a loss scale comes later, and 16 bits would have lost what it is to save.
+        # In float32, since small gradients would underflow before the loss scale is applied.
         gradients = [
             torch.zeros_like(one, dtype=torch.float32) if one is not None and needed else None
             for one, needed in zip(inputs, wanted, strict=True)
@@ -108,7 +107,7 @@ class _ChunkedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Scale what ``forward`` has found."""
+        """Scale the gradients of ``forward``."""
         scaled = [
             None if one is None else (one * outer[0]).to(dtype)
             for one, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
@@ -119,16 +118,14 @@ class _ChunkedSum(torch.autograd.Function):
 def summed(
     states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
 ) -> torch.Tensor:
-    """The summed cross entropy of states [positions, width] under a last layer, for targets
-    [positions]."""
+    """Summed cross entropy of states [positions, width] for targets [positions]."""
     return _ChunkedSum.apply(states, weight, bias, targets)  # type: ignore[no-any-return]
 
 
 def without_last_layer(model: Any, device: str) -> ChunkedLoss:
-    """Leave the last layer out of a model's forward pass; the loss that takes what is below it.
+    """Remove the last layer from a model's forward pass; return the loss on its inputs.
 
-    Raises:
-        Unsupported: the last layer is not a plain product, or its logits are changed afterwards.
+    Unsupported if it is not a plain product, or its logits are changed afterwards.
     """
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or type(head.weight) is not torch.nn.Parameter:

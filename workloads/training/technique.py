@@ -1,12 +1,8 @@
-"""The seam of training techniques: each is one switch of fine-tuning, and an axis of a grid.
+"""Interface of training techniques: each is one switch of fine-tuning, and an axis of a grid.
 
-A technique is a pydantic model of its own parameters (names and descriptions go into grids and
-their schema), with methods for the points at which it may act, in the order of ``Technique``. They
-do nothing unless a technique overrides them, and are called only where it is set to do something
-(``Technique.acts``). What they may change is what the objects that they are given hold: replace a
-function, add to a list. What has to end with the job, however it ends (processes, files), is put on
-their ``ending``. A module of a technique imports torch only inside those methods, so that a plan
-knows all techniques without it.
+A technique is a pydantic model of its settings with hooks, called in the order of ``Technique`` if
+it ``acts``. Hooks change the objects they are given: replace a function, extend a list, register
+clean-up on ``ending``. Import torch only inside hooks: plans list all techniques without it.
 """
 
 from __future__ import annotations
@@ -37,18 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Loading:
-    """Arguments with which model and tokenizer will be loaded."""
+    """Arguments for loading model and tokenizer."""
 
     device: Device
     model_arguments: dict[str, Any]  # of ``from_pretrained``
     tokenizer_arguments: dict[str, Any]  # of ``AutoTokenizer.from_pretrained``
-    #: Given model and tokenizer as loaded: whether they are what was asked for.
+    #: Model and tokenizer as loaded; raise if they are not as requested.
     checks: list[Callable[[Any, Any], None]] = field(default_factory=list)
-    #: Given the model as loaded, its tokenizer and its task: the model that is trained.
+    #: Model as loaded, tokenizer, task -> model to train.
     changes: list[Callable[[Any, Any, TaskSpec], Any]] = field(default_factory=list)
     method: str = ""  # of fine-tuning
     source: Any = None  # ModelSource, once it is open
-    fresh: bool = False  # not to load weights, but to draw them
+    fresh: bool = False  # draw weights instead of loading them
     details: dict[str, str] = field(default_factory=dict)  # for the row
     ending: ExitStack = field(default_factory=ExitStack)
 
@@ -62,27 +58,27 @@ class Inputs:
     attention_mask: torch.Tensor | None = None
     position_ids: torch.Tensor | None = None
     decoder_input_ids: torch.Tensor | None = None  # of models with an encoder and a decoder
-    #: A teacher's largest logits and their ids, [rows, positions, kept]; no model is given them.
+    #: A teacher's largest logits and their ids, [rows, positions, kept]; not passed to models.
     guide_values: torch.Tensor | None = None
     guide_ids: torch.Tensor | None = None
 
     def arguments(self) -> dict[str, torch.Tensor]:
-        """Those that a model is called with, by name."""
+        """Tensors that a model is called with, by name."""
         beside = ("labels", "guide_values", "guide_ids")
         return {name: tensor for name, tensor in self.tensors().items() if name not in beside}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those that there are, by name."""
+        """Tensors that are set, by name."""
         named = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
-        """The same with every tensor put through a function."""
+        """Apply a function to every tensor."""
         return Inputs(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows, their positions, and those of the decoder's rows where there are such."""
+        """Rows, positions, and the decoder's positions if it has inputs."""
         decoder = self.decoder_input_ids
         return (*self.input_ids.shape, *(() if decoder is None else decoder.shape[1:]))
 
@@ -93,7 +89,7 @@ class Inputs:
 
 
 def positions(shape: tuple[int, ...]) -> int:
-    """Positions of a micro-batch of a shape: rows by the lengths of their parts."""
+    """Positions of a micro-batch of a shape: rows times the sum of lengths."""
     return shape[0] * sum(shape[1:])
 
 
@@ -105,8 +101,7 @@ class StepBatch:
     items: int  # samples
     real_tokens: int  # without padding
     computed_tokens: int  # with it
-    #: By this the summed loss is divided: the tokens to be learned on all cards, over the number
-    #: of cards, since gradients of cards are averaged.
+    #: Divisor of the summed loss: learned tokens on all cards / cards, as gradients are averaged.
     loss_tokens: float
 
     @property
@@ -115,8 +110,7 @@ class StepBatch:
         return tuple(inputs.shape for inputs in self.micro_batches)
 
     def pin_memory(self) -> StepBatch:
-        """The same in page-locked memory, from which a card copies without the host's help; the
-        name by which torch's DataLoader asks for it."""
+        """Copy to page-locked memory; torch's DataLoader calls it by this name."""
         pinned = (part.changed(lambda tensor: tensor.pin_memory()) for part in self.micro_batches)
         return replace(self, micro_batches=tuple(pinned))
 
@@ -126,31 +120,29 @@ class DataPlan:
     """The way from samples to batches. Functions may be replaced."""
 
     device: Device
-    task: TaskSpec  # of the model: what its samples are like
+    task: TaskSpec  # of the model
     form: SampleFormat
     batch_size: int  # samples of one card in one optimizer step
     cards: int  # that share a batch
-    #: Samples and samples per global batch -> positions of the samples of each global batch, in
-    #: the order of steps; gone through again when there are more steps. The same on all ranks.
+    #: Samples, samples per global batch -> positions of the samples of each global batch, in the
+    #: order of steps (repeated if needed). Equal on all ranks.
     arrange: Callable[[Sequence[Learnable], int], list[list[int]]]
-    #: Samples of a micro-batch -> tensors on the host.
-    collate: Callable[[Sequence[Learnable]], Inputs]
-    #: Number of the step -> its batch on the host. Replaced by what reads ahead.
+    collate: Callable[[Sequence[Learnable]], Inputs]  # micro-batch -> tensors on the host
+    #: (Number of a step -> its batch on the host) -> batches in turn.
     feed: Callable[[Callable[[int], StepBatch]], Iterator[StepBatch]]
-    #: A micro-batch on the host -> the same on the card.
-    move: Callable[[Inputs], Inputs]
-    #: Samples of a global batch and the number of the step -> the same as that step meets them.
+    move: Callable[[Inputs], Inputs]  # host -> card
+    #: Samples of a global batch, number of the step -> samples for that step.
     draw: Callable[[Sequence[Learnable], int], Sequence[Learnable]] = lambda samples, step: samples
-    first_step: int = 0  # that this attempt takes; later ones where it goes on from a checkpoint
+    first_step: int = 0  # of this attempt; above 0 if resumed from a checkpoint
     micro_batches: int = 1  # forward and backward passes per optimizer step
-    counted: bool = True  # False where another rank counts the same samples
+    counted: bool = True  # False if another rank counts the same samples
     details: dict[str, str] = field(default_factory=dict)  # for the row
     ending: ExitStack = field(default_factory=ExitStack)
 
 
 #: A setting, or one value of it.
 Key: TypeAlias = "str | tuple[str, Value]"
-#: A micro-batch, its logits and the positions that they are of (None: all) -> summed loss.
+#: Micro-batch, logits, positions of the logits (None: all) -> summed loss.
 Objective: TypeAlias = "Callable[[Inputs, torch.Tensor, torch.Tensor | None], torch.Tensor]"
 
 
@@ -165,97 +157,80 @@ class Training:
     precision: str
     model: Any
     learning_rate: float
-    #: Trainable parameters -> optimizer.
-    make_optimizer: Callable[[Sequence[torch.nn.Parameter]], Any]
+    make_optimizer: Callable[[Sequence[torch.nn.Parameter]], Any]  # trainable parameters -> it
     optimizer: Any = None  # from ``on_optimizer`` on
     #: Entered around every forward pass, in this order (autocast).
     around_forward: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
-    #: Entered around forward and backward of a micro-batch; told whether it is the step's last
-    #: (gangs exchange gradients only then).
+    #: Entered around forward and backward of a micro-batch; True for the step's last, after which
+    #: gangs exchange gradients.
     around_micro_batch: list[Callable[[bool], AbstractContextManager[Any]]] = field(
         default_factory=list
     )
-    #: Entered around a pass of which nothing shall remain: cards exchange no gradients in it.
+    #: Entered around rehearsals, so that cards exchange no gradients in them.
     around_rehearsal: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
-    #: Labels [rows, positions] -> the positions whose logits are needed; None: of all.
+    #: Labels [rows, positions] -> positions whose logits are needed; None: all.
     positions: Callable[[torch.Tensor], torch.Tensor | None] = lambda labels: None
-    #: Logits, labels and the positions that the logits are of (None: all) -> summed loss.
+    #: Logits, labels, positions of the logits (None: all) -> summed loss.
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-    #: A micro-batch, its logits and their positions -> summed loss that is learned from; None: the
-    #: task's, ``loss``.
-    objective: Objective | None = None
-    #: The loss of a micro-batch -> its gradients, added to those there are.
-    backward: Callable[[torch.Tensor], None]
-    #: Called when all gradients of a step are there, as they are (without a scale), before
-    #: ``update`` applies them.
+    objective: Objective | None = None  # loss to learn from; None: the task's ``loss``
+    backward: Callable[[torch.Tensor], None]  # adds a micro-batch's gradients, given its loss
+    #: Called once all unscaled gradients of a step are there, before ``update``.
     before_update: list[Callable[[], None]] = field(default_factory=list)
-    #: Applies the gradients and clears them.
-    update: Callable[[], None]
+    update: Callable[[], None]  # applies the gradients and clears them
     steps: int = 1  # optimizer steps of the job, warm-up included
-    #: Of these, the fewest that an attempt has to take itself: its own warm-up and what is timed.
-    least_steps: int = 1
+    least_steps: int = 1  # fewest that an attempt takes itself: warm-up and timed ones
     max_gradient_norm: float | None = None  # to which gradients are clipped
     details: dict[str, str] = field(default_factory=dict)  # for the row
     layout: Layout = field(default_factory=lambda: Layout(rank=0, world_size=1))
     batch_size: int = 1  # samples of one card in one optimizer step
     micro_batches: int = 1
-    #: What several cards put around the model (DDP, DeepSpeed's engine) and is called instead of
-    #: it; from ``on_cards`` on, with DeepSpeed from ``on_optimizer`` on.
+    #: Wrapper called instead of the model (DDP, DeepSpeed's engine); from ``on_cards`` on, with
+    #: DeepSpeed from ``on_optimizer`` on.
     wrapper: Any = None
-    #: Runs the micro-batches of a step together; None: one after another, by ``called``.
-    pipeline: Pipeline | None = None
-    #: Entered by all ranks together to see what is trained whole, where cards have parts of it.
+    pipeline: Pipeline | None = None  # runs a step's micro-batches; None: ``called``, one by one
+    #: Entered by all ranks together to gather trained weights that cards hold in parts.
     gathered: Callable[[], AbstractContextManager[Any]] = nullcontext
-    #: The ways in which the cards exchange what they computed.
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)  # between cards
     compile_s: float = 0.0  # spent on compiling before the first step
-    #: Mean loss of the learned tokens of held-out examples, as the model is now, by an objective or
-    #: (without one) the task's loss; called by all ranks together. None where none are held out.
+    #: Mean loss of the current model per learned held-out token, by an objective or the task's
+    #: loss; called by all ranks together. None: no examples are held out.
     held_out_loss: Callable[..., float] | None = None
-    #: Name of a metric -> the objective by which the held-out examples are read for it, as for
-    #: ``held_out_loss``: after the last step, of the model as it then is.
+    #: Metric -> its objective for ``held_out_loss`` after the last step.
     held_out_metrics: dict[str, Objective] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)  # for the row
-    origin: dict[str, str] = field(default_factory=dict)  # kept with a model that is saved
+    origin: dict[str, str] = field(default_factory=dict)  # stored with a saved model
     enter_phase: Callable[[Phase], None] = lambda phase: None
-    ending: ExitStack = field(default_factory=ExitStack)
-    #: Closed after the last step, before the trained model is looked at: what was put into the
-    #: model's code for the steps alone.
+    ending: ExitStack = field(default_factory=ExitStack)  # closed after each pass over the job
+    #: Reverts changes to the model's code; closed after the last step, before evaluation.
     undo: ExitStack = field(default_factory=ExitStack)
-    #: Closed when the job is over, which may take a second pass over it; ``ending`` after each.
-    job_ending: ExitStack = field(default_factory=ExitStack)
-    #: Under this name checkpoints outlive an attempt that fails; "": they end with it.
-    kept_as: str = ""
+    job_ending: ExitStack = field(default_factory=ExitStack)  # closed after the job's last pass
+    kept_as: str = ""  # name under which checkpoints outlive a failed attempt; "": they do not
     attempt: int = 1  # number of this try at the job
-    #: Every rank's value, in rank order, on every rank.
-    gather: Callable[[Any], list[Any]] = lambda value: [value]
-    #: By name, what remembers something between steps beside weights and optimizer.
-    stateful: dict[str, Stateful] = field(default_factory=dict)
-    #: Set where weights and optimizer are not this rank's alone to save.
-    divided: Divided | None = None
+    gather: Callable[[Any], list[Any]] = lambda value: [value]  # all ranks' values, in rank order
+    stateful: dict[str, Stateful] = field(default_factory=dict)  # state beyond weights, optimizer
+    divided: Divided | None = None  # set if weights and optimizer are divided among ranks
     begins_anew: str = ""  # reason why training does not go on from a checkpoint
     first_step: int = 0  # that this attempt takes
-    #: This rank's loss of each step so far, those of earlier attempts included; each is the losses
-    #: of its micro-batches, which are on the card until somebody reads them.
+    #: Losses of each step's micro-batches on this rank, earlier attempts included; on the card
+    #: until read.
     losses: list[Sequence[Any]] = field(default_factory=list)
-    #: Random state of before the first step that this attempt takes; None: the seed's.
-    random_state: dict[str, Any] | None = None
+    random_state: dict[str, Any] | None = None  # before this attempt's first step; None: seed's
 
     @property
     def called(self) -> Any:
-        """Callable that a batch is given to."""
+        """The wrapper if there is one, else the model."""
         return self.model if self.wrapper is None else self.wrapper
 
     @property
     def base_model(self) -> Any:
-        """The language model, below an adapter where there is one."""
+        """The language model without adapter."""
         get = getattr(self.model, "get_base_model", None)
         return self.model if get is None else get()
 
     def logits(
         self, model: Any, inputs: Inputs, kept: torch.Tensor | None, **more: Any
     ) -> torch.Tensor:
-        """Logits of a micro-batch by a model, at the positions that are needed (None: at all)."""
+        """Logits of a micro-batch by a model, at the positions ``kept`` (None: all)."""
         if kept is not None:
             more["logits_to_keep"] = kept
         with self.in_forward():
@@ -263,7 +238,7 @@ class Training:
 
     @contextmanager
     def in_forward(self) -> Iterator[None]:
-        """Be where a forward pass is, autocast for instance."""
+        """Enter the contexts of a forward pass, such as autocast."""
         with ExitStack() as around:
             for enter in self.around_forward:
                 around.enter_context(enter())
@@ -281,42 +256,31 @@ class Training:
 
 
 class Technique(Settings):
-    """Base of all: does nothing, goes together with everything."""
+    """Base of all techniques: does nothing, combines with everything."""
 
     name: ClassVar[str]  # of its file, or of its entry point
-    #: What people call it, for documentation and reports.
-    title: ClassVar[str]
-    #: Among all techniques, which act at each point in ascending order, and after the last step in
-    #: descending order; ours are 10 to 160.
+    title: ClassVar[str]  # for documentation and reports
+    #: Hooks run in ascending order, after the last step in descending order; ours are 10 to 160.
     order: ClassVar[int] = 1000
-    #: True where it has something to do whatever its settings say.
-    always: ClassVar[bool] = False
-    #: Functions of a task (``registry.TASKS``) without which it has nothing to act on.
-    needs: ClassVar[tuple[str, ...]] = ()
-    #: Figures that it adds to rows of workloads that train (``Training.metrics``).
-    metrics: ClassVar[tuple[Metric, ...]] = ()
-    #: Settings that mean something only beside another one: name -> the other, and those of its
-    #: values (none: any that is set).
+    always: ClassVar[bool] = False  # acts whatever its settings are
+    needs: ClassVar[tuple[str, ...]] = ()  # required functions of a task (``registry.TASKS``)
+    metrics: ClassVar[tuple[Metric, ...]] = ()  # added to training rows (``Training.metrics``)
+    #: Dependent settings: name -> the other setting and its required values (none: any set value).
     beside: ClassVar[Mapping[str, tuple[str, tuple[Value, ...]]]] = {}
-    #: The capability (``devices.CAPABILITIES``) that a device needs for a setting, or for one value
-    #: of it.
-    capabilities: ClassVar[Mapping[Key, str]] = {}
-    #: What does not go together: a setting, or one value of it; another one, its values; why.
+    capabilities: ClassVar[Mapping[Key, str]] = {}  # required of devices (``devices.CAPABILITIES``)
+    #: Conflicts: a setting or one value of it; another one, its values; the reason.
     excludes: ClassVar[Sequence[tuple[Key, str, tuple[Value, ...], str]]] = ()
-    #: Settings, or one value of them, that read whole weights, and were tried with PyTorch's own
-    #: strategies only.
-    whole_weights: ClassVar[Sequence[Key]] = ()
+    whole_weights: ClassVar[Sequence[Key]] = ()  # read whole weights: PyTorch's strategies only
 
     @property
     def acts(self) -> bool:
-        """True if it has something to do: a setting that means something alone is not its
-        default. Nothing else of a technique is called where it is not."""
+        """True if an independent setting is not its default; else no hook is called."""
         settings = type(self).model_fields
         alone = (name for name in settings if self.beside.get(name, ("",))[0] not in settings)
         return self.always or not all(map(self.is_default, alone))
 
     def declared_refusals(self, job: JobDescription) -> Iterator[Refusal]:
-        """Objections by what is declared above. Pure; no torch."""
+        """Objections from the class's declarations. Pure; no torch."""
         for name, (other, values) in self.beside.items():
             there = job.parameters.get(other)
             if self.is_default(name) or (there in values if values else there):
@@ -352,7 +316,7 @@ class Technique(Settings):
             )
 
     def _set(self, key: Key) -> str:
-        """Name of a setting that is set, to one value where the key has one; "": it is not."""
+        """Name of the key's setting if it is set (to the key's value, if any), else ""."""
         name, value = key if isinstance(key, tuple) else (key, None)
         there = not self.is_default(name) and value in (None, getattr(self, name))
         return name if there else ""
@@ -387,12 +351,10 @@ class Technique(Settings):
     def before_steps(
         self, training: Training, rehearse: Callable[[int], set[tuple[int, ...]]]
     ) -> None:
-        """Do something before the first step. ``rehearse`` runs the batch of a step forward and
-        backward, forgets its gradients, and tells the shapes that its inputs came in."""
+        """Act before the first step; ``rehearse`` runs a step without update, returns shapes."""
 
     def after_step(self, training: Training, step: int) -> None:
-        """Do something after each optimizer step (from 0, warm-up included)."""
+        """Act after each optimizer step (from 0, warm-up included)."""
 
     def after_steps(self, training: Training) -> None:
-        """Do something after the last step, before the trained model is looked at. Techniques of
-        higher order have acted; those of lower order have not yet changed the model."""
+        """Act after the last step, before evaluation; called in descending order."""
