@@ -371,10 +371,14 @@ def read_contents(directory: Path, quarantine: Path, *, raw: bool = True) -> Con
     import pyarrow as pa
 
     look = read_rows(directory, column_names(raw=raw))
-    rows = tuple(measurements_of(look.table(), source=str(directory)))
+    rows: list[Measurement] = []
+    while look.tables:  # a table goes before the next one's rows are made
+        _, table = look.tables.popitem()
+        rows += measurements_of(table, source=str(directory))
+    rows.sort(key=lambda row: (row.recorded_at or 0.0, row.attempt_id, row.invocation_id))
     damaged = (*look.damaged, *set_aside_earlier(quarantine))
     pa.default_memory_pool().release_unused()
-    return Contents(measurements=rows, damaged=damaged)
+    return Contents(measurements=tuple(rows), damaged=damaged)
 
 
 def set_aside_earlier(quarantine: Path) -> list[Damage]:
