@@ -202,8 +202,8 @@ def read(file: Path, key: bytes) -> bytearray:
     try:
         with files.opened(file) as stored:
             header, salt, piece_bytes, length = _header(file, stored)
-            pieces = list(_pieces(length, piece_bytes))
-            whole = len(header) + length + (1 + len(pieces)) * _SEAL_BYTES
+            count = max(1, -(-length // piece_bytes))  # what an altered header says, until compared
+            whole = len(header) + length + (1 + count) * _SEAL_BYTES
             there = os.fstat(stored.fileno()).st_size
             if there != whole:
                 raise DataMissing(f"{file} has {there:,} of its {whole:,} bytes: copy it again")
@@ -214,8 +214,8 @@ def read(file: Path, key: bytes) -> bytearray:
             content = bytearray()
             try:
                 cipher.decrypt(_HEADER_SEAL, stored.read(_SEAL_BYTES), bound)
-                for number, (nonce, size) in enumerate(pieces, start=1):
-                    problem = f"was altered: piece {number} of {len(pieces)} does not open"
+                for number, (nonce, size) in enumerate(_pieces(length, piece_bytes), start=1):
+                    problem = f"was altered: piece {number} of {count} does not open"
                     content += cipher.decrypt(nonce, stored.read(size + _SEAL_BYTES), bound)
             except InvalidTag as error:
                 raise DataMissing(f"{file} {problem}") from error
