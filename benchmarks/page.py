@@ -134,7 +134,7 @@ def _machine(outcome: Mapping[str, Any]) -> str:
 
 
 def _notes(outcome: Mapping[str, Any]) -> str:
-    """What a reader must know of this benchmark's run."""
+    """Notes that a reader of this benchmark's figures needs."""
     notes = []
     if outcome["smoke"]:
         notes.append("**smoke size: says nothing about speed**")

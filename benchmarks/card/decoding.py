@@ -114,7 +114,7 @@ def _step_s(result: Result) -> list[float]:
 
 
 def _distance(card: Any, model: str, precision: str) -> dict[str, Any]:
-    """How far the logits are from those of stock transformers in the same precision."""
+    """Compare the logits with those of stock transformers in the same precision."""
     job = request(
         "verification",
         model=model,

@@ -173,8 +173,9 @@ def _empty_cluster() -> Iterator[LocalCluster]:
 def _in_own_sessions() -> Iterator[None]:
     """Start Ray's processes in sessions of their own: `timeout` and its like send SIGTERM to the
     driver's whole process group, and its running jobs are to end in order."""
-    from ray._private import services
+    from ray._private import services as typed
 
+    services: Any = typed
     before = services.ConsolePopen
     services.ConsolePopen = functools.partial(before, start_new_session=True)
     try:

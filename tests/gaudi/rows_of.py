@@ -71,7 +71,7 @@ def forked(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def gang(workload: Callable[..., Any], job: Any, context: Any) -> list[dict[str, Any]]:
-    """What each of two ranks measured, in processes forked from this one before it has threads."""
+    """Results of two ranks, in processes forked from this one before it has threads."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

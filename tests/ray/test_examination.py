@@ -18,7 +18,7 @@ from orchestrator.core.events import NodeJoined
 from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import judge
 from orchestrator.doctor.probe import Level, examine
-from orchestrator.doctor.text import exit_code, lines
+from orchestrator.doctor.text import exit_code, finding_lines, summary_lines
 from orchestrator.on_ray import examination
 from orchestrator.on_ray.cluster import with_packages
 from orchestrator.on_ray.examination import ClusterFacts, Examination, NodeFacts, clock_offset
@@ -119,7 +119,7 @@ def test_a_frozen_node_is_a_finding_and_not_a_hang(examined: ClusterFacts) -> No
     silent = [f for f in found if f.check == "answer"]
     assert [(f.where, f.level) for f in silent] == [("frozen", Level.ERROR)]
     assert exit_code(found) == CLUSTER_UNFIT
-    told = "\n".join(lines(examined, found))
+    told = "\n".join([*summary_lines(examined), *finding_lines(found)])
     assert "ERROR   frozen: it" in told and "hpu-1, 4 HPU" in told
     assert "7 expected nodes" in told  # it has six
 

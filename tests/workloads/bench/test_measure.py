@@ -198,7 +198,7 @@ def test_no_batches_is_an_error() -> None:
 
 
 def of_ranks(world_size: int, rank: Callable[[int, Any], Any]) -> list[Any]:
-    """What ``rank(number, collective)`` returns for each rank, each in a thread of its own."""
+    """Return ``rank(number, collective)`` of each rank, each in a thread of its own."""
     gate = threading.Barrier(world_size, timeout=patience(20))
     values: list[Any] = [None] * world_size
     done: dict[int, Any] = {}
