@@ -1,8 +1,4 @@
-"""The board of a run: its state, kept from events and commands.
-
-``Board`` watches the same events and commands that pass between schedule and executor, and says
-on request how things stand. Nothing here does I/O.
-"""
+"""Board of a run: its status, computed from events and commands without I/O."""
 
 from __future__ import annotations
 
@@ -54,7 +50,7 @@ class _Seat:
 
 @dataclass(slots=True)
 class Board:
-    """Keeps count of a run from its events and commands. Its times are of the events' clock."""
+    """Counts of a run from its events and commands; times are of the events' clock."""
 
     run: str
     plan: Plan
@@ -102,7 +98,7 @@ class Board:
         return len(self.plan.jobs)
 
     def label(self, job: Job) -> str:
-        """Name of a job, here as in its report: what varies in its grid."""
+        """Label of a job, as in its report."""
         return str(self._labels.get(job.job_id, job.label))
 
     @property
@@ -125,7 +121,7 @@ class Board:
         return f"{self.node_name(card.node_id)}/{card.accelerator}{card.index}"
 
     def saw(self, event: Event) -> None:
-        """Take note of something that happened."""
+        """Count an event."""
         if isinstance(event, NodeJoined):
             self._nodes[event.node.node_id] = event.node
             for card in event.node.cards:
@@ -149,7 +145,7 @@ class Board:
             self.stop_requests += 1
 
     def did(self, command: Command, at: float) -> None:
-        """Take note of a command that was carried out."""
+        """Count a command that was carried out."""
         if isinstance(command, StartWorker):
             seat = self._seats.setdefault(command.card, _Seat(card=command.card))
             seat.worker_id = command.worker_id
@@ -171,7 +167,7 @@ class Board:
             self._finished = True
 
     def measured(self, row: RecordRow, measurement: Measurement, at: float) -> None:
-        """Take note of the row that an attempt left."""
+        """Count the row of an attempt."""
         metrics, attempt = measurement.metrics, row.attempt
         if measurement.failure_class:
             self._failure_counts[measurement.failure_class] += 1
@@ -201,10 +197,7 @@ class Board:
         *,
         at: float | None = None,
     ) -> RunStatus:
-        """The run's state at ``now``, by what workers and cards last reported.
-
-        ``at`` is the time of day; None where the events are counted by it.
-        """
+        """Status at ``now``, by the last reports; ``at`` is the time of day, by default ``now``."""
         telemetry = telemetry or {}
         at = now if at is None else at
         for seat in self._seats.values():
@@ -212,7 +205,7 @@ class Board:
             if heard is None or not seat.attempt_id or heard.attempt_id != seat.attempt_id:
                 continue
             if heard.phase != seat.phase:
-                # It counts from when it is first heard of: clocks of other hosts may be wrong.
+                # Counted from its first report here: clocks of other hosts may be wrong.
                 seat.phase, seat.since = heard.phase, now
         seats = sorted(
             self._seats.values(), key=lambda seat: (self.node_name(seat.card.node_id), seat.card)
@@ -281,9 +274,8 @@ class Board:
         )
 
     def _left(self, now: float) -> Span | None:
-        """Time left: what was planned less what is over, until a twentieth of the work is done.
-        From then on the time since the first attempt gives the scale, as a range until a fifth is
-        done."""
+        """Time left: by the plan until a twentieth of the work is done, then by the pace since the
+        first attempt, as a range until a fifth is done."""
         if not self._estimates:
             return NOTHING
         if not self._card_s_to_do:

@@ -1,9 +1,8 @@
-"""Workers in this very process, one after the other: for tests, documentation and debuggers.
+"""Workers in this very process, one at a time: for tests, documentation and debuggers.
 
-A breakpoint in a workload works here, and nothing has to be started. In exchange nothing is
-isolated: jobs run one at a time, a job that hangs or kills its process does so to the run, and
-there are no gangs, since a gang is several processes. The protocol is the real one, and what no
-schedule should ever ask is refused with ``ProtocolViolation``.
+Breakpoints in workloads work, but nothing is isolated: a job that hangs or kills its process does
+so to the run. There are no gangs. The protocol is the real one, and commands that no schedule
+should give raise ``ProtocolViolation``.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _NO_GANGS = "a gang is several processes; this executor has one"
 
 
 class ProtocolViolation(Exception):
-    """The executor was asked for something that a correct schedule never asks."""
+    """A command that a correct schedule never gives."""
 
 
 def _must(holds: bool, violation: str) -> None:
@@ -47,11 +46,9 @@ def _must(holds: bool, violation: str) -> None:
 
 
 class InProcessExecutor:
-    """An ``Executor`` with one background thread that does everything in order of asking.
+    """An ``Executor`` with one background thread that carries out commands in order.
 
-    Args:
-        preload: modules that are imported before anything else, as in a worker process. A limit on
-            a card's memory counts from what the process holds before its first job.
+    ``preload`` modules are imported first, so they do not count against a card's memory limit.
     """
 
     def __init__(self, nodes: Sequence[Node], *, preload: Sequence[str] = ()) -> None:
@@ -73,11 +70,7 @@ class InProcessExecutor:
         self._thread.start()
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
-        """Queue one command.
-
-        Raises:
-            ProtocolViolation: it contradicts what was asked before.
-        """
+        """Queue one command; raises ProtocolViolation if it contradicts earlier ones."""
         with self._changed:
             if isinstance(command, StartWorker):
                 self._start(command)
@@ -87,11 +80,8 @@ class InProcessExecutor:
                 self._stop(command)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """Events since the last call; waits up to ``timeout_s`` for one.
-
-        Nothing begins before a call that may wait: the driver has written every row by then, and
-        a job can take this process with it.
-        """
+        """Events since the last call, waiting up to ``timeout_s`` for one. Jobs begin only in a
+        call that may wait: all rows are written by then, and a job can kill this process."""
         with self._changed:
             if timeout_s > 0:
                 for task in self._tasks:
@@ -118,8 +108,7 @@ class InProcessExecutor:
         """Do nothing: outcomes are kept in this process alone."""
 
     def close(self) -> None:
-        """Drop what is queued and forget every worker. An attempt that still runs cannot be
-        killed without its process: it is left to itself, and ends with the program."""
+        """Drop queued commands and all workers; a running attempt ends with the program."""
         with self._changed:
             self._tasks.clear()
             while not self._work.empty():
@@ -170,8 +159,6 @@ class InProcessExecutor:
         self._stopping.add(worker_id)
         self._ready.discard(worker_id)
         self._tasks.append(lambda: self._do_stop(worker_id))
-
-    # ------------------------------------------------------------ the thread
 
     def _work_off(self, preload: Sequence[str]) -> None:
         for name in preload:

@@ -1,11 +1,10 @@
 """The loop: events go to the schedule, its commands to the executor and the store.
 
-Nothing is decided here. What the loop adds is order and endurance: what happened at the same time
-is decided together; cards get their next work first, then rows are written, those of a moment
-together, before the loop waits for events or shows anything, and within ``ROWS_WAIT_S`` while
-events keep coming; timers come due as ``Tick``; a signal becomes ``StopRequested``; and an executor
-or a disk that fails for a moment does not end a night's run. While a disk is full, nothing new is
-started and rows wait in memory (``rows.py``).
+The loop decides nothing. Simultaneous events are handled together; cards get their next work first,
+then rows are written in batches, before the loop waits or shows anything, and within
+``ROWS_WAIT_S``. Timers come due as ``Tick``; a signal becomes ``StopRequested``; transient failures
+of executor or disk are retried. While a disk is full, nothing new starts and rows wait in memory
+(``rows.py``).
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ from orchestrator.watch.live import View, event_line
 
 
 class PassportBook:
-    """The checks of one run's cards, those of its earlier drivers included: collected from
-    attempts and written."""
+    """Collects and writes the card checks of a run, those of its earlier drivers included."""
 
     def __init__(self, store: Store, wall: Callable[[], float]) -> None:
         self._store, self._wall = store, wall
@@ -62,12 +60,12 @@ class PassportBook:
         self.slow: tuple[str, ...] = ()
 
     def saw(self, record: RecordRow) -> tuple[str, ...]:
-        """Take note of an attempt that has ended; the slow cards that are new."""
+        """Collect the checks of an ended attempt; returns newly slow cards."""
         checks = list(self._checks(record))
         if not checks:
             return ()
         self._now += checks
-        # Rows matter, this does not: on a full disk they are written with the next one.
+        # Checks are optional: on a full disk they are written with the next one.
         with contextlib.suppress(OSError, StoreError):
             self._store.write_file(run_files.CARD_CHECKS, card_checks_table(self._now))
         known, self.slow = self.slow, tuple(map(str, slow_cards(self._now, self._before)))
@@ -166,13 +164,13 @@ class Driver:
         )
 
     def drive(self) -> DriveResult:
-        """Run the plan to its end. The executor is left open; closing it is the caller's.
+        """Run the plan to its end; the caller closes the executor.
 
         Raises:
-            ClusterError: the executor failed for longer than ``patience_s``; at once if the
-                cluster's control store is lost, which does not come back to this process.
-            StoreError: a row could not be written for longer than ``patience_s``, for another
-                reason than a full disk; at once if another driver took the run.
+            ClusterError: the executor failed for ``patience_s``, or the cluster's control store is
+                lost.
+            StoreError: a row could not be written for ``patience_s`` though the disk is not full,
+                or another driver took the run.
         """
         try:
             return self._drive()
@@ -191,8 +189,6 @@ class Driver:
             if self.stop.requests >= AT_ONCE:
                 return DriveResult(finished=False, reason=self.stop.reason)
             events = self._next_events()
-
-    # ------------------------------------------------------------ events in
 
     def _next_events(self) -> list[Event]:
         events, self._late = self._late, []
@@ -219,8 +215,7 @@ class Driver:
         return events
 
     def _clock_set(self) -> list[Event]:
-        """Events that tell the schedule the time of day: how far it is ahead, and again if it was
-        set."""
+        """A ``ClockSet`` event at first, and again if the time of day was set."""
         now = self.clock()
         ahead_s, known = self.wall() - now, self._ahead_s
         if known is not None and abs(ahead_s - known) < STEP_S:
@@ -230,7 +225,7 @@ class Driver:
         return [ClockSet(at=now, ahead_s=ahead_s, by_s=by_s)]
 
     def _look(self) -> list[Event]:
-        """Return the events that are there; a failing executor is dealt with later (``_poll``)."""
+        """Events available now; ``_poll`` handles a failing executor."""
         try:
             return self.executor.events(0.0)
         except Exception as error:
@@ -247,11 +242,8 @@ class Driver:
         return self.executor.events(wait)
 
     def _feed(self, events: Sequence[Event]) -> None:
-        """Give the schedule what happened and carry out what it answers, in its order, but for
-        rows, which wait to be written.
-
-        A command that cannot even be handed over is an event too, which comes next.
-        """
+        """Pass events to the schedule and carry out its commands in order; rows are queued, and
+        a command that the executor refuses becomes the next event."""
         while events and self._finished is None:
             ended: set[str] = set()
             others: list[Delayed] = []
@@ -281,11 +273,8 @@ class Driver:
                 ]
             )
 
-    # ------------------------------------------------------------ commands out
-
     def _carry_out(self, commands: Sequence[Delayed]) -> list[Event]:
-        """Carry commands out, and return what comes of it at once. While a disk is full, those that
-        start something are delayed."""
+        """Carry commands out and return immediate events; a full disk delays starts."""
         if self._rows.delayed is None:
             self._rows.begin([one for one in commands if isinstance(one, RunAttempt)])
         happened: list[Event] = []
@@ -317,10 +306,8 @@ class Driver:
             return happened
         return []
 
-    # ------------------------------------------------------------ a full disk
-
     def _look_for_room(self) -> None:
-        """Carry out what waited for room once there is some, or the end that waits no more."""
+        """Carry out delayed commands once there is room, or the end of the run without it."""
         commands = self._rows.look_for_room()
         if self._rows.delayed is None:
             self._late += self._carry_out(commands)
@@ -329,8 +316,6 @@ class Driver:
             if isinstance(command, RunFinished):  # its rows stay pending
                 self._finished = command
                 self.board.did(command, self.clock())
-
-    # ------------------------------------------------------------ showing
 
     def _show(self, *, force: bool = False) -> None:
         now = self.clock()
@@ -361,7 +346,7 @@ class Driver:
             self.publish(status)
 
     def _tell_trouble(self) -> None:
-        """Say when trouble with the cluster begins and ends; what runs goes on meanwhile."""
+        """Print when trouble with the cluster begins and ends; attempts go on."""
         before, self.board.trouble = self.board.trouble, self.trouble()
         if self.board.trouble and not before:
             self.view.line(f"TROUBLE: {self.board.trouble}; what runs goes on")
@@ -369,7 +354,7 @@ class Driver:
             self.view.line(f"no more: {before}")
 
     def _tell_waiting(self, now: float) -> None:
-        """Say whom the run waits for: at once, when that changes, and every minute."""
+        """Print whom the run waits for, on each change and every minute."""
         before, self.board.waiting = self.board.waiting, self.waiting()
         if self.board.waiting and (self.board.waiting != before or now >= self._next_waiting_at):
             self._next_waiting_at = now + WAITING_INTERVAL_S
@@ -379,8 +364,8 @@ class Driver:
 def refusal(
     command: StartWorker | StopWorker | RunAttempt, error: Exception, at: float
 ) -> list[Event]:
-    """The event for a command that the executor did not take. None for one that stops a worker,
-    whose process lives on and has its card: it is to be repeated."""
+    """Event for a command that the executor refused; none for a stop, which is to be repeated
+    since the process still has its card."""
     if isinstance(command, StopWorker):
         return []
     failure = Failure(

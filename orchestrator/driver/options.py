@@ -1,4 +1,4 @@
-"""Options of a run, and those of them that its directory keeps for a run that is resumed."""
+"""Options of a run, and those stored in its directory for resuming it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from orchestrator.driver.supervisor import SupervisorLink
     from orchestrator.grid.parser import Grid
 
-#: The longest that a driver can have been starting: longer, and a clock was set meanwhile.
+#: Longest start of a driver; if longer, a clock was set meanwhile.
 MOST_BEFORE_S = 600.0
-#: Options that say which cards a run was given; it keeps them for ``with_cards_of``.
+#: Options that select cards, stored for ``with_cards_of``.
 _PLACE = ("emulate", "address", "in_process", "card_memory_bytes")
 
 
@@ -59,8 +59,7 @@ class RunOptions:
         return self.supervisor is not None and self.supervisor.restarted
 
     def under_way_s(self) -> float:
-        """Seconds since the command was typed, as far as that is known: a clock that was set since,
-        or a driver that died, would make more of it."""
+        """Seconds since the command was typed, at most ``MOST_BEFORE_S``; 0 if unknown."""
         if self.supervisor is None or self.restarted:
             return 0.0
         return min(max(0.0, time.time() - self.supervisor.began), MOST_BEFORE_S)
@@ -72,11 +71,10 @@ class RunOptions:
 
 
 def with_results_of(grid: Grid, options: RunOptions) -> RunOptions:
-    """``options`` with the results that the grid names, unless whoever asks for the run did. A
-    relative directory lies where the command was typed.
+    """``options`` with the grid's results unless they name some; a relative path is from here.
 
     Raises:
-        GridError: the grid names the home directory of a user that this machine does not have.
+        GridError: the grid names the home directory of an unknown user.
     """
     if options.results_named or not grid.results:
         return options
@@ -92,33 +90,31 @@ def with_results_of(grid: Grid, options: RunOptions) -> RunOptions:
 
 
 def kept_options(options: RunOptions, seed: int, cards: Mapping[str, int]) -> str:
-    """The content of ``options.json``: ``seed`` draws the order of replicates, ``cards`` are those
-    that the run has, by kind."""
+    """Content of ``options.json``; ``seed`` orders replicates, ``cards`` counts cards by kind."""
     place = {name: getattr(options, name) for name in _PLACE}
     return json.dumps(place | {"seed": seed, "cards": dict(cards)})
 
 
 def kinds_of(run: Path) -> tuple[str, ...]:
-    """The kinds of card that a run had; none where that is not known."""
+    """Kinds of card that a run had; empty if unknown."""
     cards = _content_of(run).get("cards")
     return tuple(map(str, cards)) if isinstance(cards, dict) else ()
 
 
 def seed_of(run: Path) -> int:
-    """The seed that a run began with, so that it is resumed in the same order; a new one for a run
-    that has none."""
+    """Seed of a run, so that it resumes in the same order; a new one if it has none."""
     seed = _content_of(run).get("seed")
     return seed % 2**32 if type(seed) is int else secrets.randbits(32)
 
 
 def commits_of(run: Path) -> dict[str, str]:
-    """The commits that names of the hub came to when a run was begun (``Revisions``)."""
+    """Commits of the hub's names when a run began (``Revisions``)."""
     commits = _content_of(run, run_files.REVISIONS).items()
     return {key: commit for key, commit in commits if COMMIT.fullmatch(str(commit))}
 
 
 def _content_of(run: Path, name: str = run_files.OPTIONS) -> Mapping[str, Any]:
-    """The content of ``options.json``, or of another; nothing where it cannot be read."""
+    """Content of a run's JSON file; empty if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads(files.read_text(run / name))
         if isinstance(content, dict):
@@ -127,7 +123,7 @@ def _content_of(run: Path, name: str = run_files.OPTIONS) -> Mapping[str, Any]:
 
 
 def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
-    """``options`` with the cards that the run had so far, unless they name some themselves."""
+    """``options`` with the cards that the run had, unless they name some."""
     if any(getattr(options, name) for name in _PLACE):
         return options
     content = _content_of(run)

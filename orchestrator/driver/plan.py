@@ -1,4 +1,4 @@
-"""The plan of a grid: without a cluster, or of a run with its nodes and earlier rows."""
+"""Plan a grid without a cluster, or a run with its nodes and earlier rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 #: The nodes to plan for, given the kinds of card that a grid names.
 NodesFor = Callable[[Sequence[Accelerator]], "list[Node]"]
 
-#: Newest runs of the same results whose starts are looked at.
+#: Newest runs of the same results whose start times are used.
 MOST_STARTS = 10
 
 #: States of the jobs that --retry-failed runs again.
@@ -56,12 +56,12 @@ _RETRIED = (State.FAILED, State.TIMED_OUT, State.OUT_OF_MEMORY, State.PRUNED)
 def plan_grid(
     source: Grid | str | os.PathLike[str], options: RunOptions
 ) -> tuple[Plan, list[PastRow]]:
-    """Plan a grid as ``run_grid`` would, on the nodes of the cluster at ``options.address``, else
-    on those of ``planned_nodes``; and the earlier rows of its run.
+    """Plan a grid as ``run_grid`` would, on the nodes of ``options.address``, else on those of
+    ``planned_nodes``; also returns the earlier rows of its run.
 
     Raises:
         GridError: the grid is refused.
-        OptionError: the emulated nodes make no sense.
+        OptionError: the emulated nodes are invalid.
         ClusterError: the cluster cannot be joined.
         SubmitError: the cluster's dashboard does not answer.
         StoreError: earlier rows cannot be read.
@@ -92,7 +92,7 @@ def plan_grid(
 
 
 def start_of(options: RunOptions) -> str:
-    """The way in which a run comes to its cards, as ``Startup.kind`` has it."""
+    """``Startup.kind`` of a run with these options."""
     if options.in_process:
         return IN_PROCESS
     if options.emulate is None and (options.address or os.environ.get("RAY_ADDRESS")):
@@ -101,8 +101,7 @@ def start_of(options: RunOptions) -> str:
 
 
 def startup_of(options: RunOptions) -> Startup:
-    """Knowledge of the time to a run's first job: how it comes to its cards, and how long that took
-    the newest runs of the same results that came to theirs so."""
+    """``Startup`` of a run, with the start times of the newest runs of the same kind."""
     kind = start_of(options)
     return Startup(
         kind=kind,
@@ -113,7 +112,7 @@ def startup_of(options: RunOptions) -> Startup:
 
 
 def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
-    """Seconds from the command to the first attempt of the newest runs that say so."""
+    """Seconds from the command to the first attempt of the newest runs that recorded it."""
     starts_s = []
     for run in runs(results)[:MOST_STARTS]:
         with contextlib.suppress(OSError, ValueError):
@@ -125,12 +124,8 @@ def _earlier_starts(results: Path, kind: str) -> tuple[float, ...]:
 
 
 def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> list[Node]:
-    """The nodes to plan for when no cluster is at hand, given the kinds of card a grid names: the
-    emulated ones, else this machine's own cards, else a server of each kind, assumed.
-
-    Raises:
-        OptionError: the specification is not understood.
-    """
+    """Nodes to plan for without a cluster: emulated ones, else this machine's cards, else an
+    assumed server of each kind; raises OptionError for an invalid specification."""
     if emulate is not None:
         return list(with_own_packages(parse_emulation(emulate, accelerators)))
     real = [kind for kind in accelerators if not kind.spec.host]
@@ -142,10 +137,9 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
 def grid_of(
     source: Grid | str | os.PathLike[str], options: RunOptions, *, nodes_for: NodesFor | None = None
 ) -> Grid:
-    """The grid of a file, or the one that is given.
+    """Load a grid file, or return the given grid.
 
-    With emulated cards, or where the nodes are known (``nodes_for``), card counts are refused
-    together with all else in the file.
+    With emulated cards or ``nodes_for``, impossible card counts are reported with all else.
 
     Raises:
         GridError: it is refused.
@@ -163,8 +157,7 @@ def grid_of(
 
 
 def commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
-    """The commits of the run that is gone on with: else its branches may have moved, and what it
-    has measured would be measured again."""
+    """Commits of a resumed run: if branches moved, measured jobs would run again."""
     if not options.resume:
         return {}
     if source.name == run_files.GRID and (source.parent / run_files.OPTIONS).exists():
@@ -185,8 +178,7 @@ def plan_run(
     retry_failed, force = options.retry_failed, options.force
     counting = history
     if options.supervisor is not None and options.restarted and (retry_failed or force):
-        # Jobs that the drivers before this one measured again, as the user asked, are not
-        # measured once more.
+        # Jobs that earlier drivers of this command measured again are not measured once more.
         began = options.supervisor.began
         this_time = {
             (row.job_id, row.attempt_number)
@@ -213,30 +205,26 @@ def plan_run(
 
 
 def history_of(store: Store) -> list[PastRow]:
-    """The rows of a run, oldest first; none if there is no such run yet.
+    """Rows of a run, oldest first; empty for a new run.
 
     Raises:
-        StoreError: some cannot be read now: their jobs would be measured again, and attempts would
-            get names that others have.
+        StoreError: some cannot be read; jobs would run again under used attempt ids.
     """
     return past_rows(store.tables_path, whole=True) if store.exists else []
 
 
 def forecast_of(plan: Plan, history: Sequence[PastRow], deadline: Deadline) -> Forecast | None:
-    """Forecast how far a run that starts now would come; None when that takes too long to
-    compute."""
+    """Forecast a run that starts now; None if the plan is too large to simulate."""
     return forecast(plan, estimator_for(history, plan.nodes), deadline.work_until - time.time())
 
 
-# ---------------------------------------------------------------- the cards of this machine
-#
-# Their drivers' tools are asked from outside, as the doctor and the sensors ask: no card is
-# opened, neither torch nor Ray is imported.
+# Cards of this machine are listed by their vendors' tools: no card is opened, and neither torch nor
+# Ray imported.
 
 
 def own_nodes(accelerators: Sequence[Accelerator]) -> list[Node]:
-    """This machine as a node of each kind of card that a grid names and that it has; of the
-    processor only for a grid that names nothing else, since cards share it."""
+    """This machine as a node of each of these kinds that it has; of the processor only if the grid
+    names nothing else, since cards share it."""
     if all(kind.spec.host for kind in accelerators):
         return [_node(kind, (0,)) for kind in accelerators]
     cards_of_kinds = [(kind, own_cards(kind)) for kind in accelerators if not kind.spec.host]
@@ -244,13 +232,13 @@ def own_nodes(accelerators: Sequence[Accelerator]) -> list[Node]:
 
 
 def own_machine() -> list[Node]:
-    """This machine as a node, with whatever cards it has; with its processor where it has none."""
+    """This machine as nodes with its cards, else with its processor."""
     kinds = [Accelerator(spec.accelerator) for spec in all_devices() if not spec.host]
     return own_nodes(kinds) or own_nodes([Accelerator(host_device().accelerator)])
 
 
 def own_cards(kind: Accelerator) -> tuple[int, ...]:
-    """The indices of this machine's cards of a kind, less those that the environment hides."""
+    """Indices of this machine's visible cards of a kind."""
     indices = sorted(device_class(kind.device).telemetry())
     shown = os.environ.get(kind.spec.visible_variable) if kind.spec.visible_variable else None
     if shown is None:
@@ -278,15 +266,13 @@ def _node(kind: Accelerator, cards: tuple[int, ...]) -> Node:
     )
 
 
-# ---------------------------------------------------------------- the grid of a run that goes on
-
-#: Experiments that are named, of those that changed; the others are counted.
+#: Changed experiments that are named; the others are counted.
 MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridChange:
-    """A grid beside the one that its run kept."""
+    """Difference of a grid from the one stored in its run."""
 
     name_before: str
     equal: int  # jobs of both
@@ -294,7 +280,7 @@ class GridChange:
     gone: tuple[Job, ...]
 
     def lines(self) -> Iterator[str]:
-        """Say what the run will and will not measure that it would have before."""
+        """Describe what the run will now measure or not."""
         if not self.new and not self.gone:
             return
         yield (
@@ -308,8 +294,7 @@ class GridChange:
 
 
 def change_of(grid: Grid, run: Path) -> GridChange | None:
-    """Compare a grid with the one that the run in a directory kept; None where these are equal, and
-    where there is none or it cannot be read any more."""
+    """Compare a grid with the one stored in a run; None if equal, missing or unreadable."""
     path = run / run_files.GRID
     with contextlib.suppress(OSError, ValueError, NightgridError):
         if files.read_text(path) == grid.text:
@@ -327,10 +312,7 @@ def change_of(grid: Grid, run: Path) -> GridChange | None:
 
 
 def refuse_another(grid: Grid, change: GridChange, run: str, measured: Collection[str]) -> None:
-    """Refuse a grid of another name none of whose jobs the run has asked for or measured.
-
-    Args:
-        measured: ids of the jobs that have rows.
+    """Refuse a grid of another name that shares no job with the run's grid or ``measured`` ids.
 
     Raises:
         GridError: it is another grid; the message names both and the ways out.

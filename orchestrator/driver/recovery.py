@@ -1,4 +1,4 @@
-"""Recovery from earlier drivers of a run: their rows count on, what they left running is ended."""
+"""Recovery from earlier drivers of a run: reuse their rows, end their processes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,13 @@ from orchestrator.worker.orphans import Owner, end_orphans
 
 
 def owner_of(store: Store) -> Owner:
-    """The owner of what drivers of this run leave on a host."""
+    """Owner of the processes that drivers of this run leave on a host."""
     return Owner(run_id=store.run_id, invocation_id=uuid.uuid4().hex[:12])
 
 
 def clear_up(store: Store, say: Callable[[str], None]) -> None:
-    """End what earlier drivers of the run left on this host, and say what became of it. The
-    agents do the same on their nodes, before these join (``on_ray/actors.py``).
-
-    Raises:
-        ClusterError: something of it does not end.
-    """
+    """End processes of the run's earlier drivers on this host, and report them; agents do the same
+    on their nodes (``on_ray/agent.py``). Raises ClusterError if a process does not end."""
     if store.taken_over_from is not None:
         say(f"taken over from a driver that died: {store.taken_over_from}")
     owner = Owner.of_this_process()
@@ -58,8 +54,7 @@ def clear_up(store: Store, say: Callable[[str], None]) -> None:
 def attempts_before(
     history: Sequence[PastRow], set_aside: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """The number of the last attempt at each job that has rows, damaged ones included: the next one
-    goes on from it."""
+    """Number of the last attempt at each job that has rows, damaged ones included."""
     numbers = dict(set_aside or {})
     for row in history:
         numbers[row.job_id] = max(row.attempt_number, numbers.get(row.job_id, 0))
@@ -67,8 +62,8 @@ def attempts_before(
 
 
 def cards_before(plan: Plan, store: Store) -> dict[str, set[tuple[str, int]]]:
-    """The cards on which replicates of each cell have been measured, by the cell's id: names of
-    nodes, since a cluster that was started again has other ids, and indices."""
+    """Cards on which replicates of each cell were measured, by cell id: node names (a restarted
+    cluster has other node ids) and indices."""
     cells = replicated_cells(planned.job for planned in plan.jobs)
     if not cells or not store.exists:
         return {}
@@ -81,8 +76,8 @@ def cards_before(plan: Plan, store: Store) -> dict[str, set[tuple[str, int]]]:
 
 
 def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
-    """State of each job of the plan: that of its newest final row on the same footing."""
-    # A kind of card that is not there is not emulated either: its rows say so.
+    """State of each planned job: of its newest final row, real and emulated ones apart."""
+    # Kinds of card without a node count as real.
     emulated = {node.accelerator: node.emulated for node in plan.nodes}
     newest = {(row.job_id, row.emulated): row.state for row in history if row.final}
     states = {}
@@ -93,15 +88,12 @@ def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
     return states
 
 
-# ---------------------------------------------------------------- outcomes that nodes kept
-#
-# The attempts of a dead driver have rows already: LOST, since nothing more was known. An outcome
-# that a node kept (``on_ray/outcomes.py``) becomes the row of one more attempt at its job, so that
-# a job which was measured is not measured again.
+# A dead driver's attempts have rows as LOST. An outcome that a node kept (``on_ray/outcomes.py``)
+# becomes the row of one more attempt, so that a measured job is not measured again.
 
 
 def recover_outcomes(session: Session, store: Store, say: Callable[[str], None]) -> None:
-    """Write the rows of interrupted attempts whose outcomes the nodes of a session kept."""
+    """Write rows for interrupted attempts whose outcomes are stored on nodes."""
     owner = Owner.of_this_process()
     if not store.interrupted or owner is None:
         return
@@ -128,8 +120,8 @@ def recover_outcomes(session: Session, store: Store, say: Callable[[str], None])
 def recovered_records(
     kept_outcomes: Iterable[KeptOutcome], interrupted: Collection[str]
 ) -> Iterator[RecordRow]:
-    """The rows of those of the interrupted attempts all of whose ranks have an outcome, each as the
-    attempt after the one that is LOST. One that failed is tried again."""
+    """Rows of interrupted attempts with outcomes of all ranks, each numbered after the LOST one;
+    failed ones are retried."""
     attempts: dict[str, RunningAttempt] = {}
     for kept_outcome in kept_outcomes:
         attempt = kept_outcome.attempt

@@ -1,14 +1,12 @@
-"""Writes rows durably: those of a moment together, later if a disk is full.
+"""Durable writing of rows, in batches, and delayed while the disk is full.
 
-With a thread for it, rows are written beside the loop (``write_soon``), one batch after the other:
-half of a busy driver's time went into waiting for the disk. Until a batch is synced, its rows are
-pending. Every few seconds the rows that are safe become a Parquet file, which any reader opens, in
-the same thread.
+With a thread, batches are written beside the loop (``write_soon``), which need not wait for the
+disk. Rows are pending until their batch is synced. Every few seconds the same thread makes synced
+rows a Parquet file.
 
-Nothing is started whose result could not be written. So from the first row that finds no room until
-all are written, commands that would start something wait behind the pending rows, in order. What
-runs goes on; what is stopped is stopped, and what has not been started for it never will be. The
-agent of a row's node keeps its outcome until it hears that the row is safe (``durable``).
+While rows do not fit on the disk, commands that start something wait behind them, in order: nothing
+starts whose result could not be written. Attempts go on, and stops are carried out at once. The
+agent of a row's node keeps the outcome until the row is safe (``durable``).
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ MOST_TOGETHER = 1000  # rows of one batch
 _LOG = logging.getLogger("nightgrid.store")
 _NO_ROOM = "not started: no room was left for its results"
 
-#: The schedule's command and its row. The row is made once: written again it is the same.
+#: The schedule's command and its row, which is made once: written again it is the same.
 Row = tuple[RecordRow, Measurement]
 #: Commands that wait while there is no room.
 Delayed = StartWorker | StopWorker | RunAttempt | RunFinished
@@ -62,26 +60,25 @@ Delayed = StartWorker | StopWorker | RunAttempt | RunFinished
 
 @dataclass(slots=True, kw_only=True)
 class DelayedCommands:
-    """The commands that wait while rows are pending on a full disk, oldest first."""
+    """Commands delayed by a full disk, oldest first."""
 
     since: float
     commands: deque[Delayed] = field(default_factory=deque)
 
     @property
     def finished(self) -> bool:
-        """Return whether only rows are missing from the end of the run."""
+        """Return whether the run is over except for pending rows."""
         return any(isinstance(command, RunFinished) for command in self.commands)
 
     def forget_attempt(self, row: RecordRow) -> None:
-        """A row may say how an attempt ended that waits to be started, since its node went: that
-        attempt is not started any more."""
+        """Drop the delayed start of the row's attempt, which ended with its node."""
         for command in list(self.commands):
             if isinstance(command, RunAttempt) and command.attempt == row.attempt:
                 self.commands.remove(command)
 
     def take(self, command: Delayed, at: float) -> tuple[list[Event], bool]:
-        """Delay a command, unless it stops a worker: the events of what was to be started on that
-        and is not, and whether the command is to be carried out now."""
+        """Delay a command, but let stops cancel delayed starts; returns the events of cancelled
+        starts, and whether to carry the command out now."""
         if not isinstance(command, StopWorker):
             self.commands.append(command)
             return [], False
@@ -96,7 +93,7 @@ class DelayedCommands:
         return happened, exists
 
     def give_up_starts(self, at: float) -> list[Event]:
-        """The run is to end: the events of what was to be started and now is not."""
+        """Cancel all delayed starts, since the run is to end; returns their events."""
         starts = [c for c in self.commands if isinstance(c, RunAttempt | StartWorker)]
         return [event for command in starts for event in self._drop(command, at)]
 
@@ -111,8 +108,8 @@ class DelayedCommands:
 
 
 def row_thread() -> Threads:
-    """A thread for ``RowWriter``: one, so that a batch is safe before the next is begun. It imports
-    first what writing needs, while the cluster still starts: the first row would wait."""
+    """The single thread of ``RowWriter`` (batches are in order); it imports what writing needs
+    while the cluster starts."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="rows")
     for name in ("pyarrow.parquet", "pyarrow.compute", "orchestrator.store.reader"):
         threads.submit(importlib.import_module, name)
@@ -120,11 +117,8 @@ def row_thread() -> Threads:
 
 
 def clean_row(row: Measurement) -> Measurement:
-    """A row whose texts hold no secret of this process. Its parameters are the grid's, and stay.
-
-    Workers and agents redact what they send with their own environments; the driver has one of its
-    own, and errors that it meets itself (the executor's, the store's, Ray's) quote that one.
-    """
+    """Redact this process's secrets in a row's texts, but not in its parameters, which are the
+    grid's. Workers and agents redact with their own environments."""
     reason = redact(row.reason, os.environ)
     tail = None if row.failure_tail is None else redact(row.failure_tail, os.environ)
     details = {name: redact(text, os.environ) for name, text in row.details.items()}
@@ -134,11 +128,7 @@ def clean_row(row: Measurement) -> Measurement:
 def journal_row(
     command: RunAttempt, at: float, to_measurement: Callable[[RecordRow], Measurement]
 ) -> Measurement:
-    """The row that an attempt gets if nothing more is ever heard of it: lost, not final.
-
-    Args:
-        at: when it begins, seconds since the epoch.
-    """
+    """Row of an attempt that began ``at`` (epoch seconds) if the driver dies: LOST, not final."""
     driver = f"process {os.getpid()} on {socket.gethostname()}"
     message = f"its driver, {driver}, died while it ran"
     failure = Failure(failure_class=FailureClass.NODE_LOST, message=message)
@@ -161,14 +151,14 @@ def journal_row(
 
 @dataclass(slots=True, kw_only=True)
 class RowWriter:
-    """The rows of one run on their way to the disk.
+    """Writes the rows of one run.
 
     Attributes:
-        to_measurement: makes the row of what the schedule decided.
-        durable: called with the ids of attempts whose rows are safe now.
-        logged: called with each row that is safe, for whoever follows experiments.
-        thread: one that writes files beside the loop; None: the loop does.
-        delayed: while there is no room for rows, the commands that wait behind them.
+        to_measurement: makes a row of the schedule's command.
+        durable: called with the ids of attempts whose rows are synced.
+        logged: called with each synced row, for trackers.
+        thread: writes files beside the loop; None: the loop does.
+        delayed: commands that wait while there is no room for rows.
     """
 
     store: Store
@@ -191,10 +181,8 @@ class RowWriter:
     _parquet_at: float = 0.0  # when they may become so, at the earliest
     _parquet_troubles: set[str] = field(default_factory=set)  # said, since a file was made
 
-    # ------------------------------------------------------------ rows in
-
     def take(self, command: RecordRow) -> None:
-        """Make a row that is written a moment later."""
+        """Queue a row to be written soon."""
         if not self.waiting:
             self._write_by = self.clock() + ROWS_WAIT_S
         self._pending.append((command, self.to_measurement(command)))
@@ -203,22 +191,22 @@ class RowWriter:
 
     @property
     def waiting(self) -> bool:
-        """Return whether there are rows to write, beside those that are being written."""
+        """Return whether there are rows beyond the batch being written."""
         return self.delayed is None and len(self._pending) > self._in_batch
 
     @property
     def writing(self) -> bool:
-        """Return whether the thread is at work beside the loop."""
+        """Return whether the thread is writing."""
         return self._writing is not None
 
     @property
     def due(self) -> bool:
-        """Return whether the oldest row has waited long enough for company."""
+        """Return whether the oldest row has waited for ``ROWS_WAIT_S``."""
         return self.clock() >= self._write_by
 
     def begin(self, commands: Sequence[RunAttempt]) -> None:
-        """Write in the journal that attempts start. Where that finds no room, they wait for it; one
-        that cannot be written for another reason is missed only if we die."""
+        """Journal the start of attempts; a full disk delays them, other errors are ignored, since
+        an entry is needed only if the driver dies."""
         if not commands:
             return
         now = self.wall()
@@ -231,16 +219,14 @@ class RowWriter:
         except (OSError, StoreError):
             pass
 
-    # ------------------------------------------------------------ rows out
-
     def write(self) -> None:
-        """Make safe what is pending, unless there is no room."""
+        """Write and sync the pending rows, unless there is no room."""
         while self._pending and self.delayed is None:
             self._write_batch()
 
     def write_soon(self) -> None:
-        """Begin to write what is pending, when what is being written is safe; without a thread, do
-        all of it now. Now and then, make Parquet of what is safe."""
+        """Start the next batch once the last is synced (without a thread, write all now), or a
+        Parquet file if one is due."""
         if self._writing is not None:
             if not self._writing.done():
                 return
@@ -257,7 +243,7 @@ class RowWriter:
             self._writing = self.thread.submit(self.store.append, *rows)
 
     def _finish_writing(self) -> None:
-        """Wait for the thread, and count the rows of its batch as safe."""
+        """Wait for the thread, and finish its batch."""
         if self._writing is not None and self._in_batch:
             self._write_batch()
         elif self._writing is not None:  # a Parquet file
@@ -265,8 +251,7 @@ class RowWriter:
             writing.result()
 
     def _write_batch(self) -> None:
-        """Make the next rows safe: those that are being written, if any are. Where they find no
-        room, they stay pending."""
+        """Write the current or next batch; on a full disk its rows stay pending."""
         if self._writing is not None and not self._in_batch:
             self._finish_writing()
         count = self._in_batch or min(len(self._pending), MOST_TOGETHER)
@@ -288,7 +273,7 @@ class RowWriter:
         self._recorded(rows)
 
     def _recorded(self, rows: Sequence[Row]) -> None:
-        """The first pending rows are safe."""
+        """Remove synced rows from the pending ones, and announce them."""
         now = self.clock()
         for _ in rows:
             self._pending.popleft()
@@ -305,7 +290,7 @@ class RowWriter:
             self.view.line(text)  # of many at a time
 
     def _keep_trace(self, command: RecordRow) -> None:
-        """Write the trace of an attempt, if it has one; a row is worth more than its trace."""
+        """Write the trace of an attempt, if any; errors are only printed."""
         ranks = command.outcome.ranks if command.outcome is not None else ()
         for result in (rank.result for rank in ranks):
             if result is not None and result.trace is not None and command.attempt is not None:
@@ -315,10 +300,8 @@ class RowWriter:
                 except (OSError, StoreError) as error:
                     self.view.line(f"{name} is not kept: {error}")
 
-    # ------------------------------------------------------------ Parquet
-
     def _parquet_due(self) -> bool:
-        """Return whether it is time for a file; if so, it is made now."""
+        """Return whether a file is due, and count it as made."""
         now = self.clock()
         if not self._parquet_wanted or now < self._parquet_at:
             return False
@@ -326,8 +309,7 @@ class RowWriter:
         return True
 
     def _make_parquet(self) -> None:
-        """Make a file. A convenience: whoever appends hears of a full disk, so a failure is said
-        once, and ends nothing."""
+        """Write a Parquet file; a failure is reported once and otherwise ignored."""
         try:
             self.store.to_parquet()
             self._parquet_troubles.clear()
@@ -342,8 +324,6 @@ class RowWriter:
                 self._parquet_troubles.add(key)
                 _LOG.warning("rows are safe, but not in Parquet yet: %s", str(error) or repr(error))
 
-    # ------------------------------------------------------------ a full disk
-
     def _pause(self, full: StoreFull) -> None:
         self.delayed = DelayedCommands(since=self.clock())
         self._look_at = self.clock() + ROOM_INTERVAL_S
@@ -354,10 +334,9 @@ class RowWriter:
         )
 
     def look_for_room(self) -> list[Delayed]:
-        """Write the pending rows; once all are safe, return the commands that waited behind them.
+        """Write the pending rows; once all are safe, return the delayed commands.
 
-        All that is left of a run whose end waits, too, is to end without its rows: when somebody
-        asked for the end, or room does not come for ``patience.limit_s``.
+        If the run is over, it ends without its rows after a stop request or ``patience.limit_s``.
         """
         self._finish_writing()
         delayed, now = self.delayed, self.clock()
@@ -385,12 +364,10 @@ class RowWriter:
         if not delayed.finished:
             self.store.make_reserve()
 
-    # ------------------------------------------------------------ the end
-
     def save(self) -> None:
-        """The loop ends: write what is pending, and have all of it in Parquet. What cannot be
-        written is printed; a run that another driver has taken gets nothing more from this one."""
-        self.patience.limit_s = 0.0  # the store has had it, or somebody has none
+        """Write all rows, also as Parquet, at the end of the loop. Rows that cannot be written are
+        printed; nothing is written if another driver took the run."""
+        self.patience.limit_s = 0.0  # the end waits no longer
         why: Exception | None = None
         try:
             self._finish_writing()

@@ -1,8 +1,8 @@
 """One run of a grid, from the plan to the last row: `nightgrid run` and ``orchestrator.run``.
 
-Everything that can be refused is refused before anything starts. Started again, a run measures
-only what has no terminal row yet. Rows are safe as soon as they are announced. What a driver that
-died has left behind (rows of attempts it had running, processes) is settled before anything starts.
+Everything that can be refused is refused before anything starts. A resumed run measures only jobs
+without a terminal row, after cleaning up after a dead driver (rows of its running attempts,
+processes). Announced rows are durable.
 """
 
 from __future__ import annotations
@@ -80,21 +80,21 @@ Say = Callable[[str], None]
 
 
 class CleanView(View):
-    """A view that is given no secrets of this process (see ``clean_row``)."""
+    """Redacts this process's secrets for another view (see ``clean_row``)."""
 
     def __init__(self, view: View) -> None:
         self._view = view
 
     def line(self, text: str) -> None:
-        """Say one thing that happened."""
+        """Print one line."""
         self._view.line(redact(text, os.environ))
 
     def show(self, status: RunStatus) -> None:
-        """Show how the run stands; its reasons are those of rows."""
+        """Show the status, whose reasons come from redacted rows."""
         self._view.show(status)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         self._view.close()
 
 
@@ -141,8 +141,8 @@ def drive(
         for log in logs:
             log.take(row)
 
-    # Signals are ours once the executor is open (Ray sets handlers of its own) and stay so until
-    # it is closed: an impatient Ctrl-C must not leave processes behind.
+    # Handle signals from after the executor opens (Ray sets its own handlers) until it has closed:
+    # an impatient Ctrl-C must not leave processes behind.
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
         if any(planned.action is Action.RUN for planned in plan.jobs):
             say(f"starting on {session.description} …")
@@ -195,12 +195,10 @@ def drive(
 
 
 def trouble_of(edge: object) -> str:
-    """The trouble of an executor, a mirror or a log, while work goes on; "" for none."""
+    """Current trouble of an executor, mirror or log, or ""."""
     trouble: str = getattr(edge, "trouble", "")
     return trouble
 
-
-# ---------------------------------------------------------------- nodes that come back
 
 #: Time that nodes may take to join a restarted head.
 NODES_PATIENCE_S = 180.0
@@ -217,11 +215,8 @@ def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
 def with_its_nodes(
     options: RunOptions, session: Session, say: Callable[[str], None], run: Path
 ) -> Session:
-    """The session with the nodes that the cluster had before its head died: they come back one
-    after the other, and a plan for those that happen to be there would give up jobs for good.
-
-    A run that somebody resumes may have fewer cards than before, but waits for each kind it had: it
-    may be resumed while the cluster comes up.
+    """Wait for the nodes that the cluster had before its head died: a plan without them would give
+    up jobs for good. A run resumed by a user needs only a node of each kind of card it had.
 
     Raises:
         ClusterError: a kind of card does not come back at all.
@@ -259,8 +254,7 @@ _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """Outcome of a run. ``states`` has every job of the plan, and is empty when it was cut
-    short."""
+    """Outcome of a run; ``states`` has every planned job, or none if it was cut short."""
 
     store: Store
     plan: Plan
@@ -270,20 +264,14 @@ class RunOutcome:
 
     @property
     def answered(self) -> bool:
-        """Return whether every job has an answer: measured, or known not to fit or not to exist
-        here."""
+        """Return whether every job was measured, does not fit or is unsupported here."""
         return self.result.finished and all(state in _ANSWERED for state in self.states.values())
 
 
 def run_grid(
     source: Grid | str | os.PathLike[str], options: RunOptions, say: Say = lambda _: None
 ) -> RunOutcome:
-    """Plan a grid and measure what has not been measured yet.
-
-    Args:
-        source: the grid, or its file.
-        options: where and how.
-        say: told what will happen and where rows lie, before it happens.
+    """Plan a grid or grid file and measure jobs without a result; ``say`` announces each step.
 
     Raises:
         GridError: the grid is refused.
@@ -355,12 +343,8 @@ def run_grid(
 
 
 def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
-    """The grid file and the name of the run that is to be gone on with: the newest one, if
-    ``options`` name none.
-
-    Raises:
-        StoreError: there is no such run.
-    """
+    """Grid file and name of the run to resume, by default the newest; raises StoreError if there
+    is no such run."""
     known = runs(options.results)
     if options.name is None and not known:
         raise StoreError(f"no run to resume in {options.results}; {_ELSEWHERE}")
@@ -374,11 +358,8 @@ def grid_to_resume(options: RunOptions) -> tuple[Path, str]:
     return grid, store.run
 
 
-# ---------------------------------------------------------------- before
-
-
 def _check_models(grid: Grid, named: Sequence[str]) -> None:
-    """Refuse a permission for a model that the grid does not have: it is a slip of the pen."""
+    """Refuse ``--remote-code`` for models that the grid does not have: probably a typo."""
     known = {job.model for job in grid.jobs()} if named else set()
     models = sorted(known | {split(model)[0] for model in known})
     hint = f"the models are: {', '.join(models)}"
@@ -418,7 +399,7 @@ def _announce(
     deadline: Deadline | None,
     say: Say,
 ) -> None:
-    """Say what will happen and where rows will lie, before it happens."""
+    """Announce the plan and the place of rows."""
     say(f"Run {store.run}: grid {plan.grid_name}, {len(plan.jobs)} jobs")
     say(f"cards: {nodes_text(plan.nodes)}")
     for line in summary_lines(plan):
@@ -431,11 +412,8 @@ def _announce(
 
 
 def _mirror(options: RunOptions, store: Store, say: Say) -> Mirror | None:
-    """The copy of the results at an address, which follows the run from now on.
-
-    Raises:
-        StoreError: the address cannot be written, or another run has its name there.
-    """
+    """Start mirroring the results to an address; raises StoreError if it is not writable or has
+    another run of this name."""
     if not options.results_address:
         return None
     mirror = Mirror(store.path, options.results_address, store.run_id, again=options.restarted)

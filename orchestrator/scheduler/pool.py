@@ -42,10 +42,8 @@ class Pool:
         self._down: set[str] = set()  # names of nodes that were lost and have not joined since
         self._later = later  # (seconds, what to do then)
 
-    # ------------------------------------------------------------ jobs
-
     def enqueue(self, record: JobState) -> None:
-        """A job waits for cards, from now on."""
+        """Queue a job for cards."""
         record.phase = Phase.WAITING
         record.avoid_newest(self._most_avoidable(record))
         if len(record.avoided) < len(record.failed_on):
@@ -55,7 +53,7 @@ class Pool:
             self.cards.touch_all()
 
     def withdraw(self, record: JobState, reason: str) -> Iterator[Command]:
-        """Take a job out of wherever it waits, its workers still starting included."""
+        """Remove a job from its queue, reservation or a lease that does not run yet."""
         if record.reservation is not None:
             self.placement.release(record.reservation)
         elif record.phase is Phase.WAITING:
@@ -79,7 +77,7 @@ class Pool:
         return self.unfinished[width] - self.leases.gangs.get(width, 0)
 
     def newly_hopeless(self, now: float) -> list[int]:
-        """Widths for which the last usable card set has gone since this was asked before."""
+        """Widths that lost their last usable card set since the last call."""
         if not self.cards.changed:
             return []
         self.cards.changed = False
@@ -93,8 +91,8 @@ class Pool:
         return widths
 
     def _can_have(self, width: int) -> bool:
-        """Return whether a card set of this width is left, or was one if others gave cards back.
-        While nobody can say which nodes there are, there may be one."""
+        """Return whether a card set of this width exists, would if other runs gave cards back, or
+        may while the nodes are unknown."""
         if not self._known or self.cards.has_set(width, lambda slot: not slot.barred):
             return True
         others = {node.node_id for node in self._held}
@@ -103,20 +101,18 @@ class Pool:
         sets = legal_card_sets(nodes, self.cards.accelerator, width) if others else []
         return any(card.node_id in others for cards in sets for card in cards)
 
-    # ------------------------------------------------------------ cards
-
     def others_hold(self, nodes: Iterable[Node]) -> None:
-        """Others have the cards of these nodes, and of no others that are wanted."""
+        """Set the nodes whose cards other runs have."""
         wanted = tuple(node for node in nodes if node.accelerator is self.cards.accelerator)
         if wanted != self._held:
             self._held, self.cards.changed = wanted, True
 
     def nodes_are_known(self, known: bool) -> None:
-        """Somebody can say which nodes there are, or nobody can; patience begins anew then."""
+        """Set whether the cluster's nodes are known; restarts the wait for nodes."""
         self._known, self.cards.changed = known, True
 
     def join(self, node: Node) -> Generator[Command, None, list[Lease]]:
-        """A node is there; returns the leases that a lost node of the same id still held."""
+        """Add a node; returns the leases of a lost node with the same id."""
         lost = self.leave(node.node_id) if node.node_id in self.cards.server_of else []
         self.cards.add(node)
         self._down.discard(node.name)
@@ -128,11 +124,9 @@ class Pool:
         return lost
 
     def leave(self, node_id: str) -> list[Lease]:
-        """A node is gone with its workers; returns the leases that have cards on it, which the
-        caller must end.
+        """Remove a node and its workers; returns its leases, which the caller must end.
 
-        Cards of one server that were claimed apart are nodes of one name, which go together: that
-        is one loss.
+        Nodes that are parts of one server share a name and are lost together: that is one loss.
         """
         name = self.cards.server_of[node_id].nodes[node_id].name
         if name not in self._down:
@@ -154,8 +148,8 @@ class Pool:
         return list(lost.values())
 
     def count_failure(self, card: Card, reason: str, *, at_once: bool = False) -> Iterator[Command]:
-        """Count a failure of a card. After enough of them it is quarantined for a time that doubles
-        with each quarantine, and in the end for good."""
+        """Count a failure of a card; enough of them quarantine it, each time twice as long, and in
+        the end for good."""
         slot = self.cards.slot(card)
         if slot is None or not slot.usable:
             return
@@ -185,7 +179,7 @@ class Pool:
         yield self._later(pause, lambda: self._readmit(slot))
 
     def lock_away(self, slot: Slot, reason: str) -> None:
-        """Quarantine a card as long as a process that does not end may hold it."""
+        """Quarantine a card until its stuck process ends."""
         if slot.usable:
             self.cards.quarantine(slot, reason)
         slot.barred = True
@@ -193,13 +187,12 @@ class Pool:
         self._cards_went()
 
     def unlock(self, slot: Slot) -> None:
-        """Release the card after all: the process that held it has ended."""
+        """Release a card whose stuck process has ended."""
         slot.barred = False
         self._readmit(slot)
 
     def _readmit(self, slot: Slot) -> None:
-        """Readmit a quarantined card on probation: its next failure puts it back in quarantine, a
-        success clears its failures."""
+        """Readmit a card on probation: one more failure quarantines it, a success clears it."""
         if slot.barred:  # meanwhile
             return
         slot.failures = self._settings.card_failures - 1
@@ -209,8 +202,8 @@ class Pool:
             self.cards.touch_all()
 
     def count_success(self, lease: Lease) -> Iterator[Command]:
-        """Clear the failures of the cards on which an attempt succeeded; count one for each card on
-        which the same job failed before."""
+        """Clear the failures of a successful attempt's cards; count one for each card on which its
+        job failed before."""
         cards = {slot.card for slot in lease.slots}
         for slot in lease.slots:
             slot.failures = 0
@@ -221,7 +214,7 @@ class Pool:
         lease.record.suspects.clear()
 
     def rest(self, slot: Slot) -> Iterator[Command]:
-        """Leave a card alone for a moment after a failed start."""
+        """Pause a card after a failed start."""
         slot.resting = True
         self._release_reservation(slot)
         self.cards.refresh(slot)
@@ -238,8 +231,7 @@ class Pool:
             self.enqueue(self.placement.release(slot.reservation))
 
     def _most_avoidable(self, record: JobState) -> int:
-        """Count the places where the job failed, newest first, that can be avoided and still leave
-        it a card set."""
+        """Most of the newest places of failure that the job can avoid and still have a card set."""
         places = list(reversed(record.failed_on))
         for count in range(len(places), 0, -1):
             avoided = set(places[:count])
@@ -253,18 +245,17 @@ class Pool:
         return 0
 
     def _cards_went(self) -> None:
-        """Jobs that must go elsewhere may have nowhere else left."""
+        """Update jobs that avoid cards: they may have no others left."""
         for apart in list(self.pending.particular.values()):
             self._avoid_anew(apart.values())
 
     def cards_came(self) -> None:
-        """Jobs that had nowhere else to go may have now."""
+        """Update jobs that had too few cards to avoid any: they may avoid more now."""
         confined, self._confined = self._confined, {}
         self._avoid_anew(confined.values())
 
     def _avoid_anew(self, records: Iterable[JobState]) -> None:
-        """Let those of the jobs that wait avoid as many cards as is possible now; others do so when
-        they wait."""
+        """Recompute the cards that waiting jobs avoid; others do so when queued."""
         for record in list(records):
             if record.phase is not Phase.WAITING or record.reservation is not None:
                 continue
@@ -275,7 +266,7 @@ class Pool:
 
 
 def blamed_cards(lease: Lease, outcome: Outcome, failure_class: FailureClass) -> list[Card]:
-    """The cards whose ranks failed in this way; all of the attempt's when no rank says so."""
+    """Cards whose ranks failed in this class; all cards if none did."""
     ranks = [
         rank.rank
         for rank in outcome.ranks

@@ -1,18 +1,15 @@
-"""Jobs that wait: for cards, or for other jobs.
+"""Queues of jobs that wait for cards or for other jobs.
 
-Gangs wait by width. One-card jobs wait in a bucket per residency key, since a worker that holds
-the model should take the next of the same key; jobs that need a process of their own share one
-bucket. Jobs that must avoid some card after a failure wait apart. Every queue is longest first,
-which ends a run soonest; where some jobs are *firsts*, it gives them out before the others.
-Without a deadline firsts are the jobs that others wait for; with one, those that tell most
-(``deadline.py``).
+Gangs wait by width, one-card jobs in a bucket per residency key (jobs with processes of their own
+share one), jobs that must avoid some card apart. Queues are longest first, which ends a run
+soonest, but *firsts* come before others: the jobs that others wait for, or with a deadline the
+anchors (``deadline.py``).
 
-What differs from one process to the next (memory layout, autotuned kernels, clocks) shows in no
-repeat within a process, so ``replicates: N`` starts a job N times. Three rules keep replicates
-independent. A process serves one replicate number only. The order of cells within a loaded model,
-and of models, is drawn by a seed that the run keeps (a randomised block design: R. A. Fisher, The
-Design of Experiments, 1935), so that a drift over the night falls on no cell alone. And a cell goes
-to a card that it has not been on, where there is one.
+``replicates: N`` runs a job in N processes, since memory layout, autotuned kernels and clocks do
+not vary within one. Three rules keep replicates independent: a process serves one replicate number;
+the order of models, and of cells within a model, is drawn from the run's seed (a randomised block
+design: R. A. Fisher, The Design of Experiments, 1935), so drift falls on no cell alone; and a cell
+goes to a card that is new to it, if there is one.
 """
 
 from __future__ import annotations
@@ -34,8 +31,7 @@ from orchestrator.scheduler.state import JobState, Phase, Worker, WorkerState
 
 
 def drawn(seed: int, name: str) -> float:
-    """A number from 0 to 1 that follows from the seed and the name alone: a run that is resumed
-    draws the same order for what is left of it."""
+    """Draw from 0 to 1 by seed and name alone, so a resumed run draws the same order."""
     digest = hashlib.blake2b(f"{seed}|{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
@@ -45,13 +41,13 @@ def replicated_cells(jobs: Iterable[Job]) -> frozenset[str]:
     return frozenset(job.cell_id for job in jobs if job.replicate > 1)
 
 
-#: Jobs, or buckets, that are considered for one card where some suit it better than others.
+#: Jobs or buckets considered for one card if some suit it better.
 LOOK_AHEAD = 32
 
 
 class DurationQueue:
-    """Jobs sorted by duration, or as drawn; those that are no firsts come after all others. Equal
-    ones: smaller batch first (its failure prunes the larger)."""
+    """Jobs by duration or draw, firsts before others; of equals the smaller batch first, since
+    its failure prunes the larger."""
 
     def __init__(self) -> None:
         #: Firsts by duration, firsts as drawn, and the others alike; each ascending.
@@ -76,7 +72,7 @@ class DurationQueue:
             records_of_kind.sort(key=_rank)
 
     def discard(self, record: JobState) -> None:
-        """Take a job out, wherever it is."""
+        """Remove a job."""
         records = self._list_of(record)
         at = bisect_left(records, _rank(record), key=_rank)
         if at == len(records) or records[at] is not record:
@@ -85,12 +81,12 @@ class DurationQueue:
         self._count(record, -1)
 
     def longest(self) -> JobState | None:
-        """The longest job, or the next as drawn, left where it is."""
+        """Peek at the longest job, or the next as drawn."""
         return next((records[-1] for records in self._lists if records), None)
 
     def longest_within(self, seconds: float, cards: Iterable[Card] = ()) -> JobState | None:
-        """The longest job of at most ``seconds``, left where it is; of replicates the next one,
-        if possible one that has not been on any of these cards."""
+        """Peek at the longest job of at most ``seconds``; of replicates at the next one, if
+        possible one that has not been on any of these cards."""
         for timed, drawn_ones in (self._lists[:2], self._lists[2:]):
             if at := bisect_right(timed, seconds, key=_duration):
                 return timed[at - 1]
@@ -102,7 +98,7 @@ class DurationQueue:
         return None
 
     def shortest_within(self, seconds: float) -> JobState | None:
-        """The shortest job if it is of at most ``seconds``, left where it is."""
+        """Peek at the shortest job, if of at most ``seconds``."""
         for records in self._lists:
             record = min(records, key=_duration, default=None) if records else None
             if record is not None and record.duration <= seconds:
@@ -149,8 +145,7 @@ class Bucket:
 
     @property
     def urgency(self) -> tuple[float, bool, float]:
-        """Sort key of buckets for one more worker: as drawn, then firsts, then the time that the
-        jobs would take with one more worker."""
+        """Sort key for one more worker: draw, firsts, time of the jobs with one more worker."""
         draw = 0.0 if self.workers else self.draw
         firsts = self.queue.firsts > self.starting
         return (draw, firsts, self.queue.work_s / (len(self.workers) + 1))
@@ -171,7 +166,7 @@ class PendingJobs:
         self.too_much = False  # not all can be measured before the deadline
 
     def load(self, records: Sequence[JobState]) -> None:
-        """Add the jobs that wait from the beginning."""
+        """Add the initial jobs."""
         groups: dict[tuple[int, str], list[JobState]] = {}
         for record in records:
             groups.setdefault((record.width, _bucket_key(record)), []).append(record)
@@ -211,9 +206,8 @@ class PendingJobs:
         return sorted(waiting, key=lambda width: (self._turn_of(width), width), reverse=True)
 
     def best_for(self, width: int, cards: Iterable[Card], within_s: float) -> JobState | None:
-        """The job to run on these cards, of at most ``within_s``; those that must avoid some
-        card come first, since they have the fewest chances. One-card jobs are in buckets, so for
-        them only the former are looked at."""
+        """The job of at most ``within_s`` to run on these cards; jobs that must avoid some card
+        come first, and are the only one-card jobs considered (others are in buckets)."""
         cards = tuple(cards)
         for record in islice(self.particular.get(width, {}).values(), LOOK_AHEAD):
             if record.cold_s <= within_s and not any(map(record.avoids, cards)):
@@ -224,8 +218,8 @@ class PendingJobs:
     def next_of(
         self, queue: DurationQueue, within_s: float, cards: Iterable[Card] = ()
     ) -> JobState | None:
-        """The job of this queue whose turn it is on these cards, of at most ``within_s``: longest
-        first ends a run soonest, shortest first measures most where not all can be measured."""
+        """The next job of at most ``within_s`` for these cards: the longest, or the shortest if not
+        all can be measured in time."""
         if self.too_much:
             return queue.shortest_within(within_s)
         return queue.longest_within(within_s, cards)
@@ -244,7 +238,7 @@ class PendingJobs:
         return self._turn_of(width) >= max(map(_turn, singles), default=(False, 0.0))
 
     def waits_for_firsts(self, width: int) -> bool:
-        """Return whether there are firsts, and the gangs of this width are none."""
+        """Return whether there are firsts, but no gangs of this width among them."""
         return self.firsts > 0 and not self._turn_of(width)[0]
 
     def _turn_of(self, width: int) -> tuple[bool, float]:
@@ -265,12 +259,12 @@ class PendingJobs:
         bucket.starting += worker.state is WorkerState.STARTING
 
     def started(self, worker: Worker) -> None:
-        """A worker is up; its state is still the old one."""
+        """Count a worker as up; call before its state changes."""
         if worker.bucket is not None:
             worker.bucket.starting -= 1
 
     def detach(self, worker: Worker) -> None:
-        """The worker serves no bucket any more."""
+        """Remove a worker from its bucket."""
         bucket = worker.bucket
         if bucket is not None:
             del bucket.workers[worker.worker_id]
@@ -284,7 +278,7 @@ class PendingJobs:
             del self.buckets[key]
 
     def _bucket_of(self, record: JobState) -> Bucket:
-        """The bucket of a job, made when it is new."""
+        """Get or make the bucket of a job."""
         key = _bucket_key(record)
         bucket = self.buckets.get(key)
         if bucket is None:
@@ -317,14 +311,14 @@ def _turn(record: JobState | None) -> tuple[bool, float]:
 
 
 def needed(jobs: Iterable[PlannedJob]) -> frozenset[str]:
-    """Ids of jobs that others wait for. They go first: until they have ended, the schedule has
-    less to choose from, and a gang that is held back by a short job would come last."""
+    """Ids of jobs that others wait for; they go first, else a gang that waits for a short job
+    would come last."""
     running = [planned for planned in jobs if planned.action is Action.RUN]
     return frozenset(job_id for planned in running for job_id in (*planned.needs, *planned.after))
 
 
 class Dependencies:
-    """Knows who is held back by whom. Jobs outside of any need cost nothing."""
+    """Dependencies between jobs; jobs without any cost nothing."""
 
     def __init__(self, jobs: Sequence[PlannedJob], records: Iterable[JobState]) -> None:
         by_id = {record.job_id: record for record in records}
@@ -357,8 +351,7 @@ class Dependencies:
         self._find_circles(by_id)
 
     def ended(self, record: JobState, reason: str) -> list[tuple[JobState, str]]:
-        """A job has its final row: those that need it, each with why it can never start, or with
-        nothing when it may start now."""
+        """Dependents of an ended job, each with why it can never start, or "" if it may start."""
         decided = []
         for blocked in self._blocked_by.pop(record.job_id, ()):
             missing = self._missing[blocked.job_id]
@@ -373,7 +366,7 @@ class Dependencies:
         return [(blocked, why) for blocked, why in decided if blocked.phase is Phase.HELD]
 
     def _find_circles(self, by_id: dict[str, JobState]) -> None:
-        """Jobs that wait for each other would wait for ever."""
+        """Mark jobs in circular dependencies as hopeless."""
         left = {job_id: set(missing) & by_id.keys() for job_id, missing in self._missing.items()}
         free = deque(job_id for job_id in by_id if not left.get(job_id))
         while free:

@@ -1,16 +1,13 @@
 """Retry policies, by class of failure, and the circuit breaker.
 
-One policy a class: how often a job is tried again, how long to wait first, whether to go elsewhere,
-whether the worker may be used again, what the card has to answer for, and the state that the job
-ends in when the tries are used up. A failure that the job itself causes (out of memory, bad
-configuration) is never retried: the same card would be burnt twice for the same answer. A failure
-of the surroundings (card, node, network) is retried where those surroundings are different.
+One policy per class of failure. Failures caused by the job (out of memory, bad configuration) are
+never retried, since the answer would be the same; failures of the surroundings (card, node,
+network) are retried elsewhere.
 
-A broken driver, a missing package or a wrong image makes every attempt fail within seconds, and
-retries would burn the night. The breaker watches the first few jobs and cards in the order in which
-they are started (among a thousand cards a few bad ones fail first). A success disarms it for good,
-and so does one that fails late or in another way. An attempt that was stopped, or lost with its
-node, says nothing: the next in order is watched in its place.
+A broken driver, a missing package or a wrong image makes every attempt fail within seconds. The
+breaker stops the run if the first few jobs or cards, in order of start (of a thousand cards the few
+bad ones fail first), fail alike and soon. A success, a late failure or one of another class disarms
+it for good. A subject that was stopped or lost with its node is replaced by the next in order.
 """
 
 from __future__ import annotations
@@ -36,8 +33,7 @@ class Policy:
     backoff_s: float = 0.0  # before the first retry; doubles with each
     elsewhere: Literal["", "card", "node"] = ""  # what a retry must differ in, if there is another
     replace_worker: bool = True  # the process is not trusted any more
-    #: When the card is held responsible: never; once the job has succeeded on another card
-    #: (only then is it known that the job was not at fault); or at once.
+    #: When to blame the card; success elsewhere proves that the job was not at fault.
     blame_card: Literal["never", "if_it_works_elsewhere", "at_once"] = "never"
     job_specific: bool = True  # whether other jobs may well succeed where this one failed
     state: State = State.FAILED  # the job's last state when no retry is left
@@ -144,11 +140,8 @@ class Verdict:
 
 
 def failure_class_of(outcome: Outcome) -> FailureClass:
-    """The class of a failed attempt, from its state and its ranks' failures.
-
-    When one rank of a gang runs out of memory the others report a broken collective, often
-    sooner; the cause goes before its consequences.
-    """
+    """The class of a failed attempt, from its state and its ranks' failures. A rank that is out
+    of memory goes before the broken collectives that others report, often sooner."""
     classes = {rank.failure.failure_class for rank in outcome.ranks if rank.failure is not None}
     if outcome.state is State.OUT_OF_MEMORY or FailureClass.OUT_OF_MEMORY in classes:
         return FailureClass.OUT_OF_MEMORY
@@ -170,9 +163,8 @@ def judge(
 ) -> Verdict:
     """Decide on a job that has failed ``failures`` times in this class, this time included.
 
-    ``attempts`` counts its tries of all classes in this run; ``max_attempts`` bounds them, so
-    that a job which fails differently each time ends too. The reason begins with ``message``, the
-    cause of the failure, since who reads it may see no more than its beginning.
+    ``attempts`` counts its tries in this run over all classes, bounded by ``max_attempts``. The
+    reason begins with ``message``, since a reader may see only its beginning.
     """
     policy = POLICIES[failure_class]
     tried = f"{failure_class} after {attempts} attempt{'s' if attempts > 1 else ''}"
@@ -199,10 +191,7 @@ class _Failed(NamedTuple):
 
 
 class Breaker:
-    """Watches the first ``limit`` subjects (jobs, or cards); all must fail alike to trip it.
-
-    ``tripped`` says why the run must stop, when it must.
-    """
+    """Trips if the first ``limit`` subjects (jobs or cards) all fail alike; ``tripped`` is why."""
 
     def __init__(self, what: str, limit: int, within_s: float) -> None:
         self.tripped = ""
@@ -213,7 +202,7 @@ class Breaker:
         self.subjects: dict[str, _Failed | None] = {}  # in this order; emptied when it is disarmed
 
     def begun(self, subject: str) -> None:
-        """A job's attempt, or a card's worker, has been started."""
+        """Note the start of a job's attempt or a card's worker."""
         if self._armed:
             self.subjects.setdefault(subject, None)
 
@@ -224,14 +213,14 @@ class Breaker:
             self._look()
 
     def success(self) -> None:
-        """Something worked: the surroundings are sound."""
+        """Disarm: the surroundings are sound."""
         self._armed = False
         self.subjects.clear()
 
     def failure(
         self, failure_class: FailureClass, subject: str, took_s: float, message: str
     ) -> None:
-        """A job or card has failed."""
+        """Note the failure of a job or card."""
         if failure_class is FailureClass.NODE_LOST:
             self.withdrawn(subject)
         elif subject in self.subjects:
@@ -239,7 +228,7 @@ class Breaker:
             self._look()
 
     def _look(self) -> None:
-        """Trip, or disarm, if what is watched says so."""
+        """Trip or disarm by the watched subjects."""
         watched = list(islice(self.subjects.values(), self.limit))
         failed = [failure for failure in watched if failure is not None]
         own = any(

@@ -1,14 +1,12 @@
 """The schedule: a state machine that turns events into commands, without I/O or clock.
 
-It owns the cards. Each card has at most one worker, and each worker runs at most one attempt. Jobs
-go longest first to the workers that hold their model; gangs get a legal card set drained for them
-(``placement.py``). What a failure means is looked up in ``retry.py``. The end of an attempt gives
-its row before any other command, and every job gets exactly one final row, whatever breaks. With a
-deadline the first cell of each configuration goes first (``deadline.py``), what cannot end in time
-is not started, and what overruns is stopped; a process that does not end holds up its card, never
-the run. Durations are of a clock that never jumps; the deadline is a time of day, and moves on that
-clock when the time of day is set (``ClockSet``). The same object runs the night
-(``driver/loop.py``) and the simulation (``simulator.py``).
+Each card has at most one worker, and each worker runs at most one attempt. Jobs go longest first to
+workers that hold their model; gangs get a legal card set drained for them (``placement.py``).
+``retry.py`` has the policy for each failure. The end of an attempt gives its row before any other
+command, and every job gets exactly one final row. With a deadline anchors go first
+(``deadline.py``), jobs that cannot end in time are not started, and attempts that overrun are
+stopped. Durations are of a monotonic clock; the deadline is a time of day, which moves on that
+clock when the time of day is set (``ClockSet``). ``driver/loop.py`` and ``simulator.py`` run it.
 """
 
 from __future__ import annotations
@@ -59,11 +57,11 @@ _AFTER_S = 1e-3  # later than a job's latest start, and not just as late
 
 
 class Schedule:
-    """Give it events in the order they happen, and carry out its commands in order.
+    """Turns events, in order, into commands to be carried out in order.
 
-    ``attempts_before`` says how many attempts of a job earlier invocations of the same run have
-    recorded, so that attempt ids stay unique; ``cards_before`` on which cards (name of the node,
-    index) they measured replicates of a cell. A job id that is planned twice runs once.
+    ``attempts_before`` counts the attempts of each job in earlier invocations of the run, so that
+    attempt ids stay unique; ``cards_before`` are the cards (node name, index) on which they
+    measured replicates of a cell. A job id that is planned twice runs once.
     """
 
     def __init__(
@@ -127,8 +125,6 @@ class Schedule:
         self._deadline = Deadline(self._records.values(), estimates, self.pools, self._ledger)
         self._stops = RunEnding(self.pools, self._verdicts)
 
-    # ------------------------------------------------------------ seen from outside
-
     def handle(self, event: Event) -> list[Command]:
         """Return the commands that answer ``event``, in order; none after ``RunFinished``."""
         if self.finished:
@@ -153,16 +149,14 @@ class Schedule:
         return counts
 
     def remaining_s(self) -> float:
-        """Estimated seconds until the end, from the work that is left, spread evenly."""
+        """Estimated seconds until the end, with the remaining work spread evenly."""
         return max(
             (pool.placement.remaining_s(self._ledger.now) for pool in self.pools.values()),
             default=0.0,
         )
 
-    # ------------------------------------------------------------ events
-
     def _react(self, event: Event) -> Iterator[Command]:
-        """Follow what has happened."""
+        """Handle one event."""
         if not self._started:
             yield from self._begin()
         match event:
@@ -196,7 +190,7 @@ class Schedule:
                 yield from self._stops.stop_run(reason, abort=abort)
 
     def _go_on(self, event: Event) -> Iterator[Command]:
-        """Do what the time asks for, give out the work, and end what has no hope."""
+        """Run due timers, place jobs, and end hopeless ones."""
         if self._verdicts.tripped and not self._ledger.stopping:
             yield from self._stops.stop_run(self._verdicts.tripped, abort=False)
         self._ledger.run_due()
@@ -214,7 +208,7 @@ class Schedule:
         yield from self._stops.finish_if_done()
 
     def _noted(self, commands: Iterable[Command]) -> list[Command]:
-        """The commands, once it is remembered what they begin and stop."""
+        """Note the starts and stops among the commands, and return them."""
         given = list(commands)
         for command in given:
             self._verdicts.begun(command)
@@ -240,8 +234,7 @@ class Schedule:
             pool.cards.changed = True
 
     def _clock_set(self, ahead_s: float) -> None:
-        """Compute the remaining time again. A budget is a length of time, so only its start can
-        change."""
+        """Recompute the time left; a budget is a duration and moves only at the first event."""
         self._ledger.ahead_s = ahead_s
         if self._started and not self.settings.follow_clock:
             return
@@ -309,8 +302,8 @@ class Schedule:
         yield from self._record_late(outcome)
 
     def _record_late(self, outcome: Outcome) -> Iterator[Command]:
-        """An attempt that is no longer current (its node was given up, say) has ended after all:
-        kept as what it is, counted for nothing. That it was lost is known already."""
+        """Record the late outcome of an attempt that was given up; it changes nothing, and a loss
+        is known already."""
         attempt = self._issued.get(outcome.attempt_id)
         if attempt is None or outcome.state is State.LOST:
             return
@@ -323,8 +316,6 @@ class Schedule:
             outcome=outcome,
         )
 
-    # ------------------------------------------------------------ time, and the end
-
     def _assign(self) -> Iterator[Command]:
         now = self._ledger.now
         for pool in self.pools.values() if not self._ledger.stopping else ():
@@ -334,7 +325,7 @@ class Schedule:
                 yield Wake(at=look)
 
     def _settle_needs(self) -> Iterator[Command]:
-        """Jobs that needed what has ended wait for cards from now on, or end as well."""
+        """Queue the dependents of ended jobs, or end them as well."""
         while self._ledger.ended:
             for record, why in self._needs.ended(*self._ledger.ended.popleft()):
                 pool = self.pools[record.job.accelerator]
@@ -344,7 +335,7 @@ class Schedule:
                     pool.enqueue(record)
 
     def _give_up_hopeless(self) -> Iterator[Command]:
-        """Jobs that no card set is left for end, after a while in which nodes may join."""
+        """End jobs without a possible card set, after a wait for nodes."""
         for kind, pool in self.pools.items():
             for width in pool.newly_hopeless(self._ledger.now):
                 yield Wake(at=pool.hopeless_at[width])
@@ -359,7 +350,7 @@ class Schedule:
                         yield from self._ledger.end_unrun(pool, record, State.LOST, reason)
 
     def _wakes(self) -> Iterable[Wake]:
-        """Yield the next time to look again although nothing has happened."""
+        """Yield the next time to act without an event."""
         now, until = self._ledger.now, self._ledger.work_until
         ends = (at for at in (until, until + self.settings.stop_s) if at > now)
         late = inf if self._ledger.stopping else self._deadline.next_at + _AFTER_S

@@ -1,8 +1,8 @@
-"""Chance in simulated runs: what goes wrong, how durations scatter, and what attempts measure.
+"""Chance in simulated runs: faults, scattered durations, and results of attempts.
 
-Every accident is drawn from one seeded generator, so that a seed is a history which replays
-exactly. Throughput rises with the batch size to a peak that each work has at another size, and
-falls after it; memory is a line that meets the card's limit where batches cease to fit.
+All is drawn from one seeded generator, so a seed replays exactly. Throughput has one peak over the
+batch size, which differs between jobs; memory is linear and meets the card's limit where batches
+cease to fit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REPEATS = 3
 
 
 def simulated_result(job: Job, fits_up_to: int | None, noise: float, random: Random) -> Result:
-    """The result of an attempt at ``job``, with this much noise in its throughput."""
+    """Result of an attempt, with this much noise in its throughput."""
     assert isinstance(job.batch_size, int)
     rate = true_rate(job)
     samples = tuple(
@@ -74,8 +74,8 @@ def outcome_of(
     failure: Failure | None = None,
     failed_rank: int = 0,
 ) -> Outcome:
-    """The outcome of an attempt on ``width`` cards; times are seconds. Ranks that did well are left
-    out of a failed gang's outcome, as when they are killed."""
+    """Outcome of an attempt on ``width`` cards, times in seconds; a failed gang has only the rank
+    that failed, as when the others are killed."""
     ranks = range(width) if failure is None else [failed_rank]
     return Outcome(
         attempt_id=attempt_id,
@@ -105,7 +105,7 @@ WORKER_INFO = WorkerInfo(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Faults that occur, and their rates: probabilities per attempt, start or job."""
+    """Rates of faults: probabilities per attempt, start or job."""
 
     crash: float = 0.0  # the process of one rank dies within an attempt
     hang: float = 0.0  # an attempt stands still until the watchdog ends it
@@ -123,7 +123,7 @@ class Faults:
 
     @classmethod
     def at_rate(cls, rate: float, *, node_losses: tuple[float, ...] = ()) -> Faults:
-        """Everything at about the same rate; nodes that are lost come back after ten minutes."""
+        """All faults at about one rate; lost nodes come back after ten minutes."""
         return cls(
             crash=rate,
             hang=rate / 4,
@@ -161,12 +161,12 @@ class Chance:
         self._settings = settings
 
     def scatter(self) -> float:
-        """The factor between a duration and what was expected of it."""
+        """Draw the ratio of a duration to its estimate."""
         noise = self._settings.noise
         return exp(self.random.gauss(0.0, noise)) if noise else 1.0
 
     def happens(self, rate: float) -> bool:
-        """Draw one accident; nothing is drawn where there are none."""
+        """Draw one fault; a rate of 0 draws nothing."""
         happens = rate > 0 and self.random.random() < rate
         self.faults += happens
         return happens
@@ -187,8 +187,7 @@ class Chance:
         return simulated_result(job, self._settings.faults.fits_up_to, noise, self.random)
 
     def fate(self, attempt: Attempt) -> tuple[State, Failure | None, float]:
-        """Draw the end of an attempt: its state, its failure, and the part of its time that it
-        ran."""
+        """Draw the state and failure of an attempt, and the share of its time that it ran."""
         faults, job = self._settings.faults, attempt.job
         if faults.fits_up_to is not None and int(job.batch_size) > faults.fits_up_to:
             failure = Failure(failure_class=FailureClass.OUT_OF_MEMORY, message="simulated")

@@ -1,8 +1,7 @@
-"""A discrete-event run of the same ``Schedule`` that runs the night, with seeded faults.
+"""Discrete-event simulation of the real ``Schedule`` on a virtual cluster, with seeded faults.
 
-Nothing is measured and no time passes: the virtual cluster carries out commands and tells what
-becomes of them as a real executor does, from a queue of future events. Every command is checked
-(``invariants.py``). The result compares the makespan with a bound that no schedule can beat.
+Every command is checked (``invariants.py``). The result compares the makespan with a bound that no
+schedule can beat.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class _Process:
 
 
 class VirtualCluster:
-    """The virtual nodes, processes and clock; an executor for the schedule's commands."""
+    """Virtual nodes, processes and clock that execute the schedule's commands."""
 
     def __init__(
         self, schedule: Schedule, settings: SimulationSettings, truth: Callable[[Job], Estimate]
@@ -78,12 +77,12 @@ class VirtualCluster:
         self.gathered: dict[str, float] = {}  # job id -> seconds from its last own process to all
 
     def later(self, at: float, event: Event) -> None:
-        """Let an event happen at a time."""
+        """Queue an event for a time."""
         self.sequence += 1
         heappush(self.queue, (at, self.sequence, event))
 
     def lose_node_at(self, at: float) -> None:
-        """Let some node go at a time."""
+        """Queue the loss of some node for a time."""
         self._losses.append(at)
         self.later(at, Tick(at=at))
 
@@ -99,8 +98,7 @@ class VirtualCluster:
         raise InvariantViolated(f"nothing will happen any more: {self.schedule.counts()}")
 
     def _next_events(self) -> list[Event]:
-        """Take what the schedule sees next: of one queued event, or of all that come within
-        ``gather_s``."""
+        """Pop the next queued event, or all within ``gather_s``, as the schedule sees them."""
         happened: list[Event] = []
         until = self.queue[0][0] + self.settings.gather_s
         while self.queue:
@@ -112,7 +110,7 @@ class VirtualCluster:
         return happened
 
     def _feed(self, happened: list[Event]) -> None:
-        """Give the schedule what happened and carry out what it answers, as the driver does."""
+        """Pass events to the schedule and carry out its commands, as the driver does."""
         commands: list[Command] = []
         for event in happened:
             self.events += 1
@@ -132,11 +130,8 @@ class VirtualCluster:
             if not (isinstance(command, RunAttempt) and command.attempt.attempt_id in ended):
                 self.perform(command)
 
-    # ------------------------------------------------------------ events
-
     def happens(self, event: Event) -> list[Event]:
-        """Return the events that the schedule sees of a queued one; none if the process it is about
-        is gone."""
+        """Events that the schedule sees of a queued one; none if its process is gone."""
         if isinstance(event, Tick) and self._losses and self._losses[0] <= event.at:
             self._losses.pop(0)
             return [*self._lose_node(), event]
@@ -185,7 +180,7 @@ class VirtualCluster:
         return [NodeLeft(at=self.now, node_id=node_id, reason="simulated loss")]
 
     def _take_off(self, attempt_id: str) -> RunAttempt | None:
-        """End an attempt on its workers; None if it does not run any more."""
+        """Remove an attempt from its workers; None if it no longer runs."""
         command, started = self.running.pop(attempt_id, (None, 0.0))
         if command is not None:
             self.busy += (self.now - started) * len(command.worker_ids)
@@ -194,10 +189,8 @@ class VirtualCluster:
                     self.processes[worker_id].attempt_id = None
         return command
 
-    # ------------------------------------------------------------ commands
-
     def perform(self, command: Command) -> None:
-        """Carry out a command: what comes of it is queued."""
+        """Carry out a command and queue its consequences."""
         self.commands += 1
         if isinstance(command, RunAttempt):
             self._begin(command)
@@ -212,8 +205,7 @@ class VirtualCluster:
             self.other_rows += not command.final
 
     def start(self, command: StartWorker) -> None:
-        """Start a worker process, which comes up later, or does not; none on a node that was lost
-        in the moment of the command, as the schedule knows."""
+        """Start a worker that comes up later, or not; none on a node lost at the same moment."""
         if command.card.node_id not in self.nodes:
             return
         self.workers += 1
@@ -322,10 +314,9 @@ def simulate(
     truth: Callable[[Job], Estimate] | None = None,
     extra_events: Iterable[Event] = (),
 ) -> SimulationResult:
-    """Run ``jobs`` on virtual ``nodes`` to the end.
+    """Run ``jobs`` on virtual ``nodes`` to the end; ``extra_events`` happen at their times.
 
-    ``truth`` gives the durations about which actual ones scatter; by default the estimates are
-    right on average. ``extra_events`` are put in at their times (a ``StopRequested``, say).
+    Durations scatter about ``truth``, by default the estimates.
 
     Raises:
         InvariantViolated: the schedule broke a rule, or the run did not end.

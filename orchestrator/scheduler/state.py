@@ -1,9 +1,8 @@
 """Settings, jobs, cards and workers as the schedule knows them.
 
-A card is *leased* while an attempt has it, *reserved* while it is kept free for a gang that is
-waiting for the rest of its set, and *open* otherwise. An open card may be vacant, hold an idle
-warm worker, or hold one that is starting or stopping; a gang may be given any open card, since it
-brings its own processes and waits for the old ones to go.
+A card is *leased* while an attempt has it, *reserved* while it is drained for a gang, and *open*
+otherwise: vacant, or with a worker that is idle, starting or stopping. A gang may get any open
+card, since it brings its own processes and waits for the old ones to go.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ class ScheduleSettings:
     max_attempts: int = 8  # of a job in this run, over all classes of failure
     max_start_failures: int = 5  # of workers for one job, and one more a card, till it is given up
     card_failures: int = 2  # failures after which a card is quarantined
-    node_failures: int = 3  # losses of a node, or failed cards of it that are also half of its
-    # cards, after which all its cards are quarantined
+    node_failures: int = 3  # losses of a node, or failed cards (and half of all), to quarantine it
     quarantine_s: float = 300.0  # of a card at first; twice as long each time
     card_readmissions: int = 3  # quarantines that end; the next one does not
     card_rest_s: float = 5.0  # before a card whose worker failed to start is tried again
@@ -54,7 +52,7 @@ class ScheduleSettings:
 
 
 class Estimates(Protocol):
-    """Anything that guesses durations, such as ``estimate.Estimator``."""
+    """Estimates durations, such as ``estimator.Estimator``."""
 
     def estimate(self, job: Job) -> Estimate:
         """Seconds for ``job``."""
@@ -62,14 +60,14 @@ class Estimates(Protocol):
 
 @runtime_checkable
 class LearningEstimates(Estimates, Protocol):
-    """Guesses that get better while a run lasts."""
+    """Estimates that learn during a run."""
 
     def learn(self, job_id: str, job: Job, *, load_s: float, run_s: float) -> None:
-        """A job of the grid has been measured as ``job``."""
+        """Learn from a job of the grid, measured as ``job``."""
 
 
 class Phase(Enum):
-    """Phase of a job on its way through the schedule."""
+    """Phase of a job in the schedule."""
 
     HELD = "held"  # until the jobs that it needs have succeeded
     WAITING = "waiting"  # in a queue or a reservation
@@ -80,7 +78,7 @@ class Phase(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobState:
-    """One job of the plan and what has become of it so far."""
+    """State of one job of the plan."""
 
     job: Job
     job_id: str
@@ -124,7 +122,7 @@ class JobState:
             self.batch_size = next_size({}, self.wish) or 1
 
     def expect(self, estimate: Estimate) -> None:
-        """Reckon with this estimate from now on; not while the job waits in a queue."""
+        """Set the estimate; not while the job is in a queue."""
         factor = estimate.margin if self.cautious else 1.0
         self.estimate = estimate
         self.load_s = factor * estimate.load_s if self.warm else 0.0
@@ -132,12 +130,12 @@ class JobState:
 
     @property
     def cold_s(self) -> float:
-        """Seconds on a worker that is up and does not hold the model."""
+        """Seconds on a running worker without the model."""
         return self.load_s + self.duration
 
     @property
     def next_s(self) -> float:
-        """Seconds that its next attempt needs on a worker that is up."""
+        """Seconds of its next attempt on a running worker."""
         return self.duration / SEARCH_FACTOR if self.search else self.duration
 
     @property
@@ -146,18 +144,18 @@ class JobState:
         return bool(self.avoided)
 
     def avoids(self, card: Card) -> bool:
-        """Return whether it must not run on this card now, having failed there or on its node."""
+        """Return whether it avoids this card now, after a failure there or on its node."""
         return card in self.avoided or card.node_id in self.avoided
 
     def send_elsewhere(self, what: Literal["", "card", "node"], cards: Iterable[Card]) -> None:
-        """Keep its next attempts off these cards, or off their nodes, where that is possible."""
+        """Avoid these cards, or their nodes, in its next attempts if possible."""
         for card in cards if what else ():
             place = card if what == "card" else card.node_id
             self.failed_on.pop(place, None)
             self.failed_on[place] = None
 
     def avoid_newest(self, count: int) -> None:
-        """Avoid the ``count`` places where it failed last, and no others."""
+        """Avoid only the ``count`` newest places of failure."""
         self.avoided = frozenset(list(self.failed_on)[len(self.failed_on) - count :])
 
     def concrete_job(self) -> Job:
@@ -211,7 +209,7 @@ class Reservation:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Slot:
-    """A card and everything that happens on it."""
+    """A card with its lease, worker and reservation."""
 
     card: Card
     name: str  # as people know it, e.g. ``hpu-1/HPU3``: Ray's ids of nodes say nothing
@@ -242,8 +240,7 @@ class Slot:
         return self.lease is None and not self.quarantined and not self.resting
 
     def free_in(self, now: float) -> float:
-        """Seconds until its lease should be over. One that overruns its estimate by some time
-        is expected to take that long again."""
+        """Seconds until its lease should end; after an overrun, as long again as the overrun."""
         return abs(self.lease.ends_at - now) if self.lease is not None else 0.0
 
 
@@ -252,8 +249,7 @@ SlotSet = tuple[Slot, ...]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Server:
-    """A server and the cards of it that are ours, which may be several nodes: those of a server
-    whose cards were claimed at different times."""
+    """A server with this run's cards: several nodes if they were claimed at different times."""
 
     server_id: str
     order: int
@@ -264,7 +260,7 @@ class Server:
 
     @property
     def size(self) -> int:
-        """Count the cards of the server, ours or not."""
+        """Number of cards of the server, this run's or not."""
         return max(node.server_cards for node in self.nodes.values())
 
     def add(self, node: Node) -> list[Slot]:
@@ -305,12 +301,11 @@ class Server:
         return self._groups[width]
 
     def whole(self, good: Callable[[Slot], bool]) -> bool:
-        """Return whether every card of the server is ours and good."""
+        """Return whether this run has every card of the server and all are good."""
         return len(self.slots) == self.size and all(map(good, self.slots.values()))
 
     def broken(self, slot: Slot) -> tuple[int, int]:
-        """Count the cards in use in its pair and in its quad: a one-card job harms gangs least
-        where both counts are high."""
+        """Cards in use in its pair and quad: one-card jobs harm gangs least where both are high."""
         index = slot.card.index
         counts = []
         for size in (2, 4):
@@ -321,7 +316,7 @@ class Server:
 
 
 class CardPool:
-    """The cards of one kind of accelerator, indexed by what may be done with them."""
+    """Cards of one kind of accelerator, indexed by state."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -350,8 +345,7 @@ class CardPool:
             self.refresh(slot)
 
     def leave(self, node_id: str) -> list[Slot]:
-        """Remove a node, and return its slots; their leases and workers are the caller's to
-        end."""
+        """Remove a node and return its slots; the caller ends their leases and workers."""
         server = self.server_of.pop(node_id)
         gone = server.remove(node_id)
         self._spans.clear()
@@ -394,7 +388,7 @@ class CardPool:
             self.refresh(slot)
 
     def refresh(self, slot: Slot) -> None:
-        """Put a slot into the indexes that its state belongs in."""
+        """Update the indexes by a slot's state."""
         server, worker = slot.server, slot.worker
         server_id, index = server.server_id, slot.card.index
         if server.slots.get(index) is not slot:  # its node has left
@@ -416,14 +410,14 @@ class CardPool:
             self.dirty[server_id] = server
 
     def touch_all(self) -> None:
-        """Look again at every server with an open card: a job came that may fit there."""
+        """Mark every server with an open card as dirty: a new job may fit there."""
         for server_id, server in self.servers.items():
             if any(slot.open for slot in server.slots.values()):
                 self.dirty[server_id] = server
 
     def pick_vacant(self, *, leave_groups: bool, avoided: Collection[Card] = ()) -> Slot:
-        """A vacant card for a new warm worker: spread over servers, or such that aligned groups
-        stay whole for gangs; none of those to avoid if there are others."""
+        """A vacant card for a new warm worker, spread over servers or keeping aligned groups whole;
+        avoided ones only if there are no others."""
         servers = list(self.vacant.values())
         if avoided:
             new = [s for s in servers if any(c.card not in avoided for c in s.vacant.values())]
@@ -439,8 +433,8 @@ class CardPool:
         return max(server.vacant.values(), key=rank)
 
     def spanning_servers(self, width: int, good: Callable[[Slot], bool]) -> Iterator[list[SlotSet]]:
-        """The cards of each whole good server, by size of server, where several of that size
-        hold ``width`` cards; in joining order."""
+        """Cards of whole good servers in joining order, by server size; ``width`` must be several
+        servers of that size."""
         by_size: dict[int, list[SlotSet]] = {}
         for server in self.servers.values():
             size = server.size
