@@ -1,11 +1,8 @@
-"""The only modules that import Ray: nodes, claimed cards, actors, the executor, submission.
+"""The only modules that import Ray: nodes, claims, actors, the executor, submission.
 
-What Ray says of dead workers it prints to a driver's standard output, coloured, between the lines
-of our log and into the JSON of ``--json``. Rows and events say it all, so that is switched off,
-which has to happen before Ray is imported; a setting of the user's is left alone.
-
-A call of Ray's outside a connection joins or starts a cluster of its own choice. For a call that
-comes late, when the cluster is gone, this took ten minutes once, so that is switched off as well.
+Two Ray features are off unless the user sets them, before Ray is imported: printing of dead
+workers' messages into a driver's output (and the JSON of ``--json``), and automatic connection,
+by which a late call could join or start another cluster.
 """
 
 import os

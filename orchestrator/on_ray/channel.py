@@ -1,9 +1,8 @@
-"""The driver's channel to the agent of one node: requests out, response batches back.
+"""The driver's channel to one node's agent: requests out, response batches back.
 
-Requests wait until they are sent together, in one Ray call. A call that fetches responses is nearly
-always outstanding; the next one is made when the last batch was handled. Ray may run calls in
-another order than they were made, and loses one when a connection breaks: so everything is numbered
-(``worker/protocol.py``), and each call sends all requests that are not confirmed.
+Requests are batched into one Ray call; a call for responses is nearly always outstanding. Ray may
+reorder calls, or lose one with a connection, so messages are numbered (``worker/protocol.py``) and
+each call resends all unconfirmed requests.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from typing import Any
 
 from orchestrator.worker.protocol import Outbox, Request, ResponseBatch
 
-#: Called with the answer to a call: its value, or the exception that Ray has instead.
+#: Called with the answer to a call: its value or exception.
 Then = Callable[[Any], None]
 
 _ASK_AGAIN_S = 1.0
 SEND_AGAIN_S = 5.0
-#: So long may Ray call an agent unavailable until it counts as lost.
+#: Time for which Ray may report an agent unavailable before it counts as lost.
 _PATIENCE_S = 20.0
 
 
 class Calls:
-    """Outstanding calls to actors, and what is done with their answers."""
+    """Outstanding calls to actors, and their callbacks."""
 
     def __init__(self) -> None:
         self._then: dict[Any, Then] = {}
@@ -32,7 +31,7 @@ class Calls:
         return bool(self._then)
 
     def add(self, call: Any, then: Then) -> None:
-        """Do this with the answer, when it is there."""
+        """Register a callback for a call's answer."""
         self._then[call] = then
 
     def clear(self) -> None:
@@ -40,7 +39,7 @@ class Calls:
         self._then.clear()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until one answer is there, then handle all that are. With 0 it only looks."""
+        """Wait for an answer (0: do not wait), then handle all available ones."""
         import ray
 
         if not self._then:
@@ -54,7 +53,7 @@ class Calls:
 
 
 def answer_of(call: Any) -> Any:
-    """The value of a call that is done, or its exception; a timeout's if it is not."""
+    """Return a call's value or exception; a timeout exception if it is not done."""
     import ray
 
     try:
@@ -66,14 +65,7 @@ def answer_of(call: Any) -> Any:
 def ask_nodes(
     function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]], timeout_s: float
 ) -> dict[str, Any]:
-    """Call a function on nodes of the joined cluster.
-
-    Args:
-        arguments: of the function, by Ray's id of the node.
-
-    Returns:
-        By the same ids, what it returned there, or the exception that came instead.
-    """
+    """Call a function on nodes, with arguments by Ray's node id; return values or exceptions."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -91,8 +83,8 @@ class AgentChannel:
     """Sends requests to one agent and receives its responses.
 
     Args:
-        arrived: called with each response batch; all its responses are new.
-        lost: called once, with Ray's exception, when no response will come any more.
+        arrived: called with each batch of new responses.
+        lost: called once, with Ray's exception, when the agent is lost.
     """
 
     def __init__(
@@ -133,8 +125,7 @@ class AgentChannel:
         self._closed = True
 
     def send(self) -> None:
-        """Send what is queued, with all that is not confirmed; ask for responses unless a call for
-        them is out."""
+        """Send queued and unconfirmed requests; call for responses unless a call is out."""
         if self._closed:
             return
         now = self._clock()

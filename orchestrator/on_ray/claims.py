@@ -1,17 +1,14 @@
-"""Claiming nodes: all free cards of a node at once, for an agent that holds them.
+"""Claims on nodes: an agent takes all free cards of a node at once.
 
-A node counts as joined when Ray has given its cards to our agent and the agent's process server
-listens. It has left when Ray says so, or when its agent or server died: then every worker on it is
-gone too, and if the node itself lives, it is claimed anew. Of a node that others had cards of, the
-rest is claimed once it is free, as a node of its own that is part of the same server; until then
-the rest is reported as held, so that jobs which need all of the server wait for it.
+A node joins when Ray has placed our agent on its cards and the agent's spawner listens. It leaves
+when Ray, its agent or its spawner reports the end; all its workers are gone then, and a living node
+is claimed again. Cards in use by others are claimed once free, as a further node of the same
+server; until then they are reported, so that jobs which need the whole server wait.
 
-All that needs Ray's GCS is asked beside the loop (``gcs.py``). While it is silent no node
-is found and none is declared dead, the nodes that are ours work on, and no patience with anything
-else runs out.
+The GCS is queried beside the loop (``gcs.py``). While it is silent, no node is found or declared
+dead, claimed nodes work on, and other timeouts are suspended.
 
-Runs of one cluster take turns (``run_queue.py``): nodes are claimed only in our turn, and until
-then, and while somebody else has their cards, they are reported as held and waited for.
+Runs of one cluster take turns (``run_queue.py``): nodes are claimed only in this run's turn.
 """
 
 from __future__ import annotations
@@ -44,18 +41,17 @@ CLAIM_PATIENCE_S = 60.0
 RETRY_S = 5.0
 _LOOK_S = 0.1  # that the loop waits for an answer which mostly takes a few milliseconds
 _CLOSE_S = 15.0
-#: Time that the GCS may be silent while no node is ours. Nodes that Ray ends for want of
-#: it are gone after 60 s, and count as lost 20 s later; one that was only frozen is back before.
+#: Limit for a silent GCS while no node is claimed. Without it Ray ends nodes after 60 s, which
+#: count as lost 20 s later.
 SILENCE_PATIENCE_S = 90.0
-#: The same from the moment in which the last node was lost: less than the minute after which jobs
-#: that no card is left for are given up, since another driver may yet have cards for them.
+#: The same since the last node was lost: below the minute after which jobs without cards are given
+#: up, since another driver may have cards for them.
 BEREFT_PATIENCE_S = 45.0
-#: An agent answers every 5 s at least, also with nothing to say. One that is silent for so long is
-#: lost with its node. Ray notices a frozen node as soon, and one of a restarted head in minutes.
+#: Silence after which an agent, which answers every 5 s, is lost with its node.
 AGENT_PATIENCE_S = 60.0
-#: The same once the head was started anew: every agent of the cluster before it ends.
+#: The same after a restart of the head, which ends all earlier agents.
 ORPHANED_AGENT_PATIENCE_S = 20.0
-#: A loop that has not looked for so long was frozen itself: its agents may have spoken.
+#: A loop that pauses for longer was frozen; the time does not count as agents' silence.
 _ABSENCE_S = 5.0
 _QUEUE_S = 2.0  # between two looks at the queue of runs
 
@@ -74,17 +70,16 @@ class Claim:
 
     @property
     def ray_id(self) -> str:
-        """Id of the node in Ray; cards of it that were claimed later have an id of their own
-        here."""
+        """Id of the node in Ray; later claims on it have other ``node_id``s."""
         return str(self.ray_node["NodeID"])
 
 
 class ForeignCards:
-    """The nodes whose cards others have, for which a run waits, and its turn to claim them.
+    """Nodes with cards in use by others, and the run's turn to claim them.
 
     Args:
-        queue: the run's place; None: the cluster is its alone.
-        report: called with an event whenever the nodes have changed.
+        queue: the run's place; None: the cluster is exclusive.
+        report: called with an event when the nodes have changed.
     """
 
     def __init__(
@@ -111,8 +106,7 @@ class ForeignCards:
             self._gcs.ask(self._queue.look, self._standing_came)
 
     def _standing_came(self, value: Any) -> None:
-        """Take up the place in the queue. Without an answer the last one counts; where there can
-        be no queue, Ray's accounts alone decide who gets which cards."""
+        """Store the place in the queue; keep the last if the GCS is silent; on errors, drop it."""
         self._next_look = self._clock() + _QUEUE_S
         if isinstance(value, Standing):
             self._standing = value
@@ -128,13 +122,13 @@ class ForeignCards:
         return self._standing is not None and self._standing.may_claim
 
     def add(self, node: Node, *, taken: bool) -> None:
-        """A node is there; ``taken``: Ray has no free card of it for us."""
+        """Add a node; ``taken``: Ray has no free card on it."""
         self._nodes[node.server_id] = node
         if taken:
             self._taken.add(node.server_id)
 
     def remove(self, server_id: str) -> None:
-        """Nobody else has cards of a server."""
+        """Remove a server whose cards others no longer use."""
         self._nodes.pop(server_id, None)
         self._taken.discard(server_id)
 
@@ -152,7 +146,7 @@ class ForeignCards:
 
     @property
     def waits_for(self) -> str:
-        """The holders of the cards that the run waits for; empty where it waits for none."""
+        """Holders of the cards that the run waits for, for messages; empty if none."""
         if self._queue is not None and self._standing is None:
             return ""
         if self._standing is not None and self._standing.why:
@@ -176,10 +170,9 @@ class Claims:
     """The nodes claimed by one executor.
 
     Args:
-        report: called with each event of a node that joins, of cards that others have, and of a
-            silent GCS.
+        report: called with events of joined nodes, cards in use by others, and a silent GCS.
         arrived: called with each response batch of a joined node.
-        left: called with the claim of a node that has left, and why.
+        left: called with the claim on a node that has left, and the failure.
     """
 
     poll_interval_s = 1.0
@@ -225,11 +218,10 @@ class Claims:
         return [claim for claim in self.by_node.values() if claim.joined]
 
     def poll(self) -> None:
-        """Compare Ray's list of nodes with ours, at most once a second.
+        """Compare Ray's nodes with the claims, at most once a second.
 
-        Raises:
-            ControlStoreLost: it has been silent for long, and no node is ours.
-            ClusterError: not one node could be claimed for a minute.
+        Raises ControlStoreLost if the GCS is silent and no node is left, ClusterError if no node
+        could be claimed for a minute.
         """
         self._gcs.collect()
         now = self._clock()
@@ -260,8 +252,7 @@ class Claims:
         self._gcs.close(0.0 if self._gcs.silent_s else _CLOSE_S)
 
     def _close_agents(self) -> None:
-        """Have the agents end their workers. Without a connection none can be reached, and Ray
-        might join another cluster for the call: agents end with the connection by themselves."""
+        """Have agents end their workers, if connected: Ray could join another cluster otherwise."""
         import ray
 
         agents = [c.placed.agent for c in self.joined() if c.placed is not None]
@@ -272,7 +263,7 @@ class Claims:
     # ------------------------------------------------------------ what the GCS says
 
     def _nodes_came(self, value: Any) -> None:
-        """Take up what the GCS said."""
+        """Handle the GCS's list of nodes."""
         self._looking = False
         if isinstance(value, BaseException):
             if not is_absence(value):  # of a node's resources, say
@@ -319,8 +310,7 @@ class Claims:
             raise ClusterError(f"no card could be had for {CLAIM_PATIENCE_S:.0f} s: {why}")
 
     def _check_silence(self, now: float) -> None:
-        """While the GCS is silent, no other patience runs out; its own does once there is nothing
-        left that works without it."""
+        """Suspend other timeouts while the GCS is silent; raise ControlStoreLost at its own."""
         ours = bool(self.joined())
         if ours:
             self._last_ours = now
@@ -340,7 +330,7 @@ class Claims:
                 claim.since = now
 
     def _check_agents(self, now: float, absent_s: float) -> None:
-        """Give up nodes whose agents are silent; time in which nobody listened does not count."""
+        """Give up nodes with silent agents; time in which this loop was frozen does not count."""
         patience_s = ORPHANED_AGENT_PATIENCE_S if self._gcs.replaced else AGENT_PATIENCE_S
         for claim in self.joined():
             if absent_s > _ABSENCE_S:
@@ -357,7 +347,7 @@ class Claims:
     # ------------------------------------------------------------ one node
 
     def _claim(self, node: Node, ray_node: RayNode, cards_on_host: int) -> None:
-        """Ask for the node's free cards and start its agent; the answers come as calls end."""
+        """Start claiming a node's free cards and its agent; callbacks continue."""
         claim = Claim(node=node, ray_node=ray_node, since=self._clock())
         self.by_node[node.node_id] = claim
         settings = AgentSettings(
@@ -393,7 +383,7 @@ class Claims:
             self.foreign.add(node, taken=True)
 
     def _facts_came(self, claim: Claim, value: HostFacts | Exception) -> None:
-        """The agent has our cards and is at work: count the node as joined."""
+        """Mark the node as joined: its agent has the cards and is ready."""
         node = claim.node
         if self.by_node.get(node.node_id) is not claim or claim.placed is None:
             return
@@ -438,9 +428,10 @@ class Claims:
         self.lose(claim, node_lost(trouble))
 
     def lose(self, claim: Claim, failure: Failure) -> None:
-        """Forget a claim and end its agent, and with it every worker there; a node that is still
-        there is claimed again after a while. One that is lost while the GCS is silent was most
-        likely lost by that."""
+        """Drop a claim and end its agent and workers; a living node is claimed again later.
+
+        A silent GCS, if any, is named as the likely cause.
+        """
         if self.by_node.get(claim.node.node_id) is not claim:
             return
         del self.by_node[claim.node.node_id]
@@ -453,7 +444,7 @@ class Claims:
         self._release(claim)
 
     def _release(self, claim: Claim) -> None:
-        """Have Ray end the agent and free the cards, if they were ever had."""
+        """Have Ray end the agent and free its cards, if it was placed."""
         if claim.placed is not None:
             placed, claim.placed = claim.placed, None
             self._gcs.ask(lambda: end_agent(placed))
@@ -463,11 +454,9 @@ class Claims:
 
 
 def unclaimed(node: Node, claims: Mapping[str, Claim]) -> Node | None:
-    """The node to claim next on a node of Ray: the node itself, or, where only some of its cards
-    are ours, a further part of that server; None where nothing is left, or cannot be told apart.
+    """Return the part of a Ray node to claim next: all of it, or its unclaimed cards.
 
-    Args:
-        claims: by id of the claimed node.
+    None if nothing is left, or its cards have no indices. ``claims`` are by claimed node's id.
     """
     if node.node_id not in claims:
         return node
@@ -495,7 +484,7 @@ def cards_on_host(
 
 
 def agent_failure(error: Exception) -> Failure:
-    """The failure of a node whose agent is gone, with Ray's exception."""
+    """Convert Ray's exception for a lost agent to its node's failure."""
     from ray.exceptions import ActorUnavailableError, NodeDiedError, OutOfMemoryError
 
     text = redact(str(error).strip(), os.environ)

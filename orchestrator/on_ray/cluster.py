@@ -1,9 +1,8 @@
-"""The Ray cluster that a run uses, and the cards in it.
+"""The Ray cluster that a run uses, and its cards.
 
-``connect`` joins a cluster that is there; ``local_cluster.py`` starts one. A node's kind of card
-follows from its Ray resources, as devices declare them; a node without any is one card itself, its
-processor. A node with cards of two kinds is refused: their jobs would share its memory and cores,
-and disturb each other's measurements.
+``connect`` joins a cluster; ``local_cluster.py`` starts one. A node's kind of card follows from its
+Ray resources; a node without any is itself a card, its processor. Nodes with two kinds of cards are
+refused: their jobs would share memory and cores and distort each other's measurements.
 """
 
 from __future__ import annotations
@@ -30,26 +29,22 @@ from workloads.engines import choice_packages
 from workloads.util import files
 from workloads.util.processes import variables
 
-# Advice for users whose Ray cluster asks for a token that this process does not have.
-#
-# Ray itself sends the token along (since 2.52). Where it has none to send, it tries for twenty
-# seconds and then speaks of a crashed cluster; where it was told of a file that is not there, it
-# aborts the process. So the token is looked for here first, in Ray's order.
+# Ray (since 2.52) sends the cluster's token. Without one it retries for 20 s and then reports a
+# crashed cluster; if the named file is missing, it aborts the process. So the token is looked up
+# here first, in Ray's order.
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 
 _TOKEN_BYTES = 32
-#: With these Ray takes its token from somewhere else, or has the cluster manager judge it.
+#: Makes Ray check tokens with Kubernetes.
 _KUBERNETES = "RAY_ENABLE_K8S_TOKEN_AUTH"
 
 
 def new_token(directory: Path) -> dict[str, str | None]:
-    """Write a random token into ``directory``, for this user alone, and return the variables by
-    which a process asks for it and sends it (None: not set).
+    """Write a random token (mode 0600); return the variables to require and send it (None: unset).
 
-    Raises:
-        OSError: it cannot be written.
+    Raises OSError if it cannot be written.
     """
     path = directory / "token"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -59,11 +54,9 @@ def new_token(directory: Path) -> dict[str, str | None]:
 
 @contextlib.contextmanager
 def ray_environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables (None: unset) for the block, and have this process's Ray follow them within it
-    and after it: it keeps the token that it once read, which may be another cluster's.
+    """Set variables (None: unset) for the block, and reset Ray's cached token before and after.
 
-    Raises:
-        ClusterError: this version of Ray knows no tokens, so a cluster cannot be closed to others.
+    Raises ClusterError if this version of Ray has no tokens, so a cluster would be open to others.
     """
     try:
         with variables(values):
@@ -74,8 +67,7 @@ def ray_environment(values: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def _read_environment_again() -> None:
-    """Have Ray forget what it knows of tokens. If the environment names one that is not there, it
-    goes on with what it has, since it aborts the process where it finds none."""
+    """Reset Ray's cached token, unless the new one is missing: Ray would abort the process."""
     try:
         from ray import _raylet
 
@@ -92,13 +84,12 @@ def _read_environment_again() -> None:
 
 
 def asks_for_token(error: object) -> bool:
-    """Return whether Ray refused for want of the right token. Its class is not in every version."""
+    """Return whether Ray refused the token; the error's class is not in every version."""
     return type(error).__name__ == "AuthenticationError"
 
 
 def take_own_token() -> None:
-    """Send the token that Ray keeps for its user, where nothing else is set. ``ray.init`` does so,
-    and a request to the cluster before that must not be refused."""
+    """Use Ray's default token if none is set, as ``ray.init`` does, for requests before it."""
     with contextlib.suppress(ImportError):  # Ray before 2.60 does not
         from ray._private.authentication import authentication_token_setup as ray_token
 
@@ -107,8 +98,7 @@ def take_own_token() -> None:
 
 
 def missing_token() -> str | None:
-    """Reason why this process, which is set to send a token, has none; None if it has one or needs
-    none."""
+    """Reason why this process lacks the token that it is set to send; None if all is well."""
     if os.environ.get(MODE, "").lower() != "token" or os.environ.get(TOKEN):
         return None
     named = os.environ.get(TOKEN_PATH)
@@ -121,7 +111,7 @@ def missing_token() -> str | None:
 
 
 def token_advice(where: str) -> str:
-    """Advice on the variable to set, once the cluster at ``where`` has refused us."""
+    """Advice on the variable to set after the cluster at ``where`` refused access."""
     mode = os.environ.get(MODE, "")
     if mode.lower() == "token":
         why = "the one that was sent is not the cluster's"
@@ -136,7 +126,7 @@ _ADVICE = (
 )
 
 
-#: Custom Ray resources by which a node says what Ray has no word for.
+#: Custom Ray resources that describe a node.
 EMULATED = "emulated"
 EMULATED_DEVICE = "emulated_device_"  # and the device's name, of the software that drives them
 SERVER_CARDS = "server_cards"  # when Ray was given only some of the server's cards
@@ -163,11 +153,7 @@ class RayCluster:
     address: str
 
     def nodes(self) -> list[Node]:
-        """The nodes alive now, in the order of their names.
-
-        Raises:
-            ClusterError: a node has two kinds of cards.
-        """
+        """Living nodes by name; ClusterError if one has two kinds of cards."""
         import ray
 
         return nodes_of(ray.nodes())
@@ -178,10 +164,9 @@ class RayCluster:
 
 @contextlib.contextmanager
 def connect(address: str | None = None) -> Iterator[RayCluster]:
-    """Join the cluster at ``address``, else at ``RAY_ADDRESS`` (a Ray job has it set).
+    """Join the cluster at ``address``, else ``RAY_ADDRESS`` (set in Ray jobs).
 
-    Raises:
-        ClusterError: no address is known, nothing answers there, or Ray refuses.
+    Raises ClusterError if there is no address, nothing answers, or Ray refuses.
     """
     known = address or os.environ.get("RAY_ADDRESS")
     if not known:
@@ -205,11 +190,9 @@ def local_address() -> str:
 
 
 def resolve_address(address: str) -> str:
-    """The ``host:port`` of a cluster's GCS, with something listening on it.
+    """Return ``host:port`` of a listening GCS; ClusterError if invalid or silent for 5 s.
 
-    Raises:
-        ClusterError: the address is of another kind, or nothing answers within five seconds.
-            (Ray itself would wait for over a minute and then end the process.)
+    (Ray itself would wait for over a minute and then end the process.)
     """
     if address == "auto":
         from ray._private.utils import read_ray_address
@@ -267,12 +250,7 @@ def _not_joined(address: str, error: BaseException) -> ClusterError:
 
 
 def _ask(address: str) -> None:
-    """Ask the GCS for anything at all, since ``ray.init`` waits without end and without a
-    word for one that is frozen.
-
-    Raises:
-        ClusterError: it does not answer, or refuses this process.
-    """
+    """Raise ClusterError if the GCS is silent or refuses: ``ray.init`` would wait for ever."""
     answer = first_answer(address, patience_s=_FIRST_ANSWER_S)
     if answer is None:
         raise ClusterError(
@@ -287,8 +265,7 @@ def _ask(address: str) -> None:
 
 
 def leave_cluster() -> None:
-    """Leave the cluster. One whose GCS is gone is hardly waited for; one that goes in
-    this moment, for half a minute."""
+    """Leave the cluster, waiting 30 s at most, or 5 s if the GCS is gone already."""
     import ray
 
     if not ray.is_initialized():
@@ -300,13 +277,10 @@ def leave_cluster() -> None:
 
 
 def nodes_of(ray_nodes: Iterable[Mapping[str, Any]]) -> list[Node]:
-    """The nodes of ``ray.nodes()`` that are alive and have cards, in the order of their names.
+    """Convert ``ray.nodes()`` to the living nodes with cards, sorted by name.
 
-    The card indices are the first ones, as many as Ray has: which ones they really are is known
-    when they are claimed (``RayExecutor``).
-
-    Raises:
-        ClusterError: a node has two kinds of cards.
+    Card indices are placeholders until the cards are claimed (``RayExecutor``). Raises ClusterError
+    if a node has two kinds of cards.
     """
     alive = [node for node in ray_nodes if node["Alive"]]
     names = Counter(name_of(node) for node in alive)
@@ -325,7 +299,7 @@ def nodes_of(ray_nodes: Iterable[Mapping[str, Any]]) -> list[Node]:
 def node_of(
     ray_node: Mapping[str, Any], name: str, accelerator: Accelerator, indices: tuple[int, ...]
 ) -> Node:
-    """A node whose cards ``indices`` are ours."""
+    """Build the Node for these cards of a Ray node."""
     resources = ray_node["Resources"]
     emulated = EMULATED in resources
     known = (len(indices), max(indices) + 1, accelerator.spec.server_cards or 0)
@@ -358,13 +332,15 @@ def name_of(ray_node: Mapping[str, Any]) -> str:
 
 
 def describe_cards(resources: Mapping[str, float]) -> tuple[dict[Accelerator, int], str]:
-    """The cards among a node's Ray resources by kind, of several kinds if there are, and their
-    type. A node with none that computes is one card itself, unless it says how many."""
+    """Count a node's cards by kind, and name their type.
+
+    A node with CPUs but no other card is one card, or as many as ``SERVER_CARDS`` says.
+    """
     types = [name.removeprefix(RAY_TYPE) for name in resources if name.startswith(RAY_TYPE)]
     card_type = types[0] if types else ""
     cards: dict[Accelerator, int] = {}
     taken: set[str] = set()
-    # Where kinds share a resource, the one of this type counts, else the one that names none.
+    # Kinds that share a resource: prefer the one of this type, else the untyped one.
     for spec in sorted(all_devices(), key=lambda spec: not spec.ray_type):
         count = int(resources.get(spec.ray_resource, 0))
         free = count and not spec.host and spec.ray_resource not in taken
@@ -399,10 +375,9 @@ def _device_name(ray_node: Mapping[str, Any], accelerator: Accelerator, emulated
 
 
 def with_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The nodes with their packages, where their kind of card has several engines to choose from.
+    """Add packages to nodes whose kind of card has a choice of engines.
 
-    A node that does not answer stays as it is, with a warning: its plan assumes what its image
-    should have.
+    A silent node is left unchanged, with a warning: its plan assumes its image's packages.
     """
     devices = {}
     for node in nodes:

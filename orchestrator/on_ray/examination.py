@@ -1,7 +1,6 @@
-"""Examining a cluster: an actor on every node at once, pinned there, within a bounded time.
+"""Examination of a cluster: one pinned actor per node, all at once, within a time limit.
 
-An actor answers what time it is before it looks around: the shortest of a few round trips bounds
-how far the two clocks may really be apart. A node that does not answer is a fact like any other.
+Clock offsets are bounded by the shortest of a few round trips. A silent node is reported as such.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from workloads.devices import ServerFacts
 
 ROUND_TRIPS = 5
 _PATIENCE_S = 2.0  # of one round trip
-#: Nodes are made alike: one that has not started an actor in this many times what the slowest of
-#: the others took, and not in twenty seconds, is silent. (A cold disk explains less.)
+#: Nodes are alike: one is silent if its actor starts neither within ``START_S`` nor within this
+#: many times what the slowest of the others took.
 _SLOWER = 4.0
 START_S = 20.0
 
@@ -44,7 +43,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedFacts:
-    """Facts about the shared directory, as one node found it."""
+    """The shared directory as seen from one node."""
 
     readable: bool  # the driver's file is there, with what the driver wrote
     written: str = ""  # name of the file that the node left there; "" when it could not
@@ -53,7 +52,7 @@ class SharedFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(ServerFacts):
-    """Facts that a process on a node found out about its host. Nothing is acquired for it."""
+    """Facts about a node's host, collected without acquiring a card."""
 
     hostname: str
     python: str
@@ -76,7 +75,7 @@ class ClockOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """One node of the cluster: what Ray says of it, and its probe."""
+    """One node of the cluster: Ray's record of it, and its probe."""
 
     name: str
     node_id: str
@@ -93,7 +92,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """Everything an examination found."""
+    """Result of an examination."""
 
     address: str
     driver: Versions
@@ -120,10 +119,8 @@ class Examination:
 
     Attributes:
         examine: examines the host that it runs on (``doctor.probe.examine``).
-        packages: to be imported on every node, besides what its kind of card needs.
-        shared_dir: a directory that all nodes should see; None: not looked at.
-        results_dir: where the driver would write rows.
-        expected_nodes: how many nodes there should be; None: nobody said.
+        packages: to import on every node, besides those of its kind of card.
+        shared_dir: a directory that all nodes should see; None: not checked.
         timeout_s: after which a node counts as silent.
     """
 
@@ -135,7 +132,7 @@ class Examination:
     timeout_s: float = 120.0
 
     def of(self, cluster: RayCluster) -> ClusterFacts:
-        """Examine the cluster that this process has joined. Leaves nothing behind there."""
+        """Examine the joined cluster, and leave nothing behind."""
         import ray
 
         started = time.monotonic()
@@ -186,8 +183,7 @@ class Examination:
     def _keywords(
         self, node: NodeFacts, shared: tuple[str, str, str] | None, deadline: float
     ) -> dict[str, Any]:
-        """The arguments of ``examine`` for a node. Directories whose free space counts are the
-        driver's, since nodes are made alike."""
+        """Arguments of ``examine`` for a node, with the driver's directories: nodes are alike."""
         real = not node.emulated and len(node.cards) == 1
         kind = next(iter(node.cards)) if real else None
         return {
@@ -224,10 +220,7 @@ def clock_offset(
     clock: Callable[[], float] = time.time,
     steady: Callable[[], float] = time.monotonic,
 ) -> ClockOffset:
-    """The offset of the clock behind ``now.remote()``, from the shortest of a few round trips.
-
-    The answer was given at some moment of the round trip, so the middle is wrong by half at most.
-    """
+    """Offset of the clock behind ``now.remote()``, within half of the shortest round trip."""
     import ray
 
     best: ClockOffset | None = None
@@ -270,8 +263,7 @@ def _end(actors: Sequence[Any]) -> None:
 def _answers(
     calls: Mapping[str, Any], deadline: float, *, alike: bool = False
 ) -> Iterator[tuple[str, Any]]:
-    """The answers that come until the deadline, in the order in which they come. ``alike``: all
-    should take about as long, so the last ones are not waited for that long."""
+    """Yield answers as they come until the deadline; ``alike``: stop earlier for stragglers."""
     import ray
 
     began = time.monotonic()
@@ -315,7 +307,7 @@ def _facts_of(ray_node: Mapping[str, Any]) -> NodeFacts:
 def _write_shared(
     directory: str, stack: contextlib.ExitStack
 ) -> tuple[tuple[str, str, str] | None, str]:
-    """Leave a file for the nodes to find; everything of it is removed with the stack."""
+    """Write a file for the nodes to find; it is removed with the stack."""
     name, content = f".nightgrid-doctor-{uuid.uuid4().hex[:12]}", uuid.uuid4().hex
     base = Path(directory)
     try:
@@ -334,8 +326,7 @@ def _write_shared(
 
 
 def _asks_for_token(address: str) -> bool:
-    """Return whether the cluster refuses a process that sends no token; a process that is told to
-    send none tries."""
+    """Return whether the cluster refuses a process without a token, by trying one."""
     code = (
         "import sys; from orchestrator.on_ray.gcs import first_answer; "
         "from orchestrator.on_ray.cluster import asks_for_token; "

@@ -1,13 +1,10 @@
-"""Processes on cards through Ray: performs commands, reports events, decides nothing.
+"""Executor on Ray: performs the schedule's commands and reports events.
 
-The schedule owns the cards; Ray owns the processes. Ray hands out the first free card indices,
-which on Gaudi makes card sets that are not legal, and it lets a waiting 8-card request starve. So
-for each node one agent takes all free cards at once, as one bundle of a placement group
-(``claims.py``): Ray's accounts are right, nobody else gets a card there, and which card a worker
-gets is ours to say.
+Ray hands out the first free card indices, which can be an illegal set on Gaudi, and lets a waiting
+8-card request starve. So one agent per node takes all free cards as one bundle of a placement group
+(``claims.py``), and the schedule assigns cards to workers.
 
-``WorkerPool`` keeps the workers and attempts and knows nothing of Ray. Nothing in it waits for a
-single worker, so a thousand can start, run and die side by side.
+``WorkerPool`` keeps workers and attempts without Ray, and never waits for a single worker.
 """
 
 from __future__ import annotations
@@ -65,7 +62,7 @@ from workloads.devices.monitor.host import CardTelemetry
 from workloads.models import encryption, loading
 
 STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
-#: Jobs that are over sooner are not listed among Ray's tasks: nobody could see them there.
+#: Shorter jobs are not listed among Ray's tasks.
 SHOWN_AFTER_S = 1.0
 _IDLE_S = 60.0  # that a run with cards has nothing to do on them before it counts as waiting
 _GONE = "the worker was gone before it could start"
@@ -77,7 +74,7 @@ _GANG_STOPPED = "another rank of the gang ended early"
 
 @dataclass(slots=True)
 class Worker:
-    """One started worker, and how far it is."""
+    """State of one started worker."""
 
     worker_id: str
     card: Card
@@ -92,7 +89,7 @@ class Worker:
 
 @dataclass(slots=True)
 class RunningAttempt:
-    """An attempt in progress: which workers are its ranks, and how those ended that have."""
+    """An attempt in progress: its workers by rank, and the outcomes so far."""
 
     attempt: Attempt
     worker_ids: tuple[str, ...]
@@ -112,8 +109,7 @@ class RunningAttempt:
         )
 
     def _cause(self) -> RankOutcome | None:
-        """The rank whose failure ended the attempt. When one dies, the others' broken exchange
-        with it may be reported first; ranks that were stopped are LOST."""
+        """The rank that failed first on its own: others' collective errors may arrive earlier."""
         first = self.first_failure
         if first is None or not _is_collective(first):
             return first
@@ -131,10 +127,10 @@ def _is_collective(outcome: RankOutcome) -> bool:
 
 
 class WorkerPool:
-    """Carries out commands on claimed nodes and reports, as events, what becomes of them.
+    """Performs commands on claimed nodes and reports events.
 
     Args:
-        claim_of: the claim on a node that has joined and not left.
+        claim_of: the claim on a joined node, by id.
         factory: "module:callable" that makes the worker inside its process.
         label: of a job in Ray's list of tasks.
     """
@@ -264,8 +260,7 @@ class WorkerPool:
         claim.channel.put(Stop(worker.worker_id, reason))
 
     def give_up_stops(self, lose_if_silent: Callable[[Claim, float], bool]) -> None:
-        """Deal with stops that are not confirmed. A silent agent is given up, with its node; where
-        the agent responds, the process does not end, and costs its card until it does."""
+        """Give up overdue stops: lose a silent node, else end the rank; its card stays blocked."""
         now = self._clock()
         for worker in list(self._workers.values()):
             if worker.gone or worker.stop_deadline >= now:
@@ -280,7 +275,7 @@ class WorkerPool:
             self._end_rank_of(worker, worker.failure.message)
 
     def _halted(self, response: Halted) -> None:
-        """End a rank that does nothing any more, and with it its gang, which waits for it."""
+        """End a halted rank, and with it its gang."""
         worker = self._workers.get(response.worker_id)
         if worker is None or worker.attempt_id != response.attempt_id:
             return  # the attempt has ended meanwhile
@@ -323,7 +318,7 @@ class WorkerPool:
             self._send_orders(running, response.rendezvous)
 
     def _send_orders(self, running: RunningAttempt, rendezvous: Any) -> None:
-        """Have every rank run. ``rendezvous`` may be the Failure to open one: they end with it."""
+        """Have every rank run; a Failure as ``rendezvous`` ends them."""
         running.needs_rendezvous = False
         attempt = running.attempt
         for rank, worker_id in enumerate(running.worker_ids):
@@ -382,8 +377,7 @@ class WorkerPool:
         message: str,
         failure: Failure | None = None,
     ) -> None:
-        """Lose a rank that sends nothing more; ``message`` is the reason unless a better one is
-        known."""
+        """Lose a rank; ``message`` is the reason unless a failure is known."""
         failure = failure or (worker.failure if worker else None)
         outcome = RankOutcome(
             rank=rank,
@@ -396,7 +390,7 @@ class WorkerPool:
         self._rank_ended(running, rank, outcome)
 
     def _rank_ended(self, running: RunningAttempt, rank: int, outcome: RankOutcome) -> None:
-        """End one rank. The first that fails ends the gang: the others would wait for it."""
+        """End one rank; the first failure ends the gang, which would wait for it."""
         if rank in running.ended or running.attempt.attempt_id not in self._running:
             return
         running.ended[rank] = outcome
@@ -441,19 +435,16 @@ class WorkerPool:
 
 
 class RayExecutor(WorkerPool):
-    """An ``Executor`` on the Ray cluster that this process has joined (``cluster.py``).
+    """An ``Executor`` on the joined Ray cluster (``cluster.py``).
 
     Args:
         run: the run's name, shown in the dashboard.
-        accelerators: claim only nodes with these kinds of cards; all when None.
-        log_dir: where workers log, if every node can write there; else each node's Ray session.
-        factory: "module:callable" that makes the worker inside its process.
-        preload: modules that nodes which compute on the CPU import once, before they fork their
-            workers; none: each worker is a fresh interpreter.
-        clock: the clock of the events and of every timeout; it never jumps.
-        queue: the run's place among the runs of the cluster; None: it is ours alone.
+        accelerators: claim only nodes with these kinds of cards; None: all.
+        log_dir: for workers' logs if every node can write there; else each node's Ray session.
+        preload: modules that CPU nodes import once before forking; none: fresh interpreters.
+        clock: monotonic, for events and timeouts.
+        queue: the run's place in the cluster's queue; None: the cluster is exclusive.
         shared: the spawner of this host, for nodes that compute on it.
-        label: of a job in Ray's list of tasks.
     """
 
     def __init__(
@@ -469,11 +460,7 @@ class RayExecutor(WorkerPool):
         shared: SharedSpawner | None = None,
         label: Callable[[Job], str] = lambda job: job.label,
     ) -> None:
-        """Join the nodes.
-
-        Raises:
-            ControlStoreLost: Ray's GCS went meanwhile.
-        """
+        """Start claiming nodes; ControlStoreLost if the GCS is lost meanwhile."""
         super().__init__(
             claim_of=lambda node_id: self.claims.of(node_id),
             factory=factory,
@@ -504,9 +491,8 @@ class RayExecutor(WorkerPool):
     def events(self, timeout_s: float) -> list[Event]:
         """Events since the last call; waits up to ``timeout_s`` for one.
 
-        Raises:
-            ControlStoreLost: Ray's GCS is gone, and with it all nodes.
-            ClusterError: no node could be claimed for a minute.
+        Raises ControlStoreLost if the GCS and all nodes are lost, ClusterError if no node could be
+        claimed for a minute.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -531,7 +517,7 @@ class RayExecutor(WorkerPool):
 
     @property
     def waiting(self) -> str:
-        """The holders of the cards that the run waits for; empty while it has something to do."""
+        """Holders of the cards that the run waits for; empty while it has work."""
         if self.busy:
             self._busy_at = self._clock()
         if self.claims.joined() and self._clock() - self._busy_at < _IDLE_S:
@@ -572,7 +558,7 @@ class RayExecutor(WorkerPool):
 
 
 def outcome_of(response: Ended, worker: Worker | None) -> RankOutcome | str:
-    """The outcome of a rank with what its card took and reported, or why there is none."""
+    """A rank's outcome with its card's energy and readings, or the reason why there is none."""
     outcome = response.outcome
     if outcome is None:
         return _GONE

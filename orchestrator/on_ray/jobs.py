@@ -1,15 +1,13 @@
-"""Ray jobs on a cluster's head: grids that are sent there, and questions about its runs.
+"""Ray jobs on a cluster's head: submitted grids, and queries of its runs.
 
-A job is the very command one would type on the cluster (`python -m orchestrator run …`), with the
-program, the grid and what the grid names uploaded beside it (``upload.py``). Its submission id is
-chosen here, so that a submission that is repeated, because the answer got lost or the laptop was
-closed, finds the job instead of starting a second one. Only Ray's job client is used: the
-workstation needs no more of the cluster than the dashboard's port, at which its job server listens.
+A job runs the command one would type there (`python -m orchestrator run …`), with the program, the
+grid and the files it names uploaded (``upload.py``). The submission id is chosen here, so that a
+repeated submission finds the job instead of starting a second one. The workstation needs only the
+dashboard's port, through Ray's job client.
 
-The driver of a submitted run and a head job (a command of this program that answers a question) run
-on the head node, so the head job finds the run's files where the driver writes them: where the
-submission said, else in the home directory there. ``python -m orchestrator.on_ray.jobs`` is the
-head job that prints the nodes of its cluster, for a workstation, which cannot join.
+Submitted drivers and head jobs (commands that answer a query) both run on the head node, so head
+jobs find the runs' files. ``python -m orchestrator.on_ray.jobs`` is the head job that prints the
+cluster's nodes for a workstation, which cannot join.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ from orchestrator.worker.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIA
 if TYPE_CHECKING:
     from orchestrator.core.job import Job
 
-#: Modules of Ray that tell of each package which they upload.
+#: Ray modules that log each uploaded package.
 _CHATTERERS = (
     "ray.dashboard.modules.job.sdk",
     "ray.dashboard.modules.dashboard_sdk",
@@ -68,16 +66,14 @@ ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _CONNECT_S = 5.0
 #: Ray's own lines of a job's log, before what the command prints.
 _RAYS = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\tINFO |Running entrypoint for job ")
-#: A head node that has just started, or is busy, answers before its agent can start jobs. Ray
-#: gives that agent ten seconds, which cannot be changed, and asks to try again.
+#: Time for a new or busy head node's agent to accept jobs; Ray itself gives up after 10 s.
 _AGENT_PATIENCE_S = 120.0
 _NO_AGENT_YET = re.compile(r"No available agent to submit job|Failed to get head node agent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A run to be sent. ``grid`` lies inside ``working_dir``; ``results`` is a path on the
-    cluster."""
+    """A run to submit; ``grid`` is inside ``working_dir``, ``results`` on the cluster."""
 
     grid: Path
     working_dir: Path
@@ -91,11 +87,7 @@ class Submission:
 
     @property
     def entrypoint(self) -> str:
-        """The command that the cluster runs.
-
-        Raises:
-            SubmitError: the grid is not in the working directory, so would not be uploaded.
-        """
+        """The command that the cluster runs; SubmitError if the grid is not in ``working_dir``."""
         try:
             grid = self.grid.resolve().relative_to(self.working_dir.resolve())
         except ValueError:
@@ -103,8 +95,7 @@ class Submission:
                 f"{self.grid} is outside the directory that is uploaded, "
                 f"{self.working_dir.resolve()}; copy it there, or give --working-dir"
             ) from None
-        # Ray ends a job whose head has died by ending the shell that it was started with; what the
-        # shell has started lives on. So it is replaced.
+        # exec: if the head dies, Ray kills only the job's shell, not the shell's children.
         command = ["exec", "python", "-m", "orchestrator", "run", grid.as_posix()]
         command += ["--run", self.run]
         if self.results is not None:
@@ -115,8 +106,7 @@ class Submission:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Metadata in the cluster's list of jobs: for its place in the queue of runs, and for those
-        who look for its results."""
+        """Job metadata, for the queue of runs and for finding results."""
         kinds = sorted({job.accelerator.value for job in self.jobs})
         known = {
             MADE_BY: "nightgrid",
@@ -127,16 +117,11 @@ class Submission:
         return known | ({KINDS: ",".join(kinds)} if kinds else {})
 
     def upload(self) -> Upload:
-        """The files that travel.
-
-        Raises:
-            SubmitError: something of it is refused (``upload_of``).
-        """
+        """The files to upload; SubmitError if one is refused (``upload_of``)."""
         return upload_of(self.grid, self.jobs, self.working_dir, self.include)
 
     def runtime_env(self, directory: Path) -> dict[str, Any]:
-        """The runtime environment: ``directory``, which Ray uploads, and the variables that it
-        sets."""
+        """The runtime environment: ``directory`` to upload, and variables."""
         state = git_state()
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S), "PYTHONUNBUFFERED": "1"}
         if state.commit is not None:
@@ -178,11 +163,7 @@ class JobInfo:
 
 
 class JobServer:
-    """The job server of a cluster.
-
-    Raises:
-        SubmitError: nothing answers there, or not as a Ray job server.
-    """
+    """The job server of a cluster; raises SubmitError if none answers at the address."""
 
     def __init__(self, address: str | None) -> None:
         self.address = resolve_job_address(address)
@@ -203,10 +184,9 @@ class JobServer:
             ) from error
 
     def submit(self, submission: Submission) -> bool:
-        """Send a grid; False if a job of this id and command is there already.
+        """Submit a grid; return False if a job of this id and command exists.
 
-        Raises:
-            SubmitError: the id belongs to another command, or the cluster refuses.
+        Raises SubmitError if the id belongs to another command, or the cluster refuses.
         """
         entrypoint = submission.entrypoint
         earlier = self._find(submission.submission_id)
@@ -241,11 +221,9 @@ class JobServer:
     def ask(
         self, arguments: Sequence[str], *, timeout_s: float, module: str = "orchestrator"
     ) -> str:
-        """Run a command, or another module, of this program as a Ray job on the head node; return
-        what it prints.
+        """Run a command (or another module) as a head job and return its output.
 
-        Raises:
-            SubmitError: the cluster refuses, or the command takes too long (it is stopped then).
+        Raises SubmitError if the cluster refuses, or after ``timeout_s``, when the job is stopped.
         """
         with self.helper(module, arguments) as name:
             deadline = time.monotonic() + timeout_s
@@ -262,11 +240,9 @@ class JobServer:
     def helper(
         self, module: str, arguments: Sequence[str], files: Mapping[str, Path] | None = None
     ) -> Iterator[str]:
-        """A module of this program as a Ray job on the head node, with these files beside it; its
-        submission id. It is gone with the block, and what it printed as well.
+        """Run a module as a head job with these files; yield its id; delete it after the block.
 
-        Raises:
-            SubmitError: the cluster refuses.
+        Raises SubmitError if the cluster refuses.
         """
         try:
             with Upload(program=program_files(), named=files or {}).staged() as directory:
@@ -291,7 +267,7 @@ class JobServer:
                 self._client.delete_job(name)
 
     def stop(self, submission_id: str) -> None:
-        """Have Ray end a job: an orderly end is asked for, and forced after two minutes."""
+        """Have Ray stop a job gracefully, and kill it after two minutes."""
         self._client.stop_job(self.job(submission_id).submission_id)
 
     def _send(self, **job: Any) -> str:
@@ -307,11 +283,7 @@ class JobServer:
             time.sleep(1.0)
 
     def job(self, submission_id: str) -> JobInfo:
-        """One job.
-
-        Raises:
-            SubmitError: there is none of this id; the message lists those there are.
-        """
+        """Return a job; SubmitError, with the newest ids, if there is none of this id."""
         info = self._find(submission_id)
         if info is None:
             known = ", ".join(job.submission_id for job in self.jobs()[:5]) or "none"
@@ -321,8 +293,7 @@ class JobServer:
         return info
 
     def sent(self, run: str) -> JobInfo | None:
-        """The job of this submission id, else the newest one that drives a run of this name; None
-        if there is neither."""
+        """The job of this submission id, else the newest of this run name, else None."""
         jobs = self.jobs()
         by_id = [job for job in jobs if job.submission_id == run]
         return next(iter(by_id or [job for job in jobs if job.run == run]), None)
@@ -342,12 +313,9 @@ class JobServer:
         return logs
 
     def follow(self, submission_id: str, write: Callable[[str], object]) -> JobInfo:
-        """Write the job's output as it comes, from its start, until the job is over.
+        """Stream the job's output from its start to its end, reconnecting where needed.
 
-        A connection that breaks is made again and goes on where it was.
-
-        Raises:
-            SubmitError: there is no such job, or the cluster stays away for a minute.
+        Raises SubmitError if there is no such job, or the cluster is unreachable for a minute.
         """
         self.job(submission_id)
         seen = 0
@@ -370,7 +338,7 @@ class JobServer:
     async def _write_from(
         self, submission_id: str, seen: int, write: Callable[[str], object]
     ) -> int:
-        """Write what comes after the first ``seen`` characters; how many those were."""
+        """Write the output after the first ``seen`` characters; return its length."""
         position = 0
         stream: AsyncIterator[str] = self._client.tail_job_logs(submission_id)
         async for chunk in stream:
@@ -395,14 +363,7 @@ class JobServer:
 def ask_there(
     server: JobServer, arguments: Sequence[str], results: str | None, job: JobInfo | None = None
 ) -> str:
-    """The output of a command of this program on the head.
-
-    Args:
-        results: the directory there; None: that of ``job``, else where runs go by default there.
-
-    Raises:
-        SubmitError: it failed; the message has what it printed.
-    """
+    """Return the output of a command on the head, without Ray's lines; see ``JobServer.ask``."""
     directory = directory_there(results, job)
     printed = server.ask(
         [*arguments, *(["--results", directory] if directory else [])], timeout_s=ANSWER_S
@@ -411,8 +372,7 @@ def ask_there(
 
 
 def directory_there(results: str | None, job: JobInfo | None) -> str:
-    """The directory of results on the head: the one that is named, else that of the job; empty
-    where runs go by default."""
+    """The named results directory on the head, else the job's; empty for the default."""
     directory = results or (job.results if job is not None else "")
     return "" if is_address(directory) else directory
 
@@ -420,11 +380,7 @@ def directory_there(results: str | None, job: JobInfo | None) -> str:
 def ask_json(
     server: JobServer, arguments: Sequence[str], results: str | None, job: JobInfo | None = None
 ) -> Any:
-    """The JSON document that a command prints there, from a line that begins with it to the end.
-
-    Raises:
-        SubmitError: it failed; the message has what it printed.
-    """
+    """Return the JSON that a command prints there; SubmitError, with its output, if none."""
     printed = ask_there(server, [*arguments, "--json"], results, job)
     lines = printed.splitlines()
     for first, line in enumerate(lines):
@@ -436,11 +392,9 @@ def ask_json(
 
 
 def nodes_at(address: str) -> list[Node]:
-    """The nodes with cards of the cluster at an address of either kind.
+    """Nodes with cards of the cluster at a GCS or job server address.
 
-    Raises:
-        ClusterError: it cannot be joined.
-        SubmitError: the dashboard does not answer, or not with nodes.
+    Raises ClusterError if it cannot be joined, SubmitError if the job server fails.
     """
     if not is_job_address(address):
         with connect(address) as cluster:
@@ -482,11 +436,7 @@ def is_job_address(address: str | None) -> bool:
 
 
 def resolve_job_address(address: str | None) -> str:
-    """The URL of a job server that listens, from ``--address`` or the environment.
-
-    Raises:
-        SubmitError: none is given, it is of another kind, or nothing listens there.
-    """
+    """URL of a listening job server, from ``--address`` or the environment; else SubmitError."""
     named = {name: os.environ.get(name, "") for name in ADDRESS_VARIABLES}
     chosen = address or next((value for value in named.values() if value.startswith("http")), "")
     if not chosen:

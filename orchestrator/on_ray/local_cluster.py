@@ -1,13 +1,10 @@
-"""A private Ray cluster of this machine: one real Ray node process for each emulated or own server.
+"""A private Ray cluster on this machine: one Ray node per emulated or real server.
 
-Ray runs code for whoever reaches it, and by itself it listens on every interface and asks nobody
-for anything. So every cluster that this program starts is started here, where two things cannot be
-forgotten. All of it listens on the loopback address: what Ray listens on follows from its nodes'
-address, and only 127.0.0.1 means loopback to it. And it has a random token of its own, in a file
-of a directory that only this user can enter; its processes learn of it by their environment.
+Ray runs code for anyone who reaches it, and by default listens everywhere without a token. So all
+clusters are started here: on loopback (Ray derives its listeners from the nodes' address, and only
+127.0.0.1 means loopback), and with a random token in a private directory, passed by environment.
 
-Each node has the resources such a server would have; emulated ones are marked with the resource
-``emulated``, by which any driver that joins sees that their cards are not real.
+Each node has its server's resources; ``emulated`` marks cards that are not real to any driver.
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ class LocalCluster(RayCluster):
         self.add_ray_node(node.name, **_ray_arguments(node))
 
     def add_ray_node(self, name: str, **arguments: Any) -> None:
-        """Start a node with these arguments of Ray's; the first one is the head."""
+        """Start a node with these Ray arguments; the first one is the head."""
         started = self.ray_cluster.add_node(
             node_name=name,
             node_ip_address=LOOPBACK,
@@ -85,8 +82,7 @@ class LocalCluster(RayCluster):
             self.address = str(self.ray_cluster.address)
 
     def _sockets(self) -> dict[str, str]:
-        """Names of the next node's sockets. By itself Ray takes the first that is not there yet: of
-        nodes that start side by side, all take the same."""
+        """Unique socket names of the next node: Ray's own choice collides in parallel starts."""
         if not self.ray_nodes:
             return {}
         with self._lock:
@@ -102,8 +98,7 @@ class LocalCluster(RayCluster):
         self.ray_cluster.remove_node(self.ray_nodes.pop(name), allow_graceful=False)
 
     def end(self) -> None:
-        """Kill all nodes at once: nothing on them is worth the second that Ray would give each of
-        them to end in order."""
+        """Kill all nodes at once, without Ray's second of grace for each."""
         for ray_node in self.ray_nodes.values():
             for started in chain.from_iterable(ray_node.all_processes.values()):
                 started.process.kill()
@@ -112,18 +107,16 @@ class LocalCluster(RayCluster):
 
 @contextlib.contextmanager
 def emulate(nodes: Sequence[Node]) -> Iterator[LocalCluster]:
-    """Start a cluster on this machine with these nodes, join it, and end it afterwards, also if
-    this process is killed. Within the block this process sends the cluster's token.
+    """Start and join a cluster of these nodes, and end it afterwards, even if killed.
 
     Raises:
-        ClusterError: Ray cannot start here, this process is on a cluster already, this version of
-            Ray knows no tokens, or the environment asks for workers of no possible number of
-            threads.
+        ClusterError: Ray cannot start or has no tokens, this process is on a cluster already, or
+            ``NIGHTGRID_THREADS`` is invalid.
     """
     configured_threads()  # a bad one is reported before anything starts
     with _empty_cluster() as cluster:
         try:
-            # The head holds no cards and runs no jobs, and nobody would look at its dashboard.
+            # The head has no cards and runs no jobs, so it needs no dashboard.
             cluster.add_ray_node(
                 "head",
                 **_without_cards(),
@@ -171,8 +164,7 @@ def _empty_cluster() -> Iterator[LocalCluster]:
 
 @contextlib.contextmanager
 def _in_own_sessions() -> Iterator[None]:
-    """Start Ray's processes in sessions of their own: `timeout` and its like send SIGTERM to the
-    driver's whole process group, and its running jobs are to end in order."""
+    """Start Ray in own sessions, so that `timeout`'s SIGTERM to the group spares running jobs."""
     from ray._private import services as typed
 
     services: Any = typed
@@ -186,8 +178,7 @@ def _in_own_sessions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _joining_on_loopback() -> Iterator[None]:
-    """Let this process join a cluster whose address is 127.0.0.1, for which Ray would take the
-    host's outer address."""
+    """Keep 127.0.0.1 when joining: Ray would replace it by the host's outer address."""
     from ray._private import services
 
     before = services.resolve_ip_for_localhost
@@ -208,26 +199,26 @@ def _environment(directory: Path) -> dict[str, str | None]:
         **token,
         "RAY_USAGE_STATS_ENABLED": "0",
         **WORKER_VARIABLES,
-        # Ray notes the address of the newest cluster in its temporary directory, where a
-        # stranger's `ray.init("auto")` would find this one.
+        # Ray notes the newest cluster's address in its temporary directory, where another user's
+        # `ray.init("auto")` would find this one.
         "RAY_ADDRESS": None,
-        # Of a job in which this process may be: all its actors would have the job's environment.
+        # Otherwise all actors would get the environment of a surrounding Ray job.
         RAY_JOB_VARIABLE: None,
         "RAY_TMPDIR": str(directory),
-        # Else Ray's agents write their title over the mark by which they are recognised.
+        # Otherwise Ray's agents overwrite their ownership mark with a title.
         "SPT_NOENV": "1",
     }
 
 
 def _clear(directory: OwnedDirectory) -> None:
-    """End what writes there still, as Ray's agents do for a minute, and remove the directory."""
+    """End processes that still write there (Ray's agents) and remove the directory."""
     with contextlib.suppress(TimeoutError):
         end_users_of(directory)
     directory.remove()
 
 
 def _without_cards() -> dict[str, Any]:
-    """The arguments for Ray of a node without cards: what is not said, Ray counts itself."""
+    """Ray arguments of a node without cards; Ray would count omitted resources itself."""
     arguments: dict[str, Any] = {"resources": {}}
     for spec in all_devices():
         request = spec.ray_request(0)

@@ -1,10 +1,8 @@
 """A run's figures for Prometheus, through Ray's own exporter.
 
-Ray collects what a process records and serves it on the metrics port of that process's node, under
-the name given here with ``ray_`` before it. All are gauges: the status of a run holds totals, so
-nothing is lost when a scrape is missed or a driver is started again. What is not known is not
-recorded, rather than recorded as zero. A throughput is called by the unit that its workload
-declares. ``docs/grafana/nightgrid.json`` draws exactly these names.
+Ray serves them on the metrics port of the driver's node, with the prefix ``ray_``. All are gauges
+of a status's totals, so missed scrapes and restarts lose nothing. Unknown values are not recorded.
+A throughput is named by its workload's unit. ``docs/grafana/nightgrid.json`` draws these names.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ INTERVAL_S = 5.0
 #: Prefix that Ray puts before each name.
 PREFIX = "ray_"
 
-#: By name: the tags beside ``run``, and what it is. Throughputs are not among them.
+#: By name: tags beside ``run``, and description. Throughputs are not included.
 METRICS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "nightgrid_jobs": (("state",), "Jobs by state; state REMAINING: not terminal yet"),
     "nightgrid_attempts": ((), "Attempts that have ended, probes and retries included"),

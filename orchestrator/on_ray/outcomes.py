@@ -1,12 +1,9 @@
-"""Outcomes that a node keeps until the driver has synced their rows.
+"""Outcomes that a node stores until the driver has synced their rows.
 
-While the disk of the results is full, rows wait in the driver. Should the driver die then, its
-agents die with it. So each agent writes the outcome of a rank to its node's own disk before it is
-sent, and removes it when the driver reports that the row is durable. The next driver of the run
-makes rows of what it finds (``driver/recovery.py``).
-
-The files are pickled, like what agents and drivers send each other, and lie in a directory that
-only this user can enter.
+Rows wait in the driver while the results disk is full, and its agents die with it. So each agent
+stores a rank's outcome on its node's disk before sending it, and removes it once the row is
+durable. The run's next driver makes rows of the rest (``driver/recovery.py``). The files are
+pickles in a directory that only this user can enter.
 """
 
 from __future__ import annotations
@@ -27,14 +24,14 @@ from orchestrator.worker.cpu_slots import make_private
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import Ended, Run, pickled, unpickled
 
-#: A run that nobody resumes for so long is not resumed any more.
+#: Age at which outcomes are deleted: the run will not be resumed.
 FORGOTTEN_S = 7 * 24 * 3600.0
 _ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class KeptOutcome:
-    """One rank of an attempt that has ended, as its node keeps it."""
+    """Stored outcome of one rank of an attempt."""
 
     attempt: Attempt
     rank: int
@@ -42,11 +39,9 @@ class KeptOutcome:
 
 
 class OutcomeKeeper:
-    """The outcomes of one agent on its node's disk. A node without room for them keeps none.
+    """Outcomes of one agent on its node's disk; none on a full disk or without an owner.
 
-    Args:
-        owner: the driver; None: nothing is kept. What earlier drivers of its run left is removed:
-            this one has made rows of it.
+    Removes those of the run's earlier drivers, of which the owner has made rows.
     """
 
     def __init__(self, owner: Owner | None) -> None:
@@ -57,7 +52,7 @@ class OutcomeKeeper:
             _remove(earlier)
 
     def keep(self, request: Run, ended: Ended) -> None:
-        """Write down the outcome of a rank, if it has one."""
+        """Store the outcome of a rank, if it has one."""
         if ended.outcome is None or self._directory is None:
             return
         path = self._directory / f"{self._prefix}{ended.attempt_id}.{request.rank}"
@@ -69,20 +64,20 @@ class OutcomeKeeper:
             output.say_aside(f"an outcome is not kept on this node: {error}")
 
     def durable(self, attempt_ids: Collection[str]) -> None:
-        """Remove what the driver has synced."""
+        """Remove outcomes whose rows the driver has synced."""
         if self._directory is not None:
             for attempt_id in attempt_ids:
                 _remove(self._directory.glob(f"{self._prefix}{attempt_id}.*"))
 
     def close(self) -> None:
-        """Leave nothing behind, unless outcomes are kept still."""
+        """Remove the directory if it is empty."""
         if self._directory is not None:
             with contextlib.suppress(OSError):
                 self._directory.rmdir()
 
 
 def kept_here(run_id: str) -> list[bytes]:
-    """The outcomes of a run that this host keeps, pickled."""
+    """Pickled outcomes of a run on this host."""
     directory = _directory_of(run_id)
     if directory is None:
         return []
@@ -95,8 +90,7 @@ def kept_here(run_id: str) -> list[bytes]:
 
 
 def kept_outcomes(nodes: Sequence[Node], run_id: str) -> Iterator[KeptOutcome]:
-    """The outcomes of a run that these nodes of the joined cluster keep, or this host without a
-    cluster. A node that does not answer has none."""
+    """Outcomes of a run on this host and, in a cluster, on these nodes; skips silent ones."""
     import ray
 
     pickles = kept_here(run_id)
@@ -110,8 +104,7 @@ def kept_outcomes(nodes: Sequence[Node], run_id: str) -> Iterator[KeptOutcome]:
 
 
 def _directory_of(run_id: str) -> Path | None:
-    """The directory of a run's outcomes on this host; None where it cannot be had for this user
-    alone."""
+    """A run's private directory of outcomes on this host; None if it cannot be made."""
     base = Path(tempfile.gettempdir(), f"nightgrid-outcomes-{os.getuid()}")
     directory = base / run_id
     try:

@@ -1,10 +1,9 @@
-"""The files that travel with a submitted grid: the program, the grid, and what the grid names.
+"""Files uploaded with a submitted grid: the program, the grid, and the files that the grid names.
 
-Ray uploads whatever lies in the working directory, and a shell may stand in a home directory. So a
-submission is put together in a directory of its own, out of the two packages, the grid file, and
-the models, datasets and adapters that the grid names by a relative path (an absolute one is the
-cluster's). Whoever needs more says so (``--include``). Files that are named as secrets are
-(``.env``, ``id_rsa``, ``*.pem``) travel only if they are named one by one.
+Ray uploads a whole working directory, which may be a home directory. So a submission is staged in
+its own directory: the two packages, the grid, its models, datasets and adapters with relative paths
+(absolute ones are the cluster's), and ``--include``. Files named like secrets (``.env``,
+``id_rsa``, ``*.pem``) are uploaded only if each is named explicitly.
 """
 
 from __future__ import annotations
@@ -83,11 +82,10 @@ class Upload:
 def upload_of(
     grid: Path, jobs: Iterable[Job], working_dir: Path, include: Sequence[str] = ()
 ) -> Upload:
-    """The files of ``working_dir`` that a grid needs.
+    """Collect the files of ``working_dir`` that a grid needs.
 
-    Raises:
-        SubmitError: something of it is named as secrets are, lies outside of ``working_dir``, is
-            a home directory or the file system's root, or cannot be read.
+    Raises SubmitError for files named like secrets or outside of ``working_dir``, for a home
+    directory or the root, and for unreadable files.
     """
     root = working_dir.resolve()
     named: dict[str, Path] = {}
@@ -106,8 +104,7 @@ def upload_of(
 
 
 def program_files(root: Path | None = None) -> dict[str, Path]:
-    """The program's own files: those of the checkout ``root``, if it is one, else of this
-    installation."""
+    """The program's files, of the checkout ``root`` if it is one, else of this installation."""
     home = Path(__file__).resolve().parents[2]
     if root is not None and (root / "orchestrator" / "__main__.py").is_file():
         home = root
@@ -121,7 +118,7 @@ def program_files(root: Path | None = None) -> dict[str, Path]:
 
 
 def is_secret_file(name: str) -> bool:
-    """Return whether a file of this name, or one that lies there, is likely to hold a secret."""
+    """Return whether a file of this path is likely to hold a secret."""
     path = PurePosixPath(name.lower())
     if SECRET_DIRECTORIES & set(path.parts[:-1]):
         return True
@@ -131,7 +128,7 @@ def is_secret_file(name: str) -> bool:
 
 
 def _named_by(jobs: Iterable[Job], root: Path) -> list[str]:
-    """Models, datasets and adapters that are there, at a path relative to the working directory."""
+    """Existing models, datasets and adapters that jobs name by a relative path."""
     from workloads.data import datasets
     from workloads.models import catalog as models
 

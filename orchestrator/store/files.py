@@ -1,14 +1,13 @@
-"""The files of a run beside its rows: their names, and where runs lie.
+"""Names of a run's files, and the location of results.
 
 <results>/<run>/rows/*.parquet    the rows; open them with pyarrow, pandas, DuckDB or Polars
 <results>/<run>/rows/.rows-*      rows of the last seconds, until they are Parquet (``log.py``)
 <results>/<run>/quarantine/       what was found damaged, kept for a look
 <results>/<run>/logs/             what worker processes print
 <results>/<run>/grid.yaml         the grid file as it was read
-<results>/<run>/options.json      options that `nightgrid run --resume` takes over, and the seed
-                                  that draws the order of replicates
-<results>/<run>/revisions.json    commits that names of the hub in the grid came to at the start; a
-                                  run that is resumed keeps them, though a branch has moved
+<results>/<run>/options.json      options that `nightgrid run --resume` restores, with the seed of
+                                  the order of replicates
+<results>/<run>/revisions.json    hub commits of the grid's names at the start, kept on resume
 <results>/<run>/passports.parquet card checks: how fast each card was (``card_checks.py``)
 <results>/<run>/status.json       what the run does now
 <results>/<run>/report.html       the report
@@ -16,16 +15,13 @@
 <results>/<run>/stop.json         a request to end the run
 <results>/<run>/fetched.json      of a copy that `nightgrid fetch` made: of which run, from where
 <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
-<results>/<run>/begun.log         attempt journal: the row that each running attempt gets should its
-                                  driver die (``log.py``)
+<results>/<run>/begun.log         attempt journal: rows of attempts if the driver dies (``log.py``)
 <results>/<run>/.reserve          room that is given up for status and report on a full disk
-<results>/<run>/run.id            by which a driver's processes are known (``identity.py``)
+<results>/<run>/run.id            marks a driver's processes (``identity.py``)
 
-``./results`` suits a checkout. Inside a Ray job the working directory is a copy that Ray throws
-away with the job, so results go to the home directory of the node that drives the run, and the run
-says so. ``NIGHTGRID_RESULTS`` settles it for a machine or a job. It may be the address of an
-object store, to which a copy goes (``remote.py``); the results themselves lie where they do
-without it.
+The default is ``./results``, or in a Ray job, whose working directory Ray deletes, the home
+directory of the driver's node. ``NIGHTGRID_RESULTS`` overrides it; the address of an object store
+there names only a copy (``remote.py``).
 """
 
 from __future__ import annotations
@@ -68,7 +64,7 @@ def trace_of(attempt_id: str) -> str:
 
 
 def is_trace(name: str) -> bool:
-    """Tell if a file of this name is a trace."""
+    """Return whether this is the name of a trace."""
     return _TRACE.fullmatch(name) is not None
 
 
@@ -77,7 +73,7 @@ def is_trace(name: str) -> bool:
 VARIABLE = "NIGHTGRID_RESULTS"
 #: Ray sets this for the entrypoint of a job and for nothing else.
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-#: How an address of results begins that is no directory.
+#: Prefixes of object store addresses.
 SCHEMES = ("s3://", "gs://", "gcs://")
 _RAY_WORKING_DIRS = "runtime_resources/working_dir_files"
 
@@ -91,11 +87,7 @@ def default_results_dir() -> Path:
 
 
 def directory_of(text: str) -> Path:
-    """The directory that a text names; ``~`` is expanded here, as no shell does in a Ray job.
-
-    Raises:
-        ValueError: it begins with the home directory of a user that this machine does not have.
-    """
+    """Expand ``~``, which no shell does in a Ray job; ValueError for an unknown user's home."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -115,8 +107,7 @@ def default_address() -> str:
 
 
 def inside_ray_job() -> bool:
-    """Return whether this process is the entrypoint of a Ray job, with a temporary working
-    directory."""
+    """Return whether this process runs in a Ray job, with a temporary working directory."""
     return RAY_JOB_VARIABLE in os.environ or _RAY_WORKING_DIRS in Path.cwd().as_posix()
 
 
@@ -126,11 +117,9 @@ _RESERVE_BYTES = 64 * 2**10
 
 
 def write_side_file(run: Path, name: str, content: str | bytes) -> Path:
-    """Replace a report, status or such of a run in one step, if need be in the reserved space; it
-    is not synced.
+    """Replace a side file atomically, unsynced, using the reserve on a full disk.
 
-    Raises:
-        StoreError: the name could lead out of the run's directory, or writing fails.
+    Raises StoreError if the name is unsafe or writing fails.
     """
     disk.valid_name(name, "file name")
     data = content.encode() if isinstance(content, str) else content
@@ -143,12 +132,7 @@ def write_side_file(run: Path, name: str, content: str | bytes) -> Path:
 
 
 def make_reserve(run: Path) -> None:
-    """Reserve some space, so that ``status.json`` can still report a disk that gets full.
-
-    Raises:
-        StoreFull: there is none.
-        StoreError: it cannot be written.
-    """
+    """Reserve space, so that ``status.json`` can report a full disk; StoreFull or StoreError."""
     if not disk.is_there(run / RESERVE):
         disk.replace_file(run, RESERVE, bytes(_RESERVE_BYTES))
 
@@ -166,11 +150,9 @@ MOST_STOP_REQUESTS = 2
 
 
 def request_stop(run: Path, *, at_once: bool = False) -> int:
-    """Ask the driver of a run to end it, on whatever host it is: it looks every second. Return how
-    many requests there are now.
+    """Ask a run's driver, which polls every second, to stop; return the number of requests.
 
-    Raises:
-        StoreError: the request cannot be written.
+    Raises StoreError if the request cannot be written.
     """
     before, _ = stop_requests(run)
     count = MOST_STOP_REQUESTS if at_once else min(MOST_STOP_REQUESTS, before + 1)
@@ -180,9 +162,10 @@ def request_stop(run: Path, *, at_once: bool = False) -> int:
 
 
 def stop_requests(run: Path) -> tuple[int, str]:
-    """The number of requests that lie in a run's directory, and who made them. They are for the
-    driver that is there and for those that its supervisor starts after it; one that somebody
-    starts later removes them."""
+    """Number and author of stop requests, for the driver and its supervisor's restarts of it.
+
+    A driver that is started later by hand removes them.
+    """
     try:
         values = json.loads(files.read_text(run / STOP))
         count, by = values["requests"], str(values["by"])[:200]
@@ -204,6 +187,5 @@ def _user() -> str:
         return f"user {os.getuid()}"
 
 
-#: Files of a run besides its rows that mean something elsewhere. The status comes last: what it
-#: counts is there.
+#: Side files that are copied with a run. Status last: the rows that it counts precede it.
 TRAVELLING = (GRID, OPTIONS, CARD_CHECKS, REPORT, STATUS)

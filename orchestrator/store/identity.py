@@ -1,10 +1,8 @@
-"""The id of a run, bound to the path of the run's directory, so that a copy is another run.
+"""The id of a run, bound to its directory's path, so that a copy is another run.
 
-By the id the next driver of a run finds the processes that a dead driver has left, and ends them
-(``worker/orphans.py``). A copy of the directory carries the file ``run.id`` along, so the file
-also says for which path it was written: line 1 is the id, line 2 is JSON with that path, the host,
-and the ids that the directory had before. A directory that was renamed on its host keeps its id;
-at another path beside the original, or on another host, it gets a new one.
+The next driver finds a dead driver's processes by it (``worker/orphans.py``). ``run.id`` has the id
+on line 1, and JSON on line 2: path, host and former ids. A directory renamed on its host keeps its
+id; a copy beside the original, or on another host, gets a new one.
 """
 
 from __future__ import annotations
@@ -34,9 +32,8 @@ class Identity:
     Attributes:
         run_id: 12 hexadecimal digits.
         path: for which it was written; empty in a file of version 0.1.0.
-        host: on which it was.
-        former: ids that this directory had before, or that the original of a copy had.
-        note: a sentence for the user, where the id is a new one.
+        former: earlier ids of this directory or of a copy's original.
+        note: a sentence for the user about a new id.
     """
 
     run_id: str
@@ -47,12 +44,9 @@ class Identity:
 
 
 def identify(directory: Path, quarantine: Path) -> Identity:
-    """Read the id of a run and check that it is this directory's; make one where it is not. Only
-    the holder of the run's lock may.
+    """Read this directory's id, or write a new one; only for the holder of the run's lock.
 
-    Raises:
-        StoreError: the id cannot be written or, for the moment, read; or what lies in its place
-            cannot be set aside.
+    Raises StoreError if the id cannot be read now, written, or set aside.
     """
     file = directory / RUN_ID
     try:
@@ -88,7 +82,7 @@ def id_at(directory: Path) -> str | None:
 
 
 def ids_at(directory: Path) -> tuple[str, ...]:
-    """The id in a directory, then those that it had before; empty where there is none."""
+    """The id in a directory and its former ids; empty where there is none."""
     try:
         known = _parse(disk.read(directory / RUN_ID, _MOST_BYTES, follow=False))
     except (OSError, ValueError):
@@ -117,11 +111,7 @@ def _write(directory: Path, run_id: str, former: tuple[str, ...] = (), note: str
 
 
 def _parse(data: bytes) -> Identity:
-    """The content of a file, of this version or an earlier one.
-
-    Raises:
-        ValueError: it is none; says why.
-    """
+    """Parse a file of this version or an earlier one; ValueError with the reason if invalid."""
     head, _, rest = data.strip().partition(b"\n")
     run_id = head.decode("ascii", "replace").strip()
     if not _ID.fullmatch(run_id):

@@ -1,11 +1,10 @@
-"""Reads the logs of rows that versions before this one wrote (``.appended-*.arrows``).
+"""Reader of earlier versions' logs (``.appended-*.arrows``), left only by killed drivers.
 
-Such a log is left only by a driver that was killed within seconds of a row: a driver makes Parquet
-of it, which all versions share. A record is columns of several rows as JSON, or an Arrow stream:
+A record is columns of several rows as JSON, or an Arrow stream (``.arrow`` instead of ``.json``):
 
     \\n<job>-<attempt>-<sha256[:16]>.json <bytes>\\n  <JSON>  \\n<the same>\\n
 
-``.arrow`` in the place of ``.json`` names a stream. The checksum is of the name before it, too.
+The checksum includes the name before it.
 """
 
 from __future__ import annotations
@@ -31,16 +30,12 @@ _MARK = re.compile(
 
 
 def is_older_log(name: str) -> bool:
-    """Tell if a file of this name is a log of an earlier version."""
+    """Return whether this is the name of an earlier version's log."""
     return _LOG.fullmatch(name) is not None
 
 
 def lines_in_older(data: bytes) -> Iterator[Line]:
-    """The rows of an older log as lines of today's; bytes that are no record are damaged lines.
-
-    Raises:
-        SchemaMismatch: a newer version wrote them.
-    """
+    """Convert an older log to current lines, damaged ones included; may raise SchemaMismatch."""
     at = sound_until = 0
     while mark := _MARK.search(data, at):
         end = mark.end() + int(mark["bytes"])
@@ -72,12 +67,7 @@ def _rows_in_stream(data: bytes) -> list[Row]:
 
 
 def _rows_in_json(data: bytes) -> list[Row]:
-    """The rows of a record of columns.
-
-    Raises:
-        ValueError, TypeError, LookupError, AttributeError, RecursionError: it is none.
-        SchemaMismatch: it is of a newer version.
-    """
+    """Rows of a record of columns; SchemaMismatch if newer, other errors if it is invalid."""
     record = json.loads(data)
     refuse_newer(record["schema_version"], "a record")
     columns = record["columns"]

@@ -2,19 +2,17 @@
 
     <sha256[:16] of the row> <the row as JSON, see codec.py>\\n
 
-A row is safe when its line is synced (``RowLog.append``); every few seconds the lines become a
-Parquet file, and the log goes. Files of logs are
+A row is safe when its line is synced (``RowLog.append``); every few seconds the lines move to a
+Parquet file. Logs are named
 
-    rows/.rows-<writer>-<n>.jsonl        plain readers skip a name with a point
+    rows/.rows-<writer>-<n>.jsonl        plain readers skip dot files
 
-No name is used twice, and a writer never goes on in a log that another one left, nor after a failed
-write: it creates a new one. So a row may stand in two logs, or in a log and in Parquet; readers
-know a row by its identity (``reader.ROW_KEY``) and take it once. A crash can tear the last line,
-which was never confirmed as safe; any other line that does not match its checksum is damaged.
+Names are never reused; after a failed write, or another writer's log, a new one is created. So a
+row may be in two files, and readers deduplicate it (``reader.ROW_KEY``). A crash can tear the last
+line, which was never confirmed; any other checksum mismatch is damage.
 
-The attempt journal (``begun.log``) has the same lines: for each attempt that runs now the row that
-it gets should its driver die. It is replaced before attempts begin and not synced: a power failure
-may take lines, and then nobody has heard of their attempts.
+The attempt journal (``begun.log``) has the same lines: per running attempt the row that it gets if
+its driver dies. It is replaced before attempts begin and not synced: a power failure may lose it.
 """
 
 from __future__ import annotations
@@ -41,19 +39,13 @@ Row = Mapping[str, Any]
 
 
 def is_log(name: str) -> bool:
-    """Tell if a file of this name is a log of rows."""
+    """Return whether this is the name of a log of rows."""
     return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of a log: a row, or bytes that are none.
-
-    Attributes:
-        data: the line, without its end.
-        row: in it; None for a damaged line.
-        reason: why it is damaged.
-    """
+    """A line of a log, without its newline: its row, or the reason why it is damaged."""
 
     data: bytes
     row: Row | None = None
@@ -67,11 +59,7 @@ def line_with(row: Row) -> bytes:
 
 
 def lines_in(data: bytes) -> Iterator[Line]:
-    """The lines of a log, less a torn one at its end.
-
-    Raises:
-        SchemaMismatch: a newer version wrote them.
-    """
+    """Lines of a log without a torn last one; SchemaMismatch if a newer version wrote them."""
     *lines, _torn = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
         checksum, _, text = line.partition(b" ")
@@ -86,13 +74,9 @@ def lines_in(data: bytes) -> Iterator[Line]:
 
 
 class RowLog:
-    """The logs that one writer appends to, one after the other; each is created at its first row.
+    """The successive logs of one writer, each created at its first row; thread-safe.
 
-    Two threads may use it: one appends while another puts the rows of ended logs into Parquet.
-
-    Args:
-        directory: of the run's rows.
-        writer: 16 hexadecimal digits that no other writer has; drawn if left out.
+    ``writer`` is 16 unique hexadecimal digits, drawn if left out.
     """
 
     def __init__(self, directory: Path, writer: str = "") -> None:
@@ -105,12 +89,9 @@ class RowLog:
         self._has_rows = False  # the log of now has rows that are safe
 
     def append(self, rows: Iterable[Row]) -> Path:
-        """Write rows at the end; when this returns, they survive a power failure. After an error
-        they may stand there or not, and can be appended again.
+        """Append rows, which survive a power failure on return; repeat after an error.
 
-        Raises:
-            StoreFull: no space is left.
-            StoreError: anything else the file system says.
+        Raises StoreFull if no space is left, StoreError for other file system errors.
         """
         data = b"".join(map(line_with, rows))
         with self._changing:
@@ -127,11 +108,7 @@ class RowLog:
             return self._path
 
     def rotate(self) -> list[str]:
-        """End the log; the names in its directory, to none of which this writer adds anything.
-
-        Raises:
-            OSError: the directory cannot be listed.
-        """
+        """Close the log; return all names in its directory, now unchanging. May raise OSError."""
         with self._changing:
             if self._handle is not None and not disk.has_name(self._handle, self._path):
                 _LOG.error("%s was removed by somebody else, with its rows", self._path)
@@ -152,8 +129,7 @@ class RowLog:
         return self._handle
 
     def _give_up(self) -> None:
-        """End a log that could not be written or synced: it is not to be trusted with more. One
-        without any safe row is removed, else a full disk would get another one at each try."""
+        """Close a log after a failed write; remove it if it has no safe row, for full disks."""
         opened = self._handle is not None
         self._close()
         if opened and not self._has_rows:
@@ -168,8 +144,7 @@ class RowLog:
 
 
 class AttemptJournal:
-    """The journal of one driver, which starts it from scratch. The file is replaced whole each time
-    that attempts begin: it has those that run then, a few kilobytes each."""
+    """One driver's journal of running attempts (a few KB each), rewritten whenever some begin."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -178,12 +153,9 @@ class AttemptJournal:
         self._written = False
 
     def begin(self, rows: Iterable[Row]) -> None:
-        """Write down attempts that begin, by the rows that they get should this process die. Lines
-        that find no room are in the file with the next ones.
+        """Record starting attempts by the rows they get if this process dies.
 
-        Raises:
-            StoreFull: no space is left.
-            StoreError: they cannot be written.
+        Raises StoreFull or StoreError; lines not written then are written by the next call.
         """
         with self._changing:
             self._lines |= {str(row["attempt_id"]): line_with(row) for row in rows}
@@ -192,26 +164,20 @@ class AttemptJournal:
             self._written = True
 
     def end(self, attempt_ids: Iterable[str]) -> None:
-        """These attempts have their rows, or are not to have one."""
+        """Forget attempts that have their rows, or need none."""
         with self._changing:
             for attempt_id in attempt_ids:
                 self._lines.pop(attempt_id, None)
 
     def close(self, *, ours: bool) -> None:
-        """End the journal. Its file goes unless it has attempts without a row, or is not ours any
-        more."""
+        """Remove the journal's file if it is ours and all its attempts have rows."""
         if ours and self._written and not self._lines:
             with contextlib.suppress(OSError):
                 disk.remove(self.path)
 
 
 def read_journal(path: Path) -> list[Line]:
-    """The lines of a journal; none if there is no such file.
-
-    Raises:
-        OSError: it is there and cannot be read.
-        SchemaMismatch: a newer version wrote it.
-    """
+    """Lines of a journal, none if absent; OSError if unreadable, SchemaMismatch if newer."""
     try:
         return list(lines_in(disk.read(path, _LARGEST_BYTES)))
     except FileNotFoundError:

@@ -216,7 +216,10 @@ def rows_in_log(name: str, data: bytes) -> Iterator[Line]:
 def table_of_lines(
     lines: Iterable[Line], columns: Sequence[str] | None = None
 ) -> tuple[pa.Table, list[Line]]:
-    """Convert lines to a table with these columns (None: all); also return the damaged lines."""
+    """Convert lines to a table with these columns (None: all); also return the damaged lines.
+
+    Raises MemoryError, which says nothing about the lines, and SchemaMismatch.
+    """
     import pyarrow as pa
 
     lines = list(lines)

@@ -1,21 +1,17 @@
-"""Copies of runs elsewhere: in an object store, and on this machine of a run on a cluster.
+"""Copies of runs: in an object store, and fetched from a cluster.
 
-*A copy in an object store* (``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``) follows a run. The
-run's own directory comes first: a row is safe when it is there, and nothing waits for the copy. A
-thread brings over what has changed every few seconds, and all of it at the end. While the address
-cannot be reached the run says so and goes on; the next try, or the next driver, brings what is
-missing. ``mirror.json`` there names the run, so that another one of its name is refused. pyarrow
-speaks to both kinds of address, with the credentials that their own tools use. S3 is tested over
-HTTP; Google's is untested.
+*A mirror* (``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``) follows a run without delaying it: a
+thread copies changes every few seconds and the rest at the end. While the address is unreachable
+the run reports it and goes on; a later try or driver copies what is missing. ``mirror.json`` there
+names the run, so that another of its name is refused. pyarrow uses the credentials of each store's
+own tools. S3 is tested over HTTP; Google's is untested.
 
-*A transfer* brings a run's files through a channel that carries text alone: Ray's job interface has
-no files, but shows what a job prints. ``python -m orchestrator.store.remote RUN`` prints, on the
-machine that has the run, those of its files that the other side lacks: first a list, then each file
-in parts, every part and every file with its SHA-256. ``Receiver`` writes a file when the last of
-its parts is there and whole, so an interrupted transfer leaves whole files, and the next one brings
-the rest.
+*A transfer* sends a run's files as text, since Ray's job interface carries only output.
+``python -m orchestrator.store.remote RUN`` prints the files that the other side lacks: a list, then
+each file in parts, with a SHA-256 of every part and file. ``Receiver`` writes only complete files,
+so an interrupted transfer can be repeated.
 
-A copy only grows: a row that lies in two of its files is read once.
+A copy only grows: a row in two of its files is read once.
 """
 
 from __future__ import annotations
@@ -51,11 +47,9 @@ PART_BYTES = 48 * 1024
 
 
 def travelling_files(run: Path) -> list[str]:
-    """The names of a run's files that mean something elsewhere, beneath its directory. The status
-    comes last: what it counts is there.
+    """Relative names of the files to copy, status last so that its rows precede it.
 
-    Raises:
-        OSError: its rows cannot be listed.
+    Raises OSError if the rows cannot be listed.
     """
     names = []
     with contextlib.suppress(FileNotFoundError):
@@ -67,15 +61,14 @@ def travelling_files(run: Path) -> list[str]:
 
 
 def _travels(name: str) -> bool:
-    """Return whether a file of this name, beneath a run's directory, is one that travels; no other
-    is written, whatever the far side says."""
+    """Return whether a file of this relative name is copied; others are never written."""
     folder, _, last = name.rpartition("/")
     known = has_rows(last) if folder else name in files.TRAVELLING or files.is_trace(name)
     return known and folder in ("", files.ROWS) and disk.is_valid_name(last.removeprefix("."))
 
 
 def _write_received(run: Path, name: str, data: bytes) -> None:
-    """Write a file of a copy; rows for good."""
+    """Write a file of a copy; rows durably."""
     if not _travels(name):
         raise StoreError(f"{name!r} is not a file of a run")
     path = run / name
@@ -90,17 +83,15 @@ def _write_received(run: Path, name: str, data: bytes) -> None:
 
 
 def copy_directory(results: Path, name: str, source: str, run_id: str) -> Path:
-    """The directory for a copy of a run, made if it is not there. ``fetched.json`` in it says of
-    which run it is, so that a run of one's own is never mixed with one of the same name.
+    """Return the directory for a copy, created with ``fetched.json``, which names its run.
 
     Args:
-        name: of the copy.
-        source: the address it is fetched from, for people.
+        source: the address it is fetched from, for messages.
         run_id: of the run; "" where that has none yet.
 
     Raises:
-        StoreError: a run of one's own, a copy of another one, or one with which a driver has gone
-            on, has this name.
+        StoreError: the name is that of a local run, another run's copy, or a copy that a driver
+            has resumed.
     """
     store = Store.open(results, name)
     elsewhere = "fetch into another directory (--results DIR) or under another name (--as NAME)"
@@ -123,7 +114,7 @@ def copy_directory(results: Path, name: str, source: str, run_id: str) -> Path:
 
 
 def copied_id(run: Path) -> str | None:
-    """The id of the run of which a directory is a copy; None of one that is none."""
+    """Id of the run that a directory is a copy of; None if it is no copy."""
     try:
         return str(json.loads(read_text(run / files.FETCHED))["run_id"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -134,16 +125,13 @@ def copied_id(run: Path) -> str | None:
 
 
 class Mirror:
-    """The copy of one run in an object store.
+    """The copy of one run's directory in an object store, at ``address``/name.
 
     Args:
-        run: its directory.
-        address: where the copy lies, beneath the run's name.
-        run_id: by which the run is known.
-        again: the run has been copied there before; it goes on even if the address is away now.
+        again: the run was copied there before, so an unreachable address is no error.
 
     Raises:
-        StoreError: the address cannot be written, or another run has its name there.
+        StoreError: the address cannot be written, or has another run of this name.
     """
 
     def __init__(self, run: Path, address: str, run_id: str, *, again: bool = False) -> None:
@@ -176,9 +164,7 @@ class Mirror:
         self.copy()
 
     def copy(self) -> int:
-        """Bring over what has changed, as far as that is possible; the number of files. A log, to
-        which an object store cannot append, goes at the end, if its rows are not Parquet by then.
-        """
+        """Copy changed files as far as possible and return their number; logs only at the end."""
         count, unread = 0, ""
         try:
             for name in travelling_files(self._run):
@@ -235,14 +221,10 @@ class Mirror:
 
 
 def fetch_from(address: str, run: str, directory: Callable[[str], Path]) -> list[str]:
-    """Bring a run's copy at an address to this machine: rows that are not here, and side files.
+    """Fetch missing rows and all side files of a run's mirror; return their names.
 
-    Args:
-        run: its name there.
-        directory: where it goes, given the run's id; may refuse.
-
-    Raises:
-        StoreError: there is no such run, or the address cannot be read.
+    ``directory`` maps the run's id to the target, or raises. Raises StoreError if there is no such
+    run or the address cannot be read.
     """
     from pyarrow.fs import FileSelector
 
@@ -269,7 +251,7 @@ def fetch_from(address: str, run: str, directory: Callable[[str], Path]) -> list
 
 
 def shown_address(address: str) -> str:
-    """The address for people: without a key in it, and without its options."""
+    """The address for messages, without secrets and options."""
     return redact(address.partition("?")[0], {})
 
 
@@ -318,7 +300,7 @@ def digests(run: Path) -> dict[str, str]:
 
 
 def lines_of(run: Path, have: Mapping[str, str]) -> Iterator[str]:
-    """The lines that bring somebody who has these files, by their digests, what the run has."""
+    """Lines of a transfer to a receiver that has these files, by digest."""
     wanted = [name for name, digest in digests(run).items() if have.get(name) != digest]
     head = {"run": run.name, "run_id": id_at(run) or "", "wanted": wanted}
     yield f"{MARK} begin {json.dumps(head)}"
@@ -339,12 +321,7 @@ def lines_of(run: Path, have: Mapping[str, str]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Receiver:
-    """Writes the files that come as lines.
-
-    Attributes:
-        begin: called with what comes before the first file; it says where the files go, or raises.
-        damaged: names of files that did not come whole.
-    """
+    """Writes the files of a transfer. ``begin`` maps its header to the target, or raises."""
 
     begin: Callable[[Mapping[str, object]], Path]
     finished: bool = False
@@ -357,11 +334,7 @@ class Receiver:
     _broken: bool = False
 
     def feed(self, text: str) -> None:
-        """Take some of the text, cut anywhere.
-
-        Raises:
-            StoreError: the sender refused, or a file cannot be written.
-        """
+        """Take a piece of the text; StoreError if the sender refused or writing fails."""
         *lines, self._text = (self._text + text).split("\n")
         for line in lines:
             mark, _, rest = line.partition(" ")

@@ -1,9 +1,7 @@
-"""The one look at values that come from files of rows: is each what its column says it is?
+"""Validation of values from files of rows, so that code behind it can rely on them.
 
-``fault`` looks at whole columns: text that is UTF-8, nulls only where a record may lack a value,
-numbers and times in the ranges that ``column_docs.py`` declares, states and kinds of card that
-exist, parameters that are plain JSON values. What has passed needs no second look: no reader behind
-this has to expect a batch size of zero.
+``fault`` checks whole columns: UTF-8, nulls only where allowed, numbers and times in the ranges of
+``column_docs.py``, known states and kinds of card, parameters that are plain JSON values.
 """
 
 from __future__ import annotations
@@ -21,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def faults(tables: Mapping[str, pa.Table]) -> dict[str, str]:
-    """The tables, by name, that hold something else than rows, and why.
-
-    Args:
-        tables: of the same columns, and of exactly their types (``schema.current``).
-    """
+    """Reasons, by name, of invalid tables; all have the same ``schema.current`` columns."""
     import pyarrow as pa
 
     full = {name: table for name, table in tables.items() if table.num_rows}
@@ -37,13 +31,9 @@ def faults(tables: Mapping[str, pa.Table]) -> dict[str, str]:
 
 
 def fault(table: pa.Table) -> str:
-    """Describe the first fault that makes some of these rows invalid; "" if all are valid.
+    """Describe the first fault of a table of ``schema.current`` columns; "" if it is valid.
 
-    Args:
-        table: some or all columns, of exactly their types.
-
-    Raises:
-        MemoryError: they may be valid.
+    Raises MemoryError, which says nothing about the values.
     """
     import pyarrow as pa
 
