@@ -96,16 +96,17 @@ class Declared(Mapping[str, T], Generic[T]):
         return tuple(self[name] for name in (*self.own, *self.__dict__.get("_others", ())))
 
     def __getitem__(self, name: str) -> T:
+        if name in self._loaded:
+            return self._loaded[name]
         if name not in self._modules:
             return self._others[name]
-        if name not in self._loaded:
-            module = importlib.import_module(self._modules[name])
-            specs = module.SPECS if hasattr(module, "SPECS") else (module.SPEC,)
-            matching = [spec for spec in specs if _is_named(spec, self._kind, name)]
-            if not matching:
-                raise TypeError(f"{module.__file__} declares no {self._kind.__name__} named {name}")
-            self._loaded[name] = matching[0]
-        return self._loaded[name]
+        module = importlib.import_module(self._modules[name])
+        specs = module.SPECS if hasattr(module, "SPECS") else (module.SPEC,)
+        matching = [spec for spec in specs if _is_named(spec, self._kind, name)]
+        if not matching:
+            raise TypeError(f"{module.__file__} declares no {self._kind.__name__} named {name}")
+        self._loaded[name] = matching[0]
+        return matching[0]
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self.own, *self._others))

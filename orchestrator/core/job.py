@@ -161,6 +161,11 @@ class Job:
         return hashlib.sha256(_canonical_json(self.identity()).encode()).hexdigest()[:16]
 
     @cached_property
+    def typed_parameters(self) -> tuple[tuple[str, type, Scalar], ...]:
+        """Parameters with the types of their values: 1, 1.0 and True are equal and not the same."""
+        return tuple((name, type(value), value) for name, value in self.parameters)
+
+    @cached_property
     def cell_id(self) -> str:
         """Id of the first replicate, shared by all."""
         return self.job_id if self.replicate == 1 else replace(self, replicate=1).job_id

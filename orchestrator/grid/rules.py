@@ -38,15 +38,13 @@ class Rules(Generic[Answer]):
         if rule is None:
             return ()
         read, known = self._known.setdefault((job.workload, device), ({}, {}))
-        # With the types of values: 1, 1.0 and True are equal, and other settings.
-        parameters = tuple((name, type(value), value) for name, value in job.parameters)
-        key = (parameters, *[getattr(job, name) for name in read])
+        key = (job.typed_parameters, *[getattr(job, name) for name in read])
         if key not in known:
             before = len(read)
             answers = tuple(rule(_description(job, device, read)))
             if len(read) > before:
                 known.clear()  # their keys lack what is read now
-                key = (parameters, *[getattr(job, name) for name in read])
+                key = (job.typed_parameters, *[getattr(job, name) for name in read])
             known[key] = answers
         return known[key]
 
