@@ -1,12 +1,9 @@
-"""Chunks of a corpus with masked tokens: what a masked language model is trained on.
+"""Masked chunks of a corpus for masked language models.
 
-All texts are put one after the other, each as the tokenizer begins and ends it, and cut into chunks
-of one length, whatever ends within them; what is left over at the end is dropped. In every step
-each token of a chunk but special ones is masked with the same chance, and only masked tokens are
-learned: 80 % of them are replaced by the mask token, 10 % by any token of the vocabulary, and 10 %
-stay, so that the model has to know every token from its neighbours. Masks are drawn anew for each
-step (dynamic masking), for the whole global batch at once from the number of the step, so they are
-the same on any number of cards.
+Texts, with the tokenizer's special tokens, are joined and cut into chunks of one length; the rest
+is dropped. Only masked tokens are learned: 80 % become the mask token, 10 % any token, 10 % stay.
+Masks are drawn per step (dynamic masking) for the whole global batch from the number of the step,
+so they are equal on any number of cards.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
     from workloads.data.shapes import Example
     from workloads.training.technique import Inputs
 
-#: Of the masked tokens: how many become the mask token, and how many any token.
+#: Shares of masked tokens that become the mask token, and any token.
 REPLACED, RANDOM = 0.8, 0.1
 _SEED = 42
 _TEXTS_AT_ONCE = 256
@@ -35,8 +32,7 @@ _TEXTS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Tokens of one chunk, and which of them a tokenizer puts around texts; the masks of a step,
-    where it has met one."""
+    """Tokens of one chunk, flags of special ones, and labels once masked for a step."""
 
     ids: NDArray[numpy.int64]
     special: NDArray[numpy.bool_]
@@ -89,7 +85,7 @@ def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encod
 
 
 def _encoded(examples: Sequence[Example], tokenizer: Any) -> Iterator[tuple[list[int], list[bool]]]:
-    """The tokens of each text, and which of them the tokenizer has put around it."""
+    """Tokens of each text, and flags of the special ones."""
     for start in range(0, len(examples), _TEXTS_AT_ONCE):
         texts = [text_of(example) for example in examples[start : start + _TEXTS_AT_ONCE]]
         encoded = tokenizer(texts, return_special_tokens_mask=True, verbose=False)
@@ -97,8 +93,7 @@ def _encoded(examples: Sequence[Example], tokenizer: Any) -> Iterator[tuple[list
 
 
 def arrange(chunks: Sequence[Chunk], batch: int) -> list[list[int]]:
-    """Global batches in the order of the corpus; an incomplete last one is dropped, so that each
-    chunk is met once before any is met again."""
+    """Global batches in the order of the corpus; an incomplete last one is dropped."""
     whole = len(chunks) // batch
     if not whole:
         raise BadConfiguration(
@@ -109,7 +104,7 @@ def arrange(chunks: Sequence[Chunk], batch: int) -> list[list[int]]:
 
 
 def draw(chunks: Sequence[Chunk], form: SampleFormat, step: int) -> list[Chunk]:
-    """A global batch as one step meets it."""
+    """Mask a global batch for one step."""
     share = float(form.parameters["masked_share"])
     return masked(chunks, share, int(form.tokenizer.mask_token_id), len(form.tokenizer), step)
 
@@ -117,7 +112,7 @@ def draw(chunks: Sequence[Chunk], form: SampleFormat, step: int) -> list[Chunk]:
 def masked(
     chunks: Sequence[Chunk], share: float, mask_id: int, vocabulary: int, step: int
 ) -> list[Chunk]:
-    """Chunks of one length with masks that are a function of their place and the step."""
+    """Mask chunks of one length as a function of their place and the step."""
     ids = numpy.stack([chunk.ids for chunk in chunks])
     special = numpy.stack([chunk.special for chunk in chunks])
     random = numpy.random.Generator(numpy.random.PCG64(numpy.random.SeedSequence([_SEED, step])))
@@ -132,7 +127,7 @@ def masked(
 
 
 def collate(chunks: Sequence[Chunk], form: SampleFormat, fixed: bool = False) -> Inputs:
-    """One chunk a row. All have one length, so nothing is padded and nothing has to be hidden."""
+    """One chunk a row, unpadded since all have one length."""
     import torch
 
     from workloads.training.technique import Inputs

@@ -1,14 +1,10 @@
-"""Fine-tuning methods: how much of a model learns, and in which numbers the rest stands.
+"""Fine-tuning methods. Imports torch in functions only, since plans read the settings.
 
-*Full* fine-tuning changes every weight. *LoRA* freezes them and learns, for each target layer, a
-product of two thin matrices that is added to it; *DoRA* learns the length of each weight column
-apart from its direction; *VeRA* shares two random matrices among all layers and learns only
-vectors. *QLoRA* keeps the frozen base in 4 bits (NF4). *QAT* trains under fake quantization: the
-forward pass rounds weights to int4 and activations to int8 as the finished model will, so that the
-model learns to live with it; ``converted`` then has real int4 weights. Over a LoRA the fake
-quantization covers the base weight, not the sum with the adapter.
-
-The plan reads the settings, so torch is imported in functions only.
+*Full* fine-tuning changes every weight. *LoRA* freezes them and adds a learned product of two thin
+matrices to each target layer; *DoRA* learns magnitude and direction of weight columns apart; *VeRA*
+shares two random matrices among all layers and learns vectors. *QLoRA* has a frozen 4-bit (NF4)
+base. *QAT* rounds weights to int4 and activations to int8 in the forward pass (over a LoRA only the
+base weight); ``converted`` makes real int4 weights.
 """
 
 from __future__ import annotations
@@ -36,11 +32,11 @@ ADAPTER_METHODS = ("lora", "vera", "dora", "qlora", "qat-lora")
 #: Methods that train the model's own weights.
 WHOLE_METHODS = ("full", "qat", "distill")
 
-#: VeRA's two shared random matrices want a large rank; its trained vectors a large rate.
+#: VeRA's shared random matrices need a large rank, its trained vectors a large rate.
 DEFAULT_RANK = {"vera": 256}
 DEFAULT_LEARNING_RATE = {"full": 5e-5, "qat": 5e-5, "distill": 5e-5, "vera": 1e-2}
 
-#: Adapters are directories; names must do on every file system.
+#: Directory names that are valid on every file system.
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
@@ -138,12 +134,11 @@ class MethodParameters(TrainingParameters):
     save_model: str | None = SAVE_MODEL
 
 
-#: Steps of a job that is asked only whether its batch fits: the first allocates the optimizer's
-#: averages, the second meets them in its passes.
+#: Steps of a probe: the first allocates optimizer state, the second runs with it.
 PROBE_STEPS = 2
 
 
-#: The method of workloads that have no choice of one.
+#: Method of workloads without a choice of methods.
 WHOLE_MODEL = "full"
 
 
@@ -159,7 +154,7 @@ def method_of(parameters: Mapping[str, Any]) -> MethodParameters:
 
 
 def method_for(parameters: Mapping[str, Any], *, probe: bool) -> MethodParameters:
-    """The method's part as a job runs it; a probe takes few steps and keeps nothing."""
+    """The method's parameters as run; a probe takes few steps and saves nothing."""
     method = method_of(parameters)
     if not probe:
         return method
@@ -201,35 +196,34 @@ class Applied:
 
     model: Any
     weights: weights.ModelWeights  # of the base, as loaded
-    detail: str  # for the row: what stands in which numbers, and what learns
+    detail: str  # for the row: formats of the weights, and what learns
     adapter: str  # for the row: rank, alpha and targets; "" without an adapter
 
 
 def learning_rate(parameters: MethodParameters) -> float:
-    """The one asked for, or the method's default."""
+    """The learning rate set, or the method's default."""
     return parameters.learning_rate or DEFAULT_LEARNING_RATE.get(parameters.method, 2e-4)
 
 
 def rank(parameters: MethodParameters) -> int:
-    """The one asked for, or the method's default."""
+    """The rank set, or the method's default."""
     return parameters.rank or DEFAULT_RANK.get(parameters.method, 8)
 
 
 def base_precision(method: str, precision: str) -> str:
-    """In which precision of ``workloads.models.precision`` the base is stored."""
+    """Precision (of ``workloads.models.precision``) of the stored base."""
     return "int4" if method == "qlora" else precision
 
 
 def loading_arguments(method: str, precision: str, device: Any) -> dict[str, Any]:
     """Keyword arguments of ``from_pretrained`` for the base model.
 
-    Raises:
-        Unsupported: the base cannot be had on this device, or a package is missing.
+    Unsupported if the device or an installed package lacks the base's precision.
     """
     arguments = weights.loading_arguments(base_precision(method, precision), device.name)
     if method != "qlora":
         return arguments
-    # QLoRA's products are in the job's precision, which is that of everything not in 4 bits.
+    # QLoRA's products, and all that is not in 4 bits, have the job's precision.
     dtype = weights.compute_dtype(precision)
     arguments["quantization_config"].bnb_4bit_compute_dtype = dtype
     keyword = next(name for name in arguments if name.endswith("dtype"))
@@ -237,11 +231,11 @@ def loading_arguments(method: str, precision: str, device: Any) -> dict[str, Any
 
 
 def apply(model: Any, parameters: MethodParameters, precision: str, device: str) -> Applied:
-    """Make a loaded base model ready for its method. Freezes what does not learn.
+    """Prepare a loaded base model for its method; freeze what does not learn.
 
     Raises:
-        BadConfiguration: targets that match nothing; weights that are not in the precision.
-        Unsupported: sizes that the quantization cannot divide; a missing package.
+        BadConfiguration: unmatched targets, or weights not in the precision.
+        Unsupported: sizes that the quantization cannot divide, or a missing package.
     """
     method = parameters.method
     from workloads.models.describe import linear_layers
@@ -250,8 +244,8 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
     names = [layer.name for layer in linear_layers(model)]
     detail = f"{precision} weights" if method != "qlora" else f"NF4 base, {precision} products"
     if method == "qlora":
-        # All stays as loaded. peft's prepare_model_for_kbit_training would turn embeddings and
-        # output layer to fp32, with which QLoRA takes more memory than LoRA.
+        # Not peft's prepare_model_for_kbit_training: its fp32 embeddings and output layer would
+        # take more memory than LoRA.
         model.requires_grad_(False)
         _keep_layout(model)
     if method.startswith("qat"):
@@ -270,9 +264,10 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
 
 
 def _keep_layout(model: Any) -> None:
-    """Keep 4-bit weights as they were loaded. On CPUs with bf16 products bitsandbytes brings them
-    into another layout at the first pass of evaluation, which a trial before the first step is;
-    that layout has no backward pass."""
+    """Stop bitsandbytes from changing the layout of 4-bit weights in evaluation passes on CPUs.
+
+    Its layout for CPUs with bf16 products has no backward pass.
+    """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
@@ -342,12 +337,9 @@ def _fake_quantize(model: Any) -> None:
 
 
 def converted(model: Any) -> tuple[Any, str]:
-    """A model trained with QAT as it will be used, and what it is, for the row.
+    """Convert a QAT model in place, its adapter merged, to int4; describe it for the row.
 
-    An adapter is merged first. ``model`` is used up.
-
-    Raises:
-        BadConfiguration: a layer came out that is not int4.
+    BadConfiguration if a layer is not int4 afterwards.
     """
     import torch
 
@@ -373,7 +365,7 @@ def _fake_quantized(model: Any) -> set[str]:
 
 
 def _is_int4(weight: torch.Tensor) -> bool:
-    """Tell if all stored values lie in -8 … 7, whatever integer they are stored as."""
+    """Tell if all stored integers lie in -8 … 7."""
     import torch
 
     integers = [

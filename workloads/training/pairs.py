@@ -1,11 +1,8 @@
-"""Sequence-to-sequence models: a source that the encoder reads, a target that is learned.
+"""Samples of sequence-to-sequence models: a source for the encoder, a target to learn.
 
-The encoder reads the source, with its prefix, in both directions. The decoder is given the target
-one place later, behind the token that a text begins with, and learns the target at each place. A
-batch pads both sides on the right; padding carries no label, so it is never learned
-(``--ignore_pad_token_for_loss True`` of transformers' script; the published T5 run had False). The
-lengths are those of that script, ``run_summarization.py``: a source is cut at 1,024 tokens, a
-target at 128.
+The decoder's input is the target shifted right behind its start token. Both sides are padded on the
+right; padding has no label (``--ignore_pad_token_for_loss True`` of transformers'
+``run_summarization.py``; the published T5 run had False). Default lengths are that script's.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from workloads.data.shapes import Example
     from workloads.training.technique import Inputs
 
-#: Most tokens of a source and of a target, unless told.
+#: Default maximum of tokens of a source and of a target.
 SOURCE_TOKENS, TARGET_TOKENS = 1024, 128
 
 
@@ -73,7 +70,7 @@ def target_length(parameters: Mapping[str, Any]) -> int:
 #: Families whose feed-forward layers overflow in fp16.
 _OVERFLOWING = frozenset({"t5", "mt5", "umt5", "longt5"})
 
-#: Values of techniques for which samples have to be one row of tokens.
+#: Technique settings that need samples of one row.
 _OF_ONE_ROW = {
     ("padding", "packing"): "packs a source and its target into no row",
     **dict.fromkeys(
@@ -189,11 +186,7 @@ def _prefix_note(model: str, prefix: str) -> str:
 
 
 def begin_token_id(config: Any) -> int:
-    """The token before the first of every target.
-
-    Raises:
-        Unsupported: the model has none; its targets begin otherwise, with a language say.
-    """
+    """Return the start token of targets; Unsupported without one (e.g. a language token)."""
     begin = getattr(config, "decoder_start_token_id", None)
     if not isinstance(begin, int):
         raise Unsupported(
@@ -204,7 +197,7 @@ def begin_token_id(config: Any) -> int:
 
 
 def collate(samples: Sequence[Pair], form: SampleFormat, fixed: bool = False) -> Inputs:
-    """One pair a row, both sides padded to the longest, or to all there may be if ``fixed``."""
+    """One pair a row, sides padded to the longest, or to the maximum if ``fixed``."""
     from workloads.training.technique import Inputs
 
     source, target = source_length(form.parameters), target_length(form.parameters)
@@ -223,8 +216,7 @@ def collate(samples: Sequence[Pair], form: SampleFormat, fixed: bool = False) ->
 
 
 def layer_share(samples: Sequence[Pair]) -> Callable[[str], float]:
-    """A layer's name -> the share of the tokens that it works on: layers of the encoder, and those
-    that read its output, work on sources, all others on targets."""
+    """Layer name -> share of tokens: sources for encoder and cross-attention, else targets."""
     source = sum(len(sample.source) for sample in samples)
     target = sum(len(sample.target) for sample in samples)
     share = source / (source + target)

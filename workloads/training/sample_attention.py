@@ -1,9 +1,8 @@
 """Attention of packed samples, sample by sample (``packed_attention: apart``).
 
-A row of packed samples under one mask computes every pair of positions and throws away those of
-different samples. Here no such pair is computed. On CUDA cards one call of varlen (flash) attention
-takes all samples, in bf16 or fp16; elsewhere each sample is one causal call of PyTorch's
-``scaled_dot_product_attention``, which is exact and, for many short samples, slower.
+Unlike attention under a mask, no pairs across samples are computed. On CUDA in bf16 or fp16 one
+call of varlen (flash) attention takes all samples; elsewhere each sample is one causal call of
+``scaled_dot_product_attention``, slower for many short samples.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ NAME = "nightgrid_apart"
 
 
 def register() -> SampleAttention:
-    """Make a new attention function known to transformers under its name."""
+    """Register a new attention function with transformers."""
     from transformers import AttentionInterface
 
     attention = SampleAttention()
@@ -52,11 +51,10 @@ class SampleAttention:
         position_ids: torch.Tensor | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        """The outputs of a layer, [rows, positions, heads, width], and None for the weights.
+        """Return outputs [rows, positions, heads, width], and None for the weights.
 
-        ``query`` is [rows, heads, positions, width], ``key`` and ``value`` with as many heads as
-        the model keeps, ``position_ids`` [rows, positions], handed through by the model. Other
-        arguments are refused where they would change the result.
+        ``query`` is [rows, heads, positions, width]; ``key`` and ``value`` have the model's KV
+        heads; ``position_ids`` is [rows, positions]. Arguments that change the result are refused.
         """
         if position_ids is None or attention_mask is not None:
             raise Unsupported("packed_attention apart: this model tells its attention no positions")
@@ -84,7 +82,7 @@ class SampleAttention:
 
 
 def sample_lengths(places: torch.Tensor) -> list[int]:
-    """Tokens of each sample, by the positions of all tokens in turn."""
+    """Tokens of each sample, from the position ids of all tokens."""
     starts: list[int] = (places == 0).nonzero().flatten().tolist()
     if starts[:1] != [0]:
         raise Unsupported("packed_attention apart: positions do not begin with 0")
@@ -93,7 +91,7 @@ def sample_lengths(places: torch.Tensor) -> list[int]:
 
 
 def _varlen_function() -> Callable[..., Any] | None:
-    """PyTorch's varlen attention; None where this version has none that can be causal."""
+    """PyTorch's causal varlen attention; None if this version lacks it."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

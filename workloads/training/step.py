@@ -1,8 +1,7 @@
 """One optimizer step: batch in, loss out, each part timed.
 
-The loss is the sum over all tokens to be learned divided by their number in the whole step, on all
-cards and in all micro-batches. So cutting a batch up, padding it otherwise or spreading it over
-cards changes how it is computed, and not what is learned.
+The loss is the mean over all learned tokens of the step, on all cards and in all micro-batches, so
+micro-batches, padding and the number of cards do not change what is learned.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 def plan_data(
     device: Device, form: SampleFormat, batch_size: int, layout: Layout, task: TaskSpec
 ) -> DataPlan:
-    """Batches as they are without any technique: in order, read in turn, collated by the task."""
+    """Plan batches without techniques: in order, collated by the task."""
     collate = task.function("collate")
     draw = task.function("draw") if "draw" in task.functions else None
     data = DataPlan(
@@ -52,10 +51,7 @@ def plan_data(
 def batch_maker(
     data: DataPlan, samples: Sequence[Learnable], rank: int
 ) -> Callable[[int], StepBatch]:
-    """Number of the step -> this rank's batch on the host.
-
-    Sample i of a global batch goes to (data-parallel) rank i mod cards, as prompts do.
-    """
+    """Number of the step -> batch on the host; sample i goes to data rank i mod cards."""
     batches = data.arrange(samples, data.batch_size * data.cards)
 
     def make(step: int) -> StepBatch:
@@ -69,20 +65,20 @@ def batch_maker(
             items=len(mine),
             real_tokens=sum(sample.tokens for sample in mine),
             computed_tokens=sum(inputs.positions for inputs in micro_batches),
-            # At least 1: where nothing is to be learned the loss is 0 and not 0 / 0.
+            # At least 1, so that the loss is 0, not 0 / 0, without learned tokens.
             loss_tokens=max(sum(s.learned_tokens for s in everywhere), 1) / data.cards,
         )
 
     return make
 
 
-#: Parts of a step, each of which is timed.
+#: Timed parts of a step.
 _PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
 _Stamps: TypeAlias = "dict[str, list[tuple[Any, Any]]]"
 
 
 class Steps:
-    """Runs optimizer steps one after another, as ``measure`` asks for them."""
+    """Runs optimizer steps for ``measure``."""
 
     def __init__(
         self, training: Training, techniques: Sequence[Technique], data: DataPlan, feed: Any
@@ -95,7 +91,7 @@ class Steps:
         self._stamps: _Stamps = {}
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
-        """One optimizer step; the returned function reads loss and times off the card."""
+        """Run one optimizer step; the returned function reads loss and times off the card."""
         training, device = self._training, self._training.device
         stamps = self._stamps = {part: [] for part in _PARTS}
         for exchange in training.exchanges:
@@ -128,14 +124,13 @@ class Steps:
         return observe
 
     def untimed(self, step: StepBatch) -> None:
-        """An optimizer step that no technique hears of. What the cards divide among them is learned
-        from as in any step."""
+        """Run an optimizer step without calling ``after_step`` of techniques."""
         self._stamps = {}
         self._passes(step)
         self._training.update()
 
     def rehearse(self, step: StepBatch) -> set[tuple[int, ...]]:
-        """Forward and backward of a batch, of which nothing remains; the shapes it came in."""
+        """Run forward and backward without lasting effect; return the input shapes."""
         training = self._training
         self._stamps = {}
         self._passes(step, rehearsal=True)
@@ -144,7 +139,7 @@ class Steps:
         return {*step.shape}
 
     def _passes(self, step: StepBatch, rehearsal: bool = False) -> list[torch.Tensor]:
-        """Forward and backward of all micro-batches; their losses, or that of all together."""
+        """Run all micro-batches forward and backward; return their losses, or one for all."""
         training = self._training
         if training.pipeline is not None:
             with self._timed("data_s"):
@@ -166,7 +161,7 @@ class Steps:
                 with self._timed("forward_s"):
                     loss = self.loss(inputs) / step.loss_tokens
                 with self._timed("backward_s"):
-                    # Of a rehearsal what an optimizer has summed up stays as it is.
+                    # Zero in a rehearsal, so that accumulated gradients do not change.
                     training.backward(loss * 0 if rehearsal else loss)
             losses.append(loss.detach())
             training.device.mark_step()
@@ -182,7 +177,7 @@ class Steps:
         return [self._data.move(host) for host in step.micro_batches]
 
     def loss(self, inputs: Inputs, objective: Objective | None = None) -> torch.Tensor:
-        """Summed loss of a micro-batch on the card, by training's objective unless told."""
+        """Summed loss of a micro-batch on the card, by default of training's objective."""
         training = self._training
         kept = training.positions(inputs.labels)
         logits = training.logits(training.called, inputs, kept)
@@ -190,7 +185,7 @@ class Steps:
         return chosen(inputs, logits, kept)
 
     def evaluate(self, step: StepBatch, objective: Objective | None = None) -> float:
-        """The loss on a batch as the model is now; nothing is learned."""
+        """Loss of the current model on a batch, without learning."""
         import torch
 
         pipeline = self._training.pipeline
@@ -203,11 +198,10 @@ class Steps:
     def held_out_loss(
         self, samples: Sequence[Learnable], objective: Objective | None = None
     ) -> float:
-        """Mean loss of the learned tokens of held-out samples, as the model is now, without
-        dropout. It is the task's unless an objective is given, whatever is trained by.
+        """Mean loss per learned token of held-out samples, without dropout; all ranks together.
 
-        They are read in batches of training's size, in their order; the last one is filled from
-        the first samples. Every rank computes its part.
+        It is the task's loss unless an objective is given. Batches have training's size, the last
+        one filled from the first samples.
         """
         training, data = self._training, self._data
         plan = dataclasses.replace(data, arrange=in_order)
@@ -215,7 +209,7 @@ class Steps:
         summed = tokens = 0.0
         compiled = training.model._compiled_call_impl
         training.model.eval()
-        training.model._compiled_call_impl = None  # a look at the losses needs no graphs of its own
+        training.model._compiled_call_impl = None  # evaluation needs no compiled graphs
         try:
             for number in range(-(-len(samples) // (data.batch_size * data.cards))):
                 step = make(number)
@@ -230,20 +224,18 @@ class Steps:
 
 
 def _sum(times: Sequence[float | None]) -> float | None:
-    """None where there are none, or one is not known."""
+    """Sum of times; None if empty or one is unknown."""
     known = [time for time in times if time is not None]
     return sum(known) if known and len(known) == len(times) else None
 
 
 def flops_per_token(task: TaskSpec, model: Any, samples: Sequence[Learnable]) -> float:
-    """Floating-point operations of one training step for each token of these samples, for the share
-    of a card's peak that is used (MFU).
+    """Floating-point operations of a training step per token of these samples, for MFU.
 
-    A linear layer of n weights takes 2n operations forward, 2n more for the gradient of its inputs,
-    and 2n for that of its weights if they learn; a task may say which share of the tokens passes a
-    layer. Layers below everything that learns need no backward pass. Left out by convention:
-    attention's own products, norms, activations, the embedding, and what gradient checkpointing
-    computes again.
+    A linear layer of n weights takes 2n operations forward, 2n for its inputs' gradient if it or a
+    layer below learns, and 2n for its weights' if they learn, times the task's ``layer_share``.
+    Left out by convention: attention's own products, norms, activations, the embedding, and
+    recomputation by gradient checkpointing.
     """
     import torch
 

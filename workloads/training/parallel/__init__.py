@@ -1,7 +1,5 @@
-"""Several cards on one model: who shares what with whom, and the libraries that do it.
+"""Training on several cards.
 
-*Data-parallel*: every card has the model and a part of the batch, and gradients are averaged (DDP);
-ZeRO then also splits optimizer state (1), gradients (2) and weights (3) over the cards (DeepSpeed).
-*Tensor-parallel*: each matrix is split over the cards, which work on the same batch. Both together:
-groups of tensor-parallel cards, each with a part of the batch.
+*Data-parallel*: cards have the model and a part of the batch (DDP); ZeRO also splits optimizer
+state (1), gradients (2) and weights (3). *Tensor-parallel*: cards split each matrix.
 """

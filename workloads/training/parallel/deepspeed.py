@@ -1,13 +1,9 @@
-"""DeepSpeed around a model in training, by a configuration that is generated from the job.
+"""DeepSpeed by a configuration that is generated from the job, without ``auto`` or files.
 
-Nothing is left to ``auto`` or to a file, so that a row says with what it was measured. The
-optimizer is torch's AdamW everywhere: DeepSpeed's own kernels are compiled where they are first
-used, which needs a compiler on every node and would be timed with the job. On Gaudi (HabanaAI's
-fork) gradients are neither kept contiguous nor exchanged while they are computed, ZeRO 2 sums them
-instead of scattering, and ZeRO 3 gathers weights when a model is saved.
-
-A process that DeepSpeed takes for the only one trains on everything that it is given and succeeds,
-so the world size is compared.
+The optimizer is torch's AdamW: DeepSpeed's kernels would need a compiler on every node and be
+compiled in timed steps. On Gaudi (HabanaAI's fork) gradients are neither contiguous nor overlapped,
+and ZeRO 2 sums instead of scattering. DeepSpeed silently trains alone if it misjudges the gang, so
+the world size is checked.
 """
 
 from __future__ import annotations
@@ -27,12 +23,10 @@ from workloads.training.parallel.exchange import Stamped
 from workloads.training.parallel.layout import Groups, Layout
 from workloads.training.technique import Training
 
-#: Most gradients (elements) that are exchanged at once: DeepSpeed's default, for which it allocates
-#: 2 GB in fp32 however small a model is.
+#: Elements of an exchange: DeepSpeed's default, which allocates 2 GB in fp32 for any model.
 BUCKET = 500_000_000
 
-#: Parameters that are smaller than this (elements) stay whole on every card in ZeRO 3; DeepSpeed's
-#: default would keep all of a small model.
+#: Elements below which ZeRO 3 keeps parameters whole; the default would keep all of a small model.
 PERSISTENCE_THRESHOLD = 1000
 
 
@@ -43,9 +37,7 @@ def deepspeed_config(
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
 ) -> dict[str, Any]:
-    """The configuration of one job with a stage of ZeRO, 0 to 3. Under bf16 there is a master copy
-    of what is trained in fp32; offloaded optimizer state is updated on the host, and offloaded
-    weights lie there between uses."""
+    """Configuration of a job with ZeRO stage 0 to 3; bf16 has an fp32 master copy."""
     spec = training.device.spec
     trained = sum(parameter.numel() for parameter in training.trainable())
     zero: dict[str, Any] = {
@@ -84,14 +76,14 @@ def deepspeed_config(
 
 
 def announce(device: str) -> None:
-    """Tell DeepSpeed, before its import, on what it runs (undone after the job)."""
+    """Set DeepSpeed's accelerator before its import (undone after the job)."""
     if importlib.util.find_spec("deepspeed") is None:
         raise Unsupported(
             "strategies zero0 to zero3 need the package 'deepspeed', which is not installed here; "
             "install it with: pip install 'nightgrid[deepspeed]' (on Gaudi: HabanaAI's fork)"
         )
     os.environ["DS_ACCELERATOR"] = device
-    # Of the cards that this process sees, which is one.
+    # Index among the cards that this process sees: one.
     os.environ["LOCAL_RANK"] = "0"
 
 
@@ -100,9 +92,10 @@ chosen_algorithms: list[bool] = []
 
 
 def use_its_algorithms() -> bool:
-    """Put DeepSpeed's choice of torch's algorithms in force for this job; tell if they are the
-    deterministic ones, as on Gaudi. DeepSpeed says so once in a process, when it is imported, and a
-    worker puts torch back after each job: without this the next one would compute otherwise."""
+    """Apply DeepSpeed's choice of torch's algorithms; True if deterministic, as on Gaudi.
+
+    DeepSpeed sets it at import only, and workers restore torch's setting after each job.
+    """
     import torch
 
     if not chosen_algorithms:
@@ -113,7 +106,7 @@ def use_its_algorithms() -> bool:
 
 
 class _Ranks:
-    """Groups of ranks by the names of Megatron, by which DeepSpeed asks for them."""
+    """Groups of ranks under Megatron's names, as DeepSpeed expects."""
 
     def __init__(self, layout: Layout, groups: Groups) -> None:
         for name, rank, size, group in (
@@ -144,12 +137,12 @@ class Divided:
 
 
 def start(training: Training, groups: Groups, stage: int, **offload: bool) -> None:
-    """Hand model and optimizer over to DeepSpeed, which has to see the gang as it is."""
+    """Hand model and optimizer over to DeepSpeed; check that it sees the whole gang."""
     config = deepspeed_config(training, stage, **offload)
     deterministic = use_its_algorithms()
     deepspeed = importlib.import_module("deepspeed")
     with contextlib.suppress(AttributeError, KeyError):
-        # Shared memory between processes of a CPU: would be compiled, and gloo does as well.
+        # Shared memory between CPU processes would be compiled; gloo does as well.
         importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
         dist_backend=training.device.collective_backend,

@@ -1,9 +1,8 @@
-"""Time that a card waits for others: the part of communication that computing does not hide.
+"""Exposed communication time: the part that computing does not hide.
 
-Each way of exchange has its own clock. Collectives that are called in the order of the work are
-stamped before and after (``Stamped``); on an accelerator the stamps lie in the card's own queue, so
-nothing waits for them. DDP exchanges gradients beside the backward pass and keeps books about it
-(``Overlapped``). The seconds are a part of the forward, backward or optimizer's time, not one more.
+``Stamped`` stamps in-order collectives before and after, on accelerators in the card's queue;
+``Overlapped`` reads DDP's own statistics. The seconds are part of the forward, backward or
+optimizer's time.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from workloads.base import Unsupported
 if TYPE_CHECKING:
     from workloads.devices.base import Device
 
-#: DeepSpeed's collectives: they are methods of its one backend, by these names.
+#: DeepSpeed's collectives: methods of its backend.
 _COLLECTIVES = (
     "all_gather",
     "all_gather_coalesced",
@@ -41,12 +40,11 @@ class Exchange(Protocol):
         """Forget what came before."""
 
     def waited_s(self) -> float | None:
-        """Seconds since ``begin_step`` that this card waited, after ``synchronize``; None where
-        the card cannot tell."""
+        """Seconds waited since ``begin_step``, after ``synchronize``; None if unknown."""
 
 
 class Stamped:
-    """Collectives between two stamps each."""
+    """Times collectives by stamps before and after."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -63,7 +61,7 @@ class Stamped:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Around a collective; one that is made of others counts once."""
+        """Time a collective; nested ones count once."""
         self._depth += 1
         began = self._device.stamp() if self._depth == 1 else None
         try:
@@ -92,7 +90,7 @@ class Stamped:
 
 
 class _Handle:
-    """A collective under way, of which only the waiting counts."""
+    """Handle of an asynchronous collective; times only its wait."""
 
     def __init__(self, handle: Any, stamped: Stamped) -> None:
         self._handle = handle
@@ -107,14 +105,14 @@ class _Handle:
 
 
 class Overlapped:
-    """DDP's own account of its last exchange of gradients."""
+    """DDP's statistics of its last exchange of gradients."""
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
         wrapper._set_ddp_runtime_logging_sample_rate(1)  # else one step in a hundred
 
     def begin_step(self) -> None:
-        """The account is of the last backward pass anyway."""
+        """Do nothing: the statistics are of the last backward pass."""
 
     def waited_s(self) -> float | None:
         """Communication less what ran beside it."""
@@ -122,7 +120,7 @@ class Overlapped:
         account = self._wrapper._get_ddp_logging_data()
         whole = float(account.get("backward_comm_time") or 0)  # nanoseconds
         hidden = float(account.get("backward_compute_comm_overlap_time") or 0)
-        # It keeps no books on devices for which torch has no timer.
+        # DDP has no statistics on devices for which torch has no timer.
         return max(0.0, whole - hidden) / 1e9 if whole else None
 
 
@@ -131,8 +129,7 @@ _TESTED = "2.13"
 
 
 def require(strategy: str, *names: str) -> None:
-    """Raise Unsupported where this torch lacks what a strategy uses: names are
-    ``module:attribute``, or ``module:function(parameter)``."""
+    """Raise Unsupported if torch lacks ``module:attribute`` or ``module:function(parameter)``."""
     import torch
 
     if missing := [name.replace(":", ".") for name in names if not _has(name)]:

@@ -1,8 +1,7 @@
-"""FSDP2: every weight in as many parts as there are cards, gathered layer by layer when needed.
+"""FSDP2 (``fully_shard``): weights sharded over cards, as in ZeRO 3.
 
-PyTorch's ``fully_shard`` computes what ZeRO 3 computes, without another library. Each layer is
-gathered before its forward and its backward pass and given back after it, so that a card never
-holds more than its parts and two layers or so; gradients are scattered as soon as a layer has them.
+Each layer is gathered for its forward and backward pass, so a card holds its shards and about two
+layers; gradients are reduce-scattered per layer.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ def shard(training: Training) -> None:
         yield
 
     training.around_micro_batch.append(exchanged)
-    # Else gradients of nothing are kept, unsharded.
+    # Else a rehearsal's zero gradients stay, unsharded.
     training.around_rehearsal.append(lambda: exchanged(True))
     training.gathered = lambda: _gathered(model)
     training.details["fsdp2"] = f"{len(layers)} layers and the rest over {training.cards} cards"
 
 
 def _layers(training: Training) -> list[nn.Module]:
-    """The modules that transformers never divides between cards, which are a model's layers."""
+    """A model's layers: the modules that transformers does not split."""
     model, inner = training.model, training.base_model
     kinds = set(getattr(inner, "_no_split_modules", None) or ())
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
@@ -95,7 +94,7 @@ def _stamp(module: Any, exchange: Stamped) -> None:
 
 @contextlib.contextmanager
 def _gathered(model: nn.Module) -> Iterator[None]:
-    """Whole weights in the place of this card's parts, for saving; all ranks together."""
+    """Replace shards by whole weights, for saving; all ranks together."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 

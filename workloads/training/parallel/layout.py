@@ -1,15 +1,11 @@
 """Layouts of several cards, data × pipeline × tensor, and their rules. Pure, no torch.
 
-Ranks that split matrices talk to each other in every layer, so they are neighbours; the stages of a
-pipeline come next, copies of the model last. With eight ranks, ``tensor`` 2 and ``pipeline`` 2,
-ranks 0 and 1 hold the first layers, ranks 2 and 3 the others, and ranks 4 to 7 are a second copy
-that works on another part of the batch. Gradients are averaged between ranks 0 and 4, which hold
-the same half of the same matrices, between 1 and 5, and so on.
+Tensor-parallel ranks communicate in every layer and are neighbours; then come pipeline stages, then
+copies. With eight ranks, ``tensor`` 2 and ``pipeline`` 2, ranks 0 and 1 hold the first layers, 2
+and 3 the others, and 4 to 7 a second copy; gradients are averaged between 0 and 4, 1 and 5, …
 
-Attention is split by heads, so the number of cards has to divide the heads, and with grouped
-queries the key/value heads too. Between two stages travel hidden states of one fixed shape, so
-every sample is padded to ``max_length``; 1F1B wants a micro-batch for each stage, the interleaved
-schedule a multiple of them.
+``tensor`` must divide the attention heads and key/value heads. Pipelines need one fixed shape, so
+samples are padded to ``max_length``; 1F1B needs a micro-batch per stage, interleaved a multiple.
 """
 
 from __future__ import annotations
@@ -26,9 +22,9 @@ from workloads.models.chatglm3.layout import from_original_config, is_original
 from workloads.models.precision import quantized
 from workloads.training.methods import Method, method_name
 
-#: DeepSpeed's, by stage.
+#: DeepSpeed's strategies, by stage.
 ZERO = ("zero0", "zero1", "zero2", "zero3")
-#: Strategies that leave a card a part of each weight between its uses, by DeepSpeed or by torch.
+#: Strategies that shard weights between uses.
 _SHARDED = ("zero3", "fsdp2")
 
 
@@ -43,7 +39,7 @@ class Layout:
 
     @property
     def model_parallel(self) -> int:
-        """Ranks that hold one copy of the model together, and share a part of the batch."""
+        """Number of ranks that hold one copy of the model and share a part of the batch."""
         return self.tensor * self.pipeline
 
     @property
@@ -53,7 +49,7 @@ class Layout:
 
     @property
     def data_size(self) -> int:
-        """Into how many parts each batch is split."""
+        """Number of parts of each batch."""
         return self.world_size // self.model_parallel
 
     @property
@@ -68,13 +64,11 @@ class Layout:
 
     @property
     def counts(self) -> bool:
-        """True if this rank counts its samples: of those that share a batch, only the first."""
+        """True for the first of the ranks that share a batch, which counts its samples."""
         return self.rank % self.model_parallel == 0
 
     def groups(self, kind: str) -> list[list[int]]:
-        """All ranks in groups of one kind: ``tensor`` split matrices among them, ``pipeline`` hold
-        the same part of the matrices of all layers, by stage, ``data`` the same part of the
-        model."""
+        """All groups of ranks along one axis: ``data``, ``pipeline`` (by stage) or ``tensor``."""
         axis = ("data", "pipeline", "tensor").index(kind)
         sizes = (self.data_size, self.pipeline, self.tensor)
         ranks = numpy.arange(self.world_size).reshape(sizes)
@@ -82,7 +76,7 @@ class Layout:
         return groups
 
     def group(self, kind: str) -> list[int]:
-        """The group of a kind that this rank is in."""
+        """This rank's group of a kind."""
         return next(ranks for ranks in self.groups(kind) if self.rank in ranks)
 
 
@@ -94,7 +88,7 @@ def tensor_size(parameters: Mapping[str, Any], cards: int) -> int:
 
 
 def pipeline_size(parameters: Mapping[str, Any], cards: int) -> int:
-    """Number of stages that the layers are cut into: all cards that nothing else claims."""
+    """Number of pipeline stages; by default all cards not used otherwise."""
     if parameters.get("strategy") != "pipeline":
         return 1
     others = tensor_size(parameters, cards) * int(parameters.get("data_parallel") or 1)
@@ -107,14 +101,14 @@ def model_parallel_size(parameters: Mapping[str, Any], cards: int) -> int:
 
 
 def divides_weights(parameters: Mapping[str, Any], cards: int) -> bool:
-    """Tell if a card holds a part of the weights only."""
+    """Tell if each card holds only a part of the weights."""
     sharded = cards > 1 and parameters.get("strategy") in _SHARDED
     return sharded or model_parallel_size(parameters, cards) > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Process groups of torch.distributed for this rank; None: all ranks, or nobody else."""
+    """Process groups of torch.distributed for this rank; None: all ranks, or only this one."""
 
     tensor: Any
     pipeline: Any
@@ -135,7 +129,7 @@ def make_groups(layout: Layout) -> Groups:
     return Groups(tensor=mine("tensor"), pipeline=mine("pipeline"), data=mine("data"))
 
 
-#: What has to be divided, by its name in a model's config.
+#: Sizes that must be divisible, by their name in a model's config.
 _SIZES = {
     "num_attention_heads": "attention heads",
     "num_key_value_heads": "key/value heads",
@@ -153,7 +147,7 @@ def split_problem(config: Mapping[str, Any], cards: int) -> str:
 
 
 def model_config(name: str) -> Mapping[str, Any] | None:
-    """A model's config.json by name; None where it cannot be had without loading anything."""
+    """A model's config.json by name; None if unavailable without loading."""
     read = known_config(name)
     try:
         return from_original_config(read) if read and is_original(read) else read
@@ -202,13 +196,12 @@ def generation_refusals(job: JobDescription) -> tuple[Refusal, ...]:
     return tuple(tensor_refusals(job, tensor, "tensor_parallel"))
 
 
-#: Groups of layers that each card holds under the interleaved schedule, unless told.
+#: Default number of groups of layers per card under the interleaved schedule.
 CHUNKS = 2
 
 
 def idle_share(stages: int, micro_batches: int, chunks: int = 1) -> float:
-    """Share of the cards' time in which a pipeline fills and drains, if all stages take equally
-    long; with several groups of layers a card it fills in smaller steps."""
+    """Idle share of the cards' time while a pipeline of equal stages fills and drains."""
     return (stages - 1) / (micro_batches * chunks + stages - 1)
 
 
@@ -235,7 +228,7 @@ def pipeline_notes(job: JobDescription) -> Iterator[str]:
 
 
 def layout_refusals(job: JobDescription) -> Iterator[Refusal]:
-    """Objections to data × tensor × pipeline that is not the number of cards."""
+    """Refuse data × tensor × pipeline unequal to the number of cards."""
     names = ("data_parallel", "tensor_parallel", "pipeline_parallel")
     given = {name: job.parameters.get(name) for name in names}
     tensor = tensor_size(job.parameters, job.cards)
@@ -258,7 +251,7 @@ def layout_refusals(job: JobDescription) -> Iterator[Refusal]:
 
 
 def pipeline_refusals(job: JobDescription) -> Iterator[Refusal]:
-    """Objections to the stages of a job with strategy pipeline, whose layout is right."""
+    """Objections to the stages of a pipeline whose layout is right."""
     parameters = job.parameters
     stages, chunks = pipeline_size(parameters, job.cards), chunks_of(parameters)
     if stages < 2:
@@ -310,7 +303,7 @@ def _layers(job: JobDescription, stages: int, chunks: int) -> Iterator[Refusal]:
         )
 
 
-#: What this version has beside a way of dividing a model: setting -> its possible values.
+#: Settings supported with divided models: setting -> possible values.
 _PARTS: dict[str, Sequence[Any]] = {"method": ("full", "lora"), "autocast": ("none", "bf16")}
 _IN_STAGES = _PARTS | {
     "logits": ("all",),
@@ -330,7 +323,7 @@ _BY_DEEPSPEED = {
 def _lacking(
     job: JobDescription, where: str, possible: Mapping[str, Sequence[Any]]
 ) -> Iterator[Refusal]:
-    """Objections to settings that this version does not have there."""
+    """Refuse settings whose values are not among the possible ones."""
     given = {**job.parameters, "method": method_name(job.parameters)}
     for name, values in possible.items():
         value = given.get(name, values[0])
@@ -346,7 +339,7 @@ def _lacking(
 
 
 def combination_refusals(job: JobDescription) -> Iterator[Refusal]:
-    """Objections to the strategy of a job on several cards beside its other settings."""
+    """Objections to the strategy of a job together with its other settings."""
     strategy, tensor = job.parameters.get("strategy"), tensor_size(job.parameters, job.cards)
     if tensor > 1:
         yield from _lacking(job, "over split matrices", _SPLIT)

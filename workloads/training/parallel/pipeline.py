@@ -1,14 +1,10 @@
-"""Pipeline parallelism: the layers in stages, and micro-batches that the stages hand on.
+"""Pipeline parallelism by PyTorch's schedules (``torch.distributed.pipelining``).
 
-The schedules are PyTorch's (``torch.distributed.pipelining``): 1F1B, where a stage that is full
-alternates between one forward and one backward pass, and the interleaved one, where each card holds
-several groups of layers and the pipeline fills in smaller steps. Hidden states travel from stage to
-stage, gradients back. The gradients of several copies of the model are averaged when the pipeline
-has drained.
-
-A stage is a shallow copy of the decoder with some of its layers: the first has the embeddings, the
-last the norm and the output layer, and each computes its own mask and rotary tables. That a model's
-code reads nothing else is tried out before anything is trained.
+In 1F1B a full stage alternates forward and backward passes; interleaved, each card has several
+groups of layers and the pipeline fills faster. Gradients of model copies are averaged after it
+drains. A stage is a shallow copy of the decoder with some layers (the first with embeddings, the
+last with norm and output layer) that computes its own mask and rotary tables; ``checked`` verifies
+that this gives the model's logits.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ class Stage(nn.Module):
 
 
 def stages_of(training: Training, count: int) -> list[Stage]:
-    """The whole model as so many stages, which share its layers."""
+    """Split the model into so many stages, which share its layers."""
     model = training.base_model
     inner = getattr(model, model.base_model_prefix, None)
     layers = getattr(inner, "layers", None)
@@ -79,7 +75,7 @@ def stages_of(training: Training, count: int) -> list[Stage]:
 
 
 def _shallow(module: Any) -> Any:
-    """The same module, in which others can be put in the place of those it has."""
+    """Copy a module shallowly, so that its submodules can be replaced."""
     made = copy.copy(module)
     made._modules = dict(module._modules)
     return made
@@ -87,8 +83,7 @@ def _shallow(module: Any) -> Any:
 
 @torch.no_grad()
 def checked(training: Training, stages: Sequence[Stage]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states and logits of a short text by the stages, one after another; logits that are
-    not the model's raise Unsupported."""
+    """Hidden states and logits of a sample by all stages; Unsupported unless the model's."""
     ids = torch.tensor(
         [[3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3]], device=training.device.torch_device
     )
@@ -118,11 +113,9 @@ _NEEDED = tuple(
 
 
 def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, length: int) -> None:
-    """Leave this card its stages of a model that is whole on every card, ``chunks`` of them, and
-    run by them; samples have ``length`` positions.
+    """Keep this card's ``chunks`` stages of a whole model; samples have ``length`` positions.
 
-    Raises:
-        Unsupported: the model cannot be cut like this, or torch lacks a part that this needs.
+    Unsupported if the model cannot be cut, or torch lacks a required part.
     """
     require("pipeline", *_NEEDED)
     layout = training.layout
@@ -133,7 +126,7 @@ def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, lengt
     rows = training.batch_size // training.micro_batches
 
     def example(of: torch.Tensor) -> torch.Tensor:
-        """Sizes and type of what a stage takes or gives, without numbers."""
+        """Meta tensor of a stage's input or output."""
         sizes = (rows, length, *of.shape[2:])
         learned = of.is_floating_point()
         return torch.empty(sizes, dtype=of.dtype, device="meta", requires_grad=learned)
@@ -162,10 +155,7 @@ def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, lengt
 
 
 class _Clock:
-    """Parts of a step and the time in which a card waits for the others of its pipeline.
-
-    A stage's waiting counts to the pass that it waits for.
-    """
+    """Times a step's parts and the waiting, which counts to the pass that is awaited."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -186,7 +176,7 @@ class _Clock:
 
     @contextlib.contextmanager
     def schedule(self, parts: dict[str, list[tuple[Any, Any]]]) -> Iterator[None]:
-        """Around all passes of a step; ``parts`` gets the stamps of each kind."""
+        """Time all passes of a step; ``parts`` gets the stamps of each kind."""
         self._parts, self._last = parts, self._device.stamp()
         began = self._last
         try:
@@ -198,7 +188,7 @@ class _Clock:
 
     @contextlib.contextmanager
     def computing(self, part: str) -> Iterator[None]:
-        """Around a part of one pass."""
+        """Time a part of one pass."""
         began = self._device.stamp()
         yield
         ended = self._device.stamp()
@@ -224,7 +214,7 @@ class _TimedStage(PipelineStage):
 
 
 class Pipeline:
-    """The passes of all micro-batches of a step, several of which are under way at a time."""
+    """Runs all micro-batches of a step by a pipeline schedule."""
 
     def __init__(
         self,
@@ -256,8 +246,10 @@ class Pipeline:
     def learn(
         self, inputs: Sequence[Inputs], scale: float, parts: dict[str, list[tuple[Any, Any]]]
     ) -> torch.Tensor:
-        """Forward and backward: add the gradients of the summed loss times ``scale`` to those there
-        are. ``parts`` gets the stamps of ``forward_s`` and ``backward_s``. Returns that loss."""
+        """Add the gradients of the summed loss times ``scale``; return that loss.
+
+        ``parts`` gets the stamps of ``forward_s`` and ``backward_s``.
+        """
         self._scale = scale
         with self._clock.schedule(parts):
             loss = self._run(self._schedule.step, inputs)
@@ -266,13 +258,13 @@ class Pipeline:
         return loss
 
     def evaluate(self, inputs: Sequence[Inputs]) -> torch.Tensor:
-        """The summed loss of these micro-batches; nothing is learned."""
+        """Summed loss of these micro-batches, without gradients."""
         self._scale = 1.0
         with torch.no_grad(), self._clock.schedule({}):
             return self._run(self._schedule.eval, inputs)
 
     def over_stages(self, of_stage: torch.Tensor) -> torch.Tensor:
-        """Sum over the stages of what each of them has, on all."""
+        """Sum a tensor over the stages, on all of them."""
         summed = of_stage.clone()
         dist.all_reduce(summed, group=self._groups.pipeline)
         return summed

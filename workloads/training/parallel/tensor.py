@@ -1,14 +1,11 @@
-"""Tensor parallelism: each matrix split over cards, by the plan that transformers has for a model.
+"""Tensor parallelism: each matrix split over cards, by transformers' plan for the model.
 
-A *column* layer gives each card some of the outputs, a *row* layer some of the inputs, whose
-results are summed. A column layer followed by a row layer, as in attention and MLP, so costs one
-sum forward and one backward. The library's plan names a style for each layer; one is bettered here:
-it gathers the outputs of a fused ``gate_up_proj`` on every card, while giving each card its rows of
-both halves computes the same without that exchange.
+*Column* layers split outputs, *row* layers inputs, with summed results; a pair (attention, MLP)
+costs one sum forward and one backward. Unlike the plan, a fused ``gate_up_proj`` is split in both
+halves, which saves a gather.
 
-Weights stay plain tensors, so adapters, optimizers and DDP see an ordinary, narrower model. What is
-not split (norms, embeddings) gets the same gradients on all cards, since every card computes them
-in full.
+Weights stay plain tensors, so adapters, optimizers and DDP see a narrower model. Unsplit parts
+(norms, embeddings) are computed in full, with equal gradients on all cards.
 """
 
 from __future__ import annotations
@@ -31,8 +28,7 @@ from workloads.training.parallel.layout import Groups, Layout, split_problem
 if TYPE_CHECKING:
     from workloads.training.parallel.pipeline import Pipeline
 
-#: The library's names of styles (transformers 4.5x and 5) -> column or row, and whether the side
-#: that is split is whole outside of the layer.
+#: Styles of transformers 4.5x and 5 -> column or row, and if the split side is whole outside.
 _STYLES = {
     "colwise": ("column", False),
     "local_colwise": ("column", False),
@@ -43,9 +39,9 @@ _STYLES = {
     "rowwise_rep": ("row", True),
     "rowwise_split_input": ("row", True),
 }
-#: Layers that stay whole and work on this rank's heads only, so that their gradients are parts.
+#: Unsplit layers that work on this rank's heads only, so their gradients are partial.
 _SHARED = "replicated_with_grad_allreduce"
-#: Layers in which two are fused, one below the other, and the layer that takes both.
+#: Layers of two fused ones, stacked, and the layer that takes both.
 _FUSED = {"gate_up_proj": "down_proj"}
 
 
@@ -59,11 +55,11 @@ class Part:
     exchange: Stamped | None = None  # gets the time of every collective in the group
 
     def timed(self) -> AbstractContextManager[None]:
-        """Around a collective."""
+        """Time a collective."""
         return self.exchange.timed() if self.exchange else nullcontext()
 
     def rows(self, total: int, fused: int = 1) -> torch.Tensor:
-        """Positions of this rank, of ``total`` rows that are ``fused`` layers in one."""
+        """This rank's rows of ``total`` rows of ``fused`` layers in one."""
         share = total // fused // self.size
         first = torch.arange(share) + self.rank * share
         return torch.cat([first + layer * (total // fused) for layer in range(fused)])
@@ -93,8 +89,7 @@ def _unchanged(tensor: torch.Tensor, part: Part) -> torch.Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """A function of this rank's tensor and part, and another one of the gradient on the way back:
-    what is summed has the same gradient everywhere, what is gathered has a slice of it."""
+    """Applies one function to a tensor and part, and another to the gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, part: Part, there: Any, back: Any) -> Any:
@@ -131,10 +126,9 @@ class RowLinear(nn.Linear):
 
 
 def split(model: Any, layout: Layout, groups: Groups, exchange: Stamped | None = None) -> str:
-    """Split a model that is whole on every rank, in place; what was done, for the row.
+    """Split a whole model in place; describe it for the row.
 
-    Raises:
-        Unsupported: the model has no plan, does not divide, or has layers that are not plain.
+    Unsupported if the model has no plan, does not divide, or has layers that are not plain.
     """
     if problem := split_problem(vars(model.config), layout.tensor):
         raise Unsupported(problem)
@@ -184,7 +178,7 @@ def _plan(model: Any) -> dict[str, tuple[str, bool, int]]:
 
 
 def _split_layer(model: Any, name: str, kind: str, whole: bool, fused: int, part: Part) -> int:
-    """Split one layer of the plan, with the adapter on it; how many were split (0 or 1)."""
+    """Split one layer of the plan with its adapter; return the number split (0 or 1)."""
     layer = model.get_submodule(name)
     if layer is model.get_output_embeddings() and (
         layer.weight is model.get_input_embeddings().weight or layer.weight.shape[0] % part.size
@@ -203,8 +197,7 @@ def _split_layer(model: Any, name: str, kind: str, whole: bool, fused: int, part
         raise Unsupported(f"the adapter on {name} is not plain LoRA, which alone can be split")
     if whole:  # inputs and outputs are whole outside of the layer, and so is its adapter
         return 1
-    # The thin side is whole on every card: B of a column layer is split by outputs, A of a row
-    # layer by inputs.
+    # The rank stays whole: B of a column layer is split by outputs, A of a row layer by inputs.
     split_side = layer.lora_B if kind == "column" else layer.lora_A
     for adapter in list(split_side):
         split_side[adapter] = _narrow(split_side[adapter], kind, False, fused, part)
@@ -223,7 +216,7 @@ def _narrow(layer: Any, kind: str, whole: bool, fused: int, part: Part) -> nn.Li
         weight.shape[1], weight.shape[0], bias=bias is not None, device="meta", dtype=weight.dtype
     )
     made.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
-    made.weight.tensor_model_parallel = True  # DeepSpeed's word: norms add such parts up
+    made.weight.tensor_model_parallel = True  # DeepSpeed sums such parts in norms
     if bias is not None:
         made.bias = nn.Parameter(bias, requires_grad=layer.bias.requires_grad)
         made.bias.tensor_model_parallel = kind == "column"
@@ -234,8 +227,7 @@ def _narrow(layer: Any, kind: str, whole: bool, fused: int, part: Part) -> nn.Li
 def total_norm(
     model: Any, parameters: Sequence[torch.nn.Parameter], pipeline: Pipeline | None = None
 ) -> torch.Tensor:
-    """Root of the sum of squares of all gradients; the ranks that share a copy of the model ask
-    together."""
+    """Norm of all gradients; called together by the ranks of one copy of the model."""
     parts: set[torch.Tensor] = set()
     group = None  # which is also the name of the group of all ranks
     for module in model.modules():
@@ -261,7 +253,7 @@ def clip(
     limit: float,
     pipeline: Pipeline | None = None,
 ) -> None:
-    """Scale gradients down together where their norm is above the limit, as torch does."""
+    """Clip gradients by their total norm, as torch does."""
     scale = (limit / (total_norm(model, parameters, pipeline) + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
