@@ -1,10 +1,9 @@
-"""Distillation: a student that learns from a larger model, beside which it is trained.
+"""Distillation: a student learns from a larger model.
 
-A student with fewer layers keeps every n-th layer of its teacher, with its weights, as DistilBERT
-does. One of another width has the teacher's heads in their size, fewer of them, and new weights.
-The loss of a position is α·T²·KL(teacher ‖ student) + (1 − α)·cross entropy, both distributions at
-temperature T, in float32; T² makes up for gradients that fall with it. Kept logits are the largest
-of each learned position: a training of many epochs pays for the teacher once.
+A student with fewer layers copies every n-th layer of its teacher (DistilBERT); a narrower one has
+fewer heads of equal size and new weights. The loss of a position is α·T²·KL(teacher ‖ student) +
+(1 − α)·cross entropy in float32, KL at temperature T; T² offsets the gradients' scaling. The
+teacher's largest logits of learned positions can be cached, so many epochs pay for them once.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from workloads.training.data import TrainingSample
 
 
-#: Logits of a position that are kept.
+#: Cached logits per position.
 LARGEST = 64
 _FORMAT = 1
 
@@ -48,12 +47,8 @@ def summed_kl(
 ) -> torch.Tensor:
     """KL divergence of the student from the teacher, summed over labelled positions.
 
-    Args:
-        student: logits [positions, vocabulary].
-        teacher: the same of the teacher, or its largest ones, [positions, kept].
-        labels: [positions]; -100 where nothing is learned.
-        temperature: that both are divided by.
-        ids: of the teacher's largest logits; None: it has all of them.
+    ``student`` is [positions, vocabulary]; ``teacher`` too, or its largest logits [positions,
+    kept] with their ``ids``; ``labels`` [positions], -100 where nothing is learned.
     """
     import torch
 
@@ -76,7 +71,7 @@ class KeptLogits:
     nbytes: int
 
     def has(self, samples: Sequence[TrainingSample]) -> bool:
-        """Tell if all of these are there; those that are held out are not."""
+        """Tell if all of these samples are cached; held-out ones are not."""
         return all(_key(sample) in self.rows for sample in samples)
 
     def of(self, samples: Sequence[TrainingSample], positions: int) -> tuple[Any, Any]:
@@ -101,9 +96,10 @@ def keep_logits(
     largest: Callable[[Sequence[TrainingSample]], list[tuple[Any, Any]]],
     at_once: int,
 ) -> KeptLogits:
-    """The largest logits of samples to train on, from the node's cache or computed by ``largest``
-    ``at_once`` at a time: for each sample, values and ids [learned positions, kept] as numpy
-    arrays. ``teacher`` is the identity of its weights and arithmetic.
+    """Largest logits of samples from the node's cache, else by ``largest``, ``at_once`` a call.
+
+    ``largest`` returns values and ids [learned positions, kept] per sample as numpy arrays;
+    ``teacher`` identifies weights and arithmetic.
     """
     import numpy as np
 
@@ -140,18 +136,20 @@ def _key(sample: TrainingSample) -> tuple[int, ...]:
     return (sample.prompt_tokens, *sample.ids)
 
 
-#: Inner channels of a narrower student are a multiple of so many.
+#: Divisor of a narrower student's inner channels.
 _VECTOR = 8
 
 
 def layers_kept(there: int, wanted: int) -> list[int]:
-    """The layers of a teacher that a student has: evenly spread, from the first on."""
+    """Evenly spaced indices of the teacher's layers that a student copies."""
     return [index * there // wanted for index in range(wanted)]
 
 
 def make_student(teacher: Any, layers: int | None, hidden: int | None) -> torch.nn.Module:
-    """A student of so many layers and of this width; what is None is as in the teacher. Copied
-    layers have to be there, and heads keep their size, which has to divide the width."""
+    """Make a student of so many layers and this width (None: as the teacher).
+
+    Copied layers must exist, and the head size must divide the width.
+    """
     config = copy.deepcopy(teacher.config)
     there = int(config.num_hidden_layers)
     wanted = layers or there
@@ -165,7 +163,7 @@ def make_student(teacher: Any, layers: int | None, hidden: int | None) -> torch.
         _narrow(config, hidden)
     student = type(teacher)(config).to(teacher.dtype).to(teacher.device)
     if getattr(teacher, "generation_config", None) is not None:
-        # It says what ends a text; a new model has one made from its config instead.
+        # It has the end tokens; a new model's is made from its config.
         student.generation_config = copy.deepcopy(teacher.generation_config)
     if hidden is None:
         student.load_state_dict(_renumbered(teacher, kept))
@@ -195,7 +193,7 @@ def _narrow(config: Any, hidden: int) -> None:
 
 
 def _renumbered(teacher: Any, kept: list[int]) -> dict[str, torch.Tensor]:
-    """The teacher's tensors under the student's names, those of other layers left out."""
+    """Tensors of the teacher's copied layers under the student's names."""
     import torch
 
     count = teacher.config.num_hidden_layers
@@ -218,7 +216,7 @@ def _renumbered(teacher: Any, kept: list[int]) -> dict[str, torch.Tensor]:
 
 @dataclass(slots=True, kw_only=True)
 class Taught:
-    """A teacher at work."""
+    """A teacher, its cached logits and its timing."""
 
     teacher: Any
     directory: Path
@@ -244,7 +242,7 @@ class Taught:
     def divergence(
         self, inputs: Inputs, logits: torch.Tensor, positions: Any, temperature: float = 1.0
     ) -> torch.Tensor:
-        """Summed KL divergence from the whole of the teacher's distribution."""
+        """Summed KL divergence from the teacher's full distribution."""
         aligned = self.training.task.function("aligned")
         student, labels = aligned(logits, inputs.labels, positions)
         teacher, _ = aligned(self.logits(inputs, positions), inputs.labels, positions)
@@ -253,7 +251,7 @@ class Taught:
     def learned_divergence(
         self, inputs: Inputs, logits: torch.Tensor, positions: Any, temperature: float
     ) -> torch.Tensor:
-        """Summed KL divergence, by the kept logits where a batch brings such."""
+        """Summed KL divergence, by cached logits if the batch has them."""
         values, ids = inputs.guide_values, inputs.guide_ids
         if values is None or ids is None:
             return self.divergence(inputs, logits, positions, temperature)
@@ -265,21 +263,21 @@ class Taught:
         return summed_kl(student, values, labels, temperature, ids)
 
     def own_loss(self, inputs: Inputs, logits: torch.Tensor, positions: Any) -> torch.Tensor:
-        """The teacher's loss, whatever the student's logits."""
+        """The teacher's own loss; an objective that ignores the student's logits."""
         own: torch.Tensor = self.logits(inputs, positions)
         return self.training.plain_loss(inputs, own, positions)  # type: ignore[no-any-return]
 
     def look_at_held_out(self) -> None:
-        """Figures on the examples that are held out, before the first step."""
+        """Compute held-out metrics before the first step."""
         training = self.training
         if training.held_out_loss is None:
             return
-        if not training.first_step:  # else steps went before, in an earlier attempt
+        if not training.first_step:  # not resumed
             training.metrics["held_out_kl_before"] = training.held_out_loss(self.divergence)
         training.metrics["teacher_held_out_loss"] = training.held_out_loss(self.own_loss)
 
     def keep(self, samples: Sequence[Any], data: DataPlan, collate: Any) -> None:
-        """Have the largest logits of these samples; from the node's cache, if they are there."""
+        """Load or compute the largest logits of these samples."""
         import torch
 
         from workloads.models.checkpoints import fingerprint
@@ -297,7 +295,7 @@ class Taught:
         self.kept = keep_logits(samples, identity, largest, data.batch_size)
 
     def arithmetic(self) -> str:
-        """All that the teacher's logits depend on beside its weights and the samples."""
+        """Key of everything besides weights and samples that affects the logits."""
         import torch
 
         kind = self.training.device.spec.torch_type
@@ -305,13 +303,13 @@ class Taught:
             mixed = torch.is_autocast_enabled(kind)
             autocast = str(torch.get_autocast_dtype(kind)) if mixed else "none"
         attention = getattr(self.teacher.config, "_attn_implementation", None)
-        # oneDNN in fp32 has the switch of products in bf16.
+        # oneDNN in fp32 uses the switch for bf16 products.
         by_onednn = "matmul_backend" in self.training.details
         products = "onednn" if by_onednn else torch.get_float32_matmul_precision()
         return f"{self.teacher.dtype} {autocast} {attention} {products} {kind}"
 
     def end_step(self) -> None:
-        """Count the teacher's time; of this attempt's first step no beginning is known."""
+        """Count the teacher's time, except in the first step, whose start is unknown."""
         if self.ends:
             self.counted += self.stamps
         self.stamps = []
@@ -529,7 +527,7 @@ class Distillation(Technique):
             )
 
     def _meet(self, model: Any, tokenizer: Any, task: Any, loading: Loading) -> Any:
-        """The student, given the model as loaded; the teacher is kept."""
+        """Return the student, given the model as loaded; store the teacher."""
         if self.teacher is None:
             source, teacher = loading.source, model
             model = make_student(teacher, self.student_layers, self.student_hidden)

@@ -1,10 +1,8 @@
-"""Pruning: weights of a model that become zero, and channels that go for good.
+"""Pruning, per layer, so that a share means the same in all layers.
 
-Three patterns. *Magnitude* zeroes the smallest weights of each layer, wherever they are. *2:4*
-zeroes the two smallest of every four inputs, the pattern that sparse tensor cores read. *Channels*
-removes whole channels between the matrices of a feed-forward part: rows of those that go in,
-columns of the one that comes out; what is left is a smaller dense model. A layer's weights are
-judged among themselves, so that a share means the same in all layers.
+*Magnitude* zeroes the smallest weights of each layer. *2:4* zeroes the two smallest of every four
+inputs, as sparse tensor cores need. *Channels* removes inner channels of feed-forward parts, rows
+of the matrices in and columns of the one out, which leaves a smaller dense model.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from workloads.training.technique import Technique, Training
 if TYPE_CHECKING:
     import torch
 
-#: Inputs that share a pattern of 2:4, and how many of them stay.
+#: Inputs of a 2:4 group, and those that stay.
 GROUP, KEPT = 4, 2
 
-#: The matrices of a feed-forward part as architectures spell them: those in, the one out.
+#: Matrices of feed-forward parts by architectures' names: those in, the one out.
 FEED_FORWARD = (
     (("gate_up_proj",), "down_proj"),
     (("gate_proj", "up_proj"), "down_proj"),
@@ -36,9 +34,9 @@ FEED_FORWARD = (
     (("dense_h_to_4h",), "dense_4h_to_h"),
     (("fc1",), "fc2"),
 )
-#: What a configuration calls the channels in between.
+#: Names of the inner channels in configurations.
 _WIDTHS = ("intermediate_size", "d_ff", "ffn_hidden_size", "ffn_dim", "n_inner")
-#: Kernels are fast on whole vectors: channels that stay are a multiple of so many.
+#: Divisor of remaining channels, for kernels that work on whole vectors.
 VECTOR = 8
 
 
@@ -58,7 +56,7 @@ def prunable_layers(model: Any) -> dict[str, torch.nn.Linear]:
 
 
 def magnitude_mask(weight: torch.Tensor, share: float) -> torch.Tensor:
-    """True where a weight stays: the smallest ``share`` of them goes, counted to the weight."""
+    """True where a weight stays; exactly the smallest ``share`` goes."""
     import torch
 
     order = weight.detach().abs().flatten().argsort(stable=True)
@@ -90,7 +88,7 @@ class FeedForward:
         return self.out.in_features
 
     def rows(self, matrix: torch.nn.Linear, kept: torch.Tensor) -> torch.Tensor:
-        """The rows of a matrix in which channels lie, each part of a fused one in turn."""
+        """Rows of a matrix for these channels, in each part of a fused one."""
         import torch
 
         parts = matrix.out_features // self.channels
@@ -139,8 +137,7 @@ def _replace(layer: torch.nn.Linear, name: str, values: torch.Tensor) -> None:
 
 
 def feed_forwards(model: Any) -> list[FeedForward]:
-    """The feed-forward parts of a model, whose channels can be removed; none that are known, or
-    unlike widths, which no configuration says, raise Unsupported."""
+    """Feed-forward parts of a model; Unsupported if none are known or widths differ."""
     parts = []
     for module in model.modules():
         children = dict(module.named_children())
@@ -164,14 +161,14 @@ def _width_name(config: Any, width: int) -> str | None:
 
 
 def channels_left(channels: int, share: float) -> int:
-    """The channels that stay of so many: a multiple of 8 where there were such; 0: none would."""
+    """Remaining channels, a multiple of 8 if they were before; 0 if none remain."""
     left = channels * (1 - share)
     unit = VECTOR if channels % VECTOR == 0 else 1
     return round(left / unit) * unit
 
 
 def remove_channels(model: Any, count: int) -> None:
-    """Leave the ``count`` largest channels of each feed-forward part; the configuration says so."""
+    """Keep the ``count`` largest channels of each feed-forward part; update the configuration."""
     parts = feed_forwards(model)
     name = _width_name(model.config, parts[0].channels)
     for part in parts:
@@ -179,14 +176,14 @@ def remove_channels(model: Any, count: int) -> None:
     setattr(model.config, str(name), count)
 
 
-#: The share that is pruned where none is said; 2:4 has no other.
+#: Default share; the only one of 2:4.
 USUAL_SHARE = 0.5
-#: Part of the steps after which the gradual schedule has pruned all it will.
+#: Part of the steps after which the gradual schedule is complete.
 _FULL_AFTER = 0.75
 
 
 def share_at(step: int, steps: int, final: float) -> float:
-    """Share that is pruned after a step (from 0) of so many: cubic, as Zhu and Gupta's."""
+    """Share pruned after a step (from 0), by Zhu and Gupta's cubic schedule."""
     whole = max(1, round(steps * _FULL_AFTER))
     done = min((step + 1) / whole, 1.0)
     return final * (1 - (1 - done) ** 3)
@@ -291,7 +288,7 @@ class Sparsity(Technique):
 
     @property
     def share(self) -> float:
-        """The share that is pruned in the end."""
+        """Final pruned share."""
         return USUAL_SHARE if self.sparsity_share is None else self.sparsity_share
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
@@ -340,7 +337,7 @@ class Sparsity(Technique):
                 return
 
     def _emptied(self, job: JobDescription) -> Iterator[Refusal]:
-        """A share that leaves nothing of a layer."""
+        """Refuse shares that leave nothing of a layer."""
         outs = {out for _, out in FEED_FORWARD}
         for name, (outputs, inputs) in (linear_shapes(job.model) or {}).items():
             if self.sparsity == "magnitude":
@@ -400,7 +397,7 @@ class Sparsity(Technique):
         training.details["sparsity"] = training.origin["sparsity"] = text
 
     def _prune(self, training: Training, share: float) -> None:
-        """Set the masks for a share, or remove channels where that is done at once."""
+        """Set the masks for a share, or remove channels if done at once."""
         pruned = self._pruned
         pruned.share = share
         if self.sparsity == "channels" and self.sparsity_schedule == "once":
@@ -487,7 +484,7 @@ class Pruned:
             parameter.data.mul_(mask)
 
     def mask_averages(self, optimizer: Any) -> None:
-        """The optimizer's averages, where they are plain numbers of a weight each."""
+        """Mask the optimizer's averages that have the weights' shape."""
         import torch
 
         for parameter, mask in self.masks.items():
@@ -507,7 +504,7 @@ def _bytes(layers: Iterable[Any]) -> int:
 
 
 def _two_of_four_bytes(weight: torch.Tensor) -> int:
-    """Half of the values, and two bits for the place of each."""
+    """Bytes of half the values, and two bits for the place of each."""
     kept = weight.numel() // 2
     return kept * weight.element_size() + kept // 4
 

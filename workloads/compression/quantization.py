@@ -1,8 +1,7 @@
-"""The libraries that store weights in fewer bits, and the correction of biases afterwards.
+"""Libraries that store weights in fewer bits, and bias correction.
 
 AutoRound learns from texts and writes a directory; torchao and bitsandbytes convert weights while
-transformers loads them, by a configuration. Bias correction adds to a layer's bias what its mean
-output lost.
+transformers loads them. Bias correction adds to each bias what the layer's mean output lost.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
     from workloads.quantization import QuantizationParameters
 
-#: Weights that share one scale: of int4, unless a job says otherwise, and of NF4.
+#: Weights per scale: int4's default, and NF4's.
 INT4_GROUP, NF4_BLOCK = 32, 64
 
-#: The library's own, unless a job says otherwise.
+#: The library's default.
 AUTO_ROUND_ITERS = 200
 
 
@@ -37,11 +36,7 @@ def learn_rounding(
     texts: Sequence[Sequence[int]],
     ending: contextlib.ExitStack,
 ) -> Path:
-    """Let AutoRound learn how each block's weights are rounded; the directory that it wrote.
-
-    Raises:
-        Unsupported: the package is missing.
-    """
+    """Run AutoRound and return the directory that it wrote; Unsupported without the package."""
     try:
         from auto_round import AutoRound
     except ImportError as error:
@@ -58,7 +53,7 @@ def learn_rounding(
         iters=AUTO_ROUND_ITERS if parameters.iters is None else parameters.iters,
         nsamples=parameters.samples,
         seqlen=parameters.length,
-        # Decoded and encoded again a text may get shorter, and shorter ones it leaves out.
+        # Twice, since re-encoded texts may get shorter and AutoRound skips short ones.
         dataset=[tokenizer.decode([*ids, *ids]) for ids in texts],
         device_map=str(plain.device),
         enable_torch_compile=False,
@@ -68,11 +63,7 @@ def learn_rounding(
 
 
 def library_config(parameters: QuantizationParameters, dtype: torch.dtype) -> Any:
-    """The library's configuration, which transformers takes and keeps in config.json.
-
-    Raises:
-        Unsupported: a package is missing.
-    """
+    """Quantization configuration for transformers; Unsupported if a package is missing."""
     import torch
     from transformers import BitsAndBytesConfig, TorchAoConfig
 
@@ -101,16 +92,14 @@ def library_config(parameters: QuantizationParameters, dtype: torch.dtype) -> An
     )
 
 
-#: A layer's mean input, all dimensions but the last of size 1, and what the plain layer makes of it
-#: without its bias.
+#: A layer's mean input [1, …, width], and the plain layer's output of it without bias.
 MeanOutput = tuple["torch.Tensor", "torch.Tensor"]
 
 
 def mean_outputs(
     model: Any, texts: Sequence[Sequence[int]], device: Device
 ) -> dict[str, MeanOutput]:
-    """The mean input of each linear layer with a bias over texts, and its output, by name; of
-    layers that the texts reach (a mixture's experts may see none)."""
+    """Mean inputs and outputs of the linear layers with bias that the texts reach, by name."""
     import torch
 
     layers = {
@@ -138,7 +127,7 @@ def mean_outputs(
 
 
 def correct_biases(model: Any, outputs: dict[str, MeanOutput]) -> int:
-    """Add to each layer's bias what its mean output lost; the number of layers."""
+    """Add to each layer's bias what its mean output lost; return the number of layers."""
     import torch
 
     for name, (mean, wanted) in outputs.items():

@@ -1,10 +1,8 @@
 """Weight sharing and Huffman coding: the second and third stage of Deep Compression.
 
-A layer's weights are gathered into a few values by k-means (Lloyd's algorithm in one dimension,
-from evenly spaced values); each weight is then the number of its value, and zero a number of its
-own. Frequent numbers get short codes. The code is written as bits and read back, so the size in a
-row is that of something from which the layer can be had again. It saves disk and not time: a layer
-is expanded before it computes.
+One-dimensional k-means (Lloyd's algorithm from evenly spaced values) gathers a layer's weights into
+a few values; zero is a symbol of its own. The code is written and read back, so a row's size is
+that of a decodable layer. It saves disk, not time: layers are expanded before use.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 _ITERATIONS = 40
-#: Symbols after which a position is noted, so that many places can be read at once.
+#: Symbols between noted positions, for decoding in parallel.
 _LANE = 1024
-#: Bits that a reader sees at once; no code is longer (a layer would need 2**37 weights).
+#: Bits that a reader sees at once; longer codes would need 2**37 weights.
 _WINDOW = 56
 
 Array = np.ndarray[Any, Any]
@@ -31,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """One layer after sharing: numbers of values, and the values."""
+    """One layer after sharing: symbols and their values."""
 
     symbols: Array  # one a weight
     values: Array  # float32, by symbol
@@ -48,12 +46,12 @@ class Coded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that a reader needs, beside the values."""
+        """Bytes that a reader needs, besides the values."""
         return len(self.data) + self.lengths.size + 4 * self.lanes.size
 
 
 def share(weights: Array, bits: int) -> Shared:
-    """Gather the weights that are not zero into 2**bits values."""
+    """Gather nonzero weights into 2**bits values."""
     flat = weights.astype(np.float32).ravel()
     some = flat != 0
     ordered = np.sort(flat[some]).astype(np.float64)
@@ -78,7 +76,7 @@ def share(weights: Array, bits: int) -> Shared:
 
 
 def entropy_bits(counts: Array) -> float:
-    """Bits a symbol that no code of single symbols goes below."""
+    """Entropy in bits a symbol: the lower bound of codes of single symbols."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
 
@@ -123,7 +121,7 @@ def encode(symbols: Array, size: int) -> Coded:
 
 
 def decode(coded: Coded) -> Array:
-    """The symbols again, by the lengths of their codes alone."""
+    """Decode the symbols; codes follow from their lengths."""
     lengths = coded.lengths.astype(np.int64)
     used = np.flatnonzero(lengths)
     order = used[np.lexsort((used, lengths[used]))]
@@ -157,7 +155,7 @@ def _codes(lengths: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes of shared layers together."""
+    """Total sizes of shared layers."""
 
     weights: int
     coded_bytes: int  # codes, their tables and the values
@@ -166,10 +164,9 @@ class Sizes:
 
 
 def share_layers(layers: dict[str, torch.nn.Linear], bits: int) -> Sizes:
-    """Give each layer its shared values, in place, and measure the code of their numbers.
+    """Share each layer's weights in place and measure their code.
 
-    Raises:
-        BadConfiguration: what was coded cannot be read back.
+    BadConfiguration if the code cannot be read back.
     """
     import torch
 

@@ -1,8 +1,7 @@
-"""Training techniques, behind the seam of ``technique.py``; a file declares some in its ``SPECS``.
+"""Training techniques (``technique.py``); each file declares some in its ``SPECS``.
 
-To add one, write its class and name it there and below, or name a class of another installed
-package under the entry points ``nightgrid.techniques`` (docs/extending.md). Grids, their
-schema, the plan and fine-tuning find it.
+To add one, write its class and name it there and below, or register it in another package under
+the entry points ``nightgrid.techniques`` (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from workloads.settings import Declaration, Value, WorkloadParameters
 from workloads.training.methods import MethodParameters
 from workloads.training.technique import Technique
 
-#: Every technique by name; nobody else's takes the place of one of ours.
+#: Every technique by name; other packages cannot replace ours.
 TECHNIQUES: Declared[type[Technique]] = Declared(
     {
         "accumulation": "workloads.training.techniques.optimization",
@@ -57,9 +56,7 @@ TECHNIQUES: Declared[type[Technique]] = Declared(
 
 @cache
 def all_techniques() -> tuple[type[Technique], ...]:
-    """Every technique, in the order in which they act at each point. One of another package whose
-    setting has the name of another one's, of the method's or of a job's field is left out, with a
-    warning."""
+    """Every technique in order; others' with an already used setting name are skipped, warning."""
     kinds: dict[str, type[Technique]] = {}
     settings = {field.name: "a job" for field in fields(JobDescription)}  # name -> its owner
     settings |= dict.fromkeys(MethodParameters.model_fields, "the method of fine-tuning")
@@ -78,14 +75,14 @@ def all_techniques() -> tuple[type[Technique], ...]:
 
 
 def _set(parameters: Mapping[str, Any]) -> Iterator[Technique]:
-    """Every technique that a job's workload has, set as its parameters say."""
+    """Every technique of a job's workload, with the job's parameters."""
     for kind in all_techniques():
         if next(iter(kind.model_fields)) in parameters:
             yield kind.model_validate({name: parameters[name] for name in kind.model_fields})
 
 
 def chosen(parameters: Mapping[str, Any]) -> tuple[Technique, ...]:
-    """The techniques that have something to do in a job with these parameters."""
+    """Techniques that act in a job with these parameters."""
     return tuple(technique for technique in _set(parameters) if technique.acts)
 
 
@@ -108,7 +105,7 @@ def technique_notes(job: JobDescription) -> tuple[str, ...]:
 
 
 def _able(tasks: Sequence[str]) -> Iterator[type[Technique]]:
-    """The techniques for which one of these tasks has all functions that they need."""
+    """Techniques whose required functions one of these tasks has."""
     functions = [set(TASKS[task].functions) for task in tasks]
     for kind in all_techniques():
         if any(there.issuperset(kind.needs) for there in functions):
@@ -121,9 +118,10 @@ def with_techniques(
     tasks: Sequence[str],
     defaults: Mapping[str, Value] | None = None,
 ) -> type[Any]:
-    """The parameters of a workload that trains: those of its ``base``, and those of the techniques
-    for which one of its ``tasks`` has all functions that they need. ``defaults`` are of settings
-    whose default is another one in this workload."""
+    """Extend ``base`` by the settings of techniques that its ``tasks`` support.
+
+    ``defaults`` overrides defaults of settings in this workload.
+    """
     settings: dict[str, Any] = {
         setting: (info.annotation, _with_default(info, setting, defaults or {}))
         for kind in _able(tasks)

@@ -145,7 +145,7 @@ class Padding(Technique):
             data.arrange = partial(rows.uniform_length, window=self.length_window)
 
     def _one_shape(self, data: DataPlan) -> None:
-        """Fill each step's row up to the longest, which is known when samples become batches."""
+        """Pad each step's row to the longest, known once batches are arranged."""
         arrange, collate, lengths = data.arrange, data.collate, [0]
 
         def arranged(samples: Sequence[Learnable], batch: int) -> list[list[int]]:
@@ -174,11 +174,11 @@ class Padding(Technique):
 
 
 def one_shape(parameters: Mapping[str, Any]) -> bool:
-    """Tell if all steps of a job with these parameters have inputs of one shape."""
+    """Tell if all steps of a job have inputs of one shape."""
     return parameters.get("padding") == "fixed" or parameters.get("packed_length") == "longest"
 
 
-#: Batches that each worker holds ready, unless told.
+#: Default number of batches that each worker prefetches.
 _PREFETCH = 2
 
 
@@ -261,8 +261,7 @@ class DataLoading(Technique):
 
         workers: dict[str, Any] = {}
         if self.data_workers:
-            # Forked, so that samples and functions are simply there; a fork must not touch a card,
-            # and does not: batches are on the host.
+            # Forked to inherit samples and functions; safe, since workers never touch a card.
             workers = {
                 "num_workers": self.data_workers,
                 "prefetch_factor": self.prefetch_batches or _PREFETCH,
@@ -280,7 +279,7 @@ class DataLoading(Technique):
 
         def stop() -> None:
             nonlocal batches
-            del batches  # the loader's iterator ends its processes when nobody holds it
+            del batches  # the loader's iterator ends its processes when deleted
 
         data.ending.callback(stop)
 
@@ -298,7 +297,7 @@ class DataLoading(Technique):
 
 
 def ahead(batches: Iterator[StepBatch], copies: SideCopies) -> Iterator[StepBatch]:
-    """Each batch on its card, handed out when the copy of the next one is queued."""
+    """Yield each batch on its card, after queueing the copy of the next one."""
 
     def begin() -> tuple[StepBatch, Copies]:
         batch = next(batches)

@@ -17,7 +17,7 @@ from workloads.devices.base import torch_compilations
 from workloads.settings import choice
 from workloads.training.technique import Technique, Training
 
-#: Most batches that are tried until one of a new shape needs no new graph.
+#: Most batches to rehearse until a new shape needs no new graph.
 _REHEARSALS = 8
 
 
@@ -68,7 +68,7 @@ class Compilation(Technique):
         by_layer = self.compile_scope == "layers"
         self._compiled += _layers(training.model) if by_layer else [training.model]
         for module in self._compiled:
-            # In place: names of parameters, and the class that adapters know, stay as they are.
+            # In place, so that parameter names and classes stay.
             module.compile(
                 backend=training.device.compile_backend, dynamic=True if by_layer else None
             )
@@ -80,7 +80,7 @@ class Compilation(Technique):
         training.enter_phase("compile")
         met: set[tuple[int, ...]] = set()
         compiling: list[float] = []
-        usual = 0.0  # what a pass takes when there is nothing to compile
+        usual = 0.0  # seconds of a pass without compiling
         for step in range(_REHEARSALS):
             known, began = compiled_graphs(), time.perf_counter()
             shapes = rehearse(step)
@@ -102,11 +102,11 @@ class Compilation(Technique):
         training.details["compiled_graphs"] = str(rehearsed - before)
         training.details["graphs_compiled_in_steps"] = str(compiled_graphs() - rehearsed)
         for module in self._compiled:
-            module._compiled_call_impl = None  # a look at the losses needs no graphs of its own
+            module._compiled_call_impl = None  # evaluation needs no compiled graphs
 
 
 def _layers(model: Any) -> list[Any]:
-    """A model's layers, which are alike; its class names theirs."""
+    """A model's layers, by the class names that it declares."""
     named = (getattr(module, "_no_split_modules", None) or () for module in model.modules())
     names = {*itertools.chain.from_iterable(named)}
     layers = [module for module in model.modules() if type(module).__name__ in names]
@@ -129,7 +129,7 @@ def compiled_graphs() -> int:
 
 
 def _from_nothing(training: Training) -> None:
-    """Forget what Inductor compiled before, on disk and in this process, while the job runs."""
+    """Start with empty Inductor caches, on disk and in memory, while the job runs."""
     import torch
 
     torch.compiler.reset()

@@ -18,7 +18,7 @@ from workloads.training.technique import DataPlan, Technique, Training
 if TYPE_CHECKING:
     import torch
 
-#: The package that makes each kind of optimizer, where torch does not.
+#: Packages of optimizers that torch lacks.
 _PACKAGES = {
     "adamw-8bit": "bitsandbytes",
     "adamw-8bit-paged": "bitsandbytes",
@@ -91,8 +91,7 @@ def _make(name: str, training: Training, parameters: Sequence[torch.nn.Parameter
 
 
 def _by_bitsandbytes(kind: Any, embeddings: set[int]) -> Any:
-    """The optimizer with 32-bit averages of these; its own register of exceptions is the process's,
-    and would outlive the job."""
+    """Give embeddings 32-bit averages, without bitsandbytes' process-wide register."""
 
     class Optimizer(kind):  # type: ignore[misc]
         def get_config(self, gindex: int, pindex: int, group: Any) -> Any:
@@ -104,7 +103,7 @@ def _by_bitsandbytes(kind: Any, embeddings: set[int]) -> Any:
 
 
 def _by_torchao(kind: Any, embeddings: set[int]) -> Any:
-    """The optimizer with 32-bit averages of these, and of what it leaves in the weights' format."""
+    """Give embeddings, and averages left in the weights' format, 32 bits."""
     import torch
 
     class Optimizer(kind):  # type: ignore[misc]
@@ -321,7 +320,7 @@ class Freezing(Technique):
 
 
 def _layers(model: Any) -> list[Any]:
-    """The model's layers in order, the encoder's if it has one: the longest list of modules."""
+    """The model's layers in order (an encoder's first): the longest list of modules."""
     import torch
 
     below = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model

@@ -82,13 +82,12 @@ class Autocast(Technique):
         training.backward, training.update = backward, update
 
 
-#: Of sums in fp32 in another order; TF32 and bf16 lie far above.
+#: Relative error of fp32 sums in another order; TF32 and bf16 lie far above.
 ROUNDING = 1e-5
 
 
 def refusals(job: JobDescription, otherwise: str) -> Iterator[Refusal]:
-    """Objections to fewer bits in a job's products; ``otherwise`` is the hint where the device
-    knows only the exact ones."""
+    """Objections to reduced precision; ``otherwise`` is the hint for devices without it."""
     autocast = job.parameters.get("autocast", "none")
     if job.parameters.get("matmul_precision") in (None, "highest"):
         return
@@ -143,11 +142,7 @@ class MatmulPrecision(Technique):
 
 
 def in_force(precision: str, device: Device) -> str:
-    """Put a precision in force until the job ends; what it does here, for the row.
-
-    Raises:
-        Unsupported: the card computes as before.
-    """
+    """Set a precision until the job ends and describe it; Unsupported without effect."""
     error = error_with(precision, device)
     if error < ROUNDING:
         raise Unsupported(
@@ -158,8 +153,7 @@ def in_force(precision: str, device: Device) -> str:
 
 
 def error_with(precision: str, device: Device) -> float:
-    """Put a precision in force until the job ends; how far products then are from those before, as
-    a share of the greatest: 0 where they are the same ones."""
+    """Set a precision until the job ends; return products' largest change over their maximum."""
     import torch
 
     numbers = torch.Generator().manual_seed(0)
@@ -215,10 +209,9 @@ class MatmulBackend(Technique):
 
 
 def multiply_by_onednn(device: Device) -> str:
-    """Have oneDNN multiply fp32 matrices until the job ends; what it does here, for the row.
+    """Have oneDNN multiply fp32 matrices until the job ends; describe its effect.
 
-    Raises:
-        Unsupported: it multiplies nothing here, or would round factors to bf16.
+    Unsupported if it has no effect, or would round factors to bf16.
     """
     import torch
 

@@ -95,7 +95,7 @@ class Saving(Technique):
         from workloads.training.checkpoints import Saver, open_checkpoints, resume
 
         mode = self.save_mode or "blocking"
-        # A rank may be a step behind in writing, with a thread that writes two.
+        # Ranks may be one write apart, two with a writing thread.
         of_gang = 3 if mode == "async" else 2
         checkpoints = open_checkpoints(training, of_gang if training.cards > 1 else 1)
         saver = self._saver = Saver(checkpoints, mode)

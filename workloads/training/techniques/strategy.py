@@ -255,7 +255,7 @@ def _ddp(training: Training, group: Any) -> None:
 
 
 _POWERSGD_RANK = 4
-#: Exchanges that are left whole: DDP orders its buckets anew after the first.
+#: Uncompressed first exchanges: DDP reorders its buckets after the first.
 _POWERSGD_START = 2
 
 
@@ -325,7 +325,7 @@ class GradientCompression(Technique):
 
 
 class _CountedHook:
-    """One of torch's communication hooks of DDP, whose exchanges and bytes are counted."""
+    """One of torch's DDP communication hooks, with counted exchanges and bytes."""
 
     def __init__(self, name: str, group: Any, rank: int) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -345,19 +345,19 @@ class _CountedHook:
         self.exchanges = self._numbers = self._bytes = 0
 
     def exchange(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """The bucket's average over all ranks, some time later."""
+        """Return a future of the bucket's average over all ranks."""
         self.exchanges += 1
         self._numbers += bucket.buffer().numel()
         self._bytes += bucket.buffer().nbytes
-        # PowerSGD goes on in callbacks. With two exchanges under way, ranks may start their parts
-        # in different orders, and the backend pairs what does not belong together.
+        # PowerSGD continues in callbacks: with two exchanges in flight, ranks may order their
+        # collectives differently and mismatch them.
         if self._name == "powersgd" and self._last is not None:
             self._last.wait()
         self._last = self._hook(self._state, bucket)
         return self._last  # type: ignore[no-any-return]
 
     def summary(self) -> str:
-        """The part that was sent, for the row."""
+        """Describe the share of bytes sent, for the row."""
         if self._name == "powersgd":
             sent = self._state.total_numel_after_compression
             gradients = self._state.total_numel_before_compression
