@@ -35,7 +35,7 @@ def find_engine(name: str) -> EngineSpec:
 
 @cache
 def engine_packages() -> tuple[str, ...]:
-    """Packages of all engines, by pip name; rows record their versions."""
+    """Packages of all engines, by pip name, whose versions may explain differences."""
     specs = (ENGINES[name] for name in engines_for(None))
     packages = (package for spec in specs for package in spec.packages)
     return tuple(dict.fromkeys(name for package in packages for name in package.names))

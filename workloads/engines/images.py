@@ -1,7 +1,6 @@
-"""Text-to-image pipelines as diffusers has them: facts for the plan, loading, and painting.
+"""diffusers' text-to-image pipelines: facts for the plan, loading, and generation.
 
-Facts are read from the JSON files in a pipeline's directories: rules read them in the plan, and a
-job before it loads. Of a pipeline that lies on a hub its index alone is known.
+Facts come from a pipeline's JSON files; of one on a hub only the index is known.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
 from workloads.util import files
 
-#: Parts that remove noise step by step: one of them is in every pipeline.
-DENOISERS = ("unet", "transformer")
-#: Schedulers of flow matching know no other's noise; their names begin so.
-_FLOW = "FlowMatch"
+DENOISERS = ("unet", "transformer")  # a pipeline has one of these parts
+_FLOW = "FlowMatch"  # prefix of flow-matching schedulers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +30,23 @@ class PipelineFacts:
     """The parts of a pipeline."""
 
     class_name: str
-    denoiser: str  # the part's name; "": none of a known one
+    denoiser: str  # the part's name; "": no known one
     reads_text: bool
     scheduler: str  # class of its own scheduler
-    guided: bool  # whether a guidance scale means something to it; unknown counts as yes
+    guided: bool  # takes a guidance scale; True if unknown
 
     @property
     def flow_matching(self) -> bool:
-        """Tell if it was trained for flow matching, which other schedulers do not do."""
+        """True if trained for flow matching, which needs its own schedulers."""
         return self.scheduler.startswith(_FLOW)
 
 
 def facts_of(model: str) -> PipelineFacts | None:
-    """The facts of a pipeline by the model's name; None where they are not known here."""
+    """Facts of a pipeline by model name; None if unknown here."""
     try:
         index = pipeline_index(model)
     except (WorkloadError, OSError):
-        return None  # whoever looks for the model says so
+        return None  # reported when the model is opened
     if index is None:
         return None
     directory = directory_of(model)
@@ -65,13 +62,13 @@ def facts_of(model: str) -> PipelineFacts | None:
 
 
 def _class_of(index: Mapping[str, Any], part: str) -> str:
-    """The class of a part; "" where the pipeline lacks it."""
+    """Class of a part; "" if the pipeline lacks it."""
     entry = index.get(part)
     return str(entry[-1] or "") if isinstance(entry, list) and entry else ""
 
 
 def _config(part: Path) -> Mapping[str, Any]:
-    """config.json of a part; empty where it cannot be read."""
+    """config.json of a part; empty if unreadable."""
     file = part / "config.json"
     try:
         config = json.loads(files.read_text(file)) if file.is_file() else {}
@@ -80,30 +77,24 @@ def _config(part: Path) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-#: diffusers' class of each scheduler that a job may ask for.
+#: Setting -> diffusers' class.
 SCHEDULERS = {
     "ddim": "DDIMScheduler",
     "pndm": "PNDMScheduler",
     "euler": "EulerDiscreteScheduler",
     "dpm-solver": "DPMSolverMultistepScheduler",
 }
-#: The scheduler of a job that keeps the pipeline's own.
-OWN_SCHEDULER = "own"
-#: With a U-Net, where a job names none: that of the source of all comparisons.
-USUAL_SCHEDULER = "ddim"
+OWN_SCHEDULER = "own"  # keep the pipeline's
+USUAL_SCHEDULER = "ddim"  # default with a U-Net, so that jobs compare
 
 
 def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) -> Any:
-    """The pipeline with its weights, on the host. The safety checker stays away: it would look at
-    every image after its decoding, and nobody counts it.
-
-    Args:
-        kind: the class to load it by; None: diffusers' own of its text-to-image pipelines.
-        arguments: of ``from_pretrained``.
+    """Load a pipeline on the host, as class ``kind`` or diffusers' own, without the safety checker,
+    which would examine every image.
 
     Raises:
         DataMissing: a part is missing, or cannot be read.
-        BadConfiguration: it makes no images from texts.
+        BadConfiguration: it is not a text-to-image pipeline.
     """
     import diffusers
 
@@ -140,18 +131,13 @@ def quiet() -> None:
 
 
 def denoiser_name(pipeline: Any) -> str:
-    """Name of the part that removes noise; "" where there is none of a known one."""
+    """Name of the denoising part; "" if there is no known one."""
     return next((part for part in DENOISERS if getattr(pipeline, part, None) is not None), "")
 
 
 def set_scheduler(pipeline: Any, name: str | None, classes: Any, prefix: str = "") -> str:
-    """Give the pipeline the scheduler of a job, with the settings of its own; the class's name.
-
-    Args:
-        name: as in the job's settings.
-        classes: the module that has the classes.
-        prefix: before their names.
-    """
+    """Set the job's scheduler, with the config of the pipeline's own; return its class name.
+    ``classes`` is the module with the classes, whose names start with ``prefix``."""
     name = name or (USUAL_SCHEDULER if denoiser_name(pipeline) == DENOISERS[0] else OWN_SCHEDULER)
     if name != OWN_SCHEDULER:
         kind = getattr(classes, prefix + SCHEDULERS[name])
@@ -160,13 +146,13 @@ def set_scheduler(pipeline: Any, name: str | None, classes: Any, prefix: str = "
     return type(pipeline.scheduler).__name__
 
 
-#: With a U-Net, where a job names none: diffusers' and optimum-habana's default.
+#: Default with a U-Net, as in diffusers and optimum-habana.
 USUAL_GUIDANCE = 7.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Painted:
-    """Images of one batch, and the seconds of each part; together they are the batch's."""
+    """Images of one batch, and the seconds of each part, which add up to the batch's."""
 
     images: Sequence[Any]  # PIL's
     text_encoding_s: float
@@ -177,15 +163,12 @@ class Painted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePipeline:
-    """A pipeline on its card, ready to paint.
+    """A pipeline on its card.
 
-    The library's own ``__call__`` does all the work: text encoding, denoising step by step,
-    decoding and conversion, so that images are those that its user would get. What passes from one
-    part to the next is a method of the pipeline, and those methods are put into a clock. The card
-    is waited for between two parts, four times a batch; inside of the denoising loop it never is.
-
-    Latents are drawn on the CPU in fp32, each image's from a seed of its own, and only then get the
-    format of the weights: the same image whatever device, precision and batch it is painted in.
+    The library's ``__call__`` does all the work, as for its users; timers wrap its methods between
+    parts and synchronize there, four times a batch, never within the denoising loop. Each image's
+    latents are drawn on the CPU in fp32 from its own seed, so they do not depend on device,
+    precision or batch.
     """
 
     pipeline: Any
@@ -195,12 +178,11 @@ class ImagePipeline:
     details: Mapping[str, str]
     figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
     clock: Callable[[], float]
-    #: Arguments of every call that the library wants besides, from the number of texts.
-    arguments: Callable[[int], Mapping[str, Any]] = lambda count: {}
-    #: In which the library is called: it switches gradients off itself, and no more.
+    arguments: Callable[[int], Mapping[str, Any]] = lambda count: {}  # of calls, by batch size
+    #: Context of calls; the library itself only disables gradients.
     mode: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     _moments: dict[str, float] = field(default_factory=dict)
-    _seeds: list[int] = field(default_factory=list)  # of the batch that is painted
+    _seeds: list[int] = field(default_factory=list)  # of the current batch
 
     def __post_init__(self) -> None:
         pipeline = self.pipeline
@@ -218,10 +200,10 @@ class ImagePipeline:
         height: int | None,
         width: int | None,
     ) -> Painted:
-        """Paint a batch: an image for each text, from the latents of its seed."""
+        """Generate an image for each prompt, from the latents of its seed."""
         scale = self.guidance(guidance)
         guided = {"guidance_scale": scale} if scale is not None else {}
-        if (height is None) != (width is None):  # the library would take its own for both
+        if (height is None) != (width is None):  # the library would replace both
             height, width = height or own_side(self.pipeline), width or own_side(self.pipeline)
         self._seeds[:] = seeds
         self._moments.clear()
@@ -246,17 +228,17 @@ class ImagePipeline:
         )
 
     def guidance(self, scale: float | None) -> float | None:
-        """The guidance scale of a job; None: that of the pipeline's makers."""
+        """Guidance scale of a job; None: the pipeline's default."""
         usual = USUAL_GUIDANCE if denoiser_name(self.pipeline) == DENOISERS[0] else None
         return usual if scale is None else scale
 
     def wait(self) -> None:
-        """Let the card do all that was queued."""
+        """Wait for the card."""
         self.device.mark_step()
         self.device.synchronize()
 
     def _in_clock(self, owner: Any, name: str, *, before: str = "", after: str) -> None:
-        """Note the moments before and after a method of a part, with the card waited for."""
+        """Record the synchronized times before and after a method."""
         method = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -272,20 +254,15 @@ class ImagePipeline:
 
 
 def own_side(pipeline: Any) -> int:
-    """Pixels on a side of the images that a pipeline paints by default."""
+    """Default side of a pipeline's images in pixels."""
     config = getattr(pipeline, denoiser_name(pipeline)).config
     size = getattr(pipeline, "default_sample_size", None) or config.sample_size
     return (size if isinstance(size, int) else size[0]) * int(pipeline.vae_scale_factor)
 
 
 def drawn_by(prepare_latents: Callable[..., Any], seeds: Sequence[int]) -> Callable[..., Any]:
-    """A pipeline's ``prepare_latents`` that draws each image's on the CPU from its own seed, and in
-    fp32 whatever format it is asked for: fewer bits would be other numbers, not rounded ones.
-
-    Args:
-        prepare_latents: of the pipeline.
-        seeds: those of the batch, at the moment of the call.
-    """
+    """Wrap ``prepare_latents`` to draw each image's latents on the CPU from its own seed, in fp32,
+    since other types draw other numbers. ``seeds`` are read at each call."""
     import torch
 
     signature = inspect.signature(prepare_latents)
@@ -296,7 +273,7 @@ def drawn_by(prepare_latents: Callable[..., Any], seeds: Sequence[int]) -> Calla
         bound.arguments["dtype"] = torch.float32
         bound.arguments["generator"] = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
         latents = prepare_latents(*bound.args, **bound.kwargs)
-        if isinstance(latents, tuple):  # with the places of the latents beside them
+        if isinstance(latents, tuple):  # latents and their positions
             return tuple(part.to(dtype) for part in latents)
         return latents.to(dtype)
 
@@ -323,11 +300,10 @@ def joined_weights(denoiser: ModelWeights, others: ModelWeights, detail: str) ->
 
 
 def weights_of(pipeline: Any, precision: str, device: str, engine: str) -> ModelWeights:
-    """Examine the weights of all parts: of a precision of 8 bits the denoiser has those of its
-    linear layers in it, and everything else is in bf16.
+    """Inspect the weights of all parts; in 8 bits only the denoiser's linear layers, the rest bf16.
 
     Raises:
-        BadConfiguration: they are something else.
+        BadConfiguration: they are in another format.
     """
     import torch
 

@@ -1,9 +1,4 @@
-"""Loaded models that generate text: what all engines have in common.
-
-A loaded model turns text into ids and back, makes a batch ready (padding, transfer to the card:
-untimed) and generates greedily for it, calling back after each decoding step. What the tokens count
-and how long they took is decided outside, the same way for every engine (``passes.py``).
-"""
+"""Interface of loaded models that generate text; ``passes.py`` counts and times their tokens."""
 
 from __future__ import annotations
 
@@ -24,12 +19,11 @@ from workloads.models.prompts import encode_answer, encode_prompt
 class Generated:
     """Output of one batch."""
 
-    #: For each prompt the new ids in order; what follows an end-of-sequence id is padding.
-    tokens: Sequence[Sequence[int]]
+    tokens: Sequence[Sequence[int]]  # new ids of each prompt, padded after an end of sequence
     computed_tokens: int  # positions the device worked on, padding included
-    #: For each step the float32 logits [batch, vocabulary] on the host, where they were asked for.
+    #: By step, float32 [batch, vocabulary] on the host, if requested.
     logits: Sequence[Any] = ()
-    encoder_s: float | None = None  # of the whole time; None: the model has no encoder
+    encoder_s: float | None = None  # part of the whole time; None: no encoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +32,18 @@ class Completed:
 
     tokens: list[list[int]]  # up to and including the end of sequence
     computed_tokens: int  # positions the device worked on
-    steps_apart: bool = True  # False: steps launched together, which have no times of their own
+    steps_apart: bool = True  # False: some steps were launched together, so have no own times
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Ids of a prompt and of the answer that follows it, the token that ends it included."""
+    """Ids of a prompt and of its answer, end token included."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
 
 
-#: Called with the indices of the texts that were admitted, or that got new tokens.
+#: Called with the indices of admitted texts, or of those with new tokens.
 OnTexts: TypeAlias = Callable[[Sequence[int]], None]
 
 
@@ -61,16 +55,15 @@ class GenerationEngine(ABC):
     source: ModelSource
     weights: ModelWeights
     end_token_ids: frozenset[int]
-    context_length: int | None  # most positions the model was made for; None: it does not say
+    context_length: int | None  # the model's most positions; None: unknown
     details: Mapping[str, str]  # for the row, e.g. the attention that really runs
-    #: Most positions of a text where the model has a sliding window and the engine has none: up to
-    #: there both see all that stands before. None: any number.
+    #: Most positions of a text if the model has a sliding window that the engine lacks.
     window: int | None = None
     figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
 
     @property
     def random_weights(self) -> bool:
-        """True if the weights were drawn, not trained."""
+        """True if the weights are random."""
         return self.source.random_weights
 
     def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
@@ -78,21 +71,20 @@ class GenerationEngine(ABC):
         return encode_prompt(self.tokenizer, self.source, text, earlier)
 
     def encode_answer(self, text: str, answer: str, earlier: Sequence[Turn] = ()) -> list[int]:
-        """Ids of an answer as they follow those of its prompt, the one that ends it included."""
+        """Ids of an answer to a prompt, end token included."""
         return encode_answer(self.tokenizer, text, answer, earlier)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of generated ids, without special tokens."""
+        """Text of ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def padded_length(self, longest: int) -> int:
-        """Tokens that each prompt of a batch has after padding, from those of its longest: with
-        the number of prompts the shape that the engine computes with."""
+        """Tokens of each prompt after padding, by the batch's longest."""
         return longest
 
     @abstractmethod
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Any:
-        """A batch ready on the card, to be generated for as often as wanted."""
+        """Pad a batch and copy it to the card, untimed; reusable."""
 
     @abstractmethod
     def generate(
@@ -104,11 +96,10 @@ class GenerationEngine(ABC):
         on_step: Callable[[], None],
         keep_logits: bool = False,
     ) -> Callable[[], Generated]:
-        """Generate greedily, up to ``output_tokens`` for each prompt, or exactly that many.
+        """Generate greedily, up to ``output_tokens`` a prompt, exactly that many if ``ignore_eos``.
 
-        ``on_step`` is called after each step, when the step's tokens are queued or done; or, where
-        waiting for each would keep the card idle, after the first and at the end. The returned
-        function fetches what came out, and is called when the clock has stopped.
+        ``on_step`` is called after each step, or only after the first and at the end where waiting
+        would idle the card. The returned function fetches the output, when the clock has stopped.
         """
 
     def generate_continuously(
@@ -121,16 +112,15 @@ class GenerationEngine(ABC):
         on_admit: OnTexts,
         on_step: OnTexts,
     ) -> Completed:
-        """Generate for all prompts, each as soon as one of so many places is free.
+        """Generate for all prompts, each as soon as a slot is free.
 
         Raises:
-            Unsupported: the engine does not do that.
+            Unsupported: the engine has no continuous batching.
         """
         raise Unsupported("the engine of this job does not do continuous batching")
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[Any]:
-        """For each text the float32 logits [tokens of the answer, vocabulary] on the host, each
-        from all that stands before its token: the answer is read, not chosen.
+        """For each text, float32 logits [answer tokens, vocabulary] on the host (teacher forcing).
 
         Raises:
             Unsupported: the engine's library gives no logits.
@@ -138,38 +128,34 @@ class GenerationEngine(ABC):
         raise Unsupported("this engine cannot return logits for a given text")
 
 
-#: Loads a model onto a device in the precision of the request. It raises DataMissing where the
-#: model is not there, Unsupported where the device lacks the precision or the attention, and
-#: BadConfiguration where what was loaded is not what was asked for.
+#: Loads a model in the request's precision. Raises DataMissing (no model), Unsupported (precision
+#: or attention on this device) and BadConfiguration (loaded in another format).
 EngineLoader: TypeAlias = Callable[[Request, Device], GenerationEngine]
 
 
 def computed(read: int, tokens: Sequence[Sequence[int]]) -> int:
-    """Positions worked on, from those read: the last token of a text is not fed back."""
+    """Computed positions: prompts (``read``) and all tokens but the last, which is not fed back."""
     return read + sum(max(len(ids) - 1, 0) for ids in tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepping:
-    """Prompts on their way through a library that decides itself how to step."""
+    """Generation in a library that schedules its own steps."""
 
     tokens: list[list[int]]  # of each prompt so far, up to and including its end
-    add: Callable[[int], None]  # hands over a prompt, by its index
-    #: Advances all; the texts that got tokens, and those that have ended.
+    add: Callable[[int], None]  # submits a prompt, by index
+    #: Does a step; returns texts with new tokens, and ended texts.
     step: Callable[[], tuple[Sequence[int], Collection[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteppedEngine(GenerationEngine, ABC):
-    """Base of engines whose library reads and writes, in each step, all texts that it was given.
-
-    A text is handed over when there is a place for it. A static batch is the same with a place for
-    every prompt. Nothing is padded.
-    """
+    """Base of engines whose library steps through all submitted texts, without padding. A text is
+    submitted when a slot is free; a static batch has a slot for every prompt."""
 
     @abstractmethod
     def begin(self, prepared: Any, output_tokens: int, ends: Collection[int]) -> Stepping:
-        """Take these prompts, none of which is handed over yet."""
+        """Set up generation for prompts, without submitting any."""
 
     def write(
         self,
@@ -181,7 +167,7 @@ class SteppedEngine(GenerationEngine, ABC):
         on_admit: OnTexts = lambda indices: None,
         on_step: OnTexts,
     ) -> list[list[int]]:
-        """The tokens of each prompt up to and including its end; ``places`` texts at once."""
+        """Generate with ``places`` texts at once; tokens up to and including each end."""
         texts = self.begin(prepared, output_tokens, ends)
         running: set[int] = set()
         waiting = 0

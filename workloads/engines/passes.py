@@ -1,13 +1,11 @@
 """Passes of a generating engine over prompts: timed in batches, timed continuously, or just once.
 
-A timed pass notes when each prompt got its first and last token. In continuous batches a prompt's
-times begin when it is read, as in a static batch; the wait for a free slot before that is the
-queue's, which is no property of the device. The time of a decoding step runs from the end of the
-one before: where prompts were read in between, the texts being written waited for that too. Steps
+In continuous batches a prompt's times begin when it is read, excluding the wait for a free slot.
+A decoding step's time runs from the end of the one before, including prompts read in between. Steps
 that are launched together have no times of their own.
 
-Turning ids back into text is no part of a timed repeat. It is done once at the end, for every text
-of the repeat that the row is of, and timed by itself (``detokenization_s``), as tokenizing is.
+Decoding ids to text is not part of a timed repeat; it runs once at the end, for the repeat that the
+row reports, and is timed separately (``detokenization_s``).
 """
 
 from __future__ import annotations
@@ -25,29 +23,23 @@ from workloads.engines.loaded import Completed, Generated, GenerationEngine
 if TYPE_CHECKING:
     import torch
 
-#: Ids of one prompt.
-Ids = tuple[int, ...]
+Ids = tuple[int, ...]  # of one prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt of this rank: its position in the dataset and its ids."""
+    """One prompt of this rank."""
 
-    index: int
+    index: int  # in the dataset
     ids: Ids
 
 
-#: The row is of the last complete repeat: the newest, or the one before it where that was cut.
+#: Rows report the last complete repeat: the newest, or the one before if that was cut.
 _REPEATS = 2
 
 
 class Texts:
-    """The texts of the last repeats.
-
-    Args:
-        decode: ids -> text.
-        keep: how many texts the row keeps, with their ids, from the first prompt on.
-    """
+    """Texts of the last repeats; the row stores the first ``keep``, with their ids."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], keep: int) -> None:
         self._decode = decode
@@ -55,15 +47,14 @@ class Texts:
         self._repeats: dict[int, list[tuple[Item, Ids]]] = {}
 
     def add(self, repeat: int, item: Item, ids: Sequence[int]) -> None:
-        """Note one prompt of a repeat, in order; ``ids`` are the counted ones."""
+        """Add a prompt of a repeat, in order; ``ids`` are the counted ones."""
         if repeat not in self._repeats:
             for old in [number for number in self._repeats if number <= repeat - _REPEATS]:
                 del self._repeats[old]
         self._repeats.setdefault(repeat, []).append((item, tuple(ids)))
 
     def of(self, repeat: int, clock: Callable[[], float]) -> tuple[tuple[Item, ...], float | None]:
-        """The prompts of a repeat, and the seconds that decoding all their texts took; None where
-        there are none."""
+        """The prompts of a repeat, and the seconds to decode their texts; None without any."""
         prompts = self._repeats.get(repeat)
         if prompts is None:
             return (), None
@@ -78,21 +69,12 @@ class Texts:
 
 
 def count_output_tokens(ids: Sequence[int], end_token_ids: frozenset[int]) -> int:
-    """Generated tokens up to and including the first end-of-sequence token."""
+    """Count tokens up to and including the first end of sequence."""
     return next((n for n, token in enumerate(ids, 1) if token in end_token_ids), len(ids))
 
 
 class TimedPass:
-    """Generates for this rank's prompts and keeps what came out, by repeat.
-
-    Args:
-        engine: a loaded model.
-        output_tokens: most to generate for each prompt.
-        ignore_eos: generate exactly so many.
-        keep_texts: how many texts the row keeps.
-        clock: in seconds.
-        synchronize: waits for the card.
-    """
+    """Base of passes over this rank's prompts; ``texts`` has the output by repeat."""
 
     def __init__(
         self,
@@ -107,7 +89,6 @@ class TimedPass:
         self._engine = engine
         self._output_tokens = output_tokens
         self._ignore_eos = ignore_eos
-        # In fixed-length mode a token that would end the text is a token like any other.
         self._ends = frozenset[int]() if ignore_eos else engine.end_token_ids
         self._clock = clock
         self._synchronize = synchronize
@@ -115,13 +96,7 @@ class TimedPass:
 
 
 class BatchedPass(TimedPass):
-    """Runs static batches.
-
-    Args:
-        batches: prompts that meet.
-        counts: False where another rank counts the same prompts.
-        settings: those of ``TimedPass``.
-    """
+    """Static batches; ``counts`` is False if another rank counts the same prompts."""
 
     def __init__(
         self,
@@ -137,7 +112,7 @@ class BatchedPass(TimedPass):
         self._prepared = [engine.prepare([prompt.ids for prompt in batch]) for batch in batches]
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
-        """Generate for one batch; the returned function counts, when the clock has stopped."""
+        """Generate for one batch; call the returned function when the clock has stopped."""
         times: list[float] = []
 
         def on_step() -> None:
@@ -158,9 +133,8 @@ class BatchedPass(TimedPass):
     ) -> Observation:
         prompts = self._batches[batch]
         counts = [count_output_tokens(ids, self._ends) for ids in generated.tokens]
-        # Engines may compute on behind the end of all texts: steps are counted before that is cut.
-        steps = max(map(len, generated.tokens))
-        steps_apart = len(times) >= steps  # else ``on_step`` came after the first step and the end
+        steps = max(map(len, generated.tokens))  # may run past the end of all texts
+        steps_apart = len(times) >= steps  # else only the first step and the end have times
         counted = zip(prompts, generated.tokens, counts, strict=True) if self._counts else ()
         for prompt, ids, count in counted:
             item = Item(
@@ -183,13 +157,7 @@ class BatchedPass(TimedPass):
 
 
 class ContinuousPass(TimedPass):
-    """Runs all prompts in one pass with continuous batching.
-
-    Args:
-        prompts: all of this rank.
-        batch_size: texts that are worked on at a time.
-        settings: those of ``TimedPass``.
-    """
+    """All prompts of this rank in continuous batching, ``batch_size`` texts at a time."""
 
     def __init__(
         self,
@@ -203,10 +171,10 @@ class ContinuousPass(TimedPass):
         self._batch_size = batch_size
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
-        """Generate for all prompts; the returned function counts, when the clock has stopped."""
+        """Generate for all prompts; call the returned function when the clock has stopped."""
         admitted: dict[int, float] = {}
         token_times: list[list[float]] = [[] for _ in self._prompts]
-        steps: list[float] = []  # ends: of the first reading, then of each decoding step
+        steps: list[float] = []  # end of the first prefill, then of each decoding step
 
         def on_admit(indices: Sequence[int]) -> None:
             admitted.update(dict.fromkeys(indices, self._clock()))
@@ -268,8 +236,8 @@ def _apart(moments: Sequence[float]) -> tuple[float, ...]:
 def check_length(longest: int, output_tokens: int, engine: GenerationEngine) -> None:
     """
     Raises:
-        Unsupported: the model would see a part of the texts, and the engine sees them whole.
-        BadConfiguration: the model has not so many positions.
+        Unsupported: texts exceed the model's sliding window, which the engine lacks.
+        BadConfiguration: texts exceed the model's positions.
     """
     asked = f"the longest prompt has {longest} tokens and {output_tokens} are to be "
     total, room, window = longest + output_tokens, engine.context_length, engine.window
@@ -286,7 +254,7 @@ def check_length(longest: int, output_tokens: int, engine: GenerationEngine) -> 
 
 
 def encoded_prompts(engine: GenerationEngine, dataset: Dataset, count: int) -> tuple[Ids, ...]:
-    """Ids of the first ``count`` prompts; a shorter dataset begins again."""
+    """Ids of the first ``count`` prompts; short datasets repeat."""
     examples = dataset.examples
     chosen = (examples[index % len(examples)] for index in range(count))
     return tuple(tuple(engine.encode(one.content, one.earlier)) for one in chosen)
@@ -301,8 +269,8 @@ def continued(
     prompts: int,
     output_tokens: int,
 ) -> tuple[tuple[Ids, ...], list[list[int]], list[torch.Tensor], Sample]:
-    """The first prompts of a dataset; for each the tokens that an engine writes after it and their
-    logits [steps, vocabulary]; and the pass."""
+    """Generate for a dataset's first prompts; return prompts, tokens, logits [steps, vocabulary] of
+    each, and the pass."""
     encoded = encoded_prompts(engine, dataset, prompts)
     context.enter_phase("measure")
     batches, sample = generate_once(
@@ -327,11 +295,7 @@ def generate_once(
     on_step: Callable[[], None],
     keep_logits: bool = False,
 ) -> tuple[list[Generated], Sample]:
-    """Generate ``output_tokens`` for each prompt, batch by batch.
-
-    Returns:
-        What came out of each batch, and the whole pass as one sample.
-    """
+    """Generate ``output_tokens`` a prompt, in batches; return outputs and the pass as a sample."""
     check_length(max(map(len, prompts)), output_tokens, engine)
     began, cpu_began = context.clock(), context.cpu_clock()
     found = []
@@ -361,7 +325,7 @@ def generate_once(
 
 
 def by_prompt(batches: Sequence[Generated]) -> tuple[list[list[int]], list[torch.Tensor]]:
-    """For each prompt of all batches its tokens, and its logits [steps, vocabulary]."""
+    """Tokens and logits [steps, vocabulary] of each prompt."""
     import torch
 
     tokens = [list(row) for batch in batches for row in batch.tokens]
@@ -378,7 +342,7 @@ def result_of(
     metrics: Mapping[str, float] | None = None,
     details: Mapping[str, str],
 ) -> Result:
-    """The result of a pass, with what is known of the engine and the dataset."""
+    """Result of a pass, with fields of the engine and the dataset."""
     return Result(
         samples=(sample,),
         stop_reason="max_repeats",

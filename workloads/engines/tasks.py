@@ -1,4 +1,4 @@
-"""Tasks: the kinds of models, and what each needs to be loaded, trained and measured."""
+"""Tasks: the kinds of models, with their functions and metrics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from workloads.settings import WorkloadParameters
 from workloads.training.methods import LOSSES
 from workloads.training.pairs import Seq2SeqParameters
 from workloads.training.pairs import refuse as seq2seq_refusals
-
-# Causal language models: each token is predicted from those before it.
 
 CAUSAL_LM = TaskSpec(
     name="causal-lm",
@@ -90,8 +88,6 @@ CAUSAL_LM = TaskSpec(
 )
 
 
-# Masked language models: tokens are predicted from those on both sides.
-
 MASKED_LM = TaskSpec(
     name="masked-lm",
     title="a masked language model",
@@ -113,8 +109,6 @@ MASKED_LM = TaskSpec(
 )
 
 
-# Sequence-to-sequence models: an encoder reads one text, a decoder writes another.
-
 SEQ2SEQ_LM = TaskSpec(
     name="seq2seq-lm",
     title="a sequence-to-sequence model",
@@ -134,8 +128,6 @@ SEQ2SEQ_LM = TaskSpec(
     forward={"use_cache": False},
 )
 
-
-# Text-to-image pipelines: a directory of several models, named by its model_index.json.
 
 TEXT_TO_IMAGE = TaskSpec(
     name="text-to-image",

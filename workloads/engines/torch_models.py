@@ -1,10 +1,8 @@
-"""Models as modules of torch that several engines share: padded batches, and what reads them.
+"""Torch models that several engines share: padded batches, and what reads them.
 
-A causal model's prompts are padded on the left, so that every prompt ends where generation starts.
-An encoder's texts are padded on the right, as the model was trained; so are the sources of a
-sequence-to-sequence model, whose decoder begins with one token of its own. The encoder's pass is
-timed where the library calls it, so its time and the decoder's stand apart in every sample,
-whichever library generates.
+Prompts of causal models are padded on the left, so that all end where generation starts; texts of
+encoders and sources of sequence-to-sequence models on the right, as in training. Hooks time the
+encoder's pass, whichever library generates.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
 from workloads.training.pairs import TARGET_TOKENS, begin_token_id, source_length, source_text
 
-#: Prompts are padded to a multiple of so many tokens where shapes are static.
+#: With static shapes, prompts are padded to multiples of it.
 BUCKET = 128
-#: Shapes that a process may meet; beyond torch's own limit it would go on without compiling.
+#: Limit of compiled graphs; beyond its limit torch silently stops compiling.
 _MOST_GRAPHS = 4096
 
 
@@ -48,7 +46,7 @@ def padded(
     length: int | None = None,  # None: of the longest
     card: str = "cpu",
 ) -> Batch:
-    """Prompts on a card, padded on one side."""
+    """Pad prompts on one side and copy them to a card."""
     length = max(map(len, prompts)) if length is None else length
     ids = torch.full((len(prompts), length), pad, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -76,7 +74,7 @@ class TorchModel(GenerationEngine):
     @torch.inference_mode()
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[torch.Tensor]:
         for text, length in zip(texts, self._lengths(texts), strict=True):
-            # On the right: what is causal does not see it, and real tokens keep their positions.
+            # Right padding is invisible to causal attention and keeps positions.
             ids = [*text.prompt, *text.answer]
             filled = [*ids, *[self.pad_token_id] * (length - len(ids))]
             mask = [1] * len(ids) + [0] * (length - len(ids))
@@ -94,7 +92,7 @@ class TorchModel(GenerationEngine):
         return self.model(**inputs)
 
     def _lengths(self, texts: Sequence[Answered]) -> list[int]:
-        """Positions that each text is padded to: all to one where each shape is compiled."""
+        """Padded length of each text, equal for all if each shape is compiled."""
         own = [len(text.prompt) + len(text.answer) for text in texts]
         return own if self.device.spec.can("dynamic_shapes") else [max(own)] * len(own)
 
@@ -105,8 +103,7 @@ class TorchModel(GenerationEngine):
 
 @contextlib.contextmanager
 def encoder_timed(model: Any, device: Device) -> Iterator[list[float]]:
-    """Seconds of each pass of the model's encoder. The card is waited for on either side of it, as
-    it is after every step."""
+    """Seconds of each encoder pass in the block, synchronized on both sides."""
     took: list[float] = []
     began: list[float] = []
 
@@ -129,7 +126,7 @@ def encoder_timed(model: Any, device: Device) -> Iterator[list[float]]:
 
 
 class SourceReader:
-    """Part of an engine whose models read a source by an encoder."""
+    """Mixin of engines for sequence-to-sequence models."""
 
     __slots__ = ()
 
@@ -163,7 +160,7 @@ class SourceReader:
 
         def apart() -> Generated:
             found: Generated = fetch()
-            # The decoder also reads the token that it begins with.
+            # The decoder also reads its start token.
             computed = found.computed_tokens + len(found.tokens)
             return replace(found, computed_tokens=computed, encoder_s=sum(took))
 
@@ -189,7 +186,7 @@ class SourceReader:
             yield read.logits[0].float().cpu()
 
     def new_from(self, prompt_positions: int) -> int:
-        return 1  # behind the token that the decoder begins with
+        return 1  # after the decoder's start token
 
     def _check(self, tokens: int, what: str) -> None:
         if self.positions is not None and tokens > self.positions:
@@ -200,9 +197,9 @@ class SourceReader:
 
 
 def reading(request: Request, positions: int | None) -> dict[str, Any]:
-    """Fields of an engine that reads sources, as a job asks for them."""
+    """Fields of a ``SourceReader`` from a job's settings."""
     return {
-        "context_length": None,  # of source and text together there is no limit
+        "context_length": None,  # source and text together have no limit
         "positions": positions,
         "source_prefix": str(request.parameters.get("source_prefix") or ""),
         "max_source_length": source_length(request.parameters),
@@ -211,24 +208,24 @@ def reading(request: Request, positions: int | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEncoder(ABC):
-    """One loaded encoder: what text encoding asks of it, whichever library it is."""
+    """One loaded encoder, of any engine."""
 
     tokenizer: Any
     source: ModelSource
     weights: ModelWeights
     pad_token_id: int
     positions: int | None
-    card: str  # where batches are wanted, as torch calls it
+    card: str  # torch device of batches
     details: Mapping[str, str]
     figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
 
     @property
     def random_weights(self) -> bool:
-        """True if the weights were drawn, not trained."""
+        """True if the weights are random."""
         return self.source.random_weights
 
     def ids(self, text: str, max_length: int) -> list[int]:
-        """Ids of one text, cut at its end."""
+        """Ids of one text, truncated at the end."""
         most = min(max_length, self.positions or max_length)
         return list(self.tokenizer(text, max_length=most, truncation=True)["input_ids"])
 
@@ -238,11 +235,11 @@ class LoadedEncoder(ABC):
 
     @abstractmethod
     def logits(self, prepared: Batch) -> torch.Tensor:
-        """The logits [rows, positions, vocabulary] of a batch."""
+        """Logits [rows, positions, vocabulary] of a batch."""
 
 
 def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end a text, by the generation config, else the model's, else the tokenizer."""
+    """End tokens by generation config, else model config, else tokenizer."""
     for holder in (getattr(model, "generation_config", None), model.config, tokenizer):
         found = getattr(holder, "eos_token_id", None)
         if found is not None:
@@ -251,7 +248,7 @@ def end_token_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def pad_token_id_of(model: Any, tokenizer: Any) -> int:
-    """Any id will do, since padding is masked."""
+    """Padding token; any id will do, since padding is masked."""
     for holder in (tokenizer, getattr(model, "generation_config", None), model.config):
         found = getattr(holder, "pad_token_id", None)
         if isinstance(found, int):
@@ -260,14 +257,13 @@ def pad_token_id_of(model: Any, tokenizer: Any) -> int:
 
 
 def room_for_graphs() -> contextlib.AbstractContextManager[Any]:
-    """Raise the limits of graphs, which are the process's, within a block alone: other jobs have
-    torch's own."""
+    """Raise the process's limits of compiled graphs for the block."""
     patched: contextlib.AbstractContextManager[Any] = torch._dynamo.config.patch(graph_limits())
     return patched
 
 
 def graph_limits() -> dict[str, int]:
-    """The settings of torch's compiler that limit graphs, as this release calls them."""
+    """Graph limits of torch's compiler, by this release's names."""
     known = "recompile_limit", "cache_size_limit"
     name = next(name for name in known if hasattr(torch._dynamo.config, name))
     return {name: _MOST_GRAPHS, f"accumulated_{name}": _MOST_GRAPHS}

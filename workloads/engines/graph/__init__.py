@@ -1,17 +1,15 @@
-"""Nightgrid's own decoding: one launch a step over a static cache, weights read as they are packed.
+"""Nightgrid's own decoding: one launch a step over a static cache, with packed weights.
 
-    engine             loading, and generation as text generation calls it
     description        a decoder's matrices and constants, read off a model of transformers
     packing            matrices in 8 and 4 bits
-    layers             the layers in plain torch: reading prompts, and one token for each row
+    layers             the layers in plain torch
     decoder            slots (keys, values and state of each row), prefill, recorded steps
-    continuous         slots that take the next prompt when a text has ended
-    single_row         a step of a single row as five Triton kernels a layer
+    continuous         continuous batching
+    single_row         a single row's step as five Triton kernels a layer
     few_rows           several rows times a packed matrix, by Triton
-    *_kernels          the kernels
 
-On NVIDIA cards a step is a CUDA graph; on Gaudi cards it is compiled by the bridge (not run
-yet); on a CPU it runs as plain torch or compiled, which is how it is tested, not how a CPU is fast.
+A step is a CUDA graph on NVIDIA cards and compiled by the bridge on Gaudi cards (not run yet); on a
+CPU it is plain or compiled torch, for tests rather than speed.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from workloads.engines.base import (
     Package,
 )
 
-#: How each format is stored.
 _STORED = {
     "fp8": "float8 (e4m3) with one scale per output channel",
     "int8": "int8 with one scale per output channel",
@@ -42,7 +39,7 @@ class StepSettings(GaudiSettings, CompileSettings):
 
 
 def _refuse(job: JobDescription) -> Iterator[Refusal]:
-    """A choice where steps are compiled always."""
+    """Refuse ``torch_compile`` where steps are always compiled."""
     device = device_spec(job.device)
     always = device.can("graphs") or not device.can("dynamic_shapes")
     if job.parameters.get("torch_compile") and always:

@@ -23,7 +23,7 @@ def _turned(
     PAIRS: tl.constexpr,
     HEAD_NORM: tl.constexpr,
 ):
-    """Heads turned by their position (and normalised before, where the model does so), float32."""
+    """Heads with rotary positions (and, if ``HEAD_NORM``, normalised first), float32."""
     HALF: tl.constexpr = ROTARY // 2
     turns = d < ROTARY
     if PAIRS:
@@ -75,8 +75,8 @@ def attend(
     BLOCK_D: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """Attention of a row's new token, for the heads that share one key head and a part of the
-    positions; the part that holds the new position writes its key and value."""
+    """Attention of a row's new token, for one key head and one split of the positions; the split
+    with the new position writes its key and value."""
     row = tl.program_id(0)
     kv = tl.program_id(1)
     split = tl.program_id(2)
@@ -141,7 +141,7 @@ def attend(
         tl.store(part[:, None] + d[None, :], found, mask=mask)
         tl.store(part + WIDTH, best, mask=g < GROUP)
         tl.store(part + WIDTH + 1, weight, mask=g < GROUP)
-        # Whoever comes last adds the parts up, and leaves the counter as it was.
+        # The last program combines the splits and resets the counter.
         tl.debug_barrier()
         counter = arrived_ptr + row * KV_HEADS + kv
         if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
@@ -149,7 +149,7 @@ def attend(
             best = tl.full((BLOCK_G,), float("-inf"), tl.float32)
             weight = tl.zeros((BLOCK_G,), tl.float32)
             found = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-            parts = position // LENGTH + 1  # further ones have no position
+            parts = position // LENGTH + 1  # further splits are empty
             for other in range(parts):
                 part = partial_ptr + (head * SPLITS + other) * (WIDTH + 2)
                 theirs = tl.load(part + WIDTH, mask=g < GROUP, other=0.0, cache_modifier=".cg")
@@ -185,7 +185,7 @@ def choose(
     EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The best token of each row, what it does to the row, and its embedding."""
+    """Choose each row's best token, update the row's state, and write its embedding."""
     row = tl.program_id(0)
     if EARLY:
         gdc_launch_dependents()

@@ -1,9 +1,7 @@
-"""Continuous batching over recorded steps: the slot of a text that has ended takes the next prompt.
+"""Continuous batching over recorded steps: the slot of an ended text takes the next prompt.
 
-Slots never move, so a step is recorded for all of them. Free neighbours are filled by one reading
-between two launches; slots without a text go on idle, at position 0. Tokens of a launch of several
-steps are fetched together. Requests may be submitted at any time and from any thread: they wait in
-a queue until slots are free.
+A step is recorded for all slots; idle ones stay at position 0. One prefill between launches fills
+neighbouring free slots. Requests queue until slots are free and may come from any thread.
 """
 
 from __future__ import annotations
@@ -17,14 +15,13 @@ import torch
 
 from workloads.engines.graph.decoder import STEPS, Generator, Slots, length_for
 
-#: Prompts are read together up to so many tokens: products gain nothing from more, and their
-#: activations take memory.
+#: Most tokens of a prefill of several prompts: more take memory and gain no speed.
 PREFILL_TOKENS = 512
 
 
 @dataclass(slots=True, kw_only=True)
 class Text:
-    """One request: its prompt and what has been generated for it."""
+    """One request and its tokens so far."""
 
     number: int
     prompt: Sequence[int]
@@ -38,12 +35,12 @@ class Text:
 
     @property
     def left(self) -> int:
-        """Most tokens that are still to be generated."""
+        """Most tokens still to generate."""
         return self.output_tokens - len(self.tokens)
 
 
 def runs(free: Sequence[int]) -> Iterator[range]:
-    """Neighbours among numbers in order."""
+    """Runs of consecutive numbers in a sorted sequence."""
     start = 0
     for at in range(1, len(free) + 1):
         if at == len(free) or free[at] != free[at - 1] + 1:
@@ -52,16 +49,15 @@ def runs(free: Sequence[int]) -> Iterator[range]:
 
 
 class ContinuousBatch:
-    """Texts on their way through the slots of a generator.
+    """Texts in the slots of a generator, which nothing else may use meanwhile.
 
     Args:
-        generator: whose slots are used; nothing else may use it meanwhile.
-        places: texts that are worked on at a time.
-        positions: most that a prompt and its answer have together.
+        places: texts at a time.
+        positions: most of a prompt and its answer together.
         ends: tokens that end a text.
-        on_admit: called with the numbers of the texts whose prompts are about to be read.
-        on_step: called with the numbers of the texts that got a token, once a token.
-        on_end: called with a text that has ended; the batch forgets it.
+        on_admit: called with the numbers of texts before their prompts are read.
+        on_step: called once a token, with the numbers of the texts that got one.
+        on_end: called with each ended text, which the batch then drops.
     """
 
     @torch.inference_mode()
@@ -81,7 +77,7 @@ class ContinuousBatch:
         self._ends = frozenset(ends)
         self._on_admit, self._on_step, self._on_end = on_admit, on_step, on_end
         self._places = places
-        self._together = max(1, places // 8)  # free slots that wait for company
+        self._together = max(1, places // 8)  # free slots to fill in one prefill
         self._changed = threading.Condition()
         self._waiting: deque[Text] = deque()
         self._submitted = 0
@@ -100,10 +96,10 @@ class ContinuousBatch:
                     generator.launch(self._state, length, count)
 
     def submit(self, prompt: Sequence[int], output_tokens: int) -> int:
-        """Queue a request; its number. May be called from any thread, also while others run.
+        """Queue a request, from any thread; return its number.
 
         Raises:
-            ValueError: the batch is closed, or the text has no room in a slot.
+            ValueError: the batch is closed, or the text does not fit into a slot.
         """
         if len(prompt) + output_tokens > self._positions:
             raise ValueError(
@@ -120,14 +116,14 @@ class ContinuousBatch:
         return text.number
 
     def close(self) -> None:
-        """Take no more requests: ``run`` returns when all texts have ended."""
+        """Accept no more requests, so that ``run`` returns when all texts have ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Generate for all requests, and wait for more of them until the batch is closed."""
+        """Generate for all requests until the batch is closed."""
         self._state.done.fill_(1)
         with self._generator.room():
             while self._work_is_there():
@@ -140,14 +136,14 @@ class ContinuousBatch:
                     self._step()
 
     def _work_is_there(self) -> bool:
-        """Wait for a request where nothing runs; False once there will be none."""
+        """Wait for work; False once the batch is closed and empty."""
         with self._changed:
             while not self._running and not self._waiting and not self._closed:
                 self._changed.wait()
             return bool(self._running or self._waiting)
 
     def _admit(self, free: range) -> None:
-        """Read the next prompts into neighbouring slots, as many as are read well together."""
+        """Read the next prompts, up to ``PREFILL_TOKENS``, into neighbouring slots."""
         new: list[Text] = []
         tokens = 0
         while self._waiting and len(new) < len(free):
@@ -168,7 +164,7 @@ class ContinuousBatch:
         self._take([part.token.tolist()], admitted)
 
     def _step(self) -> None:
-        """Launch as many steps as every text still needs, and fetch their tokens."""
+        """Launch one step, or ``STEPS`` if every text needs them, and fetch the tokens."""
         state, running = self._state, dict(self._running)
         longest = max(text.positions for text in running.values())
         left = min(text.left for text in running.values())
@@ -185,7 +181,7 @@ class ContinuousBatch:
         self._take(state.chosen[steps, rows].tolist(), running)
 
     def _rest(self, state: Slots) -> None:
-        """Keep slots without a text at position 0, where nothing reads what they write."""
+        """Keep idle slots at position 0, where nothing reads what they write."""
         idle = [slot for slot in range(state.rows) if slot not in self._running]
         if idle:
             rows = torch.tensor(idle, device=state.position.device)
@@ -193,7 +189,7 @@ class ContinuousBatch:
             state.done.index_fill_(0, rows, 1)
 
     def _take(self, steps: Sequence[Sequence[int]], running: dict[int, Text]) -> None:
-        """Note the tokens of each step, and free the slots of texts that have ended."""
+        """Append the tokens of each step, and free the slots of ended texts."""
         for tokens in steps:
             fresh: list[Text] = []
             ended: list[Text] = []

@@ -1,12 +1,9 @@
-"""Greedy generation by steps that are recorded once: prompts are read, then launches are replayed.
+"""Greedy generation: prefill, then replays of recorded steps.
 
-A step reads the token that each row has chosen last, writes its key and value, chooses the next
-token and notes it, all on the card, so that nothing waits for the host between steps, and several
-steps are one launch. ``Device.record`` makes a launch of a step; on a device that records nothing
-the very same steps run one by one.
-
-    rows == 1, kernels   five kernels a layer (``single_row``)
-    else                 layers in torch, compiled where launches are recorded or a job asks for it
+A step reads each row's last token, writes its key and value and chooses the next one, all on the
+card, so several steps can be one launch (``Device.record``). Devices that record nothing run the
+same steps one by one. A single row uses Triton kernels (``single_row``) where possible; other steps
+run in torch, compiled if launches are recorded or the job says so.
 """
 
 from __future__ import annotations
@@ -23,28 +20,25 @@ from workloads.engines.graph import layers
 from workloads.engines.graph.layers import Decoder, Product
 from workloads.engines.torch_models import padded, room_for_graphs
 
-#: Steps of a launch. Whether all texts have ended is asked once in so many.
+#: Steps of a launch, and between checks for the end of all texts.
 STEPS = 8
-#: Tokens of all prompts up to which reading them is recorded: beyond, the card is busy longer than
-#: the host needs to queue it.
+#: Most tokens of a recorded prefill: with more, the card takes longer than the host's queueing.
 _RECORDED_TOKENS = 2048
-#: Recorded readings have a multiple of so many tokens.
-_READ_LENGTH = 64
+_READ_LENGTH = 64  # recorded prefills are padded to multiples of it
 
 
-#: Rows for which steps are recorded: powers of two, and from 8 on their halfway points.
+#: Rows of recorded steps: powers of two, and from 8 on their halfway points.
 _ROW_COUNTS = (1, 2, 4, *(n for power in range(3, 12) for n in (2**power, 3 * 2 ** (power - 1))))
-#: Positions that a recorded step attends to at most; doubled from here on.
-_LENGTH = 256
+_LENGTH = 256  # fewest positions that a recorded step attends to; longer ones double it
 
 
 def rows_for(texts: int) -> int:
-    """The rows of a recorded step for so many texts: at most a third of them idle from 8 on."""
+    """Rows of a recorded step for so many texts; from 8 on at most a third are idle."""
     return next((rows for rows in _ROW_COUNTS if rows >= texts), texts)
 
 
 def length_for(positions: int, capacity: int) -> int:
-    """The positions that a recorded step attends to where so many are in use."""
+    """Positions that a recorded step attends to, for so many in use."""
     length = _LENGTH
     while length < positions:
         length *= 2
@@ -53,14 +47,13 @@ def length_for(positions: int, capacity: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """The tensors of up to ``rows`` texts of up to ``capacity`` positions. They never move, since a
-    recorded step reads and writes their addresses: they are made once for as many rows and
-    positions as a job needs, and smaller batches use the first rows."""
+    """Tensors of up to ``rows`` texts of up to ``capacity`` positions. Recorded steps use their
+    addresses, so they are made once for a job and smaller batches use the first rows."""
 
     keys: tuple[torch.Tensor, ...]  # by layer, [rows, heads, capacity, width]
     values: tuple[torch.Tensor, ...]
     token: torch.Tensor  # [rows]: chosen last, not read yet
-    position: torch.Tensor  # [rows]: where it goes
+    position: torch.Tensor  # [rows]: of that token
     done: torch.Tensor  # [rows]: 1 where the text has ended
     cursor: torch.Tensor  # [rows]: tokens chosen so far
     chosen: torch.Tensor  # [capacity, rows]
@@ -97,15 +90,14 @@ class Slots:
         )
 
     def set_ends(self, ends: Collection[int]) -> None:
-        """End texts at these ids from now on; at none where there are none."""
+        """End texts at these ids from now on."""
         self.ends.fill_(-1)
         if ends:
             self.ends[: len(ends)] = torch.tensor(sorted(ends), device=self.ends.device)
 
 
 def make_slots(decoder: Decoder, *, rows: int, capacity: int, ends: int) -> Slots:
-    """New slots, all zero: what is beyond a row's end has a weight of zero, and zero times what
-    happens to be in memory need not be zero."""
+    """New slots, zeroed: positions beyond a row's end weigh zero, but zero times NaN is NaN."""
     device, dtype = decoder.embedding.device, decoder.dtype
     shape = (rows, decoder.kv_heads, capacity, decoder.width)
 
@@ -128,7 +120,7 @@ def make_slots(decoder: Decoder, *, rows: int, capacity: int, ends: int) -> Slot
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts on the card, one a row from its left; shorter ones are followed by padding."""
+    """Prompts on the card, one a row, padded on the right."""
 
     ids: torch.Tensor  # [rows, tokens]
     lengths: torch.Tensor  # [rows]
@@ -140,13 +132,7 @@ class Prompts:
 
 
 def launches(position: int, steps: int, capacity: int) -> Iterator[tuple[int, int]]:
-    """The launches of so many steps, as (positions attended to at most, steps).
-
-    Args:
-        position: at which the longest row's next token goes.
-        steps: how many.
-        capacity: of the rows.
-    """
+    """Launches as (positions attended to at most, steps), from the longest row's next position."""
     while steps:
         length = length_for(position + 1, capacity)
         count = STEPS if steps >= STEPS and position + STEPS <= length else 1
@@ -184,11 +170,11 @@ class Generator:
             self._product, self._expanded = few_rows.product, few_rows.expanded
 
     def room(self) -> contextlib.AbstractContextManager[Any]:
-        """Room for a graph of each number of rows and positions, to be entered once a batch."""
+        """Raise torch's limit of compiled graphs; enter once a batch."""
         return room_for_graphs() if self._compiled else contextlib.nullcontext()
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Prompts:
-        """Prompts on the card."""
+        """Copy prompts to the card."""
         card = str(self.decoder.embedding.device)
         batch = padded(prompts, self._pad, card=card)
         lengths = torch.tensor([len(prompt) for prompt in prompts]).to(card)
@@ -204,11 +190,9 @@ class Generator:
         on_step: Callable[[], None],
         keep_logits: bool = False,
     ) -> tuple[torch.Tensor, list[torch.Tensor], int]:
-        """Tokens [rows, at most output_tokens] on the card, each step's logits where they are
-        wanted, and steps done. Texts that have ended go on with padding.
-
-        ``on_step`` is called when the first tokens are queued, and at the end.
-        """
+        """Tokens [rows, at most output_tokens] on the card, padded after their ends, logits of each
+        step if ``keep_logits``, and the number of steps. ``on_step`` is called when the first
+        tokens are queued, and at the end."""
         state = self.ready(prompts.rows, prompts.longest + output_tokens)
         state.set_ends(ends)
         whole = self._slots
@@ -237,13 +221,13 @@ class Generator:
 
     @torch.inference_mode()
     def read_logits(self, ids: Sequence[int], first: int) -> torch.Tensor:
-        """Logits [positions, vocabulary] of one text from position ``first`` on; none is chosen."""
+        """Logits [positions, vocabulary] of one text from position ``first`` on."""
         prompts = self.prepare([ids])
         hidden = self._read_layers(self.ready(1, prompts.longest), prompts)
         return layers.output(self.decoder, hidden[0, first:])
 
     def ready(self, texts: int, positions: int) -> Slots:
-        """The slots of so many texts; new ones, and no launches, where there are too few."""
+        """Slots for so many texts; new ones, which drop all launches, if there are too few."""
         rows = rows_for(texts)
         have = self._slots
         if have is None or have.rows < rows or have.capacity < positions:
@@ -257,8 +241,7 @@ class Generator:
         return have.first(rows)
 
     def launch(self, state: Slots, length: int, count: int) -> Callable[[], None]:
-        """A launch of so many steps; a new one must be made before prompts are read, since
-        recording runs the steps."""
+        """A launch of ``count`` steps. Make it before prefill: recording runs the steps."""
         key = (state.rows, length, count)
         if key not in self._launches:
             step = self._step(state, length)
@@ -268,7 +251,7 @@ class Generator:
                     step()
 
             for tensor in (state.position, state.cursor, state.token):
-                tensor.zero_()  # recording runs the steps
+                tensor.zero_()
             self._launches[key] = self.device.record(steps)
         return self._launches[key]
 
@@ -315,7 +298,7 @@ class Generator:
         self._choose(state)
 
     def _choose(self, state: Slots) -> None:
-        """Take the best token of each row, and note what it does to the row."""
+        """Choose each row's best token and update the row's state."""
         token = state.logits.argmax(-1)
         token = token.masked_fill(state.done != 0, self._pad)
         rows = torch.arange(state.rows, device=token.device)
@@ -327,7 +310,7 @@ class Generator:
         state.hidden.copy_(self.decoder.embedding[token])
 
     def _read(self, state: Slots, prompts: Prompts) -> Callable[[], None]:
-        """Function that reads these prompts into the first rows and chooses each first token."""
+        """Return a function that does ``read_now``, recorded where it pays."""
         tokens = -(-prompts.longest // _READ_LENGTH) * _READ_LENGTH
         recorded = (
             self.device.records
@@ -357,7 +340,7 @@ class Generator:
         return read
 
     def _read_layers(self, state: Slots, prompts: Prompts) -> torch.Tensor:
-        """Output of the last layer for these prompts; their keys and values go to the slots."""
+        """Write the prompts' keys and values to the slots; return the last layer's output."""
         decoder, rows = self.decoder, prompts.rows
         hidden = decoder.embedding[prompts.ids]
         cos, sin = (table[: prompts.longest, None] for table in (decoder.cos, decoder.sin))

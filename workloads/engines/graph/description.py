@@ -1,10 +1,8 @@
-"""A decoder as matrices and constants, read off a model of transformers.
+"""A decoder as matrices and constants, read off a model of transformers by its parts' names.
 
-What is read: models of norm, attention, norm and gated linear unit, each pair with its residual
-(Llama, Mistral, Qwen2, Qwen3, GLM, GLM-4, ChatGLM3 and what else has these parts), by the names of
-their parts. That the reading is right is shown, not believed: logits of the model's first layer
-between its embedding and its output layer must come out alike (``prove``), so a model with a
-multiplier or a twist that has no name here is refused.
+Supports models of norm, attention, norm and gated linear unit with residuals (Llama, Mistral,
+Qwen2, Qwen3, GLM, GLM-4, ChatGLM3 and others). ``prove`` compares logits of the first layer alone,
+so models that compute something else are refused.
 """
 
 from __future__ import annotations
@@ -23,15 +21,15 @@ from workloads.engines.graph.packing import Matrix
 from workloads.models import rules
 
 _PARTS = ("input_layernorm", "mlp", "post_attention_layernorm", "self_attn")
-#: Norms of GLM-4, between a part's output and the sum with what went in.
+#: GLM-4's norms before residual sums.
 _BEFORE_SUMS = ("post_mlp_layernorm", "post_self_attn_layernorm")
-#: By so many standard deviations the first layer's logits may be off, by size of a number.
+#: Largest difference of the first layer's logits in standard deviations, by bytes of a number.
 _ROUNDING = {4: 1e-3, 2: 0.25}
 _PROOF_TOKENS = 16
 
 
 def misfit(model: Any) -> str | None:
-    """Reason why a model is not read; None where its parts are the known ones."""
+    """Reason why a model is not supported; None if it is."""
     inner: Any = getattr(model, "model", None)
     name = type(model).__name__
     needed = ("embed_tokens", "layers", "norm", "rotary_emb")
@@ -67,8 +65,8 @@ def _linear(layer: Any) -> Iterator[torch.nn.Module]:
 
 
 def read(model: Any, *, positions: int, kind: str = "") -> Decoder:
-    """The decoder, its linear layers packed as ``kind`` says, one after the other: each gives up
-    the model's own copy, so that no more than one layer is there twice.
+    """The decoder with linear layers packed as ``kind``; layers are taken out of the model one by
+    one, so that only one is in memory twice.
 
     Raises:
         Unsupported: the model has other parts, or computes something else with them.
@@ -148,11 +146,10 @@ def _gain(part: Any, name: str) -> torch.Tensor | None:
 
 @torch.inference_mode()
 def prove(model: Any, positions: int) -> bool:
-    """True if neighbours are turned together: the reading of the rotation with which a model of
-    the first layer alone gives the same logits.
+    """Return whether rotary positions pair neighbours, by the first layer's logits.
 
     Raises:
-        Unsupported: none does.
+        Unsupported: logits differ from the model's either way.
     """
     inner = model.model
     whole = inner.layers

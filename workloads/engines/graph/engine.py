@@ -1,10 +1,8 @@
-"""Decoding by recorded steps: a step is one launch, and nothing in it waits for the host.
+"""The engine of recorded steps: loading, and generation.
 
-transformers loads the model and says what it is; its layers are then read off as matrices
-(``description``), packed where the precision asks for it, and run over buffers that never
-move: as a CUDA graph on NVIDIA cards, as plain torch on a CPU. Texts stand at the left of their
-rows, so a prompt has the positions that it has alone and no padding is attended to. Only the first
-tokens and the end of a batch are told, since a wait for each step would keep the card idle.
+transformers loads the model; its layers are read off as matrices (``description``), packed and run
+over static buffers. Rows are padded on the right, so padding is never attended to. Only the first
+tokens and the end of a batch are reported: waiting for each step would leave the card idle.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ class GraphEngine(GenerationEngine):
             on_step=on_step,
             keep_logits=keep_logits,
         )
-        tokens = tokens.clone()  # the next batch chooses into the same memory
+        tokens = tokens.clone()  # the next batch overwrites them
         computed = prepared.rows * (prepared.longest + steps - 1)
         return lambda: Generated(
             tokens=tokens.tolist(),
@@ -77,7 +75,7 @@ class GraphEngine(GenerationEngine):
         on_admit: Callable[[Sequence[int]], None],
         on_step: Callable[[Sequence[int]], None],
     ) -> Completed:
-        """Generate for all prompts, each in a slot when one is free; see ``continuous``."""
+        """Generate for all prompts in slots; see ``continuous``."""
         tokens: list[list[int]] = [[] for _ in prompts]
 
         def on_end(text: Text) -> None:
@@ -147,7 +145,7 @@ def load(request: Request, device: Device) -> GraphEngine:
 
 
 def weights_of(decoder: Decoder, means: str) -> ModelWeights:
-    """Stored weights, tied matrices once."""
+    """Count stored weights, tied matrices once."""
     matrices = [matrix for layer in decoder.layers for matrix in layer.matrices]
     plain = [decoder.embedding, decoder.norm]
     plain += [vector for layer in decoder.layers for vector in layer.vectors]

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Several rows times a packed matrix, as an operation that torch.compile leaves as it is."""
+"""Several rows times a packed matrix, as a custom operator for torch.compile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.engines.graph.product_kernels import KINDS, middle, raised
 
 @triton.jit
 def expand4(w_ptr, scale_ptr, out_ptr, words, BLOCK: tl.constexpr):
-    """The values of packed words, in the order of columns."""
+    """Unpack words to values, in column order."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     ws = tl.arange(0, BLOCK)
     known = start + ws < words
@@ -28,7 +28,7 @@ def expand4(w_ptr, scale_ptr, out_ptr, words, BLOCK: tl.constexpr):
         tl.join(_value(w, 1, scale, kind), _value(w, 5, scale, kind)),
         tl.join(_value(w, 3, scale, kind), _value(w, 7, scale, kind)),
     )
-    # Nibble b2 b1 b0 of a word stands at [word, b2, b1, b0].
+    # Nibble b2 b1 b0 of a word is at [word, b2, b1, b0].
     parts = tl.join(even, odd).reshape(BLOCK // 4, 4, 8).permute(0, 2, 1)
     at = tl.arange(0, BLOCK * 8)
     tl.store(out_ptr + start * 8 + at, parts.reshape(BLOCK * 8), mask=start * 8 + at < words * 8)
@@ -41,7 +41,7 @@ def _value(w, INDEX: tl.constexpr, scale, kind: tl.constexpr):
 
 @triton.jit
 def multiply_rows(
-    x_ptr,  # [x_rows, COLUMNS], columns in the order in which the kernel meets them
+    x_ptr,  # [x_rows, COLUMNS], columns in the kernel's order
     w_ptr,
     scale_ptr,
     out_ptr,  # [SPLITS, x_rows, ROWS], float32
@@ -52,13 +52,11 @@ def multiply_rows(
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,  # of x's rows
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,  # a divisor of COLUMNS: a mask would make its loads single numbers
+    BLOCK_K: tl.constexpr,  # divides COLUMNS: a mask would prevent vector loads
 ):
-    """Several rows times a packed matrix; each program takes a part of the columns, and the
-    parts are yet to be added.
+    """Several rows times a packed matrix, as partial sums over splits of the columns.
 
-    The matrix stands at the left of the product, where blocks may be large, and the few rows at
-    its right. Values become the rows' type in registers."""
+    The matrix is the left operand, whose blocks may be large; values are unpacked in registers."""
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
     ms = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -100,26 +98,24 @@ def multiply_rows(
     tl.store(out_ptr + at, total, mask=inside[:, None] & (ms < x_rows)[None, :])
 
 
-#: Rows and columns of the matrix in a block, warps and stages, by format: of these the first of
-#: which whole blocks cover the matrix's columns. Measured on an H100 with ChatGLM3-6B. A product of
-#: the tensor cores takes at least 16 columns, and eight of four bits stand in a word.
+#: Blocks (matrix rows, columns, warps, stages) by format, the first whose columns divide the
+#: matrix's; tuned on an H100 with ChatGLM3-6B. Tensor cores need at least 16 columns.
 _IN_BYTES = ((64, 128, 4, 3), (64, 64, 4, 3), (64, 16, 4, 3))
 BLOCKS: dict[str, tuple[tuple[int, int, int, int], ...]] = {
     "int8": _IN_BYTES,
     "fp8": _IN_BYTES,
     "int4": ((64, 256, 4, 3), (128, 128, 4, 3)),
 }
-#: Programs that keep all of a card's processors at work.
-_PROGRAMS = 264
+_PROGRAMS = 264  # enough to occupy a card
 
 
 def block_for(kind: str, columns: int) -> tuple[int, int, int, int] | None:
-    """The block for a matrix of so many columns; None where there is none."""
+    """The block for a matrix; None if none divides its columns."""
     return next((block for block in BLOCKS[kind] if columns % block[1] == 0), None)
 
 
 def splits_for(rows: int, columns: int, block_n: int, block_k: int, tiles: int) -> int:
-    """Into how many parts the columns are cut."""
+    """Number of splits of the columns."""
     splits = 1
     programs = -(-rows // block_n) * tiles
     while programs * splits < _PROGRAMS and columns // (2 * splits) >= 2 * block_k:
@@ -128,7 +124,7 @@ def splits_for(rows: int, columns: int, block_n: int, block_k: int, tiles: int) 
 
 
 def _layout(rows: int, columns: int, x_rows: int, kind: str) -> tuple[tuple[int, ...], int, int]:
-    """The block, the rows of x in it, and the parts of the columns."""
+    """The block, its rows of x, and the splits of the columns."""
     block = block_for(kind, columns)
     assert block is not None
     block_m = min(128, max(16, triton.next_power_of_2(x_rows)))
@@ -139,7 +135,7 @@ def _layout(rows: int, columns: int, x_rows: int, kind: str) -> tuple[tuple[int,
 def packed_product(
     x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, rows: int, kind: str
 ) -> torch.Tensor:
-    """Parts of the product [parts, rows of x, rows], float32."""
+    """Partial products [splits, rows of x, rows], float32."""
     x = x.contiguous()
     x_rows, columns = x.shape
     (block_n, block_k, warps, stages), block_m, splits = _layout(rows, columns, x_rows, kind)
@@ -172,7 +168,7 @@ def _(
 
 
 def expanded(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-    """Many rows times a matrix of any format, whose values are written out for this product."""
+    """Many rows times a matrix of any format, unpacked to memory first."""
     if not matrix.kind:
         return torch.nn.functional.linear(x, matrix.values, matrix.bias)
     if matrix.kind != "int4":
@@ -185,7 +181,7 @@ def expanded(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     return torch.nn.functional.linear(x, out, matrix.bias)
 
 
-#: One kernel, where torch would pass over the matrix several times.
+#: Fused into one pass over the matrix.
 _plain = torch.compile(Matrix.plain, dynamic=False)
 
 

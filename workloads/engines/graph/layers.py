@@ -1,4 +1,4 @@
-"""Parts of a decoder as a step meets them: matrices, gains and constants."""
+"""A decoder's matrices, gains and constants, and its layers in plain torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workloads.engines.graph.packing import Matrix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer. Queries, keys and values are one matrix, gates and what they gate another."""
+    """One layer."""
 
     before: torch.Tensor  # gain of the norm before attention
     qkv: Matrix
@@ -23,24 +23,24 @@ class Layer:
     between: torch.Tensor
     gate_up: Matrix
     down: Matrix
-    after_out: torch.Tensor | None = None  # gains of norms before each sum, where there are such
+    after_out: torch.Tensor | None = None  # gains of norms before residual sums
     after_down: torch.Tensor | None = None
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """Those of linear layers."""
+        """Matrices of linear layers."""
         return self.qkv, self.out, self.gate_up, self.down
 
     @property
     def vectors(self) -> list[torch.Tensor]:
-        """Those of norms."""
+        """Gains of norms."""
         gains = (self.before, self.between, self.q_gain, self.k_gain)
         return [v for v in (*gains, self.after_out, self.after_down) if v is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """All that a step needs to know."""
+    """Weights and constants of a decoder."""
 
     embedding: torch.Tensor
     layers: tuple[Layer, ...]
@@ -51,19 +51,19 @@ class Decoder:
     kv_heads: int
     width: int  # of a head
     scaling: float  # of scores
-    rotary: int  # numbers of a head that are turned
-    pairs: bool  # neighbours are turned together, not halves
+    rotary: int  # rotated numbers of a head
+    pairs: bool  # rotation pairs neighbours, not halves
     cos: torch.Tensor  # [positions, rotary / 2], float32
     sin: torch.Tensor
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of hidden states."""
+        """Type of hidden states."""
         return self.embedding.dtype
 
     @property
     def group(self) -> int:
-        """Query heads that share a key head."""
+        """Query heads per key head."""
         return self.heads // self.kv_heads
 
 
@@ -72,12 +72,13 @@ Product = Callable[[torch.Tensor, Matrix], torch.Tensor]
 
 
 def expanded(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-    """The product with the values that the matrix stands for."""
+    """Product with the unpacked matrix."""
     return linear(x, matrix.plain(x.dtype), matrix.bias)
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: bool) -> torch.Tensor:
-    """Heads [..., heads, width] turned by angles [..., 1, rotary / 2]; what is beyond stays."""
+    """Rotate the first ``rotary`` numbers of heads [..., heads, width]; ``cos`` and ``sin`` are
+    [..., 1, rotary / 2]."""
     rotary = 2 * cos.shape[-1]
     turns, rest = x[..., :rotary].float(), x[..., rotary:]
     if pairs:
@@ -98,7 +99,7 @@ def queries_keys_values(
     sin: torch.Tensor,
     product: Product,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of hidden states [..., size], each [..., heads, width]."""
+    """Three [..., heads, width] from hidden states [..., size]."""
     hidden = rms_norm(hidden, hidden.shape[-1:], layer.before, decoder.eps)
     joint = product(hidden, layer.qkv).unflatten(-1, (-1, decoder.width))
     q, k, v = joint.split((decoder.heads, decoder.kv_heads, decoder.kv_heads), dim=-2)
@@ -170,7 +171,7 @@ def decode_layer(
     rows = torch.arange(hidden.shape[0], device=hidden.device)
     keys[rows, :, positions] = k
     values[rows, :, positions] = v
-    # Heads that share keys stand side by side as if they were positions: nothing is repeated.
+    # Heads that share keys are passed as positions, so keys need no repeating.
     grouped = q.unflatten(1, (decoder.kv_heads, decoder.group))
     attended = scaled_dot_product_attention(
         grouped, keys, values, attn_mask=mask, scale=decoder.scaling
@@ -184,7 +185,7 @@ def output(decoder: Decoder, hidden: torch.Tensor, product: Product = expanded) 
 
 
 def read_whole(decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
-    """Logits at every position of texts [rows, tokens], nothing kept."""
+    """Logits at every position of texts [rows, tokens], without a cache."""
     hidden = decoder.embedding[ids]
     cos, sin = (table[: ids.shape[1], None] for table in (decoder.cos, decoder.sin))
     for layer in decoder.layers:

@@ -1,15 +1,11 @@
-"""Matrices of linear layers in 8 and 4 bits: how values are stored, and what they stand for.
-
-Weights alone are stored in fewer bits; products run in 16 bits. Symmetric formats: a value is a
-stored number times a scale.
+"""Weight-only matrices in 8 and 4 bits; a value is a stored number times a scale.
 
     int8   [N, K] int8, one scale for each row
     fp8    [N, K] float8_e4m3fn in the order below, one scale for each row
     int4   [N, K / 8] int32 words of eight values, one scale for ``GROUP`` values of a row
 
-A thread reads ``WORDS`` words of 32 bits at once. In 4 bits and in fp8, part s (a nibble, a byte)
-of word j is column s × ``WORDS`` + j of theirs: for each part a thread so meets neighbouring
-columns, and threads have nothing to exchange.
+A thread reads ``WORDS`` 32-bit words at once. In int4 and fp8, part s (nibble or byte) of word j is
+column s × ``WORDS`` + j, so each part covers neighbouring columns and threads exchange nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +21,13 @@ WORDS = 4
 
 #: Largest stored number of each format.
 _LARGEST = {"int8": 127.0, "fp8": 448.0}
-#: Shares of the largest value that are tried as the end of the range of 4 bits.
+#: Range ends tried for 4 bits, as shares of the largest value.
 _RANGES = tuple(share / 20 for share in range(14, 21))
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The matrix of a linear layer, [rows, columns], as it is stored."""
+    """Stored matrix [rows, columns] of a linear layer."""
 
     values: torch.Tensor
     rows: int
@@ -46,7 +42,7 @@ class Matrix:
         return sum(t.nbytes for t in (self.values, self.scales, self.bias) if t is not None)
 
     def plain(self, dtype: torch.dtype) -> torch.Tensor:
-        """The values that it stands for, [rows, columns]."""
+        """Unpacked values [rows, columns]."""
         if not self.kind:
             return self.values.to(dtype)
         assert self.scales is not None
@@ -64,15 +60,15 @@ class Matrix:
 
 
 def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Matrix:
-    """A matrix that keeps its values."""
+    """An unpacked matrix."""
     return Matrix(weight, weight.shape[0], weight.shape[1], bias=bias)
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None, kind: str) -> Matrix:
-    """A matrix in ``kind`` ("" keeps its values), on the weight's device.
+    """Pack a matrix as ``kind`` ("": plain).
 
     Raises:
-        Unsupported: the columns are not a multiple of those that are stored together.
+        Unsupported: the columns are not a multiple of those stored together.
     """
     if not kind:
         return plain(weight, bias)
@@ -88,7 +84,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None, kind: str) -> Matrix:
         numbers, scales = _four_bits(full.view(rows, -1, GROUP))
         words = numbers.view(rows, -1, 8, WORDS).to(torch.int32) + 8
         shifts = torch.arange(0, 32, 4, device=weight.device, dtype=torch.int32)
-        # Bits of different nibbles never overlap, so the wrapping sum is their union.
+        # Nibbles do not overlap, so the wrapping sum is their union.
         packed = (words << shifts[:, None]).sum(dim=2, dtype=torch.int32)
         return Matrix(packed.view(rows, -1).contiguous(), rows, columns, kind, scales, bias)
     scales = full.abs().amax(dim=1).clamp_(min=1e-12) / _LARGEST[kind]
@@ -102,8 +98,7 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None, kind: str) -> Matrix:
 
 
 def _four_bits(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers from -8 to 7 and scales for [rows, groups, GROUP]: for each group, of a few ends of
-    the range the one with the least squared error."""
+    """Numbers from -8 to 7, and scales of least squared error, for [rows, groups, GROUP]."""
     largest = groups.abs().amax(dim=-1).clamp_(min=1e-12)
     scales = largest / 7
     least = torch.full_like(largest, torch.inf)

@@ -1,18 +1,11 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernels of a decoding step; imported only where Triton is.
+"""Triton kernels of products in a decoding step.
 
-At batch 1 a step is the reading of all weights, and everything between two products costs more in
-launching than in work. So what surrounds a product is done by the product's own kernel: the norm
-before it (the sum of squares runs along with the dot products), the bias, the activation of a
-gated layer, the residual after it. That makes five kernels a layer.
+At batch 1 a step reads all weights, and small operations cost more to launch than to run. So the
+product's kernel also does the norm before it, bias, gate and residual: five kernels a layer.
 
-    numbers     values in 8 and 4 bits as float32
-    one_row     (norm +) matrix times row (+ bias, gate, residual)
-    many_rows   matrix times several rows, by the card's matrix units; values written out
-    attention   rotary positions, the new key and value into the cache, attention; choice of token
-
-With ``EARLY`` a kernel may be started before the one before it has ended (programmatic dependent
-launch): it fetches its first weights, which nobody writes, and then waits.
+With ``EARLY`` a kernel starts before the previous one ends (programmatic dependent launch), fetches
+its first weights, and waits.
 """
 
 from __future__ import annotations
@@ -21,18 +14,18 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-#: Numbers of the formats within kernels.
+#: Format codes in kernels.
 KINDS = {"": 0, "int8": 1, "fp8": 2, "int4": 3}
 
 
-#: False where Triton's interpreter runs the kernels, which knows no assembler.
+#: Triton's interpreter has no assembler.
 _ASSEMBLER = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def raised(words, INDEX: tl.constexpr):
-    """Nibble ``INDEX`` of each word as 8 or 128 + nibble / 16: left where float32 numbers of
-    that size have just these bits, which takes no conversion, and a shift for two nibbles."""
+    """Nibble ``INDEX`` of each word as the float32 8 + nibble / 16 (odd: 128 + nibble / 16), by
+    placing its bits in the fraction instead of converting."""
     if INDEX == 0:
         moved = words << 16
     elif INDEX < 3:
@@ -43,7 +36,7 @@ def raised(words, INDEX: tl.constexpr):
         moved = words >> 8
     else:
         moved = words >> 12
-    # Mask and base in one instruction: of "& |" the compiler makes two.
+    # One instruction for mask and base; the compiler makes two of "& |".
     if INDEX == 1 or INDEX == 3 or INDEX == 5:
         if _ASSEMBLER:
             return tl.inline_asm_elementwise(
@@ -69,14 +62,14 @@ def raised(words, INDEX: tl.constexpr):
 
 @triton.jit
 def middle(INDEX: tl.constexpr):
-    """Result of ``raised`` for a nibble of 8, which stands for zero."""
+    """Result of ``raised`` for zero, a nibble of 8."""
     return 128.5 if INDEX == 1 or INDEX == 3 or INDEX == 5 else 8.5
 
 
 @triton.jit
 def fp8_byte(words, INDEX: tl.constexpr):
-    """Byte ``INDEX`` of each word, an fp8 number, as float32 too small by 2 ** 120: its bits are
-    put where float32 has sign, exponent and fraction. The card's conversion is far slower."""
+    """Byte ``INDEX`` of each word, in fp8, as float32 / 2 ** 120, by moving its bits; the card's
+    conversion is far slower."""
     moved = words if INDEX == 3 else words << (24 - 8 * INDEX)
     return ((moved >> 4) & -0x78100000).to(tl.float32, bitcast=True)
 
@@ -95,18 +88,18 @@ def multiply(
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
     NORM: tl.constexpr,
-    GATED: tl.constexpr,  # the matrix has 2 x ROWS rows: gates, then what they gate
+    GATED: tl.constexpr,  # the matrix has 2 x ROWS rows: gates, then ups
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     EARLY: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One row times a matrix whose values lie as they are, or in 8 bits."""
+    """One row times a plain or int8 matrix."""
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = rows < ROWS
     ks = tl.arange(0, BLOCK_K)
-    # No more at once of the matrix than of the row (16 bytes), so that both are held alike.
+    # Load the matrix in the row's pieces (16 bytes), so that both have one layout.
     w_at = w_ptr + rows.to(tl.int64)[:, None] * COLUMNS + tl.max_contiguous(ks, 8)[None, :]
     first = inside[:, None] & (ks < COLUMNS)[None, :]
     w = tl.load(w_at, mask=first, other=0.0, eviction_policy="evict_first")
@@ -120,7 +113,7 @@ def multiply(
     squares = tl.zeros((BLOCK_K,), tl.float32)
     for k0 in tl.range(0, COLUMNS, BLOCK_K, num_stages=1):
         here = k0 + ks
-        # The next block is on its way while this one is multiplied.
+        # Prefetch the next block.
         reach = inside[:, None] & (here + BLOCK_K < COLUMNS)[None, :]
         next_w = tl.load(w_at + k0 + BLOCK_K, mask=reach, other=0.0, eviction_policy="evict_first")
         if GATED:
@@ -168,7 +161,7 @@ def _finish(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """Bias, gate, residual, and the result."""
+    """Apply bias, gate and residual, and store the result."""
     if BIAS:
         y += tl.load(bias_ptr + rows, mask=inside, other=0.0).to(tl.float32)
     if GATED:
@@ -199,11 +192,11 @@ def multiply_words(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """``multiply`` for values that ``packing`` puts into words: four of fp8, eight of 4 bits."""
+    """``multiply`` for words of four fp8 or eight int4 values (``packing``)."""
     PARTS: tl.constexpr = 8 if KIND == 3 else 4
     BLOCK_W: tl.constexpr = BLOCK_K // PARTS
     WORDS: tl.constexpr = COLUMNS // PARTS
-    # In 4 bits a scale belongs to 8 words; sums of 4, those of a thread, are multiplied by it.
+    # int4: a scale covers 8 words and multiplies sums of 4, those of a thread.
     SUMS: tl.constexpr = BLOCK_W // 4 if KIND == 3 else BLOCK_W
     SCALES: tl.constexpr = WORDS // 8
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -225,7 +218,7 @@ def multiply_words(
     total_up = tl.zeros((BLOCK_N, SUMS), tl.float32)
     squares = tl.zeros((BLOCK_W,), tl.float32)
     for w0 in tl.range(0, WORDS, BLOCK_W, num_stages=1):
-        # The next block is on its way while this one is multiplied.
+        # Prefetch the next block.
         reach = inside[:, None] & (w0 + BLOCK_W + ws < WORDS)[None, :]
         next_w = tl.load(w_at + w0 + BLOCK_W, mask=reach, other=0, eviction_policy="evict_first")
         if GATED:
@@ -260,7 +253,7 @@ def multiply_words(
                 if GATED:
                     part_up += fp8_byte(up, index) * x[None, :]
         if KIND == 3:
-            part -= nothing[None, :]  # now sixteenths of what the nibbles stand for
+            part -= nothing[None, :]  # now 1/16 of the nibbles' values
             total += tl.sum(part.reshape(BLOCK_N, SUMS, 4), axis=2) * scale
             if GATED:
                 part_up -= nothing[None, :]

@@ -1,4 +1,4 @@
-"""A step of a single row as Triton kernels on the slots' tensors; see ``kernels``."""
+"""A step of a single row as Triton kernels on the slots' tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from workloads.engines.graph.product_kernels import KINDS
 if TYPE_CHECKING:
     from workloads.engines.graph.decoder import Slots
 
-#: Columns from which a matrix is wide.
-_WIDE = 8192
-#: Rows and columns of a program's block, its warps and most registers of a thread, by format, by
-#: whether a gate is taken, and by whether the matrix is wide. Measured on an H100 with ChatGLM3-6B.
+_WIDE = 8192  # columns from which a matrix is wide
+#: (format, gated, wide) -> (rows, columns, warps, registers per thread); tuned on an H100 with
+#: ChatGLM3-6B.
 BLOCKS: dict[tuple[str, bool, bool], tuple[int, int, int, int | None]] = {
     ("", False, False): (2, 2048, 8, None),
     ("", False, True): (4, 2048, 8, None),
@@ -36,17 +35,16 @@ BLOCKS: dict[tuple[str, bool, bool], tuple[int, int, int, int | None]] = {
 
 
 def block_for(matrix: Matrix, gated: bool) -> tuple[int, int, int, int | None]:
-    """The block of a matrix; a wide one with a gate has that of a narrow one."""
+    """The block of a matrix; gated ones use the narrow block."""
     return BLOCKS[matrix.kind, gated, matrix.columns >= _WIDE and not gated]
 
 
-#: Attention's positions are shared out among so many programs at most, so many at once.
-_SPLITS = 16
-_BLOCK_T = 32
+_SPLITS = 16  # most programs that share attention's positions
+_BLOCK_T = 32  # positions of a block
 
 
 class SingleRow:
-    """Called, it does one step."""
+    """A callable that does one step."""
 
     def __init__(
         self, decoder: Decoder, state: Slots, *, pad: int, length: int, early: bool

@@ -1,8 +1,5 @@
-"""ONNX Runtime: a model is exported as a graph once, and graphs are run without torch's layers.
-
-The export lies in the node's cache, under a key of the model's files, the versions of the libraries
-and the options; its time stands apart in the row (``export_s``). There is no provider for Gaudi.
-"""
+"""ONNX Runtime: models exported once as graphs into the node's cache, keyed by model files, library
+versions and options; the row has the export's time (``export_s``). Gaudi has no provider."""
 
 from __future__ import annotations
 
@@ -15,12 +12,11 @@ from workloads.models.catalog import checkpoint_kind
 from workloads.registry import task_of
 from workloads.settings import Settings, setting
 
-#: ONNX Runtime's provider of each device.
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 class ExportSettings(Settings):
-    """Settings of graphs as they are exported."""
+    """Settings of a graph's export."""
 
     constant_folding: bool = setting(
         True,
@@ -44,7 +40,7 @@ class ExportSettings(Settings):
 
 
 class GraphSettings(ExportSettings):
-    """Settings of graphs as they are run."""
+    """Settings of a graph's export and execution."""
 
     graph_optimization: Literal["none", "basic", "extended", "all"] = setting(
         "all",
@@ -69,12 +65,8 @@ class GraphSettings(ExportSettings):
 def _refuse(
     job: JobDescription, *, measured: bool = True, measures: bool = False
 ) -> Iterator[Refusal]:
-    """Settings that make no graph.
-
-    Args:
-        measured: whether onnx-calibration measures such models.
-        measures: whether this job does.
-    """
+    """Refuse impossible settings; ``measured``: onnx-calibration supports the model, ``measures``:
+    this job is one."""
     parameters = job.parameters
     folded = parameters.get("constant_folding", True)
     if parameters.get("fusions") and not folded:
@@ -106,14 +98,14 @@ def _refuse(
 
 
 def _refuse_text(job: JobDescription) -> Iterator[Refusal]:
-    """Calibrations are those of models of one graph; encoder-decoders have two."""
+    """Encoder-decoders have two graphs, so cannot be calibrated."""
     kind = checkpoint_kind(job.model)
     task = task_of(kind) if kind is not None else None
     yield from _refuse(job, measured=task is None or not task.encoder_decoder)
 
 
 def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
-    """A graph is compiled by no one else, and chooses its own layout."""
+    """Refuse torch's compilation and memory layout for a graph."""
     yield from _refuse(job, measured=False)
     for name in ("torch_compile", "channels_last"):
         if job.parameters.get(name):
@@ -126,7 +118,7 @@ def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _refuse_calibration(job: JobDescription) -> Iterator[Refusal]:
-    """Ranges are those of the plain graph."""
+    """Ranges are measured in fp32 only."""
     yield from _refuse(job, measures=True)
     if job.precision != "fp32":
         yield Refusal(

@@ -1,8 +1,6 @@
-"""Measures the range of every activation of a graph that static int8 will quantise.
+"""Measure the activation ranges of a graph, for static int8.
 
-A decoder reads prompts of a dataset and writes some tokens after each, so that it is measured on
-prompts and on single tokens with a cache alike; an encoder reads texts. Every pass is a sample of
-the calibration.
+A decoder reads prompts and generates tokens, to cover prefill and decoding; an encoder reads texts.
 """
 
 from __future__ import annotations
@@ -30,15 +28,14 @@ from workloads.models.catalog import find_model
 from workloads.models.products import RANGES, origin_by, save_product
 from workloads.registry import task_for
 
-#: Tokens of a text that an encoder reads at most, as in text encoding.
-LONGEST_TEXT = 128
+LONGEST_TEXT = 128  # most tokens an encoder reads, as in text encoding
 
 
 def run(request: Request, context: JobContext) -> Result:
-    """Measure and keep the ranges; see ``workloads.base.Workload``."""
+    """Measure and save the ranges; see ``workloads.base.Workload``."""
     parameters = OnnxCalibrationParameters.model_validate(dict(request.parameters))
     context.enter_phase("load")
-    context.resident(f"{request.residency_key}|measured", lambda: None)  # others make room
+    context.resident(f"{request.residency_key}|measured", lambda: None)  # evict other models
     context.device.release_memory()
     began = context.clock()
     decoder = task_for(request.workload, find_model(request.model)).name == "causal-lm"
@@ -79,7 +76,7 @@ def run(request: Request, context: JobContext) -> Result:
 def _keep(
     request: Request, parameters: OnnxCalibrationParameters, graph: Path, ranges: Path
 ) -> Path:
-    """Keep measured ranges under their name, with what they were measured on."""
+    """Save the ranges under their name, with their origin."""
     origin = {
         **origin_by(request),
         "measured": facts_of(graph)[IDENTITY],
@@ -96,14 +93,14 @@ def _keep(
 
 
 class _Passes:
-    """Inputs of the graph, pass by pass, as ``CalibrationDataReader`` gives them."""
+    """A ``CalibrationDataReader`` of the graph's inputs."""
 
     def __init__(self, inputs: Iterator[Mapping[str, torch.Tensor]]) -> None:
         self.count = self.positions = 0
         self._inputs = inputs
 
     def get_next(self) -> dict[str, Any] | None:
-        """The inputs of the next pass; None behind the last."""
+        """Inputs of the next pass; None after the last."""
         inputs = next(self._inputs, None)
         if inputs is None:
             return None
@@ -114,7 +111,7 @@ class _Passes:
 def _decoder_inputs(
     engine: OnnxDecoder, prompts: Sequence[Ids], output_tokens: int
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """A decoder's inputs for each prompt and each token that it writes after it."""
+    """A decoder's inputs for each prompt and generated token."""
     for prompt in prompts:
         batch = engine.prepare([prompt])
         writing, ids = decoding(engine.graph, batch), batch.input_ids

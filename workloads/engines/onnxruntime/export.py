@@ -1,10 +1,7 @@
-"""Models exported as graphs.
+"""Export models as graphs with transformers' exporter.
 
-transformers' own exporter does it, which knows what its classes need. Samples have several rows of
-unlike length: a batch of one would become a fixed one in the graph, and a mask of ones would be
-dropped from its inputs, so that padded batches were silently wrong. For the same reason the axes
-that may vary are named, and every graph is compared with torch on a padded batch
-(``engines/exports.py``).
+Samples have several rows of unequal length: a batch of one would be fixed in the graph, and a mask
+of ones dropped from its inputs, so padded batches would be silently wrong.
 """
 
 from __future__ import annotations
@@ -27,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The way in which a graph is exported; in the cache's keys."""
+    """Export options; in the cache's keys."""
 
     constant_folding: bool
-    fusions: Any  # the kind of device whose operators are taken, "" for none
+    fusions: Any  # device kind of the fused operators, "" for none
     reordering: bool
 
     @staticmethod
     def of(settings: Mapping[str, Any], device: str) -> Options:
-        """The options that an engine's settings ask for, on a device."""
+        """Options from an engine's settings."""
         return Options(
             constant_folding=bool(settings.get("constant_folding", True)),
             fusions=device if settings.get("fusions") else "",
@@ -45,20 +42,19 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What becomes one graph: a module of torch, and arguments of a forward pass of it."""
+    """A torch module that becomes one graph, and sample arguments of its forward pass."""
 
     module: Any
     inputs: Mapping[str, Any]
-    #: For each input the axes that may vary; a cache's are those of all its tensors.
-    varying: Mapping[str, tuple[int, ...]]
-    dropped: str = ""  # outputs with this in their names are left out
+    varying: Mapping[str, tuple[int, ...]]  # dynamic axes by input, for all tensors of a cache
+    dropped: str = ""  # drop outputs with this in their names
 
 
 def export(part: Part, options: Options, path: Path) -> dict[str, Any]:
-    """Write a graph, with its weights in a file beside it; facts about it.
+    """Write a graph and, in a file beside it, its weights; return facts about it.
 
     Raises:
-        Unsupported: transformers has no exporter here, or cannot export this model.
+        Unsupported: transformers has no exporter, or cannot export this model.
     """
     try:
         from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
@@ -93,14 +89,14 @@ def export(part: Part, options: Options, path: Path) -> dict[str, Any]:
 
 
 def _shapes(part: Part) -> dict[str, Any]:
-    """The axes that may vary, in the form that ``torch.export`` takes."""
+    """Dynamic axes in the form of ``torch.export``."""
     from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
 
     register_cache_pytrees_for_model(part.module)
     return {
         name: _axes(value, part.varying.get(name, ()))
         for name, value in part.inputs.items()
-        if not isinstance(value, bool)  # flags of what is returned, which the exporter takes out
+        if not isinstance(value, bool)  # output flags, which the exporter removes
     }
 
 
@@ -115,7 +111,7 @@ def _axes(value: Any, varying: tuple[int, ...]) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what exporters say of every operator that they know."""
+    """Silence exporters' messages about each operator."""
     names = ("torch.onnx", "torch._export", "torch.__trace", "transformers")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
@@ -130,7 +126,6 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-#: Operators that compute each element of their output from one element of each input.
 _ELEMENTWISE = frozenset(
     {
         *("Abs", "Add", "Cast", "Ceil", "Clip", "Cos", "Div", "Elu", "Erf", "Exp", "Floor", "Gelu"),
@@ -143,7 +138,7 @@ _CHANNELS = 1
 
 
 def move_slices_forward(model: onnx_ir.Model) -> int:
-    """Move every slice as far forward as it may go, in place; how many operators were passed."""
+    """Move slices as far forward as possible, in place; return the number of operators passed."""
     passed = 0
     while _pass_one(model.graph):
         passed += 1
@@ -151,7 +146,7 @@ def move_slices_forward(model: onnx_ir.Model) -> int:
 
 
 def _pass_one(graph: onnx_ir.Graph) -> bool:
-    """Move one slice before the operator that it follows, if there is such a pair."""
+    """Move one slice before the operator that it follows; False if none can be moved."""
     for node in graph:
         if node.op_type != "Slice" or node.domain not in ("", "ai.onnx"):
             continue
@@ -166,13 +161,13 @@ def _pass_one(graph: onnx_ir.Graph) -> bool:
 
 
 def _has_one_reader(node: onnx_ir.Node) -> bool:
-    """Tell if nothing but one other node reads what a node computes."""
+    """Return whether exactly one other node reads a node's output."""
     output = node.outputs[0]
     return len(node.outputs) == 1 and not output.is_graph_output() and len(output.uses()) == 1
 
 
 def _axes_of_slice(node: onnx_ir.Node) -> list[int] | None:
-    """The axes that a slice cuts, counted from the front; None where they are not known."""
+    """Axes that a slice cuts, not negative; None if unknown."""
     data = node.inputs[0]
     if data is None or data.shape is None:
         return None
@@ -185,8 +180,7 @@ def _axes_of_slice(node: onnx_ir.Node) -> list[int] | None:
 
 
 def _input_to_cut(node: onnx_ir.Node, axes: list[int] | None) -> int | None:
-    """Position of the input of a node that can be cut instead of its output; None where that would
-    compute something else, or where several would have to be cut."""
+    """Position of the single input that can be cut instead of the output; None if there is none."""
     output = node.outputs[0]
     if axes is None or output.shape is None or node.domain not in ("", "ai.onnx"):
         return None
@@ -206,8 +200,8 @@ def _input_to_cut(node: onnx_ir.Node, axes: list[int] | None) -> int | None:
 
 
 def _varies(value: onnx_ir.Value, output: onnx_ir.Value, axes: list[int]) -> bool | None:
-    """Tell if an input has the output's sizes along the axes, as opposed to one number that is
-    spread over them; None where that is not known."""
+    """True if an input has the output's sizes along the axes, False if it is broadcast; None if
+    unknown."""
     if value.shape is None or output.shape is None:
         return None
     missing = len(output.shape) - len(value.shape)
@@ -225,12 +219,12 @@ def _varies(value: onnx_ir.Value, output: onnx_ir.Value, axes: list[int]) -> boo
 
 
 def _swap(graph: onnx_ir.Graph, before: onnx_ir.Node, node: onnx_ir.Node, position: int) -> None:
-    """Let a slice come before the operator that it followed, on one input of it."""
+    """Move a slice before the operator that it followed, onto one of its inputs."""
     import onnx_ir
 
     value, result = before.inputs[position], node.outputs[0]
     earlier = onnx_ir.node("Slice", [value, *node.inputs[1:]])
-    if value is not None:  # of the result's shape, as ``_varies`` has made sure
+    if value is not None:  # has the result's shape (``_varies``)
         earlier.outputs[0].type = value.type
         if value.shape is not None and result.shape is not None:
             cut = _axes_of_slice(node) or []

@@ -1,8 +1,7 @@
-"""Models of one forward pass as one graph: encoders (BERT and its kin) and diffusion U-Nets.
+"""Encoders and diffusion U-Nets as graphs of one forward pass.
 
-An encoder's graph takes ids and a mask, and gives the logits of every token. A U-Net, which takes
-most of an image's time since it is run at each step, takes latents, a moment and the encoded text,
-and gives the noise that it sees; text encoder, decoder and scheduler stay in torch.
+An encoder's graph maps ids and a mask to logits. A U-Net's, which takes most of an image's time,
+maps latents, a timestep and the encoded text to noise; the rest of the pipeline stays in torch.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def text_inputs(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def load_encoder(request: Request, device: Device) -> OnnxEncoder:
-    """Open the graph of ``request.model``, exporting it if need be."""
+    """Open the graph of ``request.model``, exporting it if missing."""
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
     pad = int(tokenizer.pad_token_id or 0)
@@ -76,7 +75,7 @@ def load_encoder(request: Request, device: Device) -> OnnxEncoder:
         weights=opened.weights,
         pad_token_id=pad,
         positions=opened.facts["positions"],
-        card="cpu",  # ids go to the graph from the host
+        card="cpu",  # the graph reads ids on the host
         details=opened.details_with(architecture=opened.facts["architecture"]),
         figures=opened.figures,
     )
@@ -87,7 +86,7 @@ def _export_encoder(model: Any, pad: int) -> Exported:
     sample = text_inputs(padded(drawn_ids(model, (7, 4)), pad))
     batch = padded(drawn_ids(model, (6, 4, 1)), pad)
     logits = model(**text_inputs(batch)).logits
-    real = batch.attention_mask.bool()  # nobody reads the outputs of padding
+    real = batch.attention_mask.bool()  # outputs of padding are unused
     return Exported(
         parts={GRAPH: Part(module=model, inputs=sample, varying=dict.fromkeys(sample, (0, 1)))},
         proof={**text_inputs(batch), "logits": logits[real]},
@@ -123,10 +122,10 @@ _INPUTS = ("sample", "timestep", "encoder_hidden_states")
 
 
 def load_pipeline(request: Request, device: Device) -> ImagePipeline:
-    """Load ``request.model`` with its U-Net as a graph, exporting that if need be.
+    """Load ``request.model`` with its U-Net as a graph, exported if missing.
 
     Raises:
-        DataMissing: the pipeline is not there, or not complete.
+        DataMissing: the pipeline is missing or incomplete.
         Unsupported: it has no plain U-Net, or not in this precision.
     """
     import diffusers
@@ -140,7 +139,7 @@ def load_pipeline(request: Request, device: Device) -> ImagePipeline:
         lambda: _export_denoiser(_pipeline(request, source, "fp32")),
         _compare_denoiser,
     )
-    # What is not in the graph is in fp32 beside integers.
+    # Beside a quantised graph the rest is in fp32.
     precision = "fp32" if precisions.quantized(request.precision) else request.precision
     pipeline = _pipeline(request, source, precision).to(device.torch_device)
     scheduler = set_scheduler(pipeline, request.parameters.get("scheduler"), diffusers)
@@ -177,7 +176,7 @@ def _pipeline(request: Request, source: ModelSource, precision: str) -> Any:
 
 
 class _Plain(torch.nn.Module):
-    """A U-Net with what a graph takes and gives."""
+    """A U-Net with the graph's inputs and outputs."""
 
     def __init__(self, unet: Any) -> None:
         super().__init__()
@@ -196,7 +195,7 @@ def _export_denoiser(pipeline: Any) -> Exported:
     side = 2 ** len(unet.config.block_out_channels)  # the least that every level halves
 
     def inputs(rows: int, side: int) -> dict[str, torch.Tensor]:
-        """Latents, a moment and texts, drawn."""
+        """Random latents and texts, and a timestep."""
         drawn = torch.Generator().manual_seed(0)
         latents = torch.randn(rows, unet.config.in_channels, side, side, generator=drawn)
         text = torch.randn(rows, positions, unet.config.cross_attention_dim, generator=drawn)
@@ -208,7 +207,7 @@ def _export_denoiser(pipeline: Any) -> Exported:
             GRAPH: Part(
                 module=_Plain(unet).eval(),
                 inputs=inputs(2, side * 2),
-                # Texts have one length, that of the text encoder.
+                # Texts have the text encoder's fixed length.
                 varying={"sample": (0, 2, 3), "encoder_hidden_states": (0,)},
             )
         },

@@ -1,12 +1,8 @@
-"""Text generation by graphs whose key/value cache is among their inputs and their outputs.
+"""Text generation by graphs with the key/value cache as inputs and outputs.
 
-A decoder is one graph, which reads a prompt and writes a token alike: its cache is empty for the
-prompt (prefill), and one longer after each step (decoding), so the weights lie in memory once.
-Prompts are padded on the left, as transformers' ``generate`` pads them.
-
-A sequence-to-sequence model is two graphs. One reads the source and gives the keys and values by
-which every layer of the decoder looks at it, so that they are computed once and not at each step;
-the other takes them with the decoder's own cache, which is empty at first.
+A decoder is one graph for prefill (empty cache) and decoding, so weights are in memory once.
+Prompts are padded on the left, as in transformers' ``generate``. A sequence-to-sequence model is
+two: the encoder's also computes every decoder layer's cross-attention keys and values once.
 """
 
 from __future__ import annotations
@@ -40,22 +36,20 @@ from workloads.registry import task_for
 from workloads.training.pairs import begin_token_id
 
 ENCODER = "encoder.onnx"
-#: Beginnings of the names of a cache's tensors, as they enter and as they leave a graph.
+#: Name prefixes of a cache's tensors among a graph's inputs and outputs.
 _ENTERS, _LEAVES = "input.", "output."
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 _OWN, _CROSS = "self_attention_cache", "cross_attention_cache"
-#: Lengths of the prompts that a graph is proved on, and steps behind them.
+#: Lengths of the prompts of a graph's proof, and steps after them.
 _PROOF_LENGTHS, _PROOF_STEPS = (6, 4, 1), 3
 
 
 class Writing:
-    """Texts on their way through the graph that writes them, with their cache.
+    """Texts in generation, with their cache.
 
     Args:
-        graph: takes and gives the cache.
-        cached: names of the cache's tensors as they enter.
-        rows: texts.
-        others: the other inputs of a pass, from the new ids [rows, new] and the positions before.
+        cached: names of the cache's inputs.
+        others: (new ids [rows, new], number of earlier positions) -> other inputs of a pass.
     """
 
     def __init__(
@@ -74,12 +68,12 @@ class Writing:
             self._cache[name] = torch.empty(shape, dtype=graph.inputs[name])
 
     def inputs(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """All inputs of a pass over new ids behind what the cache has."""
+        """All inputs of a pass over new ids after the cached ones."""
         positions = next(iter(self._cache.values())).shape[2]
         return {**self._others(ids, positions), **self._cache}
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
-        """Read new ids; the logits of the last position [rows, vocabulary]."""
+        """Read new ids; return the last position's logits [rows, vocabulary]."""
         outputs = self._graph(**self.inputs(ids))
         self._cache = {name: outputs[_LEAVES + name.removeprefix(_ENTERS)] for name in self._cache}
         return outputs["logits"][:, -1]
@@ -87,7 +81,7 @@ class Writing:
     def compare(
         self, ids: torch.Tensor, tokens: torch.Tensor, reference: torch.Tensor
     ) -> Difference:
-        """Compare the logits after ``ids`` and after each of torch's tokens with torch's."""
+        """Compare logits with torch's, after ``ids`` and after each of torch's tokens."""
         logits = []
         for step in range(len(reference)):
             logits.append(self.step(ids).float().cpu())
@@ -140,8 +134,8 @@ def greedy(
     keep_logits: bool,
     encoder_s: float | None = None,
 ) -> Callable[[], Generated]:
-    """Write behind ``ids`` as ``GenerationEngine.generate`` does; ``read`` positions before the
-    first token count. Rows that have ended are padded; nothing is computed once all have."""
+    """``GenerationEngine.generate`` after ``ids``, until all rows have ended; ``read`` is the count
+    of positions computed before the first token."""
     rows = len(ids)
     end_ids = torch.tensor(sorted(ends), dtype=torch.long)
     ended = torch.zeros(rows, dtype=torch.bool)
@@ -160,7 +154,7 @@ def greedy(
         ids = chosen[:, None]
     return lambda: Generated(
         tokens=torch.stack(tokens, dim=1).tolist(),
-        # The last token of each row is produced but never fed back.
+        # The last token of each row is not fed back.
         computed_tokens=read + rows * (len(tokens) - 1),
         logits=[step.float().cpu() for step in logits],
         encoder_s=encoder_s,
@@ -168,8 +162,8 @@ def greedy(
 
 
 def load(request: Request, device: Device) -> GenerationEngine:
-    """Open the graphs of ``request.model``, exporting them if need be; see ``EngineLoader``."""
-    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+    """Open the graphs of ``request.model``, exported if missing; see ``EngineLoader``."""
+    transformers_logging.disable_progress_bar()
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
     pair = task_for(request.workload, source.entry).encoder_decoder
@@ -203,11 +197,8 @@ def load(request: Request, device: Device) -> GenerationEngine:
     )
 
 
-# A decoder by itself.
-
-
 def decoding(graph: Graph, batch: Batch) -> Writing:
-    """Prompts in a decoder's graph.
+    """Start generation for prompts in a decoder's graph.
 
     Raises:
         BadConfiguration: its inputs are not those of a decoder.
@@ -222,7 +213,7 @@ def decoding(graph: Graph, batch: Batch) -> Writing:
 
 
 def _cached(graph: Graph) -> list[str]:
-    """Names of a decoder's inputs that are keys and values: rows, heads, positions, width."""
+    """Names of a decoder's key and value inputs [rows, heads, positions, width]."""
     names = [name for name in graph.inputs if name not in _TEXT]
     lacking = {"input_ids", "attention_mask"} - graph.inputs.keys()
     odd = [
@@ -242,7 +233,7 @@ def _cached(graph: Graph) -> list[str]:
 
 
 def _text(inputs: Container[str], ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A forward pass's ids, mask and, where it takes them, positions."""
+    """Ids, mask and, if among ``inputs``, positions of a forward pass."""
     text = {"input_ids": ids, "attention_mask": mask}
     if "position_ids" in inputs:
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
@@ -252,8 +243,8 @@ def _text(inputs: Container[str], ids: torch.Tensor, mask: torch.Tensor) -> dict
 
 @torch.no_grad()
 def _export_decoder(model: Any, tokenizer: Any) -> Exported:
-    """A sample of two rows of unlike length that go on behind a cache, with several new tokens
-    each; and a padded batch, the tokens that torch writes after it, and their logits."""
+    """Sample: two rows of unequal length, several new tokens each after a cache. Proof: a padded
+    batch, torch's tokens after it, and their logits."""
     takes = inspect.signature(model.forward).parameters
     batch = padded(drawn_ids(model, (7, 4)), 0, left=True)
     ids, mask = batch.input_ids, batch.attention_mask
@@ -293,9 +284,6 @@ def compare_decoder(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Differ
     return decoding(graphs[GRAPH], batch).compare(batch.input_ids, proof["tokens"], proof["logits"])
 
 
-# An encoder and a decoder.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxSeq2Seq(SourceReader, GenerationEngine):
     """A sequence-to-sequence model as graphs of ONNX Runtime."""
@@ -323,7 +311,7 @@ class OnnxSeq2Seq(SourceReader, GenerationEngine):
         return greedy(
             writing,
             torch.full((rows, 1), self.begin_token_id),
-            # The decoder also reads the token that it begins with.
+            # The decoder also reads its start token.
             read=prepared.input_ids.numel() + rows,
             output_tokens=output_tokens,
             ends=() if ignore_eos else self.end_token_ids,
@@ -333,11 +321,11 @@ class OnnxSeq2Seq(SourceReader, GenerationEngine):
         )
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[Any]:
-        return GenerationEngine.answer_logits(self, texts)  # a reader of sources asks torch's model
+        return GenerationEngine.answer_logits(self, texts)  # ``SourceReader``'s needs a torch model
 
 
 def answering(graphs: Graphs, batch: Batch) -> Writing:
-    """Texts of which the encoder has read the sources."""
+    """Encode sources and start generation."""
     encoder, decoder = graphs[ENCODER], graphs[GRAPH]
     outputs = encoder(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
     crossed = [outputs[name] for name in encoder.outputs if name != "hidden"]
@@ -353,7 +341,7 @@ def answering(graphs: Graphs, batch: Batch) -> Writing:
 
 
 class _Encoder(torch.nn.Module):
-    """The encoder, with what each layer of the decoder makes of its output once."""
+    """The encoder, with the decoder's cross-attention keys and values."""
 
     def __init__(self, model: Any, begin: int) -> None:
         super().__init__()
@@ -378,8 +366,8 @@ class _Encoder(torch.nn.Module):
 
 @torch.no_grad()
 def _export_pair(model: Any, tokenizer: Any) -> Exported:
-    """Samples of two sources of unlike length, and of a step behind three that were made after
-    them; and a padded batch of sources, the tokens that torch writes, and their logits."""
+    """Samples: two sources of unequal length, and a fourth decoding step. Proof: a padded batch of
+    sources, torch's tokens, and their logits."""
     from transformers.modeling_outputs import BaseModelOutput
 
     begin, pad = begin_token_id(model.config), pad_token_id_of(model, tokenizer)
@@ -432,6 +420,6 @@ def _compare_pair(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Differen
     return writing.compare(tokens[:, :1], tokens[:, 1:], proof["logits"])
 
 
-#: Kind of models, in the cache's keys; how they are exported; how their graphs are proved.
+#: Kind in the cache's keys, export, and comparison with torch.
 _DECODER = ("decoder", _export_decoder, compare_decoder)
 _PAIR = ("seq2seq", _export_pair, _compare_pair)

@@ -1,8 +1,6 @@
-"""Graphs in ONNX Runtime, whose inputs and outputs are torch tensors that are never copied.
+"""Graphs in ONNX Runtime with torch tensors as inputs and outputs, without copies (IOBinding).
 
-Inputs are bound to the memory that torch holds, and outputs are read from the memory that ONNX
-Runtime has allocated (IOBinding), so a key/value cache that goes through a graph at each step stays
-where it is. No library of custom operators is ever registered: it would be code of strangers.
+Libraries of custom operators are never registered: they would be untrusted code.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ _LEVELS = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
-#: ONNX's numbers of the types that graphs take and give.
+#: ONNX's type numbers.
 _ELEMENTS = {
     torch.float32: 1,
     torch.int32: 6,
@@ -68,17 +66,16 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """The way in which graphs are run, as a job's settings and its card say it."""
+    """Execution options of graphs."""
 
     device: Device
     graph_optimization: str  # a level of ONNX Runtime: none, basic, extended or all
 
     @property
     def provider(self) -> str:
-        """The provider of this card.
-
+        """
         Raises:
-            Unsupported: this build of ONNX Runtime does not have it.
+            Unsupported: this build of ONNX Runtime lacks this device's provider.
         """
         import onnxruntime
 
@@ -92,11 +89,11 @@ class Execution:
 
     @property
     def spins(self) -> bool:
-        """Permission for threads to wait in a loop: only where no other worker wants the cores."""
+        """True if threads may spin: only if no other worker needs the cores."""
         return torch.get_num_threads() >= (os.cpu_count() or 1)
 
     def options(self, written_to: Path | None = None) -> Any:
-        """Options of a session; ``written_to`` is a file for the optimised graph."""
+        """Session options; ``written_to`` is a file for the optimised graph."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -130,15 +127,13 @@ class Graph:
     """An open graph."""
 
     def __init__(self, path: Path, execution: Execution, written_to: Path | None = None) -> None:
-        """Open a graph.
-
+        """
         Raises:
-            DataMissing: its file is missing, cut short, or of a newer format.
+            DataMissing: its file is missing, truncated, or of a newer format.
         """
         self._path, self._execution = path, execution
         self._card = torch.device(execution.device.torch_device)
-        #: Details of the row that follow the threads of the job.
-        self.of_threads: dict[str, str] = {}
+        self.of_threads: dict[str, str] = {}  # row details that depend on threads
         self._open(written_to)
         self.inputs = {spec.name: _TYPES[spec.type] for spec in self._session.get_inputs()}
         self.outputs = [spec.name for spec in self._session.get_outputs()]
@@ -162,26 +157,25 @@ class Graph:
 
     @property
     def threads(self) -> int:
-        """Threads that the open session computes with."""
+        """Threads of the open session."""
         return int(self._session.get_session_options().intra_op_num_threads)
 
     def take_threads(self) -> None:
-        """Open the graph anew if this job computes with another number of threads than the one
-        that it was opened for: a session's number is fixed."""
+        """Reopen the graph if the number of threads has changed; a session's is fixed."""
         if self.threads != torch.get_num_threads():
             self._open()
 
     def shape(self, name: str) -> tuple[int | None, ...]:
-        """The shape of an input; None for each axis that varies."""
+        """Shape of an input; None for dynamic axes."""
         (spec,) = (each for each in self._session.get_inputs() if each.name == name)
-        # A size that was found at export, not said, is a number in words.
+        # Sizes inferred at export are strings of digits.
         return tuple(int(size) if str(size).isdigit() else None for size in spec.shape)
 
     def __call__(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         """Run the graph; outputs by name, on the card.
 
         Raises:
-            BadConfiguration: an input is missing, or one is given that the graph does not take.
+            BadConfiguration: an input is missing or unknown.
         """
         if self.inputs.keys() != tensors.keys():
             raise BadConfiguration(
@@ -191,10 +185,10 @@ class Graph:
         bound = []  # alive until the run is over
         for name, value in tensors.items():
             dtype = self.inputs[name]
-            # Shapes and indices are read on the host, whatever the provider.
+            # Every provider reads shapes and indices on the host.
             place = self._card if dtype.is_floating_point else torch.device("cpu")
             tensor = value.to(place, dtype).contiguous()
-            # An empty tensor has no address, which is refused; another's stands in.
+            # ONNX Runtime refuses the null address of an empty tensor.
             memory = tensor if tensor.numel() else tensor.new_empty(1)
             bound.append(memory)
             binding.bind_input(
@@ -215,7 +209,7 @@ class Graph:
 
 
 def operators_of(*paths: Path) -> Counter[str]:
-    """Nodes of graphs by operator, those of inner graphs and functions included."""
+    """Count nodes by operator, subgraphs and functions included."""
     import onnx
 
     counts: Counter[str] = Counter()
@@ -236,19 +230,19 @@ def operators_of(*paths: Path) -> Counter[str]:
 
 
 def listed(operators: Mapping[str, int]) -> str:
-    """The counts as text, the most frequent first."""
+    """Counts as text, most frequent first."""
     ordered = sorted(operators.items(), key=lambda pair: (-pair[1], pair[0]))
     return ", ".join(f"{name} {count}" for name, count in ordered)
 
 
 def changes(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """The operators whose number differs, as text: ``Add 12 → 4``."""
+    """Operators whose counts differ, as text: ``Add 12 → 4``."""
     pairs = ((n, before.get(n, 0), after.get(n, 0)) for n in sorted({*before, *after}))
     return ", ".join(f"{name} {old} → {new}" for name, old, new in pairs if old != new)
 
 
 def share_in(paths: Iterable[Path], *types: str) -> float:
-    """Share of the weights of graphs that are stored in these types of numbers."""
+    """Share of weights stored in these ONNX types."""
     import onnx
 
     numbers = {getattr(onnx.TensorProto, name) for name in types}
@@ -263,15 +257,14 @@ _COUNTS = "operators.json"
 
 
 def _operators_run(directory: Path, execution: Execution) -> dict[str, int]:
-    """Nodes by operator of the graphs of a directory as ONNX Runtime runs them, counted once for a
-    level."""
+    """Nodes by operator after ONNX Runtime's optimisation, cached by level."""
 
     def count(to: Path) -> None:
         names = graphs_of(directory)
         for name in names:
             Graph(directory / name, execution, written_to=to / name)
         counts = dict(operators_of(*(to / name for name in names)))
-        for file in to.iterdir():  # the weights are in it once more
+        for file in to.iterdir():  # copies of the weights
             file.unlink()
         (to / _COUNTS).write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", "utf-8")
 
@@ -283,7 +276,7 @@ def _operators_run(directory: Path, execution: Execution) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A model of torch, ready to be exported."""
+    """A torch model ready for export."""
 
     parts: Mapping[str, Part]  # by the graph's file; ``GRAPH`` is the last one
     proof: Mapping[str, torch.Tensor]  # a padded batch, and torch's outputs
@@ -291,17 +284,17 @@ class Exported:
 
 
 Graphs: TypeAlias = "Mapping[str, Graph]"
-#: Runs graphs on the batch of a proof, and compares outputs.
+#: Runs graphs on a proof's batch and compares outputs.
 Compare: TypeAlias = Callable[[Graphs, Mapping[str, torch.Tensor]], Difference]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The graphs of a model as a job asks for them, open, and facts about them."""
+    """A model's open graphs, and facts about them."""
 
     graphs: Graphs
     directory: Path
-    facts: Mapping[str, Any]  # noted at export
+    facts: Mapping[str, Any]  # of the export
     weights: ModelWeights
     figures: Mapping[str, float]
     details: Mapping[str, str]
@@ -312,7 +305,7 @@ class Opened:
         return self.graphs[GRAPH]
 
     def details_with(self, **more: str) -> Mapping[str, str]:
-        """Details of the row, with those of a session that may yet be opened for other threads."""
+        """Details of the row; those of threads follow a reopened session."""
         return ChainMap(self.graph.of_threads, {"attention": "sdpa", **more, **self.details})
 
 
@@ -324,18 +317,17 @@ def open_graphs(
     prepare: Callable[[], Exported],
     compare: Compare,
 ) -> Opened:
-    """The graphs of a model, exported if they are not in the node's cache, in the precision that a
-    job asks for, once they are proved to compute what torch computes.
+    """Open a model's graphs in the job's precision, exported if missing, and check their outputs.
 
     Args:
         kind: of models, in the cache's keys.
-        prepare: loads the model in torch.
-        compare: runs the graphs beside torch.
+        prepare: loads the torch model.
+        compare: compares the graphs with torch.
 
     Raises:
-        Unsupported: not in this precision, or ONNX Runtime has no provider for this card.
+        Unsupported: no such precision, or no provider for this device.
         DataMissing: there is no such calibration, or a file cannot be read.
-        BadConfiguration: a graph computes something else.
+        BadConfiguration: a graph's outputs differ from torch's.
     """
     support = precisions.require(request.precision, device.name, request.engine)
     base = _exported(
@@ -398,7 +390,7 @@ def _exported(
     prepare: Callable[[], Exported],
     compare: Compare,
 ) -> Path:
-    """The directory of a model's graphs in fp32; see ``open_graphs``."""
+    """Directory of a model's fp32 graphs; see ``open_graphs``."""
     model = Path(source.path)
 
     def build(directory: Path) -> dict[str, Any]:
@@ -424,7 +416,7 @@ def _if_any(name: str, value: object) -> dict[str, str]:
 
 
 def _opset_of(path: Path) -> str:
-    """Version of ONNX's own operators that a graph is written in."""
+    """Opset version of a graph."""
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)

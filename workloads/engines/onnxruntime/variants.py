@@ -1,9 +1,8 @@
-"""A graph in other precisions, made of the one that was exported, once into the node's cache.
+"""Variants of an exported graph in other precisions, in the node's cache.
 
-fp16 converts weights and operators. Dynamic int8 stores the matrices of linear layers in 8 bits and
-takes the range of each activation when it comes. Static int8 has measured those ranges beforehand
-on a calibration set (``calibration.py``) and writes them into the graph, as pairs of operators that
-quantise and dequantise (QDQ), which ONNX Runtime turns into integer products.
+fp16 converts weights and operators. int8 stores linear layers' matrices in 8 bits: dynamic takes
+activation ranges at run time; static writes calibrated ones (``calibration.py``) into the graph as
+QDQ operators, which ONNX Runtime turns into integer products.
 """
 
 from __future__ import annotations
@@ -22,19 +21,15 @@ from workloads.engines.onnxruntime import SPEC
 from workloads.models.products import find_calibration
 
 GRAPH = "graph.onnx"
-#: The fact that is equal on all nodes that export the same weights alike; directories' names, made
-#: of paths and times, are not.
+#: Fact that is equal on all nodes for the same weights; directory names depend on paths and times.
 IDENTITY = "identity"
-#: Raise when exports become something else: it is in the cache's keys.
-_RECIPE = 2
-#: Packages whose versions change what is exported.
+_RECIPE = 2  # part of the cache's keys; raise it when exports change
 _PACKAGES = ("torch", "transformers", "diffusers", *(package.name for package in SPEC.packages))
-#: Operators whose weights are stored in 8 bits.
 _QUANTIZED = ("MatMul", "Gemm")
 
 
 def key_of(kind: str, *parts: object) -> str:
-    """The cache's name for something that is made of these parts by the installed versions."""
+    """Cache key of these parts and the installed package versions."""
     return f"onnx-{kind}-{digest(_RECIPE, kind, package_versions(_PACKAGES), *parts)}"
 
 
@@ -44,15 +39,12 @@ def graphs_of(directory: Path) -> list[str]:
 
 
 def in_precision(base: Path, precision: str, calibration: str) -> Path:
-    """The directory of an exported graph in a precision: ``base`` itself for fp32.
-
-    Args:
-        base: directory of the graph in fp32.
-        calibration: name of a calibration for static int8; "" for dynamic.
+    """Directory of a graph in a precision, from its fp32 directory ``base``; int8 is static with
+    the name of a calibration, else dynamic.
 
     Raises:
         DataMissing: there is no such calibration.
-        BadConfiguration: it is one of another graph.
+        BadConfiguration: it belongs to another graph.
     """
     if precision == "fp32":
         return base
@@ -78,7 +70,7 @@ def in_precision(base: Path, precision: str, calibration: str) -> Path:
 def _made(
     base: Path, kind: str, parts: tuple[object, ...], write: Callable[[Path, Path], None]
 ) -> Path:
-    """The directory of a variant, with what is known of its base beside the graph."""
+    """Directory of a variant, with the facts of its base."""
 
     def build(directory: Path) -> None:
         for name in graphs_of(base):
@@ -92,7 +84,7 @@ def _made(
 def _to_fp16(source: Path, target: Path) -> None:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    # By its path: shapes in a graph that is in memory are found up to 2 GB, weights included.
+    # By path: shape inference in memory is limited to 2 GB, weights included.
     _save(convert_float_to_float16(str(source), disable_shape_infer=False), target)
 
 
@@ -110,15 +102,8 @@ def _to_dynamic_int8(source: Path, target: Path) -> None:
 
 
 def to_static_int8(source: Path, target: Path, inputs: Any, ranges: Path) -> None:
-    """Quantise a graph with ranges of its activations.
-
-    Args:
-        source: the graph in fp32.
-        target: the file of the quantised graph.
-        inputs: ``CalibrationDataReader`` to measure ranges with, which are written; None: ranges
-            are read.
-        ranges: their file.
-    """
+    """Quantise an fp32 graph. ``inputs`` is a ``CalibrationDataReader`` to measure activations with
+    and write the file ``ranges``; None: read that file."""
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     with without_shapes_of_weights(source) as path:
@@ -138,8 +123,7 @@ def to_static_int8(source: Path, target: Path, inputs: Any, ranges: Path) -> Non
 
 
 def linear_layers(path: Path) -> list[str]:
-    """The nodes that multiply by weights, by name. The output layer stays as it is, as in other
-    engines, and so do the products of attention, which have no weights.
+    """Names of the nodes that multiply by weights, without the output layer, as in other engines.
 
     Raises:
         Unsupported: there is none.
@@ -161,8 +145,8 @@ def linear_layers(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def without_shapes_of_weights(source: Path) -> Iterator[Path]:
-    """A copy of a graph that says no shapes of its weights: quantising transposes some of them, and
-    would take the old shapes for a contradiction."""
+    """A copy of a graph without shapes of weights: quantisation transposes some weights and would
+    find the old shapes contradictory."""
     import onnx
 
     model = onnx.load(str(source))
