@@ -1,12 +1,10 @@
-"""One agent on each node: the code of Nightgrid inside Ray's processes, and how it is placed.
+"""The agent of a node, a Ray actor, and its placement.
 
-An agent holds its node's cards in Ray's accounts, by a placement group with all of them. The work
-is done by processes beneath it (``worker/node_workers.py``), which can crash, hang and be replaced
-in a fraction of a second while the agent stays.
+An agent holds its node's cards in a placement group. Processes beneath it do the work
+(``worker/node_workers.py``), so they can crash, hang and be replaced while it stays.
 
-Ray ends the actors and placement groups of a driver that died, once it has noticed. A driver that
-was only cut off from the results directory lives on and keeps its cards; so may one that hangs. So
-names of actors and groups tell their driver, and the next driver of the run ends stale ones.
+Ray ends the actors and groups of dead drivers, but not of one that hangs or was cut off from the
+results. So their names identify the driver, and the run's next driver ends stale ones.
 """
 
 from __future__ import annotations
@@ -64,14 +62,12 @@ class AgentSettings:
     """Settings of an agent.
 
     Attributes:
-        address: of its node, by which others reach it.
-        accelerator: the kind of its cards.
-        preload: modules that its spawner imports before it forks; none: each worker is a fresh
-            interpreter.
-        cards_on_host: the number of cards that share its host's cores.
+        address: of its node, reachable from other nodes.
+        preload: modules to import before forking workers; none: fresh interpreters.
+        cards_on_host: number of cards that share the host's cores.
         log_dir: where workers log; None: beside Ray's logs.
         shared: a spawner of this host that was started for its nodes.
-        watched: whether the cards have sensors to read: emulated ones have none.
+        watched: whether the cards have sensors; emulated ones have none.
     """
 
     address: str
@@ -84,10 +80,9 @@ class AgentSettings:
 
 
 class NodeAgent:
-    """Owns a node's workers and their spawner; when the agent goes, they all go.
+    """Owns a node's workers and their spawner, which end with it.
 
-    Ray runs ``submit`` in one thread, ``exchange`` in another, each ``job`` in one of as many as
-    there are cards, and the rest in one more.
+    Ray runs ``submit``, ``exchange`` and the rest in one thread each, ``job`` in one per card.
     """
 
     def __init__(self) -> None:
@@ -102,12 +97,9 @@ class NodeAgent:
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
     def serve(self, settings: AgentSettings) -> HostFacts:
-        """Have a spawner for the node's workers.
+        """End orphans of earlier drivers, start the spawner and sampler, and describe the host.
 
-        Raises:
-            OSError: no spawner can be started.
-            TimeoutError: a process of an earlier driver of the run does not end, and may hold a
-                card.
+        Raises OSError if no spawner starts, TimeoutError if an orphan (with its card) stays.
         """
         owner = Owner.of_this_process()
         if owner is not None:
@@ -150,10 +142,7 @@ class NodeAgent:
                 self._workers.do(request)
 
     def exchange(self, received: int) -> ResponseBatch:
-        """Return all responses after the last that was received.
-
-        Waits for news, a few seconds at most: silence would mean that the agent hangs.
-        """
+        """Return responses after number ``received``; waits for news for ``_SILENCE_S`` at most."""
         self._responses.confirm(received)
         deadline = time.monotonic() + _SILENCE_S
         while True:
@@ -169,8 +158,7 @@ class NodeAgent:
         return ResponseBatch(first, responses, self._requests.received, progress, telemetry, gone)
 
     def job(self, worker_id: str, attempt_id: str) -> None:
-        """Last as long as an attempt on a worker of this node: Ray lists the call, named like the
-        job, among its tasks."""
+        """Block until an attempt ends: Ray lists this call, named like the job, as a task."""
         self._workers.wait_for_end(worker_id, attempt_id)
 
     def close(self) -> None:
@@ -209,7 +197,7 @@ class NodeAgent:
 
 
 def _cards_held(kind: Accelerator) -> tuple[str, ...]:
-    """The indices, as Ray words them, of the cards of this kind that this actor holds."""
+    """Ray's indices of the cards of this kind that this actor holds."""
     import ray
 
     ids = ray.get_runtime_context().get_accelerator_ids()
@@ -217,7 +205,7 @@ def _cards_held(kind: Accelerator) -> tuple[str, ...]:
 
 
 def idle_memory_of(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
-    """Memory in use on each of these cards that is idle now, as far as it can be found out."""
+    """Memory in use, by index, on those of these cards that are known to be idle."""
     device = device_class(kind.device)
     idle_bytes = {}
     for index in (int(card) for card in cards if card.isdecimal()):
@@ -229,8 +217,7 @@ def idle_memory_of(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:
 
 
 def _log_directory(named: str | None) -> Path:
-    """The named directory, made if need be; where it cannot be, as on a full disk, and without a
-    name that of Ray's logs on this node, where this very process's output goes."""
+    """Return the named directory, created if absent; if that fails, the one of Ray's logs."""
     if named is not None:
         try:
             Path(named).mkdir(parents=True, exist_ok=True)
@@ -256,8 +243,7 @@ class PlacedAgent:
 
 
 def start_agent(run: str, node: Node, ray_id: str, settings: AgentSettings) -> PlacedAgent | None:
-    """Claim the free cards of a node that Ray knows by this id, and start the agent that holds
-    them; None if none is free."""
+    """Claim a Ray node's free cards and start the agent that holds them; None if none is free."""
     from ray._private.state import available_resources_per_node
     from ray.util import placement_group
 
@@ -278,7 +264,7 @@ def start_agent(run: str, node: Node, ray_id: str, settings: AgentSettings) -> P
 
 
 def end_agent(placed: PlacedAgent) -> None:
-    """Free the cards, unless this process has left the cluster: its agents ended with it."""
+    """Kill the agent and free its cards; does nothing after leaving the cluster."""
     import ray
     from ray.util import remove_placement_group
 
@@ -289,8 +275,7 @@ def end_agent(placed: PlacedAgent) -> None:
 
 
 def _agent_in(group: Any, spec: DeviceSpec, cards: int, name: str) -> Any:
-    """Start the agent of a node, which holds so many cards. What it starts carries this driver's
-    mark (``worker/orphans.py``)."""
+    """Start an agent that holds so many cards, with this driver's mark (``worker/orphans.py``)."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -326,11 +311,9 @@ def owner_in(name: str) -> Owner | None:
 
 
 def end_stale_actors() -> list[str]:
-    """Kill the actors and remove the placement groups of earlier drivers of this process's run;
-    their names.
+    """End actors and placement groups of the run's earlier drivers; return their names.
 
-    Raises:
-        ControlStoreLost: the GCS cannot be asked.
+    Raises ControlStoreLost if the GCS is unreachable.
     """
     owner = Owner.of_this_process()
     if owner is None:

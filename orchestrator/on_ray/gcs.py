@@ -1,13 +1,11 @@
-"""Ray's global control store (GCS), asked beside the driver's loop.
+"""Calls to Ray's global control store (GCS) outside the driver's loop.
 
-A call into a GCS that is frozen or gone waits for it: a minute, or for ever. What runs on the nodes
-does not need it: agents are called directly, and Ray 2.60 keeps that up. So one thread calls the
-GCS, one question after the other; the loop goes on, takes up answers when they are there, and can
-say since when there were none.
+A call to a frozen or lost GCS blocks for a minute or for ever, while agents, which are called
+directly, work on without it (Ray 2.60). So one thread makes the calls in order, and the loop
+collects the answers.
 
-Ray ends a process whose GCS is away for a minute, from C++, without an exception and without the
-last rows (``RAY_gcs_rpc_server_reconnect_timeout_s``). A driver decides for itself when to give up
-(``outlived``).
+Ray ends a process whose GCS is away for a minute, from C++, without an exception
+(``RAY_gcs_rpc_server_reconnect_timeout_s``); ``outlived`` prevents that, to save the last rows.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ from workloads.util.processes import variables
 #: A node as ``ray.nodes()`` has it.
 RayNode = Mapping[str, Any]
 Act = Callable[[], Any]
-#: Called with the answer: its value, or the exception that came instead.
+#: Called with the answer: a value or an exception.
 Then = Callable[[Any], None]
 
-#: Variables of a driver's environment while it joins. Ray reads the first once, when its library is
-#: first used in a process; the second is in truth a number of attempts, each of up to 40 s.
+#: Environment of a driver while it joins. Ray reads the first once, at its first use in a process;
+#: the second is really a number of attempts, each of up to 40 s.
 JOINING = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(7 * 24 * 3600),  # longer than any night
     "RAY_gcs_server_port_wait_time_s": "1",
@@ -44,21 +42,18 @@ _REPLACED = "WrongClusterID"
 
 
 def outlived() -> contextlib.AbstractContextManager[None]:
-    """Let a process that joins a cluster within the block live on without its GCS, and fail to join
-    one that dies in that moment after a minute, not after a quarter of an hour; unless its
-    environment says otherwise: Ray reads it then. What it starts before or after does not live on:
-    it would without a driver, too."""
+    """Let a process that joins a cluster within the block outlive its GCS.
+
+    Also shortens joining a dying one from 15 minutes to one. Variables that the user set win.
+    Processes started outside the block do not outlive the GCS, as they would without a driver.
+    """
     return variables({name: v for name, v in JOINING.items() if name not in os.environ})
 
 
 class Gcs:
-    """Questions to the GCS, each answered in the loop's own thread by ``collect``.
+    """Calls to the GCS, whose callbacks run in the loop's thread, by ``collect``.
 
-    A head that was started anew has a GCS of its own, which knows nothing of the cluster
-    that was: ``replaced``. To this process it stays silent.
-
-    Args:
-        clock: seconds that never jump.
+    ``replaced``: the head was restarted with a new GCS, which rejects this process's calls.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,9 +70,8 @@ class Gcs:
         self._thread.start()
 
     def ask(self, act: Act, then: Then = lambda _: None, *, wait_s: float = 0.0) -> None:
-        """Have ``act`` called beside the loop, and ``then`` with its answer by ``collect``. With
-        ``wait_s``, wait so long for it: mostly it is there in a moment."""
-        if not self._open and not self._away:  # one that nobody asked was not silent
+        """Queue ``act`` for the thread and ``then`` for ``collect``; wait up to ``wait_s``."""
+        if not self._open and not self._away:  # silence counts from the first call
             self._answered_at = self._clock()
         self._open += 1
         self._questions.put((act, then))
@@ -86,11 +80,11 @@ class Gcs:
             self.collect()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until an answer is there to be collected, not longer."""
+        """Wait for an answer to collect."""
         self._there.wait(timeout_s)
 
     def collect(self) -> None:
-        """Do what is to be done with the answers that are there."""
+        """Run the callbacks of all available answers."""
         self._there.clear()
         while not self._answers.empty():
             then, value = self._answers.get()
@@ -99,7 +93,7 @@ class Gcs:
 
     @property
     def silent_s(self) -> float:
-        """Time for which it has not answered although it was asked; 0 while it answers in time."""
+        """Seconds since the last answer while calls are open; 0 while it answers in time."""
         if not self._open and not self._away:
             return 0.0
         silent = self._clock() - self._answered_at
@@ -116,11 +110,9 @@ class Gcs:
         return f"the cluster's control store has not answered since {since}, for {silent_s:.0f} s"
 
     def nodes(self) -> dict[str, RayNode]:
-        """The nodes that are alive, by id; for ``ask``. (``ray.nodes()`` waits for ever, and
-        aborts the process when the head was started anew.)
+        """Living nodes by id, for ``ask``; raises Ray's exceptions.
 
-        Raises:
-            Exception: of Ray's: it does not answer in time, or does not know this cluster.
+        (``ray.nodes()`` waits for ever, and aborts the process after a restart of the head.)
         """
         if self._client is None:
             import ray
@@ -143,7 +135,7 @@ class Gcs:
         }
 
     def close(self, patience_s: float) -> bool:
-        """Ask nothing more, once what was asked is done; false if that takes longer than this."""
+        """Finish open calls and stop; return False if that takes longer than ``patience_s``."""
         self._questions.put(None)
         self._thread.join(patience_s)
         return not self._thread.is_alive()
@@ -165,8 +157,7 @@ class Gcs:
 
 
 def is_absence(value: Any) -> bool:
-    """Return whether a value that came in place of an answer says that the GCS cannot be
-    reached."""
+    """Return whether an answer is an exception that says that the GCS is unreachable."""
     if not isinstance(value, BaseException):
         return False
     silent = type(value).__name__ in ("RpcError", "GetTimeoutError")
@@ -174,8 +165,7 @@ def is_absence(value: Any) -> bool:
 
 
 def first_answer(address: str, *, patience_s: float) -> Any:
-    """Ask a GCS as a process does that is to join its cluster. Returns the answer, or the
-    exception that came instead; None if nothing came in this time. Says that it waits."""
+    """Query a GCS before joining: its answer or exception, None if silent. Prints that it waits."""
     answer: Any = None
 
     def ask() -> None:
@@ -200,8 +190,7 @@ def first_answer(address: str, *, patience_s: float) -> Any:
 
 
 def answers() -> bool:
-    """Return whether the GCS of the cluster that this process has joined answers it
-    now."""
+    """Return whether the joined cluster's GCS answers now."""
     from ray._private.worker import global_worker
 
     worker: Any = global_worker  # whose types do not know it
@@ -212,14 +201,12 @@ def answers() -> bool:
     return True
 
 
-#: Calls that ``within`` left waiting. A process that has some cannot end in an orderly way: Ray's
-#: handlers at exit would wait as well.
+#: Calls that ``within`` left waiting. With any, an orderly exit would hang in Ray's exit handlers.
 left_waiting: list[threading.Thread] = []
 
 
 def within(patience_s: float, act: Act) -> bool:
-    """Call something that may wait for a GCS which is gone; whether it came to its end
-    in this time. What does not is left behind in a thread of its own (``left_waiting``)."""
+    """Call something that may hang; return whether it ended in time, else leave its thread."""
 
     def attempt() -> None:
         with contextlib.suppress(Exception):  # it has an end, which is all that is wanted

@@ -1,18 +1,14 @@
-"""The queue of runs that want cards of one cluster: first come, first served, and no preemption.
+"""The queue of runs on one cluster, by priority, then first come, first served; no preemption.
 
-Each run has one ticket. A ticket that has a ``turn`` may claim cards; turns are given out in the
-order of the queue, to a run that shares no kind of card with any run that has one already. Numbers
-of tickets and turns come from one sequence, of which the cluster gives each out once; so of two
-runs that take turns in the same moment both see the lower number, and only its holder claims.
+Each run has one ticket; one with a ``turn`` may claim cards. Turns go in the order of the queue to
+runs that share no kind of card with an earlier turn. Tickets and turns are numbered by one
+sequence, so of two runs that take turns at once only the one with the lower number claims.
 
-A ticket ends with its driver. A run that had its turn and has a supervisor keeps it for
-``GRACE_S``, in which its next driver comes; a driver that says nothing for ``SILENCE_S`` holds up
-nobody, and what cards it has it keeps.
+A ticket ends with its driver, as Ray reports it; a supervised run keeps its turn for ``GRACE_S``. A
+driver silent for ``SILENCE_S`` keeps its cards but blocks nobody.
 
-Tickets lie in the cluster's GCS, which outlives every driver, each under a number that is
-given out once: a key is written only if it is not there yet, and the highest is never deleted.
-Whether a driver lives is Ray's own knowledge, so one that is killed leaves the queue without a
-word. Everything here runs in the thread that asks the GCS (``gcs.py``).
+Tickets are keys in the GCS, written only if absent; the highest is never deleted, so numbers are
+unique. Everything here runs in the thread that calls the GCS (``gcs.py``).
 """
 
 from __future__ import annotations
@@ -29,16 +25,16 @@ from orchestrator.store.files import RAY_JOB_VARIABLE
 from orchestrator.util.format import listed
 from orchestrator.util.redaction import redact
 
-#: A driver that was killed needs this long at most until its supervisor's next one is here.
+#: Time for a supervisor to restart a killed driver.
 GRACE_S = 120.0
 SILENCE_S = 60.0
-#: Time in which a submitted run that came earlier may start its driver and take its ticket.
+#: Time for an earlier submitted run to start its driver and take its ticket.
 ARRIVAL_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """A run's wishes for its place."""
+    """A run's options for the queue."""
 
     since: float  # when the command was typed, seconds since the epoch
     priority: int = 0
@@ -65,7 +61,7 @@ class Ticket:
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """The place among those that wait."""
+        """Sort key among waiting tickets."""
         return -self.priority, self.since, self.number
 
     def rivals(self, other: Ticket) -> bool:
@@ -100,7 +96,7 @@ class Standing:
 
     @property
     def why(self) -> str:
-        """The runs that this one waits for, in words; empty where there are none."""
+        """Describe the runs ahead; empty if there are none."""
         if not self.ahead:
             return ""
         having = [str(ticket) for ticket in self.ahead if ticket.turn]
@@ -128,8 +124,7 @@ def standing(mine: Ticket, others: Iterable[Ticket]) -> Standing:
 
 
 def inherited(mine: Ticket, tickets: Iterable[Ticket], living: Collection[str]) -> Ticket:
-    """My ticket with the turn that an earlier driver of the run, now dead, has left; it is gone
-    once a rival has a later one."""
+    """My ticket with a dead predecessor's turn, unless a rival already has a later one."""
     turns = [ticket for ticket in tickets if ticket.turn and not ticket.over]
     dead = [t for t in turns if t.run_id == mine.run_id and t.driver not in living]
     if not dead:
@@ -140,8 +135,7 @@ def inherited(mine: Ticket, tickets: Iterable[Ticket], living: Collection[str]) 
 
 
 class Watch:
-    """Finds out which tickets count, from looks at the queue: those of drivers that live and speak,
-    and of those that died a moment ago and come back."""
+    """Filters tickets: of living, responsive drivers, and of those about to be restarted."""
 
     def __init__(self) -> None:
         self._time_s = 0.0  # in which the queue could be looked at
@@ -160,10 +154,9 @@ class Watch:
         """The tickets that count now.
 
         Args:
-            now: seconds of a clock that never jumps.
-            living: drivers that the cluster has not seen end.
-            submitted: runs that were sent and have not ended, by ``submission``; those without a
-                ticket are waited for (``ARRIVAL_S``).
+            now: monotonic seconds.
+            living: drivers that have not ended.
+            submitted: submitted runs that have not ended; they count for ``ARRIVAL_S``.
         """
         if self._looked_at is not None:  # while the queue cannot be looked at, nobody is silent
             self._time_s += min(now - self._looked_at, 10.0)
@@ -203,12 +196,9 @@ MADE_BY, RUN, RESULTS, KINDS, PRIORITY = "made_by", "run", "results", "kinds", "
 
 
 class RunQueue:
-    """The place of this process's run in the queue of the cluster that it has joined.
+    """This run's place in the joined cluster's queue.
 
-    Args:
-        kinds: of card that it wants, as grids name them.
-        client: makes a client of the GCS.
-        driver: says what Ray calls this process.
+    ``kinds`` are the kinds of card it wants, as grids name them.
     """
 
     def __init__(
@@ -241,7 +231,7 @@ class RunQueue:
         )
 
     def look(self) -> Standing:
-        """Renew the ticket, and say where the run stands; take a turn if one is due."""
+        """Renew the ticket, take a turn if one is due, and return the run's standing."""
         if self._store is None:
             self._store = self._make_client()
         tickets, drivers = self._tickets(), self._drivers()
@@ -263,7 +253,7 @@ class RunQueue:
         before = self._mine
         self._number(turn=True)
         self._delete(before.number)
-        # Who took a turn in the same moment wrote it before or will see this one.
+        # A concurrent turn was written before, or its run will see this one.
         return self._place(self._tickets(), living, expected)
 
     def _place(
@@ -282,7 +272,7 @@ class RunQueue:
     def _arrive(
         self, tickets: Mapping[int, Ticket], living: set[str], submitted: Mapping[str, Ticket]
     ) -> None:
-        """Take a ticket, or take up that of an earlier driver; drop those that nobody will."""
+        """Take a ticket or inherit an earlier driver's; delete stale ones."""
         mine = replace(self._mine, driver=self._driver())
         if sent := submitted.get(mine.submission):
             mine = replace(mine, since=sent.since)
@@ -332,7 +322,7 @@ class RunQueue:
             self._store.internal_kv_del(_key(number), False, NAMESPACE, _TIMEOUT_S)
 
     def _drivers(self) -> dict[str, str]:
-        """The drivers that have not ended, by Ray's id: their commands; empty for Ray's own."""
+        """Commands of living drivers by Ray's id; empty for Ray's own."""
         jobs = self._store.get_all_job_info(
             skip_submission_job_info_field=True,
             skip_is_running_tasks_field=True,  # for which each driver would be asked
@@ -358,7 +348,7 @@ class RunQueue:
 
 
 def submitted_ticket(submission: str, job: Mapping[str, Any]) -> Ticket | None:
-    """The ticket that a submitted run will take; None for a job that is none, or has ended."""
+    """The ticket that a submitted run will take; None for other or ended jobs."""
     metadata = job.get("metadata") or {}
     known = metadata.get(MADE_BY) == "nightgrid" and KINDS in metadata
     if not known or job.get("status") not in ("PENDING", "RUNNING"):
