@@ -290,7 +290,7 @@ def _agent_in(group: Any, spec: DeviceSpec, cards: int, name: str) -> Any:
         "name": name,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
     }
-    remote: Any = ray.remote  # whose types do not know groups
+    remote: Any = ray.remote  # its types lack concurrency groups
     agent = remote(concurrency_groups={"submit": 1, "exchange": 1, "jobs": cards})(NodeAgent)
     return agent.options(**options).remote()
 
@@ -311,10 +311,7 @@ def owner_in(name: str) -> Owner | None:
 
 
 def end_stale_actors() -> list[str]:
-    """End actors and placement groups of the run's earlier drivers; return their names.
-
-    Raises ControlStoreLost if the GCS is unreachable.
-    """
+    """End actors and groups of earlier drivers, return names; may raise ControlStoreLost."""
     owner = Owner.of_this_process()
     if owner is None:
         return []

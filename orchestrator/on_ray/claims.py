@@ -58,7 +58,7 @@ _QUEUE_S = 2.0  # between two looks at the queue of runs
 
 @dataclass(slots=True)
 class Claim:
-    """A node whose cards are ours, or are being claimed."""
+    """A node whose cards are claimed, or being claimed."""
 
     node: Node
     ray_node: RayNode
@@ -75,12 +75,7 @@ class Claim:
 
 
 class ForeignCards:
-    """Nodes with cards in use by others, and the run's turn to claim them.
-
-    Args:
-        queue: the run's place; None: the cluster is exclusive.
-        report: called with an event when the nodes have changed.
-    """
+    """Nodes with cards in use by others, and the run's turn (no queue: exclusive cluster)."""
 
     def __init__(
         self,
@@ -203,9 +198,9 @@ class Claims:
         self._next_poll = 0.0
         self._polled_at = self._empty_since = clock()
         self._reported_silent = False
-        self._last_ours: float | None = None  # when a node was ours, the last time
+        self._last_ours: float | None = None  # last time with a joined node
         self._trouble = ""  # why the last claim came to nothing
-        self._looking = False  # whether the GCS was asked and has not answered yet
+        self._looking = False  # a query of the GCS is open
         self._error: Exception | None = None  # what its answer leads to, for ``poll``
 
     def of(self, node_id: str) -> Claim | None:
@@ -338,7 +333,7 @@ class Claims:
             self.lose_if_silent(claim, patience_s)
 
     def lose_if_silent(self, claim: Claim, patience_s: float) -> bool:
-        """Give up a node whose agent has been silent for so long; True if it was."""
+        """Lose a node if its agent has been silent for ``patience_s``; return whether it was."""
         silent = self._clock() - claim.channel.heard_at > patience_s
         if silent:
             self.lose(claim, node_lost(f"its agent has not answered for {patience_s:.0f} s"))
@@ -428,17 +423,14 @@ class Claims:
         self.lose(claim, node_lost(trouble))
 
     def lose(self, claim: Claim, failure: Failure) -> None:
-        """Drop a claim and end its agent and workers; a living node is claimed again later.
-
-        A silent GCS, if any, is named as the likely cause.
-        """
+        """Drop a claim and end its agent and workers; a living node is claimed again later."""
         if self.by_node.get(claim.node.node_id) is not claim:
             return
         del self.by_node[claim.node.node_id]
         self.retry_at[claim.node.node_id] = self._clock() + RETRY_S
         if claim.joined:
             claim.channel.close()
-            if trouble := self._gcs.trouble:
+            if trouble := self._gcs.trouble:  # the likely cause
                 failure = replace(failure, message=f"{trouble}; {failure.message}")
             self._left(claim, failure)
         self._release(claim)
@@ -454,10 +446,7 @@ class Claims:
 
 
 def unclaimed(node: Node, claims: Mapping[str, Claim]) -> Node | None:
-    """Return the part of a Ray node to claim next: all of it, or its unclaimed cards.
-
-    None if nothing is left, or its cards have no indices. ``claims`` are by claimed node's id.
-    """
+    """Return a Ray node's unclaimed part; None if nothing is left or cards have no indices."""
     if node.node_id not in claims:
         return node
     parts = [claim.node for claim in claims.values() if claim.ray_id == node.node_id]

@@ -42,10 +42,7 @@ _KUBERNETES = "RAY_ENABLE_K8S_TOKEN_AUTH"
 
 
 def new_token(directory: Path) -> dict[str, str | None]:
-    """Write a random token (mode 0600); return the variables to require and send it (None: unset).
-
-    Raises OSError if it cannot be written.
-    """
+    """Write a token (mode 0600); return variables to require and send it (None: unset)."""
     path = directory / "token"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(_TOKEN_BYTES))
@@ -132,7 +129,7 @@ EMULATED_DEVICE = "emulated_device_"  # and the device's name, of the software t
 SERVER_CARDS = "server_cards"  # when Ray was given only some of the server's cards
 CARD_MEMORY_MIB = "card_memory_mib"  # whole numbers: Ray takes no fractions above one
 
-#: The ways to have cards, for whoever named none.
+#: Advice for users who named no cluster.
 WAYS = (
     "give --emulate 2x8 for emulated cards on this machine, --address HOST:6379 or RAY_ADDRESS on "
     "a machine of the cluster, or send the grid there with `nightgrid submit`"
@@ -143,7 +140,7 @@ _LEAVE_S = 30.0
 _PACKAGES_S = 60.0  # of all nodes: starting a process takes seconds, on a cold disk more
 #: For a GCS that takes connections: on a busy head the first answer takes seconds.
 _FIRST_ANSWER_S = 30.0
-RAY_TYPE = "accelerator_type:"  # and the product, as Ray or whoever starts a node names it
+RAY_TYPE = "accelerator_type:"  # prefix of the product's name
 
 
 @dataclass(slots=True)
@@ -164,10 +161,7 @@ class RayCluster:
 
 @contextlib.contextmanager
 def connect(address: str | None = None) -> Iterator[RayCluster]:
-    """Join the cluster at ``address``, else ``RAY_ADDRESS`` (set in Ray jobs).
-
-    Raises ClusterError if there is no address, nothing answers, or Ray refuses.
-    """
+    """Join the cluster at ``address``, else ``RAY_ADDRESS``; ClusterError if none can be joined."""
     known = address or os.environ.get("RAY_ADDRESS")
     if not known:
         raise ClusterError(f"no cluster to run on: {WAYS}")

@@ -82,7 +82,7 @@ class NodeFacts:
     alive: bool = True
     head: bool = False
     emulated: bool = False
-    cards: Mapping[Accelerator, int] = field(default_factory=dict)  # as told to Ray
+    cards: Mapping[Accelerator, int] = field(default_factory=dict)  # as declared to Ray
     cards_free: int = 0  # in Ray's accounts, of all kinds
     device_name: str = ""
     probe: Probe | None = None
@@ -341,7 +341,7 @@ def _asks_for_token(address: str) -> bool:
             command, env=environment, capture_output=True, timeout=30, check=False
         )
     except subprocess.TimeoutExpired:
-        return True  # nobody let it in
+        return True  # not admitted
     return done.returncode == 17
 
 

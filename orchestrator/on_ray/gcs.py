@@ -110,10 +110,7 @@ class Gcs:
         return f"the cluster's control store has not answered since {since}, for {silent_s:.0f} s"
 
     def nodes(self) -> dict[str, RayNode]:
-        """Living nodes by id, for ``ask``; raises Ray's exceptions.
-
-        (``ray.nodes()`` waits for ever, and aborts the process after a restart of the head.)
-        """
+        """Living nodes by id, for ``ask``: ``ray.nodes()`` may hang or abort the process."""
         if self._client is None:
             import ray
             from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
@@ -193,7 +190,7 @@ def answers() -> bool:
     """Return whether the joined cluster's GCS answers now."""
     from ray._private.worker import global_worker
 
-    worker: Any = global_worker  # whose types do not know it
+    worker: Any = global_worker  # untyped attribute
     try:
         worker.gcs_client.get_all_node_info(timeout=_LAST_ANSWER_S)
     except Exception:

@@ -203,7 +203,7 @@ class JobServer:
             except SubmitError:
                 raise  # nothing was sent
             except Exception as error:
-                try:  # somebody was quicker, or it arrived after all
+                try:  # a concurrent submission, or this one arrived after all
                     earlier = self._find(submission.submission_id)
                 except OSError:
                     raise SubmitError(f"{self.address} went away: {error_line(error)}") from error
@@ -258,7 +258,7 @@ class JobServer:
         try:
             yield name
         finally:
-            with contextlib.suppress(Exception):  # it is of no interest any more
+            with contextlib.suppress(Exception):  # best-effort cleanup
                 if not self.job(name).over:
                     self._client.stop_job(name)
                 deadline = time.monotonic() + _HELPER_END_S

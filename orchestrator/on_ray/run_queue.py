@@ -57,7 +57,7 @@ class Ticket:
     turn: int = 0  # the number with which it may claim cards; 0: not yet
     supervised: bool = False  # another driver comes should this one die
     beat: int = 0  # changes while the driver lives
-    over: bool = False  # kept for its number alone
+    over: bool = False  # remains only to reserve its number
 
     @property
     def order(self) -> tuple[int, float, int]:
@@ -151,14 +151,11 @@ class Watch:
         living: Collection[str],
         submitted: Iterable[Ticket] = (),
     ) -> list[Ticket]:
-        """The tickets that count now.
+        """The tickets that count at ``now`` (monotonic seconds), given the ``living`` drivers.
 
-        Args:
-            now: monotonic seconds.
-            living: drivers that have not ended.
-            submitted: submitted runs that have not ended; they count for ``ARRIVAL_S``.
+        ``submitted`` runs without a ticket count for ``ARRIVAL_S``.
         """
-        if self._looked_at is not None:  # while the queue cannot be looked at, nobody is silent
+        if self._looked_at is not None:  # a long gap is not silence of others
             self._time_s += min(now - self._looked_at, 10.0)
         self._looked_at = now
         at = self._time_s
@@ -196,10 +193,7 @@ MADE_BY, RUN, RESULTS, KINDS, PRIORITY = "made_by", "run", "results", "kinds", "
 
 
 class RunQueue:
-    """This run's place in the joined cluster's queue.
-
-    ``kinds`` are the kinds of card it wants, as grids name them.
-    """
+    """This run's place in the joined cluster's queue for ``kinds`` of card."""
 
     def __init__(
         self,
@@ -325,7 +319,7 @@ class RunQueue:
         """Commands of living drivers by Ray's id; empty for Ray's own."""
         jobs = self._store.get_all_job_info(
             skip_submission_job_info_field=True,
-            skip_is_running_tasks_field=True,  # for which each driver would be asked
+            skip_is_running_tasks_field=True,  # it would query every driver
             timeout=_TIMEOUT_S,
         )
         return {

@@ -62,7 +62,7 @@ def earlier_card_checks(run: Path) -> tuple[CardCheck, ...]:
 
 
 def slow_cards_of(run: Path) -> tuple[SlowCard, ...]:
-    """The slow cards of a run, held against their neighbours and against earlier runs."""
+    """The slow cards of a run, compared with their neighbours and with earlier runs."""
     now = read_card_checks(run)
     return slow_cards(now, earlier_card_checks(run)) if now else ()
 

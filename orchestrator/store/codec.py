@@ -64,10 +64,7 @@ def row_of(measurement: Measurement) -> dict[str, Any]:
 
 
 def _plain(record: Any, odd: list[str]) -> dict[str, Any]:
-    """Fields of a record that are not None, as plain values; ``odd`` collects bad numbers as text.
-
-    Raises StoreError if a required number is out of range or a value has another type.
-    """
+    """Non-null fields as plain values, out-of-range numbers to ``odd``; StoreError if invalid."""
     row = {}
     for name, convert in _conversions(record.__class__):
         value = getattr(record, name)
@@ -184,10 +181,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=_bytes_as_text).encode
 
 
 def row_in(line: bytes) -> dict[str, Any]:
-    """Parse a line of JSON to a row, without checking its values.
-
-    Raises ValueError or RecursionError if invalid, SchemaMismatch if of a newer version.
-    """
+    """Parse a row, values unchecked; raise ValueError, RecursionError or SchemaMismatch (newer)."""
     row = json.loads(line)
     if not isinstance(row, dict) or type(row.get("schema_version")) is not int:
         raise ValueError("a row is an object with a schema version")
@@ -260,10 +254,7 @@ def measurements_of(table: pa.Table, *, source: str = "table") -> Iterator[Measu
 
 
 def _records(record: Any, count: int, columns: Mapping[str, list[Any]]) -> list[Any]:
-    """Build records slot by slot, five times faster than ``__init__`` of a hundred frozen fields.
-
-    Missing fields get their defaults; raises ValueError if there is none.
-    """
+    """Build records slot by slot, five times faster than ``__init__``; ValueError if incomplete."""
     records = [object.__new__(record) for _ in range(count)]
     for name, rule in rules_of(record).items():
         values: Iterable[Any] = columns.get(name) or repeat(rule.default, count)

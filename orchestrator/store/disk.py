@@ -71,10 +71,8 @@ def sync_directory(directory: Path) -> None:
 
 
 def read(path: Path, limit_bytes: int = LARGEST_BYTES, *, follow: bool = True) -> bytes:
-    """Read a regular file (``follow``: also through a link): pipes and devices would not end.
-
-    Raises OSError if it is unreadable, not a regular file, or larger than the limit.
-    """
+    """Read a regular file; OSError for other kinds (which may not end), links unless ``follow``,
+    and files above the limit."""
     return files.read_bytes(path, limit_bytes=limit_bytes, follow=follow)
 
 
@@ -113,8 +111,7 @@ def write_durably(
 ) -> Path:
     """Create or replace ``directory/name``; on return it survives a power failure.
 
-    Args:
-        allowed: called before the rename; raises StoreError if the file must not appear.
+    ``allowed`` is called before the rename and may raise StoreError.
 
     Raises:
         StoreFull: no space is left; the directory is as it was.

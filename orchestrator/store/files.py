@@ -117,10 +117,7 @@ _RESERVE_BYTES = 64 * 2**10
 
 
 def write_side_file(run: Path, name: str, content: str | bytes) -> Path:
-    """Replace a side file atomically, unsynced, using the reserve on a full disk.
-
-    Raises StoreError if the name is unsafe or writing fails.
-    """
+    """Replace a side file atomically, using the reserve on a full disk; may raise StoreError."""
     disk.valid_name(name, "file name")
     data = content.encode() if isinstance(content, str) else content
     disk.make_directory(run)
@@ -150,10 +147,7 @@ MOST_STOP_REQUESTS = 2
 
 
 def request_stop(run: Path, *, at_once: bool = False) -> int:
-    """Ask a run's driver, which polls every second, to stop; return the number of requests.
-
-    Raises StoreError if the request cannot be written.
-    """
+    """Ask a run's driver to stop; return the number of requests. May raise StoreError."""
     before, _ = stop_requests(run)
     count = MOST_STOP_REQUESTS if at_once else min(MOST_STOP_REQUESTS, before + 1)
     by = f"{_user()} on {socket.gethostname()}"

@@ -44,10 +44,7 @@ class Identity:
 
 
 def identify(directory: Path, quarantine: Path) -> Identity:
-    """Read this directory's id, or write a new one; only for the holder of the run's lock.
-
-    Raises StoreError if the id cannot be read now, written, or set aside.
-    """
+    """Read or renew this directory's id, under the run's lock; StoreError on I/O errors."""
     file = directory / RUN_ID
     try:
         known = _parse(disk.read(file, _MOST_BYTES, follow=False))
@@ -105,7 +102,7 @@ def _write(directory: Path, run_id: str, former: tuple[str, ...] = (), note: str
     path, host = os.path.realpath(directory), socket.gethostname()
     former = former[-_MOST_FORMER:]
     detail = json.dumps({"path": path, "host": host, "former": former})
-    # Synced: with a new id after a power failure nobody would find the processes that are left.
+    # Synced: a new id after a power failure would hide the processes of the old one.
     disk.write_durably(directory, RUN_ID, f"{run_id}\n{detail}\n".encode())
     return Identity(run_id=run_id, path=path, host=host, former=former, note=note)
 

@@ -152,10 +152,7 @@ class RunLock:
                 self._dead_holder(Holder.this_process())
 
     def holder(self) -> Holder | None:
-        """Return the holder of the lock; None when it is free.
-
-        Raises StoreLocked for an invalid lock file, StoreError for an unreadable one.
-        """
+        """Return the holder, None if free; StoreLocked if invalid, StoreError if unreadable."""
         try:
             return Holder.parsed(disk.read(self.path, _LARGEST_BYTES))
         except FileNotFoundError:
@@ -211,7 +208,7 @@ class RunLock:
             return 0.0
 
     def _beat(self) -> None:
-        """Leave a sign of life every few seconds, as long as the lock is ours."""
+        """Touch the lock file every few seconds while this object holds it."""
         mine, released = self._inode, self._released
         while not released.wait(HEARTBEAT_S):
             with contextlib.suppress(OSError):
@@ -237,7 +234,7 @@ class RunLock:
                 raise StoreLocked(f"another driver was quicker to take {self.path}") from None
             raise StoreLocked(self._refusal(rival, None, 0.0, me)) from None
         except OSError as error:
-            with contextlib.suppress(OSError):  # nobody would hold it
+            with contextlib.suppress(OSError):  # else a lock without a holder would stay
                 if inode(self.path) == ours:
                     self.path.unlink()
             raise StoreError(f"cannot lock {self.path}: {error.strerror or error}") from error

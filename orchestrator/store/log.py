@@ -153,10 +153,7 @@ class AttemptJournal:
         self._written = False
 
     def begin(self, rows: Iterable[Row]) -> None:
-        """Record starting attempts by the rows they get if this process dies.
-
-        Raises StoreFull or StoreError; lines not written then are written by the next call.
-        """
+        """Record starting attempts; after StoreFull or StoreError, the next call writes them."""
         with self._changing:
             self._lines |= {str(row["attempt_id"]): line_with(row) for row in rows}
             data = b"".join(self._lines.values())

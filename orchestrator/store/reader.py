@@ -114,12 +114,9 @@ def damage_of(name: str, data: bytes) -> str | None:
 
 @dataclass(slots=True)
 class Rows:
-    """One consistent look at a directory of rows.
+    """A snapshot of a directory: deduplicated tables by file name, and damage.
 
-    Attributes:
-        tables: by name of the file or log, each row once.
-        damaged: files and lines that are not rows.
-        repeated: some rows stood in several files.
+    ``repeated``: some rows were in several files.
     """
 
     directory: Path
@@ -367,10 +364,7 @@ class Contents:
 
 
 def read_contents(directory: Path, quarantine: Path, *, raw: bool = True) -> Contents:
-    """Read valid rows and all damage, quarantined files included; ``raw``: with raw values.
-
-    Raises SchemaMismatch for a newer version's rows.
-    """
+    """Read valid rows and all damage, quarantined files included; may raise SchemaMismatch."""
     import pyarrow as pa
 
     look = read_rows(directory, column_names(raw=raw))
@@ -396,10 +390,7 @@ def set_aside_earlier(quarantine: Path) -> list[Damage]:
 
 
 def with_raw(directory: Path, rows: Iterable[Measurement], *names: str) -> Iterator[Measurement]:
-    """Add these ``RAW_COLUMNS`` to rows, unordered, batch by batch to bound memory.
-
-    Rows whose file is gone are left out.
-    """
+    """Add raw columns to rows, unordered, in batches to bound memory; skips rows that are gone."""
     from orchestrator.core.measurement import Measurement
 
     empty = {name: rules_of(Measurement)[name].default for name in names}

@@ -47,10 +47,7 @@ PART_BYTES = 48 * 1024
 
 
 def travelling_files(run: Path) -> list[str]:
-    """Relative names of the files to copy, status last so that its rows precede it.
-
-    Raises OSError if the rows cannot be listed.
-    """
+    """Names of the files to copy, status after its rows; OSError if rows cannot be listed."""
     names = []
     with contextlib.suppress(FileNotFoundError):
         names = [f"{files.ROWS}/{name}" for name in sorted(disk.names(run / files.ROWS))]
@@ -107,7 +104,7 @@ def copy_directory(results: Path, name: str, source: str, run_id: str) -> Path:
                 f"a driver has gone on with {store.path} here, a copy that was fetched: what comes "
                 f"now could be of the same attempts; {elsewhere}"
             )
-    if known is None or (run_id and not known):  # a copy begun before its run had an id gets it
+    if known is None or (run_id and not known):  # add the id that the run lacked before
         disk.make_directory(store.tables_path)
         store.write_file(files.FETCHED, json.dumps({"run_id": run_id, "from": source}))
     return store.path

@@ -58,8 +58,7 @@ _ATTEMPT_IN_LINE = re.compile(rb'"attempt_id":"([A-Za-z0-9_-]{1,80}-\d{1,9})"')
 class Store:
     """The rows of one run. Reading needs no lock; ``with store:`` makes this process the writer.
 
-    Raises:
-        StoreError: the run name is invalid, or its directory leads out of the results.
+    Raises StoreError if the name is invalid or the directory leads out of the results.
     """
 
     def __init__(
@@ -276,11 +275,7 @@ class Store:
             return path
 
     def compact(self) -> Path | None:
-        """Merge all valid files into one; None if there are fewer than two.
-
-        Raises:
-            StoreError, OSError: not the writer, bad read-back, or an old file cannot be removed.
-        """
+        """Merge all valid files into one, None if fewer than two; may raise StoreError, OSError."""
         self.to_parquet()
         with self._making:
             look = read_rows(self.tables_path)
@@ -320,8 +315,7 @@ class Store:
         return path
 
     def _read_logs(self) -> dict[str, bytes]:
-        """The contents of all logs, ours and those that dead drivers left, by name; ours has ended.
-        One that cannot be read now stays, and is reported once: the others wait for none."""
+        """Close our log and read all logs by name; unreadable ones are reported once and stay."""
         contents = {}
         for name in filter(is_any_log, self._log.rotate()):
             path = self.tables_path / name

@@ -175,10 +175,7 @@ THREADS = "NIGHTGRID_THREADS"
 
 
 def threads_of_worker(kind: Accelerator, cards_on_host: int) -> int:
-    """OpenMP threads per worker: ``THREADS``, else an even share of the cores less the spare ones.
-
-    Raises ClusterError if the variable is invalid.
-    """
+    """OpenMP threads per worker: ``configured_threads``, else an even share of unspared cores."""
     cores = len(usable_cores()) - kind.spec.spare_cores
     return configured_threads() or max(1, cores // cards_on_host)
 

@@ -155,7 +155,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(*, then: bool = True) -> None:
-    """Have the kernel kill this process when its parent ends, or not any more."""
+    """Have the kernel kill this process when its parent ends; ``then=False`` undoes it."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if then else 0)
 
 
@@ -235,10 +235,7 @@ def orphans_of(owner: Owner) -> list[Orphan]:
 
 
 def end_orphans(owner: Owner) -> list[Orphan]:
-    """Kill what ``owner``'s predecessors left on this host and return it once it is gone.
-
-    Raises TimeoutError if a process hangs in the kernel, so its card is not free.
-    """
+    """Kill and return processes of ``owner``'s predecessors; TimeoutError if one does not end."""
     return _end(lambda: orphans_of(owner))
 
 

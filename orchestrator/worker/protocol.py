@@ -60,7 +60,7 @@ class WorkerConfig:
     emulated: bool
     emulated_device: str = host_device().name  # the software that drives a card which is not there
     memory_bytes: int | None = None  # of an emulated card: enforced; None: no limit
-    idle_memory_bytes: int | None = None  # in use on a card that nobody has; None: not known
+    idle_memory_bytes: int | None = None  # in use on an idle card; None: unknown
     threads: int = 1  # for torch's CPU work
     rank: int = 0
     local_rank: int = 0

@@ -409,10 +409,7 @@ class Spawner:
 
 
 def _request_on(connection: socket.socket) -> tuple[Mapping[str, Any] | None, int]:
-    """Read a request (None: the client closed) and the worker's end of its channel.
-
-    Raises OSError if it is incomplete, ValueError if it is not JSON.
-    """
+    """Read a request (None: closed) and its channel; OSError or ValueError if it is invalid."""
     connection.settimeout(_REQUEST_S)
     data, channels, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 1)
     if not data:
@@ -456,10 +453,7 @@ def _leave(status: int) -> NoReturn:
 
 
 def preload(modules: Sequence[str]) -> bool:
-    """Import the installed ``modules`` and return whether workers can be forked (one thread).
-
-    Broken modules are left for the worker to report.
-    """
+    """Import the installed, working ``modules``; return whether workers can be forked."""
     for name in modules:
         if find_spec(name.partition(".")[0]) is None:
             continue
@@ -477,9 +471,7 @@ def preload(modules: Sequence[str]) -> bool:
 def run(listener: socket.socket, directory: Path, load: Callable[[], bool]) -> int:
     """Become a reaper with a spawner beneath it; return the spawner's exit status.
 
-    Args:
-        directory: of the listener's socket, removed at the end.
-        load: imports modules and returns whether workers are forked.
+    Removes ``directory``, the socket's, at the end; ``load`` returns whether workers are forked.
     """
     become_subreaper()
     reaper_lives, held_by_reaper = os.pipe()

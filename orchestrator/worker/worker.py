@@ -418,10 +418,7 @@ def _warm_thread_pools() -> None:
 
 
 def request_of(attempt: Attempt) -> Request:
-    """Convert an attempt to its workload's request.
-
-    A probe makes one whole pass without warm-up: the longest prompts decide if the batch fits.
-    """
+    """Convert an attempt to a request; a probe is one whole pass, for the longest prompts."""
     from workloads.registry import find_workload
 
     job = attempt.job
