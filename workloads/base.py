@@ -326,7 +326,7 @@ class Refusal:
 
 
 def require(refusals: Sequence[Refusal]) -> None:
-    """Raise BadConfiguration or Unsupported for the first refusal, if any."""
+    """Raise BadConfiguration, else Unsupported, for the first such refusal, if any."""
     for refusal in sorted(refusals, key=lambda refusal: refusal.unsupported):
         hint = f"; {refusal.hint}" if refusal.hint else ""
         text = f"{refusal.setting}: {refusal.reason}{hint}"

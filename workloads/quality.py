@@ -126,7 +126,7 @@ METRICS = (
 )
 
 
-#: Log-probabilities that are kept of each step.
+#: Stored log-probabilities per step.
 KEPT = 64
 _FILE = "reference.safetensors"
 #: Raise when what is computed changes: it is in the cache's keys.
@@ -227,7 +227,7 @@ def compare(
         mine_all = torch.log_softmax(my_logits[:count].double(), -1)
         mine_known = mine_all.gather(-1, ids.clamp(max=mine_all.shape[-1] - 1))
         divergence += float((known.exp() * (known - mine_known)).sum())
-        # All tokens that were not kept count as one.
+        # All other tokens count as one.
         rest, mine_rest = ((1 - p.exp().sum(-1)).clamp(min=1e-12) for p in (known, mine_known))
         divergence += float((rest * (rest / mine_rest).log()).sum())
         chosen = torch.tensor(theirs[:count]).unsqueeze(-1)
@@ -302,7 +302,7 @@ def _failure(error: Exception, context: JobContext) -> str:
     return f"{type(failure).__name__}: {failure}"
 
 
-#: Answers that are read, the first of the dataset.
+#: Number of answers read, from the dataset's start.
 ANSWERS = 8
 
 

@@ -59,14 +59,14 @@ if TYPE_CHECKING:
 
     from workloads.devices.base import Device
 
-#: What the libraries of other methods lack here.
+#: Why methods are unavailable here.
 _LACKING = {
     "gptq": "gptqmodel comes without wheels and needs a compiler",
     "awq": "AutoAWQ is not maintained any more and does not import beside this transformers",
 }
 
 
-#: Numbers of the methods that know one kind.
+#: Formats of the methods that have only one.
 _STORES = {"static": "int8", "auto-round": "int4", "gptq": "int4", "awq": "int4"}
 
 

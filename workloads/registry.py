@@ -146,7 +146,6 @@ def installed(group: str, kind: type) -> dict[str, Any]:
     return specs
 
 
-#: Every engine that a grid may name.
 ENGINES: Declared[EngineSpec] = Declared(
     {
         "diffusers": "workloads.engines.diffusers",
@@ -231,7 +230,6 @@ class TaskSpec:
         return function_of(self.functions[name])
 
 
-#: Every task.
 TASKS: Declared[TaskSpec] = Declared("workloads.engines.tasks", TaskSpec, "nightgrid.tasks")
 
 
@@ -328,7 +326,6 @@ def _joined(parameters: type[Settings], settings: type[Settings]) -> type[Settin
     return create_model(name, __base__=(parameters, settings))
 
 
-#: Every workload that a grid may name.
 WORKLOADS: Mapping[str, WorkloadSpec] = Declared(
     {
         "finetuning": "workloads.finetuning",
@@ -347,7 +344,7 @@ WORKLOADS: Mapping[str, WorkloadSpec] = Declared(
 )
 
 
-#: Every metric that is derived from raw samples.
+#: Metrics derived from raw samples.
 METRICS: Declared[Metric] = Declared("workloads.bench.metrics", Metric, "nightgrid.metrics")
 
 
@@ -424,10 +421,5 @@ def declared_in_rows(workload: str, engine: str) -> Mapping[str, Declaration]:
 
 
 def load(name: str) -> Workload:
-    """Import a workload's function, and with it torch.
-
-    Raises:
-        BadConfiguration: unknown workload.
-        ImportError: a required package is missing.
-    """
+    """Import a workload's function, and torch; BadConfiguration if the name is unknown."""
     return cast("Workload", function_of(find_workload(name).function))

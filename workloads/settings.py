@@ -99,10 +99,7 @@ def setting(
     also_called: Mapping[str, str] | None = None,
     **limits: Any,
 ) -> Any:
-    """Declare a field of a ``Settings`` model; arguments are explained in the module docstring.
-
-    An unknown role or limit raises TypeError.
-    """
+    """Declare a field (see the module docstring); TypeError for an unknown role or limit."""
     declaration = Declaration(
         role=role,
         description=description,
@@ -119,7 +116,7 @@ def setting(
     return Field(default, description=description, json_schema_extra=declaration, **limits)
 
 
-#: A setting of role work that says how much of it there is: 1 or more.
+#: An amount of work: 1 or more.
 amount = partial(setting, role="work", length=True, ge=1)
 
 work: Callable[..., Any] = partial(setting, role="work")
@@ -179,7 +176,7 @@ class WorkloadParameters(Settings):
     )
 
 
-#: Of text generation, and of checks of what an engine writes.
+#: Setting of text generation and of checks of its output.
 ADAPTER = setting(
     None,
     role="work",

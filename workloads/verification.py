@@ -291,10 +291,7 @@ def run(request: Request, context: JobContext) -> Result:
 def compare(
     tokens: Sequence[Sequence[int]], logits: Sequence[torch.Tensor], reference: Reference
 ) -> Agreement:
-    """Compare token by token, up to the first difference of each prompt.
-
-    ``logits`` are float32 [steps, vocabulary] per prompt; ``reference`` has the same steps.
-    """
+    """Compare up to each prompt's first difference; ``logits`` are float32 [steps, vocabulary]."""
     largest, total, compared, partings = 0.0, 0.0, 0, []
     for prompt, (mine, my_logits) in enumerate(zip(tokens, logits, strict=True)):
         theirs, their_logits = reference.tokens[prompt].tolist(), reference.logits[prompt]

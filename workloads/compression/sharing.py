@@ -164,10 +164,7 @@ class Sizes:
 
 
 def share_layers(layers: dict[str, torch.nn.Linear], bits: int) -> Sizes:
-    """Share each layer's weights in place and measure their code.
-
-    BadConfiguration if the code cannot be read back.
-    """
+    """Share layers' weights in place, measure their code; BadConfiguration if not decodable."""
     import torch
 
     weights = coded_bytes = data_bytes = 0

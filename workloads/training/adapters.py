@@ -244,10 +244,7 @@ def to_native(lora: Lora, rows: tuple[int, int, int]) -> Lora:
 
 
 def to_original(lora: Lora, rows: tuple[int, int, int]) -> Lora:
-    """Convert to the original layout, up to rounding.
-
-    BadConfiguration unless query, key and value have adapters of equal rank.
-    """
+    """Convert to the original layout, up to rounding; BadConfiguration if Q, K, V ranks differ."""
     import torch
 
     originals = {native: module for module, names in _LAYERS.items() for native in names}

@@ -192,10 +192,7 @@ def _verify_own(directory: Path) -> None:
 
 
 def _remove_old(root: Path, used: Path) -> None:
-    """Remove old directories that hold only checkpoints and are not locked by an attempt.
-
-    Ages are by the file system's clock.
-    """
+    """Remove old, unlocked directories of checkpoints only; ages by the file system's clock."""
     now = used.stat().st_mtime
     for directory in root.iterdir():
         try:

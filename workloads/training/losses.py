@@ -123,7 +123,7 @@ def summed(
 
 
 def without_last_layer(model: Any, device: str) -> ChunkedLoss:
-    """Remove the last layer from a model's forward pass; return the loss on its inputs.
+    """Bypass a model's last layer and return the loss on its inputs.
 
     Unsupported if it is not a plain product, or its logits are changed afterwards.
     """

@@ -216,10 +216,7 @@ def base_precision(method: str, precision: str) -> str:
 
 
 def loading_arguments(method: str, precision: str, device: Any) -> dict[str, Any]:
-    """Keyword arguments of ``from_pretrained`` for the base model.
-
-    Unsupported if the device or an installed package lacks the base's precision.
-    """
+    """Keyword arguments of ``from_pretrained``; Unsupported if device or packages lack the base."""
     arguments = weights.loading_arguments(base_precision(method, precision), device.name)
     if method != "qlora":
         return arguments
@@ -264,10 +261,7 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
 
 
 def _keep_layout(model: Any) -> None:
-    """Stop bitsandbytes from changing the layout of 4-bit weights in evaluation passes on CPUs.
-
-    Its layout for CPUs with bf16 products has no backward pass.
-    """
+    """Prevent bitsandbytes' 4-bit layout for bf16 products on CPUs: it has no backward pass."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
@@ -337,10 +331,7 @@ def _fake_quantize(model: Any) -> None:
 
 
 def converted(model: Any) -> tuple[Any, str]:
-    """Convert a QAT model in place, its adapter merged, to int4; describe it for the row.
-
-    BadConfiguration if a layer is not int4 afterwards.
-    """
+    """Merge and convert a QAT model to int4 in place; BadConfiguration if a layer is not int4."""
     import torch
 
     if hasattr(model, "merge_and_unload"):

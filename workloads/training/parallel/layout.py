@@ -121,7 +121,7 @@ def make_groups(layout: Layout) -> Groups:
 
     def mine(kind: str) -> Any:
         groups = layout.groups(kind)
-        if len(groups) == 1 or len(groups[0]) == 1:  # everybody, or nobody else
+        if len(groups) == 1 or len(groups[0]) == 1:  # all ranks, or only this one
             return None
         made = [dist.new_group(ranks) for ranks in groups]  # every rank makes every group
         return made[groups.index(layout.group(kind))]
@@ -156,7 +156,7 @@ def model_config(name: str) -> Mapping[str, Any] | None:
 
 
 def tensor_refusals(job: JobDescription, tensor: int, setting: str) -> Iterator[Refusal]:
-    """Objections to splitting matrices over ``tensor`` cards, as the parameter ``setting`` asks."""
+    """Objections to splitting matrices over ``tensor`` cards by the parameter ``setting``."""
     if job.cards % tensor:
         divisors = [n for n in range(1, job.cards + 1) if job.cards % n == 0]
         yield Refusal(

@@ -113,10 +113,7 @@ _NEEDED = tuple(
 
 
 def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, length: int) -> None:
-    """Keep this card's ``chunks`` stages of a whole model; samples have ``length`` positions.
-
-    Unsupported if the model cannot be cut, or torch lacks a required part.
-    """
+    """Keep this card's ``chunks`` stages, for ``length`` positions; Unsupported if impossible."""
     require("pipeline", *_NEEDED)
     layout = training.layout
     stages = stages_of(training, layout.pipeline * chunks)

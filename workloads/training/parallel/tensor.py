@@ -126,10 +126,7 @@ class RowLinear(nn.Linear):
 
 
 def split(model: Any, layout: Layout, groups: Groups, exchange: Stamped | None = None) -> str:
-    """Split a whole model in place; describe it for the row.
-
-    Unsupported if the model has no plan, does not divide, or has layers that are not plain.
-    """
+    """Split a whole model in place and describe it for the row; Unsupported if impossible."""
     if problem := split_problem(vars(model.config), layout.tensor):
         raise Unsupported(problem)
     part = Part(group=groups.tensor, rank=layout.tensor_rank, size=layout.tensor, exchange=exchange)

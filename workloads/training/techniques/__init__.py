@@ -56,7 +56,7 @@ TECHNIQUES: Declared[type[Technique]] = Declared(
 
 @cache
 def all_techniques() -> tuple[type[Technique], ...]:
-    """Every technique in order; others' with an already used setting name are skipped, warning."""
+    """Every technique in order; warn and skip other packages' that reuse a setting's name."""
     kinds: dict[str, type[Technique]] = {}
     settings = {field.name: "a job" for field in fields(JobDescription)}  # name -> its owner
     settings |= dict.fromkeys(MethodParameters.model_fields, "the method of fine-tuning")
@@ -118,10 +118,7 @@ def with_techniques(
     tasks: Sequence[str],
     defaults: Mapping[str, Value] | None = None,
 ) -> type[Any]:
-    """Extend ``base`` by the settings of techniques that its ``tasks`` support.
-
-    ``defaults`` overrides defaults of settings in this workload.
-    """
+    """Extend ``base`` by settings of techniques for ``tasks``, with other ``defaults`` if given."""
     settings: dict[str, Any] = {
         setting: (info.annotation, _with_default(info, setting, defaults or {}))
         for kind in _able(tasks)

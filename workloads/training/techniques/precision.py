@@ -209,10 +209,7 @@ class MatmulBackend(Technique):
 
 
 def multiply_by_onednn(device: Device) -> str:
-    """Have oneDNN multiply fp32 matrices until the job ends; describe its effect.
-
-    Unsupported if it has no effect, or would round factors to bf16.
-    """
+    """Use oneDNN for fp32 products in this job; Unsupported if it has no effect or rounds."""
     import torch
 
     error, reason = error_with("medium", device), ""
