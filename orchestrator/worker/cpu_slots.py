@@ -44,8 +44,7 @@ from workloads.util.processes import process_stat
 VARIABLE = "NIGHTGRID_TURNS"
 _FILE = "cpu-slots.lock"
 
-#: A job proceeds without a slot after this time without any change in the locks. Longer than any
-#: watchdog limit of a phase.
+#: A job proceeds without a slot if no lock changes for longer than any phase's watchdog limit.
 PATIENCE_S = 4 * 3600.0
 POLL_S = 0.05
 ROUND_S = 2.0  # after which the ranks of a waiting gang show that they live
@@ -176,12 +175,8 @@ def cpu_slot(
     """Hold a job's slot within the block; None where there are no slots.
 
     On each host the lowest rank of a gang takes the cores of all its ranks there, at most all of
-    the host's; hosts are locked in the order of their files, so gangs do not deadlock.
-
-    Args:
-        collective: of all ranks, which all call this.
-        cores: those that this process may use (``usable_cores``).
-        path: the lock file; default: this user's.
+    the host's; hosts are locked in the order of their files, so gangs do not deadlock. All ranks
+    call this. ``cores`` are those that this process may use; ``path`` is the lock file.
     """
     began = time.monotonic()
     locks = _locks_of(path)
@@ -241,9 +236,7 @@ def processor_reading(since: ProcessorReading | None = None) -> ProcessorReading
 
     ``schedstat`` has the nanoseconds that a thread ran, and those it was runnable but waited for
     another process or its cgroup's quota. Sleeping and waiting for a card count as neither.
-
-    Args:
-        since: the reading to compare with; the host, counted in ticks, is skipped if too recent.
+    The host, counted in ticks, is skipped if ``since``, the reading to compare with, is too recent.
     """
     at = time.monotonic()
     short = since is not None and at - since.at < SHORTEST_OF_HOST_S

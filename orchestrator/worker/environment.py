@@ -96,15 +96,13 @@ def versions() -> dict[str, str]:
 
 
 def git_state(directory: Path | None = None) -> GitState:
-    """Git state from the variables, else of the tree with ``directory`` (default: this program's).
-
-    A repository that merely contains an installed copy (a virtual environment) does not count.
-    """
+    """Git state from the variables, else of the tree that tracks ``directory`` (default: ours)."""
     commit = os.environ.get(GIT_COMMIT_VARIABLE, "")
     if _COMMIT.fullmatch(commit):
         dirty = {"0": False, "1": True}.get(os.environ.get(GIT_DIRTY_VARIABLE, ""))
         return GitState(commit=commit, dirty=dirty)
     directory = directory or Path(__file__).resolve().parent
+    # A repository that merely contains a virtual environment does not count.
     if _git(directory, "ls-files", "--error-unmatch", "--", ".") is None:
         return GitState()
     commit = (_git(directory, "rev-parse", "HEAD") or "").strip()

@@ -36,10 +36,7 @@ def private_bytes() -> int:
 
 
 def _return_freed_memory() -> None:
-    """Make glibc return freed blocks of 1 MiB or more to the kernel.
-
-    By default its threshold grows, and memory freed by one job would count against the next.
-    """
+    """Make glibc return freed blocks of 1 MiB, which would count against the next job."""
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         glibc = ctypes.CDLL("libc.so.6")
         glibc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
@@ -86,17 +83,14 @@ def share_of_host(cards: int) -> int:
 
 # ---------------------------------------------------------------- out-of-memory kills
 
-_MACHINE = "proc/vmstat"
+_MACHINE = "proc/vmstat"  # a fallback only: it includes other containers' kills
 #: Mount of each version, and the file with the count. A container sees its own group there.
 _VERSION_1 = ("sys/fs/cgroup/memory", "memory.oom_control")
 _VERSION_2 = ("sys/fs/cgroup", "memory.events")
 
 
 def memory_kills(root: Path = Path("/")) -> int:
-    """Count the kernel's OOM kills in this process's cgroup; 0 where unknown.
-
-    The machine's count (``/proc/vmstat``) is only a fallback: it includes other containers.
-    """
+    """Count OOM kills in this process's cgroup, else on the machine; 0 where unknown."""
     return _count(_counter(root)) or 0
 
 

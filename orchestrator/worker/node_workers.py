@@ -50,14 +50,11 @@ class _Worker:
 
 
 class NodeWorkers:
-    """Carries out requests in threads; ``respond`` gets each response, and the Run that ended.
-
-    ``sampler`` reads the node's cards while jobs run; None: no sensors.
-    """
+    """Carries out requests in threads; ``respond`` gets each response, and the Run that ended."""
 
     def __init__(self, respond: Callable[[Response, Run | None], None]) -> None:
         self._respond = respond
-        self.sampler: CardSampler | None = None
+        self.sampler: CardSampler | None = None  # None: the cards have no sensors
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.Lock()  # a worker that is in the table takes requests
 

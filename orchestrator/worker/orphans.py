@@ -272,10 +272,7 @@ def _end(orphans: Callable[[], list[Orphan]]) -> list[Orphan]:
 
 
 def _with_descendants(belongs: Callable[[Process], bool]) -> list[Orphan]:
-    """Matching processes of this host and their descendants.
-
-    Leaves out this process, its ancestors, and subtrees with the mark of another driver.
-    """
+    """Matching processes and descendants, without our ancestors and other drivers' subtrees."""
     table = processes()
     own, pid = set[int](), os.getpid()
     while pid > 0 and pid not in own:

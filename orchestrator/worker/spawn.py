@@ -389,10 +389,8 @@ class Spawner:
             del self._workers[worker.pid]
 
     def _kill_remains(self, dead: _Worker) -> bool:
-        """Kill a dead worker's descendants; return whether any are left.
-
-        Children of this process outside every worker's tree are orphans of a dead worker.
-        """
+        """Kill a dead worker's descendants; return whether any are left."""
+        # Children of this process outside every worker's tree are orphans of a dead worker.
         table, here = processes(ended=True), os.getpid()
         others = [worker for worker in self._workers.values() if worker is not dead]
         claimed = {identity for worker in others for identity in worker.tree}

@@ -479,10 +479,7 @@ _REFUSED = re.compile(
 def describe(
     error: BaseException, *, device: Device | None, memory_bytes: int | None, node_name: str
 ) -> Failure:
-    """Classify and describe an exception, then clear its frames.
-
-    ``memory_bytes`` is an emulated card's enforced limit; ``device`` is None before it is opened.
-    """
+    """Classify and describe an exception, given any enforced limit, then clear its frames."""
     known = _known(error, device, memory_bytes)
     failure_class = FailureClass.CRASH if isinstance(error, SystemExit) else classify(known)
     # Redact before cutting: half a key is not recognised.
