@@ -1,8 +1,7 @@
-"""Sources of a run's cards: this process, emulated nodes or the real cards of this machine, or a
-Ray cluster.
+"""Sessions: this process, emulated or real cards of this machine, or a Ray cluster.
 
-A session knows the nodes before anything is started where that is possible, so that a plan can be
-made and refused first; ``executor`` then starts what is needed and ends it with the block.
+A session knows its nodes before anything starts if possible, so that a plan can be refused first;
+``executor`` starts what is needed and ends it with the block.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from orchestrator.worker.orphans import Owner
 from orchestrator.worker.spawn import PRELOAD, shared_spawner
 
 LabelOf = Callable[[Job], str]
-#: Opens an executor for a run of this name, which may log in this directory; workers that are
-#: forked have these modules, beside those that all jobs need; jobs are shown by these labels.
+#: Opens an executor by run name, log directory, modules to preload in forked workers, job labels.
 OpenExecutor = Callable[
     [str, Path, Sequence[str], LabelOf], contextlib.AbstractContextManager[Executor]
 ]
@@ -41,7 +39,7 @@ OpenExecutor = Callable[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """Cards to run on. ``description`` says what they are, for people."""
+    """Cards to run on; ``description`` is shown to the user."""
 
     description: str
     nodes: tuple[Node, ...]
@@ -56,10 +54,8 @@ class Session:
 
 
 def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> tuple[Node, ...]:
-    """Emulated nodes whose cards have a size: the given one, else an equal share of this machine.
-
-    Without one, a job that asks for the largest batch would take the machine's memory.
-    """
+    """Set the memory of emulated cards, by default an equal share of this machine: without it a
+    search for the largest batch would take all memory."""
     cards = sum(len(node.card_indices) for node in nodes)
     size = card_memory_bytes or share_of_host(cards)
     return tuple(
@@ -81,7 +77,7 @@ def in_process_session(
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf
     ) -> contextlib.closing[InProcessExecutor]:
-        # Only where memory is scarce on purpose: it takes seconds that small things do not need.
+        # Preloading takes seconds and matters only if memory is limited on purpose.
         preload = (*PRELOAD, *modules) if card_memory_bytes is not None else ()
         return contextlib.closing(InProcessExecutor(nodes, preload=preload))
 
@@ -92,18 +88,15 @@ def in_process_session(
 def emulated_session(
     spec: str, accelerators: Sequence[Accelerator], card_memory_bytes: int | None = None
 ) -> Iterator[Session]:
-    """Emulated nodes on this machine; Ray starts only when an executor is asked for."""
+    """Emulated nodes on this machine; Ray starts with the executor."""
     nodes = with_own_packages(with_memory(parse_emulation(spec, accelerators), card_memory_bytes))
     yield _private_session(f"emulated cards on this machine ({spec})", nodes)
 
 
 @contextlib.contextmanager
 def own_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
-    """The real cards of this machine, on a Ray of this process alone, which ends with it.
-
-    Raises:
-        ClusterError: it has none of these kinds, or a Ray cluster runs here, whose cards they are.
-    """
+    """The real cards of this machine, on a private Ray; raises ClusterError if it has none of these
+    kinds, or a Ray cluster runs here, which has the cards."""
     nodes = with_own_packages(own_nodes(accelerators))
     if not nodes:
         raise ClusterError(f"no cluster to run on: {no_cards_text(accelerators)}; {WAYS}")
@@ -117,7 +110,7 @@ def own_session(accelerators: Sequence[Accelerator]) -> Iterator[Session]:
 
 
 def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
-    """Nodes of this machine, on a Ray that starts with the executor and ends with it."""
+    """Nodes of this machine, on a Ray that lives as long as the executor."""
 
     @contextlib.contextmanager
     def executor(
@@ -155,12 +148,8 @@ def _private_session(description: str, nodes: tuple[Node, ...]) -> Session:
 def cluster_session(
     address: str | None, accelerators: Sequence[Accelerator], place: QueueOptions
 ) -> Iterator[Session]:
-    """The cluster at ``address``, else the one this process is in; joined for the whole block. Its
-    executor waits for the run's turn among the runs of the cluster.
-
-    Raises:
-        ClusterError: there is none, or it cannot be joined.
-    """
+    """Join the cluster at ``address``, else the one of this process, for the whole block; its
+    executor waits for the run's turn. Raises ClusterError if it cannot be joined."""
 
     def executor(
         run: str, log_dir: Path, modules: Sequence[str], label: LabelOf

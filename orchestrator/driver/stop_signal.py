@@ -21,14 +21,14 @@ EXIT_FORCED = 130
 
 
 class StopSignal:
-    """Requests to end. The first lets what runs end and starts nothing more, the second stops
-    what runs, both with a row for every job; the third leaves the loop as it is."""
+    """Stop requests. First: start nothing more; second: stop running attempts too (both write a
+    row for every job); third: leave the loop at once."""
 
     def __init__(self) -> None:
         self._reasons: list[str] = []
 
     def request(self, reason: str) -> None:
-        """Ask for an end; safe in a signal handler and from another thread."""
+        """Request a stop; safe in signal handlers and other threads."""
         self._reasons.append(reason)
 
     @property
@@ -65,14 +65,12 @@ class StopSignal:
                 signal.signal(number, old)
 
 
-# Patience with what may fail for a moment: an executor, a disk.
-
 T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True)
 class Patience:
-    """Tries again what may fail for a moment, up to a limit."""
+    """Retries for transient failures of an executor or a disk."""
 
     view: View
     stop: StopSignal
@@ -81,11 +79,11 @@ class Patience:
     limit_s: float = 120.0
 
     def act(self, what: str, attempt: Callable[[], T], last: type[Exception]) -> T:
-        """Do something that may fail for a moment.
+        """Call ``attempt``, with retries.
 
         Raises:
             last: it kept failing for ``limit_s``, or the run is to end at once.
-            StoreLocked, StoreFull, ControlStoreLost: at once, since waiting does not help.
+            StoreLocked, StoreFull, ControlStoreLost: never retried.
         """
         began, pause = self.clock(), 0.5
         while True:

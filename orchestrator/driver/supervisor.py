@@ -1,17 +1,15 @@
-"""The process that watches a driver: ``nightgrid run`` on a cluster or on emulated cards.
+"""Supervisor of a driver: ``nightgrid run`` on a cluster or on emulated cards.
 
-Ray can end the process that uses it, from C++, without an exception; so can a kernel that is out of
-memory. The driver is therefore a child of a small process that imports neither Ray nor torch. It
-passes signals and the exit code on. When a driver dies without reporting an exit code, its
-supervisor has what was measured put on the page, notifies the hooks (``--notify``), waits until the
-cluster answers, and starts the same command again, which goes on with the run.
+Ray can end its process from C++ without an exception, and so can a kernel out of memory. The driver
+is therefore a child of a small process that imports neither Ray nor torch and passes on signals and
+the exit code. If a driver dies without reporting an exit code, its supervisor has the page written,
+notifies the hooks (``--notify``), waits until the cluster answers, and resumes the run.
 
-A driver learns from one environment variable that it has a supervisor, and reports over a pipe
-which run it drives and its exit code. It dies with its supervisor, as everything that a driver
-starts dies with the driver: killing the process that was typed kills the run.
+A driver learns of its supervisor from an environment variable, and reports its run and exit code
+over a pipe. It dies with its supervisor, so killing the typed process kills the run.
 
-``python -m orchestrator.driver.supervisor`` writes the page and notifies, in a process of its own:
-both need what this one does not import.
+``python -m orchestrator.driver.supervisor`` writes the page and notifies: both need imports that
+this process avoids.
 """
 
 from __future__ import annotations
@@ -37,26 +35,25 @@ from orchestrator.core.errors import INTERRUPTED
 from orchestrator.store import files as run_files
 from orchestrator.util import output
 
-#: Drivers in a row that end without having written one row. With the pauses between them these are
-#: a quarter of an hour: a head may answer long before its nodes, or this host's own, are back.
+#: Most drivers in a row without a row: a quarter of an hour with their pauses, since a head may
+#: answer long before its nodes are back.
 FRUITLESS = 10
-#: The same where none of them ever held the run: what kills them at their start is no accident.
+#: The same if none of them ever held the run: such failures are not transient.
 FRUITLESS_AT_START = 2
-#: In all: a night of crashes is one to look at, not to go on with.
+#: Most drivers in all.
 MOST = 100
-#: The pause before the next driver doubles with each that achieved nothing.
+#: Pause before the next driver; doubles with each that achieved nothing.
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 300.0
-#: For a head to come back, when no deadline says otherwise: a night.
+#: Wait for a head to come back, without a deadline.
 HEAD_PATIENCE_S = 8 * 3600.0
-#: With less time than this before the deadline, a driver would do nothing but start and stop.
+#: Least time before the deadline for which a driver is started.
 USELESS_S = 60.0
-#: From so many requests on, an end is not an orderly one.
+#: Number of stop requests that ends the run at once.
 AT_ONCE = 3
-#: A driver that is asked for the third time ends by itself within ten seconds (``loop.py``).
+#: After the third request a driver ends by itself within ten seconds (``stop_signal.py``).
 FORCE_AFTER_S = 20.0
-#: Exit codes of a driver that was refused (grid, cluster, results): of one that was started again,
-#: they say that the cluster or the disk is not back yet, since the first one was not refused.
+#: Exit codes of a refused driver; from a restarted one: cluster or disk are not back yet.
 REFUSED = (2, 3, 4)
 #: Holds a ``SupervisorLink`` as JSON.
 VARIABLE = "NIGHTGRID_SUPERVISED"
@@ -67,12 +64,9 @@ _REPORT_S = 600.0
 _PR_SET_PDEATHSIG = 1
 
 
-# ---------------------------------------------------------------- the driver's side
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorLink:
-    """Facts that a supervisor passes to its driver, and the pipe on which the driver reports."""
+    """Facts for the driver of a supervisor, and the pipe for its reports."""
 
     supervisor: int  # process id
     pipe: int  # for reports, a JSON object a line
@@ -92,21 +86,20 @@ class SupervisorLink:
         return {VARIABLE: json.dumps(asdict(self))}
 
     def report(self, **facts: Any) -> None:
-        """Report to the supervisor. It may be dead, and then this process is soon."""
+        """Report to the supervisor; ignored if it is dead, since this process dies with it."""
         with contextlib.suppress(OSError):
             os.write(self.pipe, json.dumps(facts).encode() + b"\n")
 
 
 def link_to_supervisor() -> SupervisorLink | None:
-    """Become the driver of a supervisor, if this process was started as one. What it starts itself
-    does not learn of it."""
+    """Link this process to its supervisor, if any; its own children do not inherit the link."""
     text = os.environ.pop(VARIABLE, "")
     if not text:
         return None
     link = SupervisorLink(**json.loads(text))
     os.set_inheritable(link.pipe, False)
-    # A group of its own: the terminal's Ctrl-C reaches the supervisor, who passes each one on. Such
-    # a process may be stopped for writing to the terminal, unless it ignores the signal.
+    # Own process group: Ctrl-C reaches only the supervisor, which passes it on. Such a process may
+    # be stopped for writing to the terminal, unless it ignores the signal.
     os.setpgid(0, 0)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):  # only Linux has it
@@ -116,12 +109,9 @@ def link_to_supervisor() -> SupervisorLink | None:
     return link
 
 
-# ---------------------------------------------------------------- restart policy
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverEnd:
-    """The end of one driver, and what it had achieved."""
+    """End of one driver, and its achievements."""
 
     returncode: int  # as ``subprocess`` has it: negative for a signal
     reported: bool  # whether the driver reported this exit code itself
@@ -148,8 +138,8 @@ class DriverEnd:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a run that ends with this driver: its own, that of a shell for a signal,
-        or that there is no usable cluster."""
+        """Exit code of a run that ends with this driver: its own, a shell's for a signal, or that
+        of ``ClusterError``."""
         if self.reported:
             return self.returncode
         return 128 - self.returncode if self.returncode < 0 else 3
@@ -157,7 +147,7 @@ class DriverEnd:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows the end of a driver: the end of the run, or another driver."""
+    """Consequence of a driver's end: the end of the run, or another driver."""
 
     code: int = 0  # exit code of the run
     give_up: str = ""  # the reason, where the run ends although its driver reported no end
@@ -165,15 +155,10 @@ class Decision:
 
 
 def decide(ends: Sequence[DriverEnd], *, stops: int, now: float, ends_at: float | None) -> Decision:
-    """Decide how to go on now that the last of these drivers has ended.
+    """Decide how to go on after the last of these drivers: a reported exit code ends the run,
+    else another driver resumes it.
 
-    A driver that reported its exit code is believed. One that was killed, or that Ray ended from
-    C++, reported none: its rows are safe, its jobs are not done, and the same command goes on.
-
-    Args:
-        stops: how often an end was requested (Ctrl-C, SIGTERM).
-        now: seconds since the epoch.
-        ends_at: the deadline of the report, if there is one.
+    ``stops`` counts stop requests; ``now`` and the deadline ``ends_at`` are epoch seconds.
     """
     last = ends[-1]
     refused = last.reported and len(ends) > 1 and last.returncode in REFUSED and not last.drove
@@ -196,9 +181,6 @@ def decide(ends: Sequence[DriverEnd], *, stops: int, now: float, ends_at: float 
         return Decision(code, f"{fruitless} drivers in a row ended so without writing one row")
     pause_s = FIRST_PAUSE_S * 2 ** max(0, fruitless - 1)
     return Decision(pause_s=min(pause_s, LONGEST_PAUSE_S))
-
-
-# ---------------------------------------------------------------- the supervisor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -254,8 +236,6 @@ class Supervisor:
                     self._report(ending, f"{last.description}; {trouble}", code)
                     return code
 
-    # ------------------------------------------------------------ one driver
-
     def _run_driver(self) -> DriverEnd:
         """Start a driver and wait for its end."""
         reading, writing = os.pipe()
@@ -293,18 +273,15 @@ class Supervisor:
         )
 
     def _rows_changed(self) -> int:
-        """Time at which a file of rows last came or went, as the file system counts; 0 if there is
-        none."""
+        """Time of the last change of the rows' directory, by its file system; 0 if missing."""
         with contextlib.suppress(OSError, KeyError):
             rows = Path(self._facts["results"], self._facts["run"], run_files.ROWS)
             return rows.stat().st_mtime_ns
         return 0
 
-    # ------------------------------------------------------------ signals
-
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Pass on what asks for an end, and be stopped and continued together with the driver."""
+        """Pass stop signals on, and be suspended and continued together with the driver."""
         handlers = {
             signal.SIGINT: self._stop,
             signal.SIGTERM: self._stop,
@@ -336,15 +313,13 @@ class Supervisor:
         if driver is not None:
             driver.send_signal(number)
 
-    # ------------------------------------------------------------ between two drivers
-
     def _is_news(self) -> bool:
-        """Return whether the last driver's death is the first since rows were written: the user is
-        notified once of a head that is away, not of each driver that does not find it."""
+        """Return whether the last driver's death is the first since rows were written: one notice
+        for a lost head, not one per driver."""
         return len(self._ends) < 2 or any(end.wrote_rows for end in self._ends[-2:])
 
     def _report(self, ending: str, reason: str, code: int) -> None:
-        """Have the page written and the hooks notified, by a process of its own."""
+        """Write the page and notify the hooks in another process."""
         if "run" not in self._facts:
             return
         order = {
@@ -367,8 +342,7 @@ class Supervisor:
             _say(f"the report could not be written: {error}")
 
     def _wait(self, pause_s: float) -> str:
-        """Wait for a pause, then for the cluster to answer; the reason to give up, if there is
-        one."""
+        """Wait for a pause, then for the cluster; returns the reason to give up, or ""."""
         if self._stopped.wait(pause_s):
             return "an end was asked for"
         address = str(self._facts.get("address") or "")
@@ -400,8 +374,8 @@ def _end_alike(code: int) -> int:
 
 
 def answers(address: str) -> bool:
-    """Return whether something listens at ``host:port``; anything else is taken for an answer,
-    since a driver says best what is wrong with it."""
+    """Return whether something listens at ``host:port``; True for other addresses, which the
+    driver reports better."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return True
@@ -416,12 +390,8 @@ def _say(text: str) -> None:
     output.say_aside(f"nightgrid run: {text}")
 
 
-# ---------------------------------------------------------------- after a driver's death
-
-
 def report_death(order: Mapping[str, Any]) -> None:
-    """Write the page of what a dead driver measured, and notify the hooks. What goes wrong is
-    written to standard error."""
+    """Write a dead driver's page and notify the hooks; errors go to standard error."""
     from orchestrator.report.run_report import read_summary, write_page
     from orchestrator.store.store import Store
     from orchestrator.watch.notify import Ending, hooks_of, notice_of, tell_all

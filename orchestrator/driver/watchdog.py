@@ -1,11 +1,9 @@
 """Watches for hung workers: the schedule stops what has been in one phase for too long.
 
-A call into a driver or a collective can hang for ever, holding the interpreter, so that nothing in
-the worker could notice. Every phase has a generous limit of its own: imports and loading depend
-on file systems, compilation on the model, the timed part on what the grid asked for. A job that is
-queued for processors waits for others, and has no limit. Time counts
-from when *this* host first saw the phase, by a clock that never jumps: clocks of other hosts may be
-wrong, and this one's may be set.
+A call into a card's driver or a collective can hang for ever while holding the interpreter, so the
+worker itself cannot notice. Every phase has a generous limit, except being queued for processors.
+Time counts on this host's monotonic clock from when it first saw the phase, since clocks may be
+wrong.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from dataclasses import dataclass, field
 from orchestrator.core.events import Command, RunAttempt, WorkerOverdue
 from orchestrator.core.status import CardStatus
 
-#: Seconds that a worker may stay in a phase. ``starting`` is the process itself: its imports and
-#: the acquisition of its card, while all the others of the node do the same.
+#: Limits in seconds by phase; ``starting`` is imports and acquisition of the card.
 LIMITS: Mapping[str, float] = {
     "starting": 900.0,
     "start": 600.0,
@@ -27,16 +24,15 @@ LIMITS: Mapping[str, float] = {
     "measure": 1800.0,
     "finish": 600.0,
 }
-#: Warm-up and timed part are cut short after the limits that their job asks for, but a batch that
-#: has begun is always finished: a compilation, say.
+#: Allowance over a job's own limits, since a batch that has begun is finished (it may compile).
 MEASURE_FACTOR = 3.0
-#: The driver looks every second. Of a longer pause between two looks so much counts.
+#: Most that a pause between two checks counts (normally a second).
 LONGEST_PAUSE_S = 5.0
 
 
 @dataclass(slots=True)
 class Watchdog:
-    """Looks at the cards now and then; ``overdue`` names each hung worker once."""
+    """Detects hung workers; ``overdue`` returns each once."""
 
     limits: Mapping[str, float] = field(default_factory=lambda: LIMITS)
     longest_pause_s: float = LONGEST_PAUSE_S
@@ -48,7 +44,7 @@ class Watchdog:
     _looked_at: float | None = None
 
     def did(self, command: Command) -> None:
-        """Take note of what a worker was given to do."""
+        """Set the allowances of a worker's job."""
         if isinstance(command, RunAttempt):
             measure = command.attempt.job.measure
             warmup_s = measure.warmup_limit_s if measure.warmup else 0.0
@@ -86,8 +82,7 @@ class Watchdog:
         return events
 
     def _pass_over_pause(self, now: float) -> None:
-        """Leave out time without a look, since this process was halted or waited for a
-        disk: what workers reported meanwhile is read only after the first look."""
+        """Ignore time without a check (process halted, slow disk): reports are read after it."""
         left_out_s = 0.0
         if self._looked_at is not None:
             left_out_s = max(0.0, now - self._looked_at - self.longest_pause_s)

@@ -15,8 +15,7 @@ def shipped_names() -> tuple[str, ...]:
 
 
 def grid_path(text: str) -> Path:
-    """The file of this path if it is there, else the shipped grid of this name, written as
-    ``smoke``, ``smoke.yaml`` or ``grids/smoke.yaml``."""
+    """An existing file, else a shipped grid: ``smoke``, ``smoke.yaml`` or ``grids/smoke.yaml``."""
     path = Path(text)
     shipped = SHIPPED_GRIDS / f"{path.name.removesuffix('.yaml')}.yaml"
     plain = str(path.parent) in (".", "grids")

@@ -1,9 +1,8 @@
-"""Axes: from what a grid file says of a setting's values to the points of an experiment.
+"""Axes: values of settings in a grid file, and the points of an experiment.
 
-Wherever several values may stand, there is one grammar: a value, a range, or a list of both.
-Ranges are of whole numbers and never pass their end: `1..64 *2` is 1, 2, 4, …, 64; `1..9 +2` is
-1, 3, 5, 7, 9; `1..8` counts by one. An experiment is the product of its axes, where a `zip` group
-is one axis of several settings that move together; the last axis varies fastest.
+Values are a value, a range, or a list of both. Ranges are of whole numbers and never pass their
+end: `1..64 *2` is 1, 2, 4, …, 64; `1..9 +2` is 1, 3, 5, 7, 9; `1..8` counts by one. An experiment
+is the product of its axes (a `zip` group is one axis of several settings); the last varies fastest.
 """
 
 from __future__ import annotations

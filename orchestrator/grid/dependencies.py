@@ -1,14 +1,12 @@
 """Dependencies between jobs, and the implied jobs that others start from. Pure.
 
-Nobody writes the order down. A setting that ``consumes`` a kind of thing names one, and the job
-needs the job of the same grid whose setting ``produces`` it under that name: ``adapter: NAME`` and
-``save_adapter: NAME``, ``model: NAME`` and ``save_model: NAME``. A name that no job of the grid
-saves must exist already.
+A job whose setting ``consumes`` a named thing needs the job of the grid that ``produces`` it:
+``adapter: NAME`` and ``save_adapter: NAME``, ``model: NAME`` and ``save_model: NAME``. A name that
+no job of the grid saves must exist already.
 
-An engine may need a calibration of the same model on the same number of cards before it can run in
-a precision (``EngineSpec.calibrations``). The plan adds one for each such pair, in front of the
-jobs that need it. A job with ``quality: true`` comes after the reference of its model and prompts,
-and runs all the same where that fails.
+An engine may need a calibration of the model on the same card count before it runs in a precision
+(``EngineSpec.calibrations``); the plan adds it before the jobs that need it. A job with ``quality:
+true`` comes after the reference of its model and prompts, even if that fails.
 """
 
 from __future__ import annotations
@@ -70,10 +68,8 @@ _REFERENCE = "quality-reference"
 
 
 def quality_reference_of(job: Job) -> Job | None:
-    """The job that writes what this one compares its texts with; None if it compares nothing.
-
-    It is the plain path: transformers in fp32 on one card, one prompt at a time.
-    """
+    """The reference of a job's texts (transformers in fp32, one card, one prompt at a time); None
+    if it compares nothing."""
     settings = dict(job.parameters)
     if not settings.get("quality"):
         return None
@@ -99,10 +95,8 @@ def quality_reference_of(job: Job) -> Job | None:
 
 
 def with_implied(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """The jobs, with each calibration and each reference once before the first job that needs it.
-
-    One dataset does for the calibration of a model and card count: the first one asked for.
-    """
+    """Insert each calibration (on the first dataset of its jobs) and each reference once, before
+    the first job that needs it."""
     calibrations: set[tuple[str, str, str, int]] = set()
     references = {job.job_id for job in jobs if job.workload == _REFERENCE}
     complete: list[Job] = []
@@ -129,14 +123,14 @@ Thing = tuple[str, str]
 
 
 def took(thing: Thing, saving: str) -> str:
-    """The words of a row for a thing that its job took by name."""
+    """Text in a row for a saved thing that its job loaded by name."""
     return f"{thing[0]} {saving}"
 
 
 def things(
     jobs: Sequence[Job], way: Literal["produces", "consumes"]
 ) -> Iterator[tuple[Job, str, Thing]]:
-    """The jobs that save a thing under a name, or take one: each with the setting that says so."""
+    """Jobs that produce or consume a named thing, each with the setting and the thing."""
     of_all = _kinds(FIELDS, way)
     of_workloads: dict[tuple[str, str], dict[str, str]] = {}
     for job in jobs:
@@ -187,13 +181,13 @@ def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
 
 
 def after_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
-    """Ids of the job that each job comes after without needing it: the reference of its quality."""
+    """Ids of the jobs that each job comes after without needing them: its quality reference."""
     references = ((job, quality_reference_of(job)) for job in jobs)
     return {job.job_id: (other.job_id,) for job, other in references if other is not None}
 
 
 def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
-    """The plan with each job's needs; one that needs what cannot run is unsupported as well."""
+    """Add each job's needs; jobs that need an unsupported one become unsupported."""
     jobs = [item.job for item in planned]
     needs, after = needs_of(jobs), after_of(jobs)
     if not needs and not after:
@@ -222,17 +216,16 @@ def measured_again(
     saving_of: Callable[[Thing], Saving] = lambda thing: Saving(),
     run_ids: Collection[str] = (),
 ) -> list[PlannedJob]:
-    """The plan in which a job that was measured runs once more where a name that it takes stands
-    for something else than it did: it was made anew since, or this run makes it anew. So does a job
-    that saves what others take, where another has saved its own under the name since. One that
-    needs what this run cannot make keeps its row, which an attempt that never starts would replace.
+    """Run measured jobs again if a name they consume now stands for something else (remade since,
+    or to be remade by this run), or if another job saved over the name they produce. A job that
+    needs what this run cannot make keeps its row.
 
     Args:
         planned: all jobs, with their needs.
-        took_of: the savings that the attempt which measured a job took.
-        estimate_s: how long a job takes.
-        saving_of: the saving of what has a name now.
-        run_ids: the id of the run, and those that it had before; empty: any run.
+        took_of: saved things that a job's measured attempt loaded.
+        estimate_s: seconds of a job.
+        saving_of: what a name stands for now.
+        run_ids: current and former ids of the run; empty: any run.
     """
     blocked = _blocked(planned)
     reusable = [
@@ -272,21 +265,17 @@ def measured_again(
 
 
 def saved_by_another(saved_by: str, job: Job, run_ids: Collection[str]) -> bool:
-    """Tell if another than this job of this run saved a thing.
+    """Return whether another job or run saved a thing.
 
-    Args:
-        saved_by: ids of run and job (``Request.saved_by``); "" where they are not known, which
-            counts as its own.
-        job: a job that saves under the name.
-        run_ids: the id of its run, and those that the run had before; empty: any run.
+    ``saved_by`` has the ids of run and job (``Request.saved_by``), or "" if unknown, which counts
+    as this job; ``run_ids`` are current and former ids of this run (empty: any run).
     """
     run_id, _, job_id = saved_by.rpartition("-")
     return bool(saved_by) and (job_id != job.job_id or bool(run_ids and run_id not in run_ids))
 
 
 def _blocked(planned: Sequence[PlannedJob]) -> set[str]:
-    """Ids of the jobs without a good row that cannot start, since they, or what they need, are not
-    run."""
+    """Ids of jobs without a good row that are not run, or need one that is not."""
     blocked: set[str] = set()
     more = {i.job.job_id for i in planned if i.action in (Action.SKIP, Action.UNSUPPORTED)}
     while more:
@@ -297,10 +286,8 @@ def _blocked(planned: Sequence[PlannedJob]) -> set[str]:
 
 
 def problems_of_needs(grid: Grid, missing: Callable[[str, str], str]) -> list[Problem]:
-    """A problem for each thing that a job needs and that no job, or more than one, saves.
-
-    ``missing`` says why there is no thing of a kind of this name, or at this path, yet.
-    """
+    """A problem for each needed thing that no job, or more than one, saves; ``missing`` says why a
+    thing of this kind and name does not exist yet."""
     saved = savers(grid.jobs())
     problems: dict[tuple[str, Thing], Problem] = {}
     for job, setting, thing in things(grid.jobs(), "consumes"):

@@ -1,7 +1,4 @@
-"""Findings of one reading of a grid file: problems, each with its place and what would be right.
-
-Nothing raises on the way: what is wrong is noted, and what is sound is handed on.
-"""
+"""Problems of a grid file, each with position and hint; collected without raising."""
 
 from __future__ import annotations
 
@@ -76,8 +73,7 @@ class Findings:
         self.old_names[f"line {line}: `{name}: {old}` is called `{name}: {new}` now"] = None
 
     def without_removed(self, part: Any, path: Path_ = ()) -> Any:
-        """A part of the document without settings of earlier versions: at its default such a
-        setting is noted, any other value is a problem."""
+        """Drop settings of earlier versions: a default value is noted, others are problems."""
         if isinstance(part, list):
             return [self.without_removed(value, (*path, i)) for i, value in enumerate(part)]
         if not isinstance(part, Mapping):
@@ -102,10 +98,8 @@ class Findings:
     def structure(
         self, model: type[BaseModel], raw: Mapping[str, Any], path: Path_
     ) -> dict[str, Any]:
-        """The keys of ``raw`` that the model accepts; the others are noted as problems.
-
-        An entry of a list that is refused becomes None, so that the others keep their places.
-        """
+        """Keys of ``raw`` that the model accepts; others become problems. Refused list entries
+        become None, so that the others keep their places."""
         try:
             model.model_validate(dict(raw))
         except ValidationError as error:
@@ -207,10 +201,8 @@ def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
 
 
 def card_problems(grid: Grid, nodes: Sequence[Node]) -> list[Problem]:
-    """A problem for each card count in the grid that no set of these nodes' cards can have.
-
-    Kinds of card that no node has are left out: such jobs become rows that say so.
-    """
+    """A problem for each card count that these nodes can never give; jobs of kinds that no node
+    has become UNSUPPORTED rows instead."""
     by_kind: dict[Accelerator, list[Node]] = {}
     for node in nodes:
         by_kind.setdefault(node.accelerator, []).append(node)

@@ -1,7 +1,5 @@
-"""One experiment of a grid file: read setting by setting, then expanded into jobs.
-
-The jobs are the product of the axes, less what is excluded, plus what is included, each once.
-"""
+"""Read an experiment of a grid file and expand it into jobs: the product of its axes, less
+``exclude``, plus ``include``, each once."""
 
 from __future__ import annotations
 
@@ -119,7 +117,7 @@ class ExperimentReader:
         return experiment
 
     def _groups(self) -> list[Mapping[str, Any]]:
-        """The groups under ``zip`` that are any."""
+        """The valid groups under ``zip``."""
         groups = self.block.get("zip") or []
         groups = groups if isinstance(groups, list) else [groups]
         return [group for group in groups if isinstance(group, Mapping)]
@@ -148,8 +146,6 @@ class ExperimentReader:
         for index, entry in enumerate(self.block["include"]):
             if "model" not in entry:
                 self.findings.complain((*self.path, "include", index), message, hint)
-
-    # Settings
 
     def _settings(self, experiment: Experiment) -> set[str]:
         """Fill in what is fixed, from the built-in defaults up; returns the experiment's own."""
@@ -195,8 +191,6 @@ class ExperimentReader:
             return
         for value in self._checked(path, name, raw):
             experiment.fixed[name] = value
-
-    # Values
 
     def _checked(self, path: Path_, name: str, value: Scalar) -> Values:
         called_now = self.vocabulary.renamed(self.workload, name, value)
@@ -272,8 +266,6 @@ class ExperimentReader:
             return False
         return True
 
-    # Axes
-
     def _axes(self, experiment: Experiment, own: set[str]) -> None:
         taken = {name: (*self.path, name) for name in own}
         for name, raw in self.block.get("axes", {}).items():
@@ -337,8 +329,6 @@ class ExperimentReader:
         points = tuple(zip(*columns.values(), strict=True))
         self._add(experiment, Axis(tuple(columns), points))
 
-    # Points
-
     def _point(self, path: Path_, entry: Mapping[str, Any]) -> dict[str, Values]:
         return {
             name: self._values((*path, name), name, raw)
@@ -388,7 +378,7 @@ _FIXED = _FIELDS - {"engine", "dataset"}
 
 
 class Expander:
-    """Expands the experiments of one grid; keeps the problems that only expansion shows."""
+    """Expands the experiments of one grid; collects problems that only expansion shows."""
 
     def __init__(self, document: Document, vocabulary: Vocabulary) -> None:
         self.document = document
@@ -491,8 +481,7 @@ class Expander:
     def _workload_parameters(
         self, experiment: Experiment, settings: dict[str, Scalar]
     ) -> Parameters:
-        """All parameters, defaults filled in, sorted by name; the commit of a dataset of the hub in
-        the place of its revision."""
+        """All parameters sorted by name, with defaults; a hub dataset's revision as a commit."""
         given = {name: value for name, value in settings.items() if name not in _FIELDS}
         engine = str(settings["engine"])
         parameters, faults = self.vocabulary.check_together(experiment.workload, engine, given)

@@ -1,7 +1,7 @@
-"""Values of a grid that the command line sets: ``--set axes.batch_size=1..8``.
+"""Overrides of a grid from the command line: ``--set axes.batch_size=1..8``.
 
-The text of the file is edited where the value stands, comments and all, so that the run keeps a
-grid that says what was measured, and a fault in a value is reported like one of the file.
+The file's text is edited in place, so the run stores the grid that it measured, and a fault in a
+value is reported with its position.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ _BARE = re.compile(r"[\w./~+-][\w./~+*@-]*(?: [\w./~+*@-]+)*\Z")
 
 
 def overridden(document: Document, texts: Sequence[str]) -> Document:
-    """The document with each ``PATH=VALUE`` set, in order.
-
-    ``KEY`` is a setting of every experiment, ``axes.KEY`` and ``measure.KEY`` what stands there,
-    and ``NAME.`` before any of them means the experiment of that name alone.
+    """Set each ``PATH=VALUE`` in order: ``KEY``, ``axes.KEY`` or ``measure.KEY`` of every
+    experiment, or with ``NAME.`` in front of the one of that name.
 
     Raises:
-        GridError: a path that leads nowhere, a value that is none, or an edit that cannot be made.
+        GridError: an unknown path, an invalid value, or an impossible edit.
     """
     for text in texts:
         for index, keys, value in _meant(document, text):

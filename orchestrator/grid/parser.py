@@ -6,11 +6,9 @@
       - name: precision
         axes: {precision: [fp32, bf16, int4], batch_size: 1..64 *2}
 
-A file is read in three passes, each of which collects all the problems it can find: YAML
-(``yaml``), structure and single values (``vocabulary``), meaning (here). Nothing raises on the way,
-so one reading finds the unknown key in line 3 and the impossible exclude in line 30. An experiment
-with problems of its own is not expanded: that would only complain about their consequences.
-``docs/grids.md`` documents every key.
+Three passes each collect all problems: YAML (``yaml``), structure and single values
+(``vocabulary``), meaning (here). An experiment with problems is not expanded, which would only
+report their consequences. ``docs/grids.md`` documents every key.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from workloads.settings import declarations
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Grid:
-    """A grid file that holds together: every job of it is valid by itself."""
+    """A valid grid file with its jobs."""
 
     name: str
     description: str = ""
@@ -127,11 +125,7 @@ class GridReader:
         self.findings = Findings(document, self.vocabulary)
 
     def read(self) -> Grid:
-        """The grid.
-
-        Raises:
-            GridError: all that is wrong with it.
-        """
+        """Return the grid; raises GridError with all problems."""
         data = self.findings.without_removed(self.document.data)
         top = self.findings.structure(GridFile, data, ())
         measure = self._measure(top.get("measure", {}), ("measure",), MeasureSettings())
@@ -257,16 +251,15 @@ def load_grid(
 
     Args:
         path: the YAML file.
-        vocabulary: the names a grid may use; what is installed, by default.
+        vocabulary: the names a grid may use; by default those installed.
         check_data: also refuse models and datasets that are not on this machine.
-        nodes_for: from the kinds of card the grid names to the nodes it would run on. With it,
-            card counts they cannot give are reported along with everything else; without it
-            ``make_plan`` reports them.
-        overrides: ``PATH=VALUE`` each, set before anything is checked; see ``overridden``.
-        commits: those of the run that is gone on with, see ``Revisions``.
+        nodes_for: nodes by the kinds of card; with it impossible card counts are reported here,
+            else by ``make_plan``.
+        overrides: ``PATH=VALUE`` each, see ``overridden``.
+        commits: those of a resumed run, see ``Revisions``.
 
     Raises:
-        GridError: all that is wrong with the file, in file order.
+        GridError: all problems, in file order.
     """
     vocabulary = vocabulary or Vocabulary.installed(check_data=check_data, commits=commits)
     return GridReader(overridden(read(path), overrides), vocabulary, nodes_for).read()
@@ -278,11 +271,8 @@ def parse_grid(content: bytes, file: str, *, vocabulary: Vocabulary | None = Non
 
 
 def grid_of_values(values: Mapping[str, Any]) -> Grid:
-    """Read a grid from what its file would say: mappings, lists and plain values.
-
-    Raises:
-        GridError: all that is wrong with it, each with its path.
-    """
+    """Read a grid from mappings, lists and plain values; raises GridError with all problems, each
+    with its path."""
     try:
         # JSON is YAML in which no text can be taken for a number.
         text = json.dumps(values, ensure_ascii=False, allow_nan=False, indent=2)

@@ -1,9 +1,7 @@
-"""Memoised rules: one call of a workload's rule for all jobs that look alike to it.
+"""Memoised rules of workloads (``workloads/base.py``).
 
-A rule is a function of a job's parameters and of those of its fields that it reads
-(``workloads/base.py``); few read the batch size, say. Which fields a rule has ever read is noted,
-and jobs that agree in these and in their parameters get one answer: of ten thousand jobs a rule
-sees some hundred.
+Jobs with equal parameters that agree in all fields the rule has ever read share one answer: of ten
+thousand jobs a rule sees some hundred.
 """
 
 from __future__ import annotations

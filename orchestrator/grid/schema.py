@@ -1,9 +1,7 @@
 """The JSON Schema of grid files, for editors, and the text of a first grid.
 
-The schema is composed from the same pydantic models that read a grid, the workloads' parameters
-included, so it cannot say anything else than the program does. What a schema cannot express
-(whether a model exists, whether linked axes have equal lengths) is left to `nightgrid plan`.
-`nightgrid schema > grids/grid.schema.json` renews the committed copy.
+It is composed from the pydantic models that read a grid, so the two agree; `nightgrid plan` checks
+what it cannot express. `nightgrid schema > grids/grid.schema.json` renews the committed copy.
 """
 
 from __future__ import annotations
@@ -210,8 +208,8 @@ BATCH_SIZES, ONE_BATCH_SIZE = "1..16 *2          # 1, 2, 4, 8, 16", "1"
 
 
 def name_of(model: str, file: str = "grid.yaml") -> str:
-    """A name for a grid: that of its file, so that two files are two runs; of a file with the usual
-    name, the last part of the model's path or hub id."""
+    """Name of a grid: its file's, so that two files are two runs; of a default file the last part
+    of the model's path or hub id."""
     stem = re.sub(r"\.ya?ml$", "", re.split(r"[/\\]", file)[-1])
     last = re.split(r"[/\\]", model.rstrip("/\\"))[-1] if stem == "grid" else stem
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("._-")[:48] or "first"
@@ -226,15 +224,11 @@ def first_grid(
     settings: Mapping[str, Declaration],
     file: str,
 ) -> str:
-    """The file's text.
+    """Text of a first grid file.
 
-    Args:
-        fields: what every job has: workload, model, dataset, accelerator.
-        precisions: one axis.
-        batch_sizes: the other: ``BATCH_SIZES`` or ``ONE_BATCH_SIZE``.
-        others: further workloads that run this model.
-        settings: those of the workload, shown with their defaults.
-        file: its name, for the commands in its head.
+    ``fields`` are those of every job (workload, model, dataset, accelerator); ``precisions`` and
+    ``batch_sizes`` (``BATCH_SIZES`` or ``ONE_BATCH_SIZE``) are the axes; ``others`` are further
+    workloads for the model; ``settings`` are the workload's, shown with their defaults.
     """
     also = f"  # or: {', '.join(others)}" if others else ""
     lines = [

@@ -1,8 +1,7 @@
-"""The words of a grid file: its keys, the settings, and the check of one value of one setting.
+"""Keys and settings of a grid file, and the check of single values.
 
-A *field* is a setting that every job has (model, precision, batch_size, …); a *parameter* belongs
-to the workload (output_tokens, …). In a grid file both are written alike. ``Vocabulary`` checks
-single values, so that every problem of a file is reported at once, each where its value stands.
+A *field* is a setting of every job (model, precision, batch_size, …), a *parameter* belongs to the
+workload (output_tokens, …); a grid file writes both alike.
 """
 
 from __future__ import annotations
@@ -141,9 +140,8 @@ class Fault:
 class Vocabulary:
     """The names that a grid may use, and the check of single values.
 
-    ``workloads`` maps a name to an entry (``WorkloadSpec``). ``finders`` raise when there is no
-    such thing; without them names are unchecked, for a machine that is not the one where the grid
-    will run. ``revisions`` brings models and datasets of the hub to commits.
+    ``finders`` raise if a thing does not exist; without them names are unchecked, for grids that
+    run on another machine. ``revisions`` resolves models and datasets of the hub to commits.
     """
 
     workloads: Mapping[str, Any]
@@ -159,8 +157,8 @@ class Vocabulary:
     def installed(
         cls, *, check_data: bool = True, commits: Mapping[str, str] | None = None
     ) -> Vocabulary:
-        """The settings of this installation; ``check_data`` also looks for models and datasets.
-        ``commits`` are those that a run came to before."""
+        """Settings of this installation; ``check_data`` also looks for models and datasets,
+        ``commits`` are those of a resumed run."""
         from workloads.models.precision import PRECISIONS
         from workloads.registry import WORKLOADS
 
@@ -186,8 +184,8 @@ class Vocabulary:
         )
 
     def missing(self, kind: str, name: str) -> str:
-        """The reason why there is no such thing; empty where there is, or where nobody can tell on
-        this machine. A model may also be one that a job of the grid saves."""
+        """Reason why a thing does not exist; empty if it does, is unchecked, or is a model that a
+        job of the grid saves."""
         try:
             if kind in self.finders:
                 self.finders[kind](name)
@@ -197,8 +195,7 @@ class Vocabulary:
         return ""
 
     def parameter_names(self, workload: str | None = None) -> tuple[str, ...]:
-        """The settings of one workload and of the engines that can run it; of all workloads when
-        it is None or unknown."""
+        """Settings of a workload and its engines; of all workloads if None or unknown."""
         known = workload is not None and workload in self.workloads
         entries = [self.workloads[workload]] if known else self.workloads.values()  # type: ignore[index]
         models = (model for entry in entries for model in entry.setting_models())
@@ -221,18 +218,14 @@ class Vocabulary:
         }
 
     def check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
-        """The value of a setting as its type wants it, or what is wrong with it.
-
-        A name that is neither a field nor a parameter of ``workload`` is not looked at.
-        """
+        """Convert a value to its setting's type, or return its fault; unknown names pass."""
         known = (workload, name, type(value), value)
         if known not in self.checked:
             self.checked[known] = self._check(workload, name, value)
         return self.checked[known]
 
     def renamed(self, workload: str | None, name: str, value: Scalar) -> Scalar:
-        """Translate a value of an earlier version to its present name; any other value stays as it
-        is."""
+        """Translate a value of an earlier version to its present name, if it has one."""
         if name in FIELD_NAMES:
             declared = FIELDS
         else:
@@ -241,8 +234,8 @@ class Vocabulary:
         return declared[name].current(value) if name in declared else value
 
     def written(self, name: str, value: object) -> tuple[Scalar, Fault | None]:
-        """The value that a mapping stands for, as ``{max: {cap: 64}}`` for a batch size, or what is
-        wrong with it; None for a setting that is never written so."""
+        """Value of a mapping such as ``{max: {cap: 64}}``, or its fault; None for settings that
+        take no mapping."""
         if name not in MAPPINGS or not isinstance(value, Mapping):
             return None, None
         try:
@@ -298,11 +291,8 @@ class Vocabulary:
     def check_together(
         self, workload: str, engine: str, settings: Mapping[str, Scalar]
     ) -> tuple[dict[str, Scalar], list[Fault]]:
-        """All settings of a job with defaults filled in; faults that only their union has.
-
-        Settings of engines are left out where the job's engine has them not, unless they say
-        something: then a rule refuses the job (``rules.engine_refusals``).
-        """
+        """Settings of a job with defaults, and faults of their combination. Settings of other
+        engines are left out at their defaults; others are refused (``rules.engine_refusals``)."""
         model = self.workloads[workload].model(engine)
         own = {name: value for name, value in settings.items() if name in model.model_fields}
         usual = self.parameter_defaults(workload) if len(own) < len(settings) else {}
@@ -358,8 +348,7 @@ _WANTED = {
 def explain(
     details: list[Any], value: object, also_called: Mapping[str, str] | None = None
 ) -> Fault:
-    """A pydantic complaint in the words of this project; ``also_called`` has others' names of
-    values."""
+    """Fault for pydantic's errors; ``also_called`` maps other programs' names of values."""
     wanted: list[str] = []
     limits: list[str] = []
     choices: list[str] = []

@@ -1,14 +1,12 @@
 """Grid files as text: strict YAML in, plain values with positions out.
 
-YAML surprises people, and a surprise in a grid is a wasted night. So scalars follow the YAML 1.2
-core schema, narrowed: `no` and `on` are text, `010`, `1_000` and `1:30` are text and not numbers,
+Scalars follow a narrowed YAML 1.2 core schema: `no`, `on`, `010`, `1_000` and `1:30` are text,
 `1e3` is a number, numbers are decimal and finite. Refused, each with line and column: duplicate
-keys, tags, merge keys (`defaults:` does that work), several documents, aliases that expand without
-bound, bytes that are not UTF-8, tabs in indentation, control characters. Anchors and aliases work.
+keys, tags, merge keys (use `defaults:`), several documents, aliases that expand without bound,
+bytes that are not UTF-8, tabs in indentation, control characters. Anchors and aliases work.
 
-PyYAML's own composer is recursive (deep nesting would overflow the stack) and forgets where an
-alias stood, so the parser's flat stream of events is composed here, with bounds on depth and on
-what aliases may expand to.
+PyYAML's composer is recursive (deep nesting overflows the stack) and loses positions of aliases, so
+the parser's events are composed here, with bounds on depth and expansion.
 """
 
 from __future__ import annotations
@@ -54,10 +52,8 @@ _UNPRINTABLE = (
 
 
 def unprintable(text: str) -> Iterator[re.Match[str]]:
-    """Everything YAML forbids, and the three line breaks of YAML 1.1 that editors do not count.
-
-    Most grids are ASCII, for which the pattern that takes 10 ms to compile is not needed.
-    """
+    """Characters that YAML forbids, and three line breaks of YAML 1.1 that editors do not count.
+    ASCII text avoids the pattern, which takes 10 ms to compile."""
     return re.finditer(_ASCII_UNPRINTABLE if text.isascii() else _UNPRINTABLE, text)
 
 
@@ -82,11 +78,7 @@ class Node:
 
 
 def resolve(text: str) -> Scalar:
-    """Interpret a plain (unquoted) scalar.
-
-    Raises:
-        ValueError: a number that is not finite or has more digits than any setting can.
-    """
+    """Interpret an unquoted scalar; raises ValueError for infinite or too long numbers."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _INT.match(text):
@@ -306,10 +298,8 @@ class Document:
     data: dict[str, Any]
 
     def position(self, path: Path_, *, key: bool = False) -> tuple[int, int]:
-        """Line and column of the value at ``path`` (or of its key), from 1.
-
-        A path that leads nowhere gives the position of the deepest value on the way.
-        """
+        """Line and column, from 1, of the value at ``path`` or its key; of the deepest existing
+        value for an unknown path."""
         here = self.root
         for number, step in enumerate(path, 1):
             if here.entries is not None and step in here.entries:
@@ -345,11 +335,7 @@ def path_text(path: Path_) -> str:
 
 
 def read(path: Path | str) -> Document:
-    """Read a grid file.
-
-    Raises:
-        GridError: all that is wrong with it as a YAML file, in file order.
-    """
+    """Read a grid file; raises GridError with all YAML problems, in file order."""
     try:
         content = files.read_bytes(path, limit_bytes=MAX_FILE_BYTES)
     except OSError as error:
@@ -363,11 +349,7 @@ def read(path: Path | str) -> Document:
 
 
 def parse(content: bytes, file: str) -> Document:
-    """Parse the bytes of a grid file; ``file`` is its name in messages.
-
-    Raises:
-        GridError: all that is wrong with it as a YAML file, in file order.
-    """
+    """Parse a grid file, named ``file`` in messages; raises GridError like ``read``."""
     if len(content) > MAX_FILE_BYTES:
         raise GridError([_too_large(file)])
     text, problems = _decode(content, file)
