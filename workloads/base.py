@@ -90,7 +90,7 @@ class Timed:
     """The timed part of an attempt, of all ranks: complete repeats without warm-up."""
 
     samples: Sequence[Sample]
-    items: Sequence[Item]  # prompts of the last complete repeat, where the workload has such
+    items: Sequence[Item]  # prompts of the last complete repeat, if the workload has prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class Throughput:
     """Throughput of a workload, and its unit; more is always better."""
 
     unit: str  # e.g. tokens/s
-    counts: Literal["output_tokens", "items"]  # field of ``api.Sample``
+    counts: Literal["output_tokens", "items"]  # field of ``Sample``
 
 
 TOKENS = Throughput(unit="tokens/s", counts="output_tokens")
@@ -174,7 +174,7 @@ class Request:
     batch_size: int  # per card
     engine: str
     residency_key: str  # equal keys may share what ``JobContext.resident`` loaded
-    parameters: Mapping[str, Any]  # the workload's own, validated (``base.py``)
+    parameters: Mapping[str, Any]  # the workload's own, validated
     measure: MeasureSettings
     settings: Mapping[str, Any] = field(default_factory=dict)  # the engine's own, validated
     probe: bool = False  # only test if the batch fits: run the most memory-hungry part once
@@ -245,9 +245,9 @@ class Result:
     compile_s: float = 0.0
     warmup_s: float = 0.0
     warmup_steps: int | None = None  # untimed batches, optimizer steps and rehearsals
-    warmup_end: WarmupEnd | None = None  # None where no warm-up was asked for
+    warmup_end: WarmupEnd | None = None  # None without warm-up
     shapes: int | None = None  # distinct shapes of the timed part
-    shapes_unmet: int | None = None  # of these, those that warm-up has not met
+    shapes_unmet: int | None = None  # of these, those not seen in warm-up
     timed_parts: int | None = None  # how often timing began; all but the last are warm-up
     timed_compilations: int | None = None  # graphs compiled in the timed part; None: not counted
     timed_cpu_fallbacks: int | None = None  # operations in it that a card left to the host
@@ -263,7 +263,7 @@ class Result:
     random_weights: bool = False
     synthetic_data: bool = False
     precision_detail: str = ""  # what the precision meant here, e.g. "torchao int8 weight-only"
-    metrics: Mapping[str, float] = field(default_factory=dict)  # by name (``metrics.Metric``)
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by name (``Metric``)
     image: bytes | None = None  # the first that was made, as PNG
     trace: bytes | None = None  # of a profile, gzipped; a file of its own beside the rows
     details: Mapping[str, str] = field(default_factory=dict)  # anything else worth a column

@@ -171,7 +171,7 @@ def _method(job: JobDescription, parameters: QuantizationParameters) -> Iterator
             "nothing is searched here: it is the held-out texts at once",
             "write a number",
         ),
-        # The library of auto-round writes the model to a directory, which is read back as it is.
+        # auto-round's model is read back from the directory that it wrote.
         (
             method == "auto-round" and parameters.bias_correction,
             "bias_correction",

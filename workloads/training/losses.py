@@ -59,7 +59,7 @@ def next_token_positions(labels: torch.Tensor) -> torch.Tensor:
     return (labels[:, 1:] != NOT_LEARNED).any(0).nonzero().flatten()
 
 
-#: Positions of a chunk; a product with so many rows is as fast as one with all of them.
+#: Positions of a chunk; products of this size are as fast per row as larger ones.
 CHUNK = 128
 
 

@@ -124,7 +124,7 @@ class Overlapped:
         return max(0.0, whole - hidden) / 1e9 if whole else None
 
 
-#: The release that strategies are tested with, which has all that they need.
+#: Release of torch that strategies are tested with.
 _TESTED = "2.13"
 
 

@@ -156,7 +156,7 @@ def _plan(model: Any) -> dict[str, tuple[str, bool, int]]:
         expression = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
         for name in filter(expression.fullmatch, names):
             if isinstance(model.get_submodule(name), nn.Embedding):
-                continue  # stays whole, which is right as well
+                continue  # stays whole, with the same result
             if style == _SHARED:
                 layers[name] = ("shared", True, 1)
                 continue
