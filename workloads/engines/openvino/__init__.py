@@ -1,8 +1,7 @@
-"""OpenVINO GenAI on CPUs: paged attention and continuous batching over a graph made once.
+"""OpenVINO GenAI on CPUs: paged attention and continuous batching over a graph in the node's cache.
 
-The graph is made from transformers' own model by OpenVINO's converter, in the same environment, and
-kept in the node's cache; its time stands apart in the row (``export_s``). Keys and values have the
-type that the job computes in: the library's default, 8 bits, computes something else.
+The row has the time of the graph's conversion from transformers (``export_s``). Keys and values
+have the type of products; the library's default of 8 bits would change results.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from workloads.devices.cpu import BF16, CORES
 from workloads.engines.base import EXPORT, Ability, EngineSpec, Package
 from workloads.models.catalog import checkpoint_kind
 
-#: With one thread the library (2025.4 to 2026.4) divides by zero when it opens weights in bf16.
+#: With one thread the library (2025.4 to 2026.4) divides by zero when opening bf16 weights.
 BF16_THREADS = 2
 
 
 def _refuse(job: JobDescription) -> Iterator[Refusal]:
-    """A profile, which would be empty, and too few threads."""
+    """Refuse profiles, which would be empty, and too few threads."""
     threads = job.parameters.get("threads")
     if job.precision == "bf16" and threads is not None and threads < BF16_THREADS:
         yield Refusal(
@@ -37,15 +36,14 @@ def _refuse(job: JobDescription) -> Iterator[Refusal]:
         )
 
 
-#: Where it was measured beside the packed matrices of the default engine, and was faster.
+#: Measured to be faster than the default engine.
 _FASTER_WITH = frozenset({"LlamaForCausalLM"})
 _FASTER_IN = frozenset({"fp32", "bf16"})
 
 
 def _faster(model: str, precision: str, versions: Mapping[str, str]) -> bool:
-    """Tell if it is the better choice: its int8 and int4 are other formats than the default
-    engine's, and without instructions for bfloat16, or on two cores, of which a job has one, it
-    would refuse the job when it runs."""
+    """Return whether to prefer it. Its int8 and int4 differ from the default engine's; it refuses
+    bf16 without bf16 instructions, or on two cores, of which a job has one."""
     if precision not in _FASTER_IN:
         return False
     cores = int(versions.get(CORES, BF16_THREADS + 1))
@@ -79,7 +77,7 @@ SPEC = EngineSpec(
     in_images=False,
     features=frozenset({"continuous_batching"}),
     sees_whole_texts=True,
-    counts_compilations=False,  # kernels are made inside the library, which counts none
+    counts_compilations=False,  # the library compiles kernels without counting them
     precisions={
         ("fp32", "cpu"): supported("float32 weights, products and key/value cache"),
         ("bf16", "cpu"): supported(f"weights, {_COMPUTES}"),

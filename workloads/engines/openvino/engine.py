@@ -1,8 +1,7 @@
-"""OpenVINO GenAI's continuous batching, one step at a time.
+"""OpenVINO GenAI's continuous batching, one step at a time, so that each token has its own time.
 
-Texts are read back after each step, so each token has its own moment. The library reads all
-prompts that are new in one step, without padding, together with one token of each older text. It
-tells no logits: those are read by the same graph, opened without paged attention.
+A step reads all new prompts, unpadded, and one token of each older text. The library returns no
+logits; the same graph, opened without paged attention, computes them.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
 
 _TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-#: Beyond what any batch has: places are given here, not by the library.
+#: Beyond any batch: ``SteppedEngine`` limits texts, not the library.
 _NO_LIMIT = 1 << 16
 
 
 class Pipeline:
-    """An open pipeline, opened anew where a job computes with another number of threads."""
+    """An open pipeline, reopened when a job's number of threads changes."""
 
     def __init__(self, directory: Path, computes_in: str, *, least_threads: int = 1) -> None:
         self._directory, self._computes_in = directory, computes_in
@@ -43,17 +42,17 @@ class Pipeline:
 
     @property
     def properties(self) -> dict[str, object]:
-        """OpenVINO's settings of a job: one type for weights, products, keys and values."""
+        """OpenVINO's properties of a job."""
         return {
             **properties_of(self._computes_in),
             "INFERENCE_NUM_THREADS": self._threads,
-            "ENABLE_CPU_PINNING": False,  # workers beside this one would be on the same cores
+            "ENABLE_CPU_PINNING": False,  # workers would pin the same cores
         }
 
     def _open(self) -> None:
         """
         Raises:
-            Unsupported: this process computes with fewer threads than the library needs.
+            Unsupported: this process has too few threads.
         """
         import openvino_genai
 
@@ -68,14 +67,14 @@ class Pipeline:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = scheduler.max_num_batched_tokens = _NO_LIMIT
         scheduler.cache_size = 0  # grows as texts need it
-        scheduler.enable_prefix_caching = False  # no prompt is read for free in a second repeat
+        scheduler.enable_prefix_caching = False  # repeats must read prompts again
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             self._directory, scheduler, "CPU", self.properties
         )
         self.start_s = time.perf_counter() - began
 
     def take_threads(self) -> None:
-        """Follow the number of threads that this job computes with."""
+        """Reopen the pipeline if the number of threads has changed."""
         if self._threads != torch.get_num_threads():
             self._stateful = None
             self._open()
@@ -84,7 +83,7 @@ class Pipeline:
         """Logits [tokens, vocabulary] of a text.
 
         Raises:
-            BadConfiguration: the library computes in another type than it was asked for.
+            BadConfiguration: the library computes in another type than requested.
         """
         if self._stateful is None:
             opened = StatefulGraph(self._directory, self.properties)
@@ -97,14 +96,14 @@ class Pipeline:
         return self._stateful.read(ids).float()
 
     def begin(self, prompts: Sequence[Any], output_tokens: int, ends: Collection[int]) -> Stepping:
-        """Take these prompts; see ``SteppedEngine``."""
+        """Set up generation; see ``SteppedEngine``."""
         import openvino_genai as genai
 
         config = genai.GenerationConfig()
         config.max_new_tokens = output_tokens
         config.do_sample = False
         config.ignore_eos = not ends
-        config.stop_token_ids = set(ends) or {0}  # the library wants one where it ends nothing
+        config.stop_token_ids = set(ends) or {0}  # the library needs one, even if ignored
         config.eos_token_id = min(config.stop_token_ids)
         tokens: list[list[int]] = [[] for _ in prompts]
         running: dict[int, Any] = {}
@@ -179,7 +178,7 @@ class OpenVinoEngine(SteppedEngine):
             yield read[len(text.prompt) - 1 : -1]
 
     def _logits(self, prompts: Sequence[Any], tokens: Sequence[Sequence[int]]) -> list[Any]:
-        """For each step the logits [batch, vocabulary] before its token; zeros behind an end."""
+        """Logits [batch, vocabulary] of each step; zeros after an end."""
         rows = []
         for prompt, ids in zip(prompts, tokens, strict=True):
             before = prompt.data[0].tolist()
@@ -188,8 +187,8 @@ class OpenVinoEngine(SteppedEngine):
 
 
 def load(request: Request, device: Device) -> OpenVinoEngine:
-    """Open the graph of ``request.model``, making it if need be; see ``EngineLoader``."""
-    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+    """Open the graph of ``request.model``, converted if missing; see ``EngineLoader``."""
+    transformers_logging.disable_progress_bar()
     means = precisions.require(request.precision, device.name, request.engine).means
     computes_in = _computing_type(request.precision)
     source = open_model(request.model)
@@ -220,7 +219,7 @@ def _computing_type(precision: str) -> str:
     """OpenVINO's name of the type of products.
 
     Raises:
-        Unsupported: this CPU has no instructions for it, and the library would take another.
+        Unsupported: this CPU lacks it, and the library would take another.
     """
     import openvino
 

@@ -1,13 +1,11 @@
-"""A decoder as a graph of OpenVINO, made of transformers' model once, in the node's cache.
+"""Convert a decoder of transformers to a graph of OpenVINO, once, in the node's cache.
 
-The model is traced as one step: new tokens, a mask, their positions, and keys and values of what
-was read before. Those become states of the graph (``ReadValue``), by which OpenVINO GenAI
-recognises attention and puts paged attention in its place. The mask is handed to the model with
-all four axes, so that nothing of transformers' own making of masks is traced.
+The model is traced as one step. Its keys and values become states (``ReadValue``), by which
+OpenVINO GenAI recognises attention and replaces it by paged attention. The mask has all four axes,
+so that transformers' mask creation is not traced.
 
-Every graph is compared with torch before it is kept: a text that is read in two parts gives the
-logits of the same text read at once. That proof is short: parts of a model that depend on a text's
-length are asked for, and limit the texts or are refused.
+A new graph must give torch's logits for a text read in two parts. That text is short, so models
+that depend on a text's length are limited or refused (``window_of``).
 """
 
 from __future__ import annotations
@@ -43,12 +41,11 @@ from workloads.models.checkpoints import fingerprint
 from workloads.models.loading import ModelSource
 
 GRAPH = "openvino_model.xml"
-#: Raise when conversions become something else: it is in the cache's keys.
-_RECIPE = 2
+_RECIPE = 2  # part of the cache's keys; raise it when conversions change
 _PACKAGES = ("torch", "transformers", *(package.name for package in SPEC.packages))
 _TEXT = ("input_ids", "attention_mask", "position_ids")
 _PROOF_TOKENS, _PROOF_FIRST = 9, 5
-#: Compression of a precision: nncf's mode and its options. A group of weights has one scale.
+#: nncf's mode and options of a precision.
 _COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
     "int8": ("INT8_SYM", {}),
     "int4": ("INT4_SYM", {"group_size": 64}),
@@ -56,7 +53,7 @@ _COMPRESSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class _Step(torch.nn.Module):
-    """A forward pass over new tokens behind keys and values that are given one by one."""
+    """A forward pass over new tokens after given keys and values."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -92,12 +89,12 @@ class _Step(torch.nn.Module):
 
 
 def properties_of(computes_in: str) -> dict[str, object]:
-    """OpenVINO's settings of one type for products, keys and values, named as it names types."""
+    """OpenVINO's properties for one type of products, keys and values."""
     return {"INFERENCE_PRECISION_HINT": computes_in, "KV_CACHE_PRECISION": computes_in}
 
 
 class StatefulGraph:
-    """An open graph that reads one text at a time; its states are those of that text."""
+    """An open graph that reads one text at a time."""
 
     def __init__(self, directory: Path, properties: Mapping[str, object]) -> None:
         import openvino
@@ -109,11 +106,11 @@ class StatefulGraph:
 
     @property
     def computes_in(self) -> str:
-        """Type of its products, as OpenVINO names it."""
+        """OpenVINO's name of the type of products."""
         return str(self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
 
     def read(self, *parts: Sequence[int]) -> torch.Tensor:
-        """Logits [tokens, vocabulary] of a text that is read part by part."""
+        """Logits [tokens, vocabulary] of a text read part by part."""
         self._request.reset_state()
         found, before = [], 0
         for part in parts:
@@ -132,11 +129,11 @@ class StatefulGraph:
 
 
 def graph_directory(request: Request, source: ModelSource, tokenizer: Any) -> Path:
-    """The directory of a model's graph in a precision, made if it is not in the node's cache.
+    """Directory of a model's graph in a precision, converted if not in the node's cache.
 
     Raises:
         Unsupported: the model cannot be traced.
-        BadConfiguration: the graph does not compute what torch computes.
+        BadConfiguration: the graph's outputs differ from torch's.
     """
     model = fingerprint(Path(source.path))
     plain = exported_directory(
@@ -158,7 +155,7 @@ def _key(*parts: str) -> str:
 
 @torch.no_grad()
 def _export(model: Any, tokenizer: Any, directory: Path) -> dict[str, Any]:
-    """Write a model's graph, and return what is to be known of it."""
+    """Write a model's graph; return facts about it."""
     import openvino
 
     window = window_of(model)
@@ -176,8 +173,7 @@ def _export(model: Any, tokenizer: Any, directory: Path) -> dict[str, Any]:
 
 
 def window_of(model: Any) -> int | None:
-    """Positions of a text up to which the graph, that attends to all, does what the model does;
-    None: any number.
+    """Most positions for which attending to the whole text equals the model; None: any number.
 
     Raises:
         Unsupported: there is no such number.
@@ -197,7 +193,7 @@ def window_of(model: Any) -> int | None:
 
 
 def _traced(model: Any, ids: Sequence[int]) -> Any:
-    """The graph of a model, with states for its keys and values."""
+    """Trace a model to a graph with states for keys and values."""
     import openvino
 
     name = type(model).__name__
@@ -213,7 +209,7 @@ def _traced(model: Any, ids: Sequence[int]) -> Any:
     sample = (torch.tensor([ids[:new]] * 2), torch.ones(2, before + new).long(), positions, *past)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of every value that a trace holds fast
+            warnings.simplefilter("ignore")  # about each traced constant
             graph = openvino.convert_model(_Step(model), example_input=sample)
     except Exception as error:  # torch's tracer and OpenVINO's converter have many classes
         text = (str(error).strip() or repr(error)).splitlines()[0]
@@ -233,7 +229,7 @@ def _traced(model: Any, ids: Sequence[int]) -> Any:
 
 
 def _make_stateful(graph: Any, states: Mapping[str, str]) -> None:
-    """Turn these inputs and outputs into states, empty at first and with rows by ``beam_idx``."""
+    """Turn inputs and outputs into states, initially empty, with rows by ``beam_idx``."""
     import openvino
     from openvino import opset13 as ops
     from openvino._offline_transformations import apply_make_stateful_transformation
@@ -263,14 +259,14 @@ def _make_stateful(graph: Any, states: Mapping[str, str]) -> None:
 
 
 def _compress(plain: Path, directory: Path, precision: str, model: str) -> dict[str, Any]:
-    """Write a graph with its weights in 8 or 4 bits, and return what changes of its facts."""
+    """Write a graph with weights in 8 or 4 bits; return the facts that change."""
     import nncf
     import openvino
 
     mode, options = _COMPRESSED[precision]
     graph = openvino.Core().read_model(str(plain / GRAPH))
     nncf.set_log_level(logging.ERROR)
-    with contextlib.redirect_stdout(io.StringIO()):  # bars of progress
+    with contextlib.redirect_stdout(io.StringIO()):  # progress bars
         compressed = nncf.compress_weights(
             graph, mode=getattr(nncf.CompressWeightsMode, mode), **options
         )
@@ -283,7 +279,7 @@ def _compress(plain: Path, directory: Path, precision: str, model: str) -> dict[
 
 
 def _stored(graph: Any) -> dict[str, Any]:
-    """Bytes of a graph's constants, and numbers of weights by their bits."""
+    """Bytes of a graph's constants, and counts of weights by bits."""
     constants = [each for each in graph.get_ops() if each.get_type_name() == "Constant"]
     counts: dict[str, int] = {}
     total = 0

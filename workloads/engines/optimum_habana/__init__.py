@@ -1,6 +1,6 @@
 """optimum-habana: Habana's classes of transformers, and its trainer, on Gaudi cards.
 
-It replaces methods of transformers for the whole process, so it has one of its own.
+It patches transformers for the whole process, so it needs its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GaudiImageSettings(GaudiSettings):
 
 
 def _refuse_generation(asked: JobDescription) -> Iterator[Refusal]:
-    """Four bits are those of the checkpoint, and on one card."""
+    """int4 needs a 4-bit checkpoint and one card."""
     if asked.precision != "int4":
         return
     from workloads.engines.optimum_habana import quantization
@@ -51,8 +51,7 @@ def _refuse_generation(asked: JobDescription) -> Iterator[Refusal]:
         yield Refusal(setting="precision", reason=reason, unsupported=True)
 
 
-#: Values of techniques that the library's trainers have beside the defaults: every batch is padded
-#: to one length and clipped whatever a grid says.
+#: Values of techniques that the library's trainers support beside the defaults.
 _TRAINERS_OWN: dict[str, tuple[object, ...]] = {
     "gradient_checkpointing": (True,),
     "padding": ("fixed",),
@@ -60,13 +59,12 @@ _TRAINERS_OWN: dict[str, tuple[object, ...]] = {
     "autocast": ("bf16",),
     "learning_rate_schedule": ("linear",),
 }
-#: Settings of techniques that it takes whatever their value.
+#: Settings of techniques supported with any value.
 _TRAINERS_TAKE = ("schedule_steps", "max_gradient_norm")
 
 
 def _refuse_training(asked: JobDescription) -> Iterator[Refusal]:
-    """The library's own trainers run LoRA and full training as they are, on several cards by DDP;
-    Nightgrid's loop does all else."""
+    """The library's trainers do LoRA and full training with DDP; Nightgrid's loop does the rest."""
     from workloads.engines import default_engine
     from workloads.finetuning import refuse
     from workloads.training.methods import method_of
@@ -75,7 +73,7 @@ def _refuse_training(asked: JobDescription) -> Iterator[Refusal]:
     def refusal(setting: str, reason: str) -> Refusal:
         reason = f"with the engine {SPEC.name} this version trains {reason}"
         hint = f"engine {default_engine('train')} does it, on Gaudi cards too"
-        if any(other.setting == setting for other in refuse(asked)):  # whatever the engine
+        if any(other.setting == setting for other in refuse(asked)):  # refused with any engine
             hint = ""
         return Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
 
@@ -96,14 +94,14 @@ def _refuse_training(asked: JobDescription) -> Iterator[Refusal]:
                 )
 
 
-#: Pipelines of diffusers that have a counterpart whose use was tried.
+#: diffusers' pipelines whose counterparts have been tried.
 _PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
-#: Of a text-to-image job's schedulers, those that the library has for Gaudi.
+#: Values of ``scheduler`` that the library supports on Gaudi.
 _SCHEDULERS = (None, "own", "ddim", "euler")
 
 
 def _refuse_images(asked: JobDescription) -> Iterator[Refusal]:
-    """The library's pipelines as they are: its classes, its schedulers, its way to run a U-Net."""
+    """Refuse what the library's pipelines lack."""
     from workloads.engines.images import facts_of
 
     facts, parameters = facts_of(asked.model), asked.parameters
@@ -197,15 +195,15 @@ _version: list[str] = []
 
 
 def prepare(device: Device) -> str:
-    """Patch transformers for Gaudi, once in a process; the library's version.
+    """Patch transformers for Gaudi once in a process, in ten seconds; return the library's version.
 
-    Only a process that was started for this engine may call it: a stock transformers model beside
-    it would no longer be stock (``engines.process_kind`` keeps them apart). It takes ten seconds.
+    Call it only in this engine's processes (``engines.process_kind``): stock transformers models
+    would be patched too.
     """
     if not _version:
-        device.synchronize()  # the bridge comes before the library, which looks for it
-        # It runs ``pip list`` for the bridge's version when it is imported, and fails with an
-        # IndexError where PATH has no pip, or another environment's; and it prints by print.
+        device.synchronize()  # load the bridge, which the library looks for
+        # On import it prints, and runs ``pip list`` for the bridge's version: an IndexError if
+        # PATH has no pip, or another environment's.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         with variables({"PATH": path}), contextlib.redirect_stdout(io.StringIO()):
             from optimum.habana.transformers.modeling_utils import adapt_transformers_to_gaudi

@@ -1,16 +1,12 @@
 """optimum-habana's ``generate`` on a Gaudi card: every step of one shape, captured once.
 
-The bridge compiles a graph for every shape it meets, which takes seconds, so nothing may change its
-shape: a batch is padded on the left to a multiple of ``BUCKET``, the key/value cache is as long as
-prompt and answer together from the start, and a counter on the card says where in it a step is. In
-lazy mode a captured graph is replayed as a whole (HPU graphs); in compile mode torch.compile hands
-graphs to the bridge, and the process was started without lazy mode.
+The bridge compiles a graph for every shape, in seconds, so shapes are static: prompts are padded on
+the left to a multiple of ``BUCKET``, the key/value cache holds prompt and answer from the start,
+and a counter on the card is the position in it. Lazy mode replays captured graphs (HPU graphs);
+compile mode passes torch.compile's graphs to the bridge, in a process without lazy mode.
 
-The host runs ahead of the card from token to token. To wait for each would leave the card idle in
-between, so only the first token (TTFT) and the end are waited for.
-
-ChatGLM3 is loaded from its original layout, on whose class the library is fast; for transformers'
-own GLM class it has no static shapes, so every step would be compiled anew.
+Only the first token (TTFT) and the end are waited for, so that the host runs ahead of the card.
+ChatGLM3 uses its original layout: the library has no static shapes for transformers' GLM class.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from workloads.engines.loaded import Generated
 from workloads.engines.optimum_habana import SPEC, prepare, quantization
 from workloads.engines.passes import encoded_prompts, generate_once, result_of
 from workloads.engines.torch_models import (
-    BUCKET,  # in such parts the cache is read, too
+    BUCKET,  # also the size of cache reads
     Batch,
     SourceReader,
     end_token_ids_of,
@@ -56,12 +52,12 @@ ENGINE = SPEC.name
 CALIBRATION = SPEC.calibrations["fp8"]  # the workload that measures what fp8 needs
 
 
-#: Where torch.compile goes: the decoder, by its name in most architectures.
+#: Attributes of the decoder, which is what torch.compile gets.
 _DECODERS = ("transformer", "gpt_neox", "model")
 
 
 class GaudiSteps(Steps):
-    """The same in the library's convention; only the first step is waited for."""
+    """``Steps`` in the library's convention; reports the first step only."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **given: Any) -> Any:
         self.steps += 1
@@ -85,7 +81,7 @@ class OptimumHabanaEngine(TransformersEngine):
 
     @property
     def fast_softmax(self) -> bool:
-        """True if fused attention takes its faster softmax, as the library's own script does."""
+        """True if fused attention uses its fast softmax, as in the library's script."""
         return self.flash_attention and self.sixteen_bits
 
     def padded_length(self, longest: int) -> int:
@@ -110,11 +106,8 @@ class OptimumHabanaEngine(TransformersEngine):
         return GaudiSteps(on_step)
 
     def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
-        """A new ``GaudiGenerationConfig`` for every call.
-
-        The key/value cache is read in buckets only where it is kept; a causal mask in place of
-        the real one only where no prompt is padded, since it would show padding to the others.
-        """
+        """A new ``GaudiGenerationConfig`` for every call; a causal mask only without padding, which
+        it would not hide."""
         from optimum.habana.transformers.generation import GaudiGenerationConfig
 
         ends = None if ignore_eos else sorted(self.end_token_ids) or None
@@ -160,7 +153,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     version = prepare(device)
     from optimum.habana.transformers.generation import GaudiGenerationConfig
 
-    transformers_logging.set_verbosity_error()  # it explains its defaults at every call
+    transformers_logging.set_verbosity_error()  # it logs its defaults at every call
     transformers_logging.disable_progress_bar()
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
     precisions.require(request.precision, device.name, ENGINE)
@@ -191,7 +184,6 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         model = hpu.capture_graphs(model)
     elif mode == "compile":
         details["compiled"] = _compile(model, hpu)
-    # Allocated once: for bf16, and for classes that can do that.
     kept_cache = static and request.precision != "fp32" and hasattr(model, "allocate_kv_cache")
     flash, sixteen_bits = attention == "sdpa", request.precision != "fp32"
     details |= {
@@ -224,10 +216,9 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
 
 
 def check_mode(mode: str, device: HpuDevice) -> None:
-    """Make sure that the process was started for the mode; what it really has decides.
-
+    """
     Raises:
-        Unsupported: it was started for another one.
+        Unsupported: this process was started in another mode.
     """
     if device.lazy() != (mode == "lazy"):
         raise Unsupported(
@@ -237,12 +228,11 @@ def check_mode(mode: str, device: HpuDevice) -> None:
 
 
 def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
-    """The library's class with its weights, on the host: the task loads it, and the library has
-    put its classes in place of transformers'.
+    """Load a model on the host by its task, in the library's patched classes.
 
     Raises:
         DataMissing: weights are missing, or fp8 has no calibration.
-        Unsupported: int4 is asked of a checkpoint that is not in 4 bits.
+        Unsupported: int4 without a 4-bit checkpoint.
     """
     arguments: dict[str, Any] = {"torch_dtype": precisions.compute_dtype(request.precision)}
     measured = request.workload == CALIBRATION
@@ -269,8 +259,8 @@ def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
 
 
 def _complete(config: Any, dtype: torch.dtype) -> None:
-    """Add what the library's ChatGLM reads from a config and early checkpoints do not say."""
-    config.torch_dtype = dtype  # of the key/value cache that is kept
+    """Add what the library's ChatGLM needs and early checkpoints' configs lack."""
+    config.torch_dtype = dtype  # of the reused key/value cache
     if not hasattr(config, "original_rope"):
         config.original_rope = True
 
@@ -282,7 +272,7 @@ def _static_shapes(model: Any) -> bool:
 
 
 def _compile(model: Any, device: HpuDevice) -> str:
-    """Compile the decoder for the card, in place; its name."""
+    """Compile the decoder in place; return its name."""
     for name in _DECODERS:
         decoder = getattr(model, name, None)
         if isinstance(decoder, torch.nn.Module):
@@ -295,7 +285,7 @@ def _compile(model: Any, device: HpuDevice) -> str:
 
 
 def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """ChatGLM3's config in its original layout names only one of the ids that end a text."""
+    """End tokens; ChatGLM3's original config names only one of three."""
     if getattr(model.config, "model_type", "") != "chatglm":
         return end_token_ids_of(model, tokenizer)
     from workloads.models.chatglm3.layout import END
@@ -305,7 +295,7 @@ def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def context_length(config: Any) -> int | None:
-    """Positions that a model was made for, by its config; None where it does not say."""
+    """Most positions of a model, by its config; None if unknown."""
     for name in ("max_position_embeddings", "seq_length"):
         positions = getattr(config, name, None)
         if isinstance(positions, int):
@@ -321,7 +311,7 @@ def run(request: Request, context: JobContext) -> Result:
     precisions.require("fp8", device.name, ENGINE)
     context.enter_phase("load")
     began = context.clock()
-    context.resident(f"{request.residency_key}|measured", lambda: None)  # others' models make room
+    context.resident(f"{request.residency_key}|measured", lambda: None)  # evict other models
     engine = load(request, device)
     load_s = context.clock() - began
     dataset = load_dataset(request.dataset, parameters.reading())

@@ -1,9 +1,7 @@
 """optimum-habana's diffusion pipelines on a Gaudi card.
 
-In lazy mode the U-Net is captured once for each shape of its inputs and replayed for every step of
-every batch (HPU graphs); text encoder and decoder are collected and compiled by the bridge. The
-library paints several batches a call and stops its clock without waiting for the card; here every
-call is one batch, and the clock is ours.
+In lazy mode the U-Net is captured once per input shape and replayed (HPU graphs). Every call is one
+batch, timed here: the library's own timing does not wait for the card.
 """
 
 from __future__ import annotations
@@ -25,16 +23,15 @@ from workloads.registry import task_for
 if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
 
-#: Before the names of the library's classes stand those of diffusers.
-_PREFIX = "Gaudi"
+_PREFIX = "Gaudi"  # of diffusers' class names
 
 
 def load(request: Request, device: Device) -> ImagePipeline:
     """Load ``request.model`` in ``request.precision`` onto the card.
 
     Raises:
-        DataMissing: the pipeline is not there, or not complete.
-        Unsupported: the library has no such pipeline, or the process another mode.
+        DataMissing: the pipeline is missing or incomplete.
+        Unsupported: the library has no such pipeline, or the process has another mode.
     """
     version = prepare(device)
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
@@ -86,9 +83,8 @@ def load(request: Request, device: Device) -> ImagePipeline:
 
 @contextlib.contextmanager
 def _stock_text_encoder() -> Iterator[None]:
-    """Build transformers' own CLIP in the block, as the library's scripts for images do. Its
-    replacement, which language models bring into the process, fails on a text (1.21.2): it adds a
-    mask of [batch, 1, length, length] to weights of [batch * heads, length, length]."""
+    """Use transformers' own CLIP in the block: the library's (1.21.2) fails on texts, adding a mask
+    [batch, 1, length, length] to weights [batch * heads, length, length]."""
     from transformers.models.clip import modeling_clip
 
     own = modeling_clip.__name__
@@ -107,5 +103,5 @@ def _stock_text_encoder() -> Iterator[None]:
 
 
 def _arguments(count: int) -> dict[str, Any]:
-    """One batch a call, all of it within the library's own figures, which are not read."""
+    """Arguments for one batch a call."""
     return {"batch_size": count, "throughput_warmup_steps": 0}

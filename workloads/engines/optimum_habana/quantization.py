@@ -1,14 +1,12 @@
 """fp8 and 4 bits on a Gaudi card.
 
-*fp8* is made by the Intel Neural Compressor in two passes: one runs the model in bf16 and writes
-down the largest values that every layer sees, the other replaces the layers by fp8 ones whose
-scales come from those. The first is a job of its own (``engines/calibration.py``); jobs in
-fp8 wait for it. Its files hold for the same model, the same number of cards and the same
-generation of card. They lie under ``NIGHTGRID_CALIBRATIONS``, else in the node's cache: nodes that
-share no cache need the variable set to a directory that all of them see.
+*fp8*: the Intel Neural Compressor measures each layer's largest values in bf16, in a job of its own
+(``engines/calibration.py``) that fp8 jobs wait for, then replaces the layers. Files are valid for
+one model, number of cards and card generation; they are in ``NIGHTGRID_CALIBRATIONS``, which nodes
+without a shared cache must set to a shared directory, else in the node's cache.
 
-*4 bits* come with the checkpoint: GPTQ, AWQ or AutoRound have chosen them, and a Gaudi card expands
-them to bf16 for each product.
+*4 bits* come with the checkpoint (GPTQ, AWQ, AutoRound); the card expands them to bf16 for each
+product.
 """
 
 from __future__ import annotations
@@ -27,18 +25,17 @@ from workloads.data.cache import cache_root
 if TYPE_CHECKING:
     from workloads.base import Request
 
-#: Written by a calibration that has come to its end.
-_DONE = "complete.json"
+_DONE = "complete.json"  # written at the end of a calibration
 
-#: Types of models whose class in optimum-habana makes the key/value cache in bf16, whatever it is
-#: told. The compressor would write fp8 values into it and take them for bf16 ones.
+#: Models whose class always has a bf16 key/value cache, into which the compressor would write fp8
+#: values and read them as bf16.
 _CACHE_IN_BF16 = ("chatglm",)
 
-#: AutoRound's own layers for Gaudi read its checkpoints and GPTQ's, which are packed alike. (The
-#: last release of auto-gptq, 0.7.1, has no layers for Gaudi.)
+#: AutoRound's layers also read GPTQ checkpoints, which are packed alike; auto-gptq (0.7.1) has no
+#: layers for Gaudi.
 _AUTO_ROUND = ("auto_round", "pip install auto-round-hpu")
 
-#: How a checkpoint names its quantisation, the package that reads it, and what installs that.
+#: Checkpoint's method -> package that reads it, and its install command.
 FOUR_BIT = {
     "gptq": _AUTO_ROUND,
     "awq": ("awq", "pip install autoawq==0.2.7"),
@@ -54,7 +51,7 @@ NOT_FOUR_BIT = (
 
 
 def calibration_directory(model: str, cards: int, device_name: str) -> Path:
-    """Directory of a calibration's files, for one model, number of cards and kind of card."""
+    """Directory of a calibration's files."""
     named = os.environ.get("NIGHTGRID_CALIBRATIONS")
     root = Path(named).expanduser() if named else cache_root() / "calibrations"
     readable = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{Path(model).name}-{cards}x{device_name}")
@@ -63,7 +60,7 @@ def calibration_directory(model: str, cards: int, device_name: str) -> Path:
 
 
 def compressor_settings(directory: Path, *, measure: bool, model_type: str = "") -> dict[str, Any]:
-    """The compressor's configuration of either pass, for a model whose config names this type."""
+    """The compressor's configuration, to measure or to quantise."""
     settings: dict[str, Any] = {
         "method": "HOOKS",
         "mode": "MEASURE" if measure else "QUANTIZE",
@@ -81,7 +78,7 @@ def compressor_settings(directory: Path, *, measure: bool, model_type: str = "")
 
 
 def start_measuring(model: Any, directory: Path) -> Any:
-    """The model with what measures in it."""
+    """The model with measuring hooks."""
     from neural_compressor.torch.quantization import prepare
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -90,7 +87,7 @@ def start_measuring(model: Any, directory: Path) -> Any:
 
 
 def stop_measuring(model: Any, directory: Path, facts: Mapping[str, Any]) -> None:
-    """Write down what was measured; what was measured last makes the files complete."""
+    """Write the measurements and mark them complete."""
     from neural_compressor.torch.quantization import finalize_calibration
 
     finalize_calibration(model)
@@ -101,7 +98,7 @@ def quantize(model: Any, request: Request, directory: Path) -> Any:
     """The model with its layers in fp8.
 
     Raises:
-        DataMissing: there is no calibration for so many cards of this kind.
+        DataMissing: there is no calibration.
     """
     from neural_compressor.torch.quantization import convert
 
@@ -116,19 +113,19 @@ def quantize(model: Any, request: Request, directory: Path) -> Any:
 
 
 def _configuration(directory: Path, *, measure: bool, model_type: str = "") -> Any:
-    """The settings as a file, which is how the compressor wants them."""
+    """The configuration from a file, as the compressor requires."""
     from neural_compressor.torch.quantization import FP8Config
 
     settings = compressor_settings(directory, measure=measure, model_type=model_type)
     file = directory / f"{str(settings['mode']).lower()}-{os.getpid()}.json"
     file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    # The library's attention looks at this variable to choose its memory saving form.
+    # The library's attention reads it to choose its memory-saving form.
     os.environ["QUANT_CONFIG"] = str(file)
     return FP8Config.from_json_file(str(file))
 
 
 def four_bit_method(config: Mapping[str, Any]) -> str | None:
-    """Method by which a checkpoint of this config.json was quantised to 4 bits; None if not."""
+    """Method of a 4-bit checkpoint, by config.json; None if it is not one."""
     described = config.get("quantization_config") or {}
     method = str(described.get("quant_method", ""))
     bits = described.get("bits", described.get("w_bit", 4))
@@ -136,10 +133,10 @@ def four_bit_method(config: Mapping[str, Any]) -> str | None:
 
 
 def four_bit_arguments(config: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` for a checkpoint that is in 4 bits already.
+    """Arguments of ``from_pretrained`` for a 4-bit checkpoint.
 
     Raises:
-        Unsupported: it is not, or the package that reads it is missing.
+        Unsupported: it is not one, or the package that reads it is missing.
     """
     import importlib.util
 
@@ -159,17 +156,13 @@ def four_bit_arguments(config: Mapping[str, Any], model: str) -> dict[str, Any]:
 
     return {
         "quantization_config": AutoRoundConfig(bits=4, backend="hpu"),
-        "device_map": {"": "hpu"},  # without one it takes its layers for CPUs
+        "device_map": {"": "hpu"},  # else it uses its CPU layers
     }
 
 
 def pack_for_the_card(model: Any) -> None:
-    """Turn the weights of AutoRound's layers into the order that the card's expansion reads.
-
-    A checkpoint packs eight inputs of one output into a number, the card wants eight outputs of one
-    input. The layers have a method for it, which AutoRound 0.16 calls for other devices' layers
-    only; it works on the host.
-    """
+    """Repack AutoRound's weights, on the host, from eight inputs of one output to the card's eight
+    outputs of one input; AutoRound 0.16 calls its own method for other devices only."""
     for layer in model.modules():
         as_loaded = getattr(layer, "QUANT_TYPE", "") == "hpu"
         if as_loaded and layer.qweight.shape[0] != layer.infeatures:

@@ -1,13 +1,9 @@
 """Training by optimum-habana's own trainers, ``GaudiTrainer`` and ``GaudiSeq2SeqTrainer``.
 
-The trainer runs the loop: lazy mode with a graph for each part of a step, the bridge's fused AdamW
-and clipping, forward and backward pass overlapped; on several cards DDP, each card the whole model.
-Callbacks at each step's begin and end wait for the card, and those steps are the row's
-samples. Every batch is padded to the most tokens there may be: another shape would be another
-graph. A loss is the library's, a mean over each card's labelled tokens.
-
-The same job with the engine ``transformers`` runs Nightgrid's own loop on the card; that one knows
-all methods, techniques and ZeRO.
+Lazy mode, the bridge's fused AdamW and clipping, overlapped forward and backward passes; DDP on
+several cards. Callbacks synchronize at each step's begin and end, and steps are the row's samples.
+Every batch is padded to the most tokens, since each shape is another graph. Losses are means over
+each card's labelled tokens. The engine ``transformers`` has all methods, techniques and ZeRO.
 """
 
 from __future__ import annotations
@@ -51,12 +47,11 @@ if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
 
 
-#: The tensors of one sample, each [positions].
-Row = dict[str, torch.Tensor]
+Row = dict[str, torch.Tensor]  # of one sample, each [positions]
 
 
 class Rows(torch.utils.data.Dataset[Row]):
-    """All rows of all steps, all cards together, each of one shape."""
+    """Rows of all steps and cards, all of one shape."""
 
     def __init__(self, data: DataPlan, samples: Sequence[Learnable], steps: int) -> None:
         self._data, self._samples, self._steps = data, samples, steps
@@ -79,12 +74,12 @@ class Rows(torch.utils.data.Dataset[Row]):
         return {name: tensor[0] for name, tensor in inputs.tensors().items()}
 
     def of(self, step: int, rank: int) -> Sequence[Learnable]:
-        """The samples that a card meets in a step."""
+        """A card's samples of a step."""
         first = rank * self._data.batch_size
         return self._drawn(step)[first : first + self._data.batch_size]
 
     def batch(self, step: int, rank: int) -> Row:
-        """The tensors that a card meets in a step, each [rows, positions]."""
+        """A card's tensors of a step, each [rows, positions]."""
         first = step * self._at_once + rank * self._data.batch_size
         return stacked([self[place] for place in range(first, first + self._data.batch_size)])
 
@@ -95,8 +90,7 @@ def stacked(rows: Sequence[Row]) -> Row:
 
 
 class Steps(TrainerCallback):  # type: ignore[misc]
-    """Times each step and ends training when its time is up. Cards that train together meet before
-    each step, and end it for the same reason."""
+    """Times each step and stops training at the time limit; cards decide together."""
 
     def __init__(
         self, context: JobContext, settings: MeasureSettings, warmup: int, rows: Rows
@@ -142,7 +136,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         self._compiled = self._context.device.compilations().since(self._compiled)
 
     def measured(self) -> Measured:
-        """The timed steps, one sample each, warm-up included. All steps have one shape."""
+        """All steps, warm-up included, one sample each."""
         warmed_up = bool(self._settings.warmup)
         end = "limit" if self._warmup_cut else "complete"
         return Measured(
@@ -162,7 +156,7 @@ class Steps(TrainerCallback):  # type: ignore[misc]
 
     def _samples(self) -> tuple[Sample, ...]:
         row = self._rows[0]
-        # Both sides of a pair: a decoder works on positions of its own.
+        # Count the decoder's positions too.
         sides = [row[name] for name in ("input_ids", "decoder_input_ids") if name in row]
         positions = sum(int(side.numel()) for side in sides)
         made = []
@@ -187,8 +181,8 @@ class Steps(TrainerCallback):  # type: ignore[misc]
 
 
 def first_loss(model: Any, data: DataPlan, rows: Rows, rank: int) -> float:
-    """Mean loss of the labelled tokens of a card's first batch, without training. From the logits:
-    some of the library's classes give their loss in bf16, in which a few steps change nothing."""
+    """Mean loss of a card's first batch in evaluation mode, from logits: some of the library's
+    classes return losses in bf16, too coarse to show a few steps."""
     model.eval()
     with torch.no_grad():
         batch = {name: t.to(data.device.torch_device) for name, t in rows.batch(0, rank).items()}
@@ -200,8 +194,7 @@ def first_loss(model: Any, data: DataPlan, rows: Rows, rank: int) -> float:
     return loss
 
 
-#: The norm that the trainer clips gradients to by default.
-_CLIPPED_TO = 1.0
+_CLIPPED_TO = 1.0  # the trainer's default gradient norm
 
 
 def run(request: Request, context: JobContext) -> Result:
@@ -218,7 +211,7 @@ def _run(request: Request, context: JobContext) -> Result:
     import optimum.habana as gaudi
 
     context.enter_phase("load")
-    context.resident(f"{request.residency_key}|trained", lambda: None)  # others' models make room
+    context.resident(f"{request.residency_key}|trained", lambda: None)  # evict other models
     baseline = resident_bytes()
     began = context.clock()
     fresh = request.parameters.get("initial_weights") == "fresh"
@@ -278,7 +271,7 @@ def _run(request: Request, context: JobContext) -> Result:
             return loss
 
     class Checkpointing(TrainerCallback):  # type: ignore[misc]
-        """The trainer, which is not asked for checkpointing, switches it off before it begins."""
+        """Switches checkpointing on again after the trainer has switched it off."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             _checkpoint_layers(applied.model)
@@ -286,7 +279,7 @@ def _run(request: Request, context: JobContext) -> Result:
     with (
         tempfile.TemporaryDirectory() as directory,
         HostMemoryPeak() as host_memory,
-        # accelerate shall see a rank of a gang, whose one card is its first.
+        # For accelerate: each rank has one card, its first.
         variables({"LOCAL_RANK": "0"} if cards > 1 else {}),
     ):
         trainer = Trainer(
@@ -308,8 +301,8 @@ def _run(request: Request, context: JobContext) -> Result:
                 throughput_warmup_steps=warmup,
                 pipelining_fwd_bwd=mode == "lazy",
                 adjust_throughput=True,
-                # It would multiply the loss by the cards, and classes such as T5's do not divide
-                # by the labels of all cards in return.
+                # It multiplies the loss by the number of cards; T5's and similar classes do not
+                # divide by all cards' labels in return.
                 average_tokens_across_devices=not task.encoder_decoder,
                 dataloader_drop_last=True,
                 save_strategy="no",
@@ -379,8 +372,8 @@ def _run(request: Request, context: JobContext) -> Result:
 
 
 def _checkpoint_layers(model: Any) -> None:
-    """Switch gradient checkpointing on with torch's own function: the library's copy of it does
-    not go with torch's early stop, and dies in the backward pass of T5."""
+    """Enable gradient checkpointing with torch's function; the library's copy is incompatible with
+    torch's early stop and fails in T5's backward pass."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not getattr(inner, "supports_gradient_checkpointing", False):
         raise Unsupported(f"{type(inner).__name__} has no gradient checkpointing")

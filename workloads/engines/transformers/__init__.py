@@ -41,10 +41,8 @@ class GenerationSettings(GaudiSettings, CompileSettings):
     )
 
 
-#: Precisions in which torch compiles a model, since its layers are torch's own.
-_PLAIN = ("fp32", "bf16", "fp16")
-#: Precisions that kernels for 2:4 sparsity take.
-_SPARSE = ("bf16", "fp16")
+_PLAIN = ("fp32", "bf16", "fp16")  # precisions that torch.compile supports
+_SPARSE = ("bf16", "fp16")  # precisions of the 2:4 kernels
 
 
 def _refuse_generation(job: JobDescription) -> Iterator[Refusal]:
@@ -76,7 +74,7 @@ def _refuse_generation(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _is_encoder_decoder(model: str) -> bool:
-    """Tell if a model is a sequence-to-sequence model, as far as the plan knows."""
+    """Return whether a model is known to be sequence-to-sequence."""
     from workloads.models.catalog import checkpoint_kind
     from workloads.registry import task_of
 

@@ -1,10 +1,8 @@
-"""transformers' own ``generate`` and encoders: static batches, one step for all prompts at once.
+"""transformers' own ``generate`` and encoders, in static batches.
 
-A batch is padded on the left, so that every prompt ends where generation starts. It runs until
-each prompt has ended or the limit is reached; a prompt that ends early keeps its row busy with
-padding, which is not counted. The generation config that comes with a checkpoint (temperature,
-penalties, …) is put aside after loading, because ``generate`` merges it into whatever it is given:
-two models would otherwise not do the same work, and one job's settings would leak into the next.
+A batch runs until each prompt has ended; rows that end early go on with uncounted padding. The
+checkpoint's generation config (temperature, penalties, …) is replaced after loading: ``generate``
+would merge it into every call, so that models would do different work.
 """
 
 from __future__ import annotations
@@ -96,7 +94,7 @@ class TransformersEngine(TorchModel):
             begins = self.new_from(longest)
             return Generated(
                 tokens=output.sequences[:, begins : begins + steps.steps].tolist(),
-                # The last token of each row is produced but never fed back.
+                # The last token of each row is not fed back.
                 computed_tokens=batch * (longest + steps.steps - 1),
                 logits=[step.float().cpu() for step in output.logits or ()],
             )
@@ -109,7 +107,7 @@ class TransformersEngine(TorchModel):
         return {}
 
     def steps(self, on_step: Callable[[], None]) -> Steps:
-        """What is called after every step."""
+        """Criterion that ``generate`` calls after every step."""
 
         def step() -> None:
             self.device.mark_step()
@@ -118,7 +116,7 @@ class TransformersEngine(TorchModel):
         return Steps(step)
 
     def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
-        """A new one for every call. Without end-of-sequence ids nothing ends a prompt early."""
+        """A new generation config for every call."""
         return GenerationConfig(
             max_new_tokens=output_tokens,
             do_sample=False,
@@ -159,10 +157,10 @@ def load_model(request: Request, device: Device, attention: str) -> LoadedModel:
     """Load ``request.model`` in ``request.precision``.
 
     Raises:
-        DataMissing: the model is not there.
-        Unsupported: the precision or the attention cannot be had on this device.
+        DataMissing: the model is missing.
+        Unsupported: this device lacks the precision or the attention.
     """
-    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+    transformers_logging.disable_progress_bar()
     arguments = precisions.loading_arguments(request.precision, device.name)
     if lacking := device.lacks(request.precision):
         raise Unsupported(f"{request.precision}: {lacking}")
@@ -270,7 +268,7 @@ def load_encoder(request: Request, device: Device) -> TransformersEncoder:
 
 
 def _split(model: Any, tensor: int) -> str:
-    """Keep this rank's part of every matrix; what was done."""
+    """Keep this rank's part of every matrix; return a description."""
     import torch.distributed as dist
 
     from workloads.training.parallel.layout import Layout, make_groups
@@ -280,12 +278,11 @@ def _split(model: Any, tensor: int) -> str:
     return split(model, layout, make_groups(layout))
 
 
-#: Sizes that the kernels want to divide a matrix's rows and columns, in 16 bits.
-_ROWS, _COLUMNS = 32, 64
+_ROWS, _COLUMNS = 32, 64  # must divide a matrix's, in 16 bits
 
 
 def use_kernels(model: Any) -> str:
-    """Compress a model's linear layers in place; what was done.
+    """Compress a model's linear layers in place; return a description.
 
     Raises:
         BadConfiguration: a layer has more than two values in a group of four, or none fits.
@@ -316,7 +313,7 @@ def use_kernels(model: Any) -> str:
 
 
 def is_two_of_four(weight: Any) -> bool:
-    """Tell if at most two of every four inputs have a value."""
+    """Return whether at most two of every four inputs are nonzero."""
     if weight.shape[1] % pruning.GROUP:
         return False
     values = (weight != 0).view(weight.shape[0], -1, pruning.GROUP).sum(2)

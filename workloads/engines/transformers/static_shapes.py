@@ -1,15 +1,8 @@
-"""transformers' models with static shapes, compiled: for cards that compile every shape they meet,
-and for jobs that ask for torch.compile.
+"""transformers' models compiled with static shapes.
 
-The key/value cache of ``generate`` grows by a token at each step, and so do its mask and its ids:
-three new shapes a token. Here nothing grows. A batch is padded on the left to a multiple of
-``BUCKET`` positions; transformers' ``StaticCache`` is as long as prompt and answer together from
-the start; the mask is as wide, and a step uncovers one column of it. So a batch of some number of
-rows has two graphs for each bucket, one that reads prompts and one that writes a token, and
-``torch.compile`` makes them once, with the device's own backend.
-
-The host runs ahead of the card: only the first token and the end are waited for. Where texts may
-end early it looks at the tokens every ``LOOK`` steps.
+Prompts are padded on the left to a multiple of ``BUCKET``; ``StaticCache`` and mask span prompt
+and answer from the start, so a number of rows needs two graphs per bucket: prefill and decoding.
+Only the first token and the end are waited for; ended texts are checked every ``LOOK`` steps.
 """
 
 from __future__ import annotations
@@ -30,15 +23,13 @@ from workloads.engines.torch_models import BUCKET, Batch, room_for_graphs
 from workloads.engines.transformers.generation import TransformersEngine
 from workloads.engines.transformers.generation import load as load_plain
 
-#: Steps between two looks at whether all texts have ended.
-LOOK = 16
-#: What a row says of a model that its card's mode of execution compiles.
-_BY_MODE = {"hpu_mode": "compile"}
+LOOK = 16  # steps between checks for the end of all texts
+_BY_MODE = {"hpu_mode": "compile"}  # row details of a model compiled by its card's mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticShapesEngine(TransformersEngine):
-    """A causal language model that was compiled for static shapes."""
+    """A causal language model compiled for static shapes."""
 
     caches: dict[tuple[int, int], Any] = field(default_factory=dict)  # the last shape's cache
 
@@ -73,7 +64,7 @@ class StaticShapesEngine(TransformersEngine):
         logits: list[torch.Tensor] = []
         ends = torch.tensor(sorted(self.end_token_ids), device=card)
         ended = torch.zeros(rows, dtype=torch.bool, device=card)
-        with room_for_graphs():  # once a batch: entered at each step it would be timed with it
+        with room_for_graphs():  # once a batch, outside timed steps
             for step in range(output_tokens):
                 scores = self.model(
                     **inputs,
@@ -108,7 +99,7 @@ class StaticShapesEngine(TransformersEngine):
         return fetch
 
     def _lengths(self, texts: Sequence[Answered]) -> list[int]:
-        """All texts in one shape, since each shape is compiled."""
+        """One length for all texts, since each shape is compiled."""
         return [max(len(text.prompt) + len(text.answer) for text in texts)] * len(texts)
 
     def _run(self, **inputs: Any) -> Any:
@@ -116,7 +107,7 @@ class StaticShapesEngine(TransformersEngine):
             return self.model(**inputs)
 
     def _at(self, at: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The cache's positions, for releases of transformers whose caches do not count them."""
+        """Cache positions, for releases of transformers whose caches do not count them."""
         counted = any(hasattr(layer, "cumulative_length") for layer in self._layers())
         return {} if counted else {"cache_position": at}
 
@@ -125,10 +116,9 @@ class StaticShapesEngine(TransformersEngine):
         return list(cache.layers)
 
     def _cache(self, rows: int, total: int) -> Any:
-        """An empty cache of this size; one that is there is used again as it is, since the mask
-        covers what it held."""
+        """A cache of this size; old content is not cleared, since the mask covers it."""
         if (rows, total) not in self.caches:
-            self.caches.clear()  # before the next one takes memory
+            self.caches.clear()  # free memory first
             self.caches[rows, total] = _static_cache(self.model, rows, total)
         for layer in self._layers():
             if hasattr(layer, "cumulative_length"):
@@ -137,7 +127,7 @@ class StaticShapesEngine(TransformersEngine):
 
 
 def load(request: Request, device: Device) -> TransformersEngine:
-    """Load ``request.model``, compiled where the job says so; see ``EngineLoader``."""
+    """Load ``request.model``, compiled if the job says so; see ``EngineLoader``."""
     engine = load_plain(request, device)
     by_mode = find_engine(request.engine).mode(device.name, request.settings) == "compile"
     if not by_mode and not request.settings.get("torch_compile"):
@@ -149,7 +139,7 @@ def compiled(engine: TransformersEngine, asked: Mapping[str, str] = _BY_MODE) ->
     """The engine with its model compiled for static shapes, in place.
 
     Raises:
-        Unsupported: the model's class, or the device's torch, cannot do that.
+        Unsupported: the model's class or the device's torch cannot.
     """
     device, model = engine.device, engine.model
     if lacking := device.cannot_compile():
@@ -196,8 +186,8 @@ def _static_cache(model: Any, rows: int, total: int) -> Any:
 
 @contextlib.contextmanager
 def _not_marked_static() -> Iterator[None]:
-    """transformers marks a cache's memory as static, so that each new cache would be compiled for
-    anew; without the mark a graph is bound to shapes alone."""
+    """Stop transformers from marking cache addresses as static in the block, which would recompile
+    graphs for each new cache."""
     mark = torch._dynamo.mark_static_address
     torch._dynamo.mark_static_address = lambda *_, **__: None
     try:
@@ -207,7 +197,7 @@ def _not_marked_static() -> Iterator[None]:
 
 
 def _visible(real: torch.Tensor, total: int) -> torch.Tensor:
-    """[rows, 1, 1, total]: False on padding; positions of the answer are visible."""
+    """[rows, 1, 1, total]: False on padding."""
     rows, length = real.shape
     answer = torch.ones(rows, total - length, dtype=torch.bool, device=real.device)
     return torch.cat([real.bool(), answer], dim=1)[:, None, None, :]
@@ -219,8 +209,8 @@ def _causal(length: int, total: int, card: torch.device) -> torch.Tensor:
 
 
 def _added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask that is added to the scores: the least number where nothing may be seen, not infinity,
-    of which padding, that sees nothing, would become no number."""
+    """Additive mask: the least finite number where hidden, since -inf would make rows of padding
+    NaN."""
     least = torch.finfo(dtype).min
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(
         ~visible, least
