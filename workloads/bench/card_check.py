@@ -1,9 +1,5 @@
-"""Check a card's speed (products, copies, all-reduce) in a fifth of a second.
-
-Cards of one kind differ: hot ones, slower slots, retraining links. Each figure is the best of
-several short pieces, since disturbances only slow a piece down. Sizes are small, so figures compare
-cards and are not peaks.
-"""
+"""Check a card's speed in a fifth of a second, to compare cards of one kind (sizes too small for
+peaks). Each figure is the best of several pieces, since disturbances only slow a piece down."""
 
 from __future__ import annotations
 

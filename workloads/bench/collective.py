@@ -1,9 +1,5 @@
-"""Collective operations of a gang, one process per card: meet, wait, exchange values.
-
-Rank 0 listens on a port, the others connect. The transport is the device's: ``hccl`` (Gaudi),
-``nccl`` (NVIDIA) or ``gloo`` (CPU). Every operation has a time limit, since ranks would otherwise
-wait for a dead one for ever.
-"""
+"""Collective operations of a gang, a process per card, over ``hccl`` (Gaudi), ``nccl`` (NVIDIA) or
+``gloo`` (CPU). All have a time limit: ranks would otherwise wait for a dead one for ever."""
 
 from __future__ import annotations
 

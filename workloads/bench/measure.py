@@ -1,14 +1,9 @@
 """The timed loop: warm-up, then repeats of the same batches until throughput is known well enough.
 
-The loop stops when the confidence interval of the repeats' throughput is tight, after
-``max_repeats``, or when the time is up, and says which. A pass cut by the time limit keeps its
-samples, marked incomplete; at least one batch is always measured.
-
-If timed repeats begin slow, they count as warm-up (``warmup.py``) and timing restarts; so it does,
-once, if the timed part compiled something.
-
-All ranks of a gang start a repeat together and decide from the same gathered figures, so none waits
-for one that has stopped. Clocks are injected.
+It stops at a tight confidence interval of throughput, ``max_repeats`` or the time limit. A pass cut
+by the limit keeps its samples, marked incomplete; at least one batch is measured. Repeats with a
+slow start count as warm-up and timing restarts; so it does, once, if the timed part compiled.
+Ranks decide from the same gathered figures, so none waits for one that has stopped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Profile two untimed steps with torch's profiler, and write a trace.
-
-The profiler slows steps down, so it reports shares of time, not rates: of kernels on a card, of
-operators' self time on a CPU.
-"""
+"""Profile two untimed steps with torch's profiler, which slows them, so figures are shares of time:
+of kernels on a card, of operators' self time on a CPU."""
 
 from __future__ import annotations
 

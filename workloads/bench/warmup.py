@@ -1,12 +1,9 @@
 """Warm-up: run every shape before timing starts, until steps stop getting faster.
 
-The first run of a shape selects kernels, compiles graphs and allocates memory. Untimed repeats
-cover all batches; where each repeat is an optimizer step on another batch, shapes are *rehearsed*:
-the step's work is done and undone, so training does not depend on the clock. The largest shape
-comes first, so that jobs that do not fit fail at once and memory does not fragment.
-
-Only ``warmup_limit_s`` cuts warm-up short, and the row says so. A card that compiles each shape
-runs all of them whatever the limit, since compilation would otherwise be timed.
+Untimed repeats cover all batches; in training, shapes are *rehearsed*: the step's work is done and
+undone, so that learning does not depend on the clock. The largest shape comes first, so that jobs
+that do not fit fail at once and memory does not fragment. ``warmup_limit_s`` cuts warm-up short,
+except on cards that compile each shape, since compilation would otherwise be timed.
 """
 
 from __future__ import annotations
@@ -82,11 +79,8 @@ def _ratio(time: float, usual: float) -> float:
 
 
 def _late_start(times: Sequence[float]) -> float:
-    """Largest share of the whole that a slow beginning (at most half of the steps) costs; else 0.
-
-    Its fastest step must be slower than the rest by more than their spread and the tolerance; the
-    slowest fifth of the rest may be outliers.
-    """
+    """Largest share that a slow beginning (at most half) costs, or 0. Its fastest step must exceed
+    the rest, without their slowest fifth, by more than their spread and the tolerance."""
     largest = 0.0
     for count in range(1, len(times) // 2 + 1):
         rest = sorted(times[count:])
@@ -163,8 +157,7 @@ class Rehearsed:
 def to_rehearse(
     shapes: Sequence[Sequence[Hashable]], sizes: Sequence[Sequence[int]] = ()
 ) -> list[int]:
-    """Steps at which some rank meets a new shape, the largest first, then in order; both arguments
-    are by rank."""
+    """Steps with a new shape on some rank, the largest step first; arguments are by rank."""
     met: list[set[Hashable]] = [set() for _ in shapes]
     numbers = []
     steps = [*enumerate(zip(*shapes, strict=True))]
@@ -182,8 +175,7 @@ def to_rehearse(
 def rehearse(
     plan: WarmupPlan, clock: Callable[[], float], deadline: float, collective: Collective
 ) -> Rehearsed:
-    """Run every shape once and the last until it settles; all ranks run the same steps, since they
-    may compute parts together."""
+    """Run every shape once and the last until it settles, the same steps on all ranks."""
     assert plan.rehearse is not None
     met: set[Hashable] = set()
     steps = 0

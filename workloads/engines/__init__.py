@@ -1,8 +1,5 @@
-"""Engines: libraries that can run a model.
-
-To add one, write ``NAME.py`` with a ``SPEC`` (``base.py``), or name another package's spec under
-the entry points ``nightgrid.engines``.
-"""
+"""Engines: libraries that can run a model. To add one, write ``NAME.py`` with a ``SPEC``
+(``base.py``), or name another package's spec under the entry points ``nightgrid.engines``."""
 
 from __future__ import annotations
 
@@ -90,11 +87,8 @@ def process_kind(
     workload: str = "",
     precision: str = "",
 ) -> str:
-    """Kind of process that a job needs, "" for an ordinary one; jobs share only equal kinds.
-
-    Engines may patch shared libraries, modes may be fixed before torch is imported, and a precision
-    may switch its process for good.
-    """
+    """Kind of process that a job needs, "" for ordinary ones. Jobs share only equal kinds: engines
+    patch libraries, modes are fixed before torch's import, precisions may switch a process."""
     spec = ENGINES.get(engine)
     if spec is None:
         return ""

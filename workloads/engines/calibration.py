@@ -1,8 +1,5 @@
-"""Calibrations: measurements of a model before jobs run in a precision.
-
-Plans add the one for fp8 before jobs that need it (``EngineSpec.calibrations``); grids name the one
-for static int8 of ONNX graphs.
-"""
+"""Measurements of a model before jobs in a precision: for fp8, added by plans
+(``EngineSpec.calibrations``), and for static int8 of ONNX graphs, named in grids."""
 
 from __future__ import annotations
 

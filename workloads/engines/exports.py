@@ -1,8 +1,5 @@
-"""Graphs exported once into the node's cache, and the check of their outputs against torch's.
-
-Export writes a batch and torch's fp32 outputs beside the graph; every session runs that batch
-before timing. For quantised graphs the difference is a result of the row.
-"""
+"""Graphs exported once into the node's cache, beside a batch and torch's fp32 outputs, which every
+session checks before timing. For quantised graphs the difference is a result of the row."""
 
 from __future__ import annotations
 
@@ -54,13 +51,8 @@ def exported_directory(
     before_s: float = 0.0,
     untimed: Callable[[], dict[str, Any]] = dict,
 ) -> Path:
-    """The cache's directory of graphs under a key, built if missing.
-
-    Args:
-        build: fills an empty directory and returns facts, stored with the time it took.
-        before_s: export time of the graph that it starts from.
-        untimed: further facts.
-    """
+    """The cache's directory of graphs for a key. If missing, ``build`` fills it and returns facts,
+    stored with its time plus ``before_s`` of the graph it starts from, and ``untimed`` facts."""
 
     def timed(directory: Path) -> None:
         base.report_phase("compile")

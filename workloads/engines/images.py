@@ -1,7 +1,4 @@
-"""diffusers' text-to-image pipelines: facts for the plan, loading, and generation.
-
-Facts come from a pipeline's JSON files; of one on a hub only the index is known.
-"""
+"""diffusers' text-to-image pipelines: facts for the plan (from JSON files), loading, generation."""
 
 from __future__ import annotations
 

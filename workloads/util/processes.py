@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from workloads.util import files
 
-#: The kernel's flag of a process that is ending (PF_EXITING).
-_EXITING = 0x4
+_EXITING = 0x4  # the kernel's PF_EXITING
 
 MARKER = ".nightgrid-owner.json"
 _FORMAT = 1

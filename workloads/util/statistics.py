@@ -1,8 +1,4 @@
-"""Means with confidence intervals, and percentiles, of small sets of timings.
-
-Repeats are few (3 to 20), so intervals use Student's t: with three, the 95 % interval is 4.3
-standard errors on each side, not 2. The timing loop and the tables share these functions.
-"""
+"""Confidence intervals and percentiles of few timings, hence with Student's t."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The engine of recorded steps: loading, and generation.
 
-transformers loads the model; its layers are read off as matrices (``description``), packed and run
-over static buffers. Rows are padded on the right, so padding is never attended to. Only the first
-tokens and the end of a batch are reported: waiting for each step would leave the card idle.
+Rows are padded on the right, so padding is never attended to. Only the first tokens and the end of
+a batch are reported: waiting for each step would leave the card idle.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
 """Triton kernels of products in a decoding step.
 
-At batch 1 a step reads all weights, and small operations cost more to launch than to run. So the
-product's kernel also does the norm before it, bias, gate and residual: five kernels a layer.
-
-With ``EARLY`` a kernel starts before the previous one ends (programmatic dependent launch), fetches
-its first weights, and waits.
+Small operations cost more to launch than to run, so the product's kernel also does the norm before
+it, bias, gate and residual: five kernels a layer. With ``EARLY`` a kernel starts before the
+previous one ends (programmatic dependent launch), fetches its first weights, and waits.
 """
 
 from __future__ import annotations

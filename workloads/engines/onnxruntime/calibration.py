@@ -1,7 +1,4 @@
-"""Measure the activation ranges of a graph, for static int8.
-
-A decoder reads prompts and generates tokens, to cover prefill and decoding; an encoder reads texts.
-"""
+"""Measure a graph's activation ranges for static int8, decoders in both prefill and decoding."""
 
 from __future__ import annotations
 

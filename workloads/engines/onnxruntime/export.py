@@ -1,8 +1,5 @@
-"""Export models as graphs with transformers' exporter.
-
-Samples have several rows of unequal length: a batch of one would be fixed in the graph, and a mask
-of ones dropped from its inputs, so padded batches would be silently wrong.
-"""
+"""Export models as graphs with transformers' exporter. Samples need rows of unequal length: a batch
+of one would be fixed in the graph, and a mask of ones dropped from its inputs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Encoders and diffusion U-Nets as graphs of one forward pass.
-
-An encoder's graph maps ids and a mask to logits. A U-Net's, which takes most of an image's time,
-maps latents, a timestep and the encoded text to noise; the rest of the pipeline stays in torch.
-"""
+"""Graphs of one forward pass: encoders (ids and mask to logits) and U-Nets (latents, timestep and
+encoded text to noise), whose pipelines otherwise stay in torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Graphs in ONNX Runtime with torch tensors as inputs and outputs, without copies (IOBinding).
-
-Libraries of custom operators are never registered: they would be untrusted code.
-"""
+"""Graphs in ONNX Runtime over torch tensors, without copies (IOBinding), and without libraries of
+custom operators, which would be untrusted code."""
 
 from __future__ import annotations
 

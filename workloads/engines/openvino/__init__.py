@@ -1,8 +1,5 @@
 """OpenVINO GenAI on CPUs: paged attention and continuous batching over a graph in the node's cache.
-
-The row has the time of the graph's conversion from transformers (``export_s``). Keys and values
-have the type of products; the library's default of 8 bits would change results.
-"""
+Keys and values have the type of products; the library's default of 8 bits would change results."""
 
 from __future__ import annotations
 

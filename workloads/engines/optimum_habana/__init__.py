@@ -1,7 +1,4 @@
-"""optimum-habana: Habana's classes of transformers, and its trainer, on Gaudi cards.
-
-It patches transformers for the whole process, so it needs its own.
-"""
+"""optimum-habana on Gaudi cards; it patches transformers, so it needs a process of its own."""
 
 from __future__ import annotations
 
@@ -196,10 +193,7 @@ _version: list[str] = []
 
 def prepare(device: Device) -> str:
     """Patch transformers for Gaudi once in a process, in ten seconds; return the library's version.
-
-    Call it only in this engine's processes (``engines.process_kind``): stock transformers models
-    would be patched too.
-    """
+    Only for this engine's processes (``engines.process_kind``): it patches stock models too."""
     if not _version:
         device.synchronize()  # load the bridge, which the library looks for
         # On import it prints, and runs ``pip list`` for the bridge's version: an IndexError if

@@ -1,8 +1,5 @@
-"""optimum-habana's diffusion pipelines on a Gaudi card.
-
-In lazy mode the U-Net is captured once per input shape and replayed (HPU graphs). Every call is one
-batch, timed here: the library's own timing does not wait for the card.
-"""
+"""optimum-habana's diffusion pipelines on a Gaudi card, timed here, one batch a call: the library's
+own timing does not wait for the card."""
 
 from __future__ import annotations
 
