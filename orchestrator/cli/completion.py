@@ -1,4 +1,4 @@
-"""``nightgrid completion SHELL``: a script by which a shell completes what is typed."""
+"""``nightgrid completion SHELL``: a script for completion in a shell."""
 
 from __future__ import annotations
 
@@ -35,11 +35,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# Scripts by which a shell completes Nightgrid's commands, options, grid files and run names.
-#
-# They are made once from the parsers, so a TAB starts no Python. What a script cannot know
-# beforehand, the names of runs, a shell function reads from the results directory that the command
-# line names, NIGHTGRID_RESULTS, or ``./results``.
+# Scripts are made once from the parsers, so a TAB starts no Python; a shell function reads names of
+# runs from the results directory (--results, NIGHTGRID_RESULTS or ``./results``).
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -90,12 +87,7 @@ end
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The completion script of a parser that has all its commands filled in.
-
-    Args:
-        parser: the program's; what its arguments complete to is noted on them.
-        shell: one of ``SHELLS``.
-    """
+    """Completion script of a full parser for one of ``SHELLS``."""
     for action in _actions(parser):
         what = _completes_to(action)
         if what is not None:

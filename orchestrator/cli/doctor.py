@@ -1,10 +1,8 @@
-"""``nightgrid doctor``: whether a cluster or this machine is fit for a night, and what to do where
-it is not.
+"""``nightgrid doctor``: check whether a cluster or this machine is ready, and how to fix it.
 
-Every node is examined at once: cards seen and free, versions, imports, clocks, huge pages, limits,
-disk space, the shared directory, the token. On a machine of the cluster this is done from here;
-with the dashboard's address, by a job on the head node: a workstation cannot join a cluster.
-Without any address this machine is examined, with its own cards, on a Ray that ends afterwards.
+All nodes are examined in parallel: cards, versions, imports, clocks, huge pages, limits, disk
+space, shared directory, token. With the dashboard's address a job on the head node does it, since a
+workstation cannot join a cluster; without any address this machine is examined on a private Ray.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine, judge, tell."""
+    """Examine the nodes and print the findings."""
     from orchestrator.on_ray.jobs import is_job_address
 
     if not args.emulate and is_job_address(args.address):
@@ -155,7 +153,7 @@ def _examine(args: argparse.Namespace) -> ClusterFacts:
 
 
 def _from_afar(args: argparse.Namespace) -> int:
-    """Have the head node do it, and add what only this side can see."""
+    """Examine from the head node, and add checks of this side."""
     from orchestrator.core.errors import SubmitError
     from orchestrator.doctor.checks import check_workstation
     from orchestrator.doctor.text import exit_code, finding_lines, finding_of
@@ -187,7 +185,7 @@ def _from_afar(args: argparse.Namespace) -> int:
 
 
 def _json_in(printed: str) -> dict[str, Any] | None:
-    """The object in a job's output, among whatever else was printed."""
+    """The JSON object in a job's output, among other lines."""
     lines = (line for line in printed.splitlines() if line.startswith('{"emulated"'))
     return next(map(json.loads, lines), None)
 

@@ -1,7 +1,6 @@
 """The command line: ``nightgrid COMMAND`` or ``python -m orchestrator COMMAND``.
 
-``COMMANDS`` names the module of each command, whose own ``COMMANDS`` has its arguments and its
-function. Only the chosen module is imported, so ``--help`` is instant.
+``COMMANDS`` names the module of each command; only that of the chosen one is imported.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ exit codes:
 """
 
 
-#: Commands that are not there to print: they go on whatever becomes of their output.
+#: Commands that go on if their output cannot be written.
 WORKING = ("run", "watch")
 
 #: Commands that hand on what follows `--` to another.
@@ -83,15 +82,14 @@ CHATTERERS = ("torchao", "torch.utils._pytree")
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for these arguments. Of the command that they begin with it has the options and
-    of the others nothing; else it has every command's name, for the help."""
+    """Parser with only the command that the arguments begin with; else with all commands' names."""
     if arguments and arguments[0] in COMMANDS:
         return _parser(arguments[:1], filled_in=arguments[:1])
     return _parser(COMMANDS, filled_in=[word for word in arguments if word in COMMANDS])
 
 
 def full_parser() -> argparse.ArgumentParser:
-    """The parser with the options of every command, for what describes them all."""
+    """Parser with the options of every command."""
     return _parser(COMMANDS, filled_in=COMMANDS)
 
 
@@ -116,7 +114,7 @@ def _parser(names: Iterable[str], filled_in: Collection[str]) -> argparse.Argume
 
 
 class _Parser(argparse.ArgumentParser):
-    """Quotes arguments of the command line, which a script may have from anywhere, visibly."""
+    """Escapes unprintable characters when it quotes arguments."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if message:
@@ -138,11 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """Read a command line; ``handed_on`` has what follows the `--` of `nightgrid submit`.
-
-    Raises:
-        SystemExit: it is none that a command takes; the usage was printed.
-    """
+    """Parse a command line; ``handed_on`` has what follows the `--` of `nightgrid submit`. Raises
+    SystemExit with the usage printed."""
     parser = build_parser(arguments)
     name = arguments[0]
     if not name.startswith("-") and name not in COMMANDS:

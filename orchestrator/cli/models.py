@@ -459,7 +459,7 @@ def _refuse_overwriting(paths: list[Path], force: bool) -> None:
 
 
 def _writing(path: Path, act: Callable[[], T]) -> T:
-    """The result of ``act``; what the file system refuses becomes an error for the user."""
+    """Call ``act``, turning errors of the file system into one for the user."""
     try:
         return act()
     except OSError as error:
@@ -538,14 +538,14 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    """Run the questions as jobs like any others, and print the answers."""
+    """Run the verification grid and print its answers."""
     from orchestrator.driver.run import run_grid
     from orchestrator.grid.parser import grid_of_values
     from orchestrator.planning.verification import verified
     from orchestrator.report.run_report import read_summary
 
     grid = grid_of_values(questions(args))
-    # All is run, measured or not: a driver or a library may have changed, which no row knows.
+    # Run all, measured or not: drivers or libraries may have changed.
     options = run_options(args, overrides=(), force=True, quiet=args.json)
     outcome = run_grid(grid, options, output.say_aside)
     _, measurements = read_summary(outcome.store)
@@ -560,9 +560,8 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def questions(args: argparse.Namespace) -> dict[str, Any]:
-    """The grid of the questions, as its file would say it. Names of the hub are at the commits
-    which the grid's run was begun with: its rows are what is verified. Those that no run knows are
-    said aside."""
+    """Content of the verification grid's file, with names of the hub at the commits of the grid's
+    run, whose rows are verified; names without one are reported."""
     from orchestrator.core.errors import GridError, Problem
     from orchestrator.driver.plan import commits_before, grid_of
     from orchestrator.planning.verification import verification_grid

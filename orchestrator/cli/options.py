@@ -42,9 +42,8 @@ def add_results_argument(
     of_a_grid: bool = False,
     or_there: bool = False,
 ) -> None:
-    """``--results DIR``: ``what`` lies there. ``of_a_grid``: a grid may name others, and addresses
-    are taken as ``ResultsOption`` says. ``or_there``: it may be one of a cluster's head, so the
-    text stays as it is; see ``results_here``."""
+    """Add ``--results DIR``, the place of ``what``. ``of_a_grid``: a grid may name others
+    (``ResultsOption``); ``or_there``: it may be on a cluster's head (``results_here``)."""
     first = "the grid's `results:`, else " if of_a_grid else ""
     last = "; with --address as the run was sent" if or_there else ""
     parser.add_argument(
@@ -69,11 +68,8 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def results_here(args: argparse.Namespace) -> Path:
-    """The results directory of a command without ``--address``.
-
-    Raises:
-        StoreError: ``--results`` begins with the home directory of nobody.
-    """
+    """Results directory of a command without ``--address``; raises StoreError for ``~`` of an
+    unknown user."""
     if not args.results or is_address(args.results):
         return default_results_dir()
     try:
@@ -83,8 +79,8 @@ def results_here(args: argparse.Namespace) -> Path:
 
 
 class ResultsOption(argparse.Action):
-    """``--results DIR``, or an address of an object store: then ``results_address`` has that, and
-    ``results`` the directory of the results themselves. Either is named, whatever the grid says."""
+    """``--results`` with a directory, or an object store's address for ``results_address`` (rows
+    are also in ``results``); both override the grid."""
 
     def __call__(
         self,
@@ -157,8 +153,7 @@ def add_deadline_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def ends_at(args: argparse.Namespace) -> float | None:
-    """Moment by which the report must be there, in seconds since the epoch; None without a
-    deadline."""
+    """Deadline of the report in seconds since the epoch, or None."""
     if args.deadline is not None:
         moment: datetime = args.deadline
         return moment.timestamp()
@@ -193,8 +188,7 @@ def add_notify_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def number(kind: type[T], low: float, high: float, wanted: str) -> Callable[[str], T]:
-    """A type of argument: numbers of a kind from ``low`` to ``high``, called ``wanted`` where
-    another text is refused."""
+    """Argument type: numbers from ``low`` to ``high``; errors call them ``wanted``."""
 
     def parse(text: str) -> T:
         try:

@@ -223,11 +223,8 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0
 
 
-# ``nightgrid simulate FILE``: the night in a second, with or without accidents.
-#
-# The grid's plan goes to the scheduler that would run it, on virtual nodes whose attempts last as
-# long as earlier rows (or a prior) suggest, scattered at random. No time passes and no row is
-# written. It prints the makespan beside a bound that no schedule can beat.
+# ``nightgrid simulate FILE``: the grid's plan on virtual nodes, with random durations and faults;
+# prints the makespan beside a bound that no schedule can beat.
 
 SIMULATE_EPILOG = """\
 examples:
@@ -287,7 +284,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def _faults(rate: float, seed: int, plan: Plan) -> Faults:
-    """Everything at this rate, and that share of the nodes lost once, at some time of the run."""
+    """All faults at this rate, and that share of the nodes lost once at a random time."""
     from orchestrator.scheduler.simulator import Faults
 
     if not rate:
@@ -348,8 +345,7 @@ def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console
     console.print(table)
 
 
-# ``nightgrid schema [grid|results|precisions]``: what may stand in a grid, what stands in result
-# tables, and what each precision means on each device.
+# ``nightgrid schema [grid|results|precisions]``: schemas of grids and results, device precisions.
 
 SCHEMA_EPILOG = """\
 examples:

@@ -183,7 +183,7 @@ def _lasts(results: str) -> bool:
 
 
 def deadline_words(args: argparse.Namespace) -> list[str]:
-    """The deadline as the cluster understands it: 08:00 here may be another time there. A budget
+    """Deadline options with an absolute time, since clocks there may have another zone; a budget
     counts from the start of the run, not of the submission."""
     if args.deadline is not None:
         return ["--deadline", args.deadline.isoformat(timespec="minutes")]

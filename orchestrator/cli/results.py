@@ -130,7 +130,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def _every_run(args: argparse.Namespace) -> int:
-    """Write the page over all runs; say what changed, and what since the last run."""
+    """Write the page over all runs and print the changes."""
     from orchestrator.report import all_runs
 
     if args.run_name or args.format not in (None, "html") or args.figures:
@@ -151,7 +151,7 @@ def _every_run(args: argparse.Namespace) -> int:
 
 
 def write_figures(summary: Summary, directory: Path) -> None:
-    """The CSV of every figure, then its pictures, for which the renderer may be missing."""
+    """Write the CSV of every figure, then its pictures (their renderer may be missing)."""
     from orchestrator.report.figure_data import figure_csv
     from orchestrator.report.figures import write_pictures
 
@@ -525,8 +525,8 @@ def run_export(args: argparse.Namespace) -> int:
 def _track(
     tracker: Tracker, args: argparse.Namespace, refused: list[str]
 ) -> Iterator[tuple[str, int]]:
-    """Write the newest final rows of each run to a tracker; by run, how many were new there. What
-    it refuses goes to ``refused``."""
+    """Log the newest final rows of each run to a tracker; yields runs with counts of new rows, and
+    adds refusals to ``refused``."""
     from orchestrator.analysis.selection import newest_final
     from orchestrator.trackers.base import write_rows
 
@@ -541,8 +541,7 @@ def _track(
 
 
 def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
-    """Write the bundle of a grid; the number of its cells by status. There may be no runs, since an
-    atlas of nothing is one, too."""
+    """Write the atlas bundle of a grid, with or without runs; returns its cells by status."""
     from orchestrator.grid.parser import load_grid
     from orchestrator.report.atlas import atlas_of, merged, to_json
     from orchestrator.store import disk

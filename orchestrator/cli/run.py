@@ -1,4 +1,4 @@
-"""``nightgrid run FILE``: measure a grid and report; the work is ``running.run_grid``'s."""
+"""``nightgrid run FILE``: measure a grid and report, with ``driver.run.run_grid``."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, measure, report and tell who asked; the exit code says how the jobs ended."""
+    """Plan, measure, report and notify; the exit code says how the jobs ended."""
     from orchestrator.driver.supervisor import link_to_supervisor
 
     if args.keep_imports:
@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _drive_and_tell(args: argparse.Namespace, link: SupervisorLink | None) -> int:
-    """Drive the run; a supervisor is told how that ended."""
+    """Drive the run, and report its end to the supervisor, if any."""
     code = 1
     try:
         code = _drive(args, link)
@@ -202,8 +202,8 @@ def _end_now_if_something_waits(code: int) -> None:
 
 
 def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
-    """This process's own command, if a child should run it, with this process to watch over it. In
-    a Ray job nobody would be left to start it again; code that calls ``main`` wants no child."""
+    """This process's command if a supervised child should run it: not in a Ray job, where no
+    supervisor would survive, nor for code that calls ``main``."""
     from orchestrator.store.files import inside_ray_job
 
     if args.in_process or args.no_restart or os.environ.get(NO_RESTART_VARIABLE):
@@ -281,8 +281,8 @@ def _grid_and_options(
 def _measure_and_report(
     grid: Grid, options: RunOptions, *, as_json: bool, verbose: bool
 ) -> tuple[RunOutcome, Path | None, Iterable[str]]:
-    """The outcome, the page, which there is unless the run was cut short, and with ``as_json`` the
-    report that is still to be printed."""
+    """Run and report: the outcome, the page unless the run was cut short, and with ``as_json`` the
+    report to be printed."""
     from orchestrator.driver.run import run_grid
 
     # With --json standard output holds one document and nothing else.
@@ -302,8 +302,8 @@ def _measure_and_report(
 
 @contextlib.contextmanager
 def _report_in_any_case(run: str, options: RunOptions) -> Iterator[None]:
-    """Write the report even if this process cannot: because it hangs in a call into a dead cluster
-    as the deadline comes, or gives up the cluster."""
+    """Have the report written by the deadline even if this process hangs in a dead cluster or
+    gives it up."""
     from orchestrator.core.errors import ClusterError
 
     command = [sys.executable, "-m", "orchestrator", "report", run]

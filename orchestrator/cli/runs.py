@@ -197,7 +197,7 @@ def run_runs(args: argparse.Namespace) -> int:
 
 
 def _there(args: argparse.Namespace) -> list[RunEntry]:
-    """The runs of a cluster's head, and those that were sent there and have not begun."""
+    """Runs of a cluster's head, and submitted ones that have not begun."""
     from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, ask_json, directory_there
     from orchestrator.watch.state import entry_of, with_sent

@@ -1,10 +1,9 @@
-"""Choice of an engine for jobs whose grid names none, by the kind of card and what its nodes have.
+"""Choice of an engine for jobs whose grid names none, by kind of card and packages of nodes. Pure.
 
-Most kinds of card have one choice, the default engine. A device may have engines that are made for
-it (``EngineSpec.preferred``); each is taken where every node of the kind has it. The jobs of an
-experiment that differ in neither model nor precision share an engine, so that what varies among
-them is what the grid varies: the first that can run all of them, else each job has the first that
-can run it. What is chosen is written into the job, and stands in its row. Pure.
+A device's own engines (``EngineSpec.preferred``) are chosen where every node of the kind has them,
+else the default engine. Jobs of an experiment with equal model and precision share the first engine
+that can run all of them, so that only the grid's settings vary; else each job gets the first that
+can run it. The choice is stored in the job and its row.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from workloads.rules import refusals_by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """Packages of the nodes with one kind of card, and the devices that its jobs run on."""
+    """Packages of the nodes with one kind of card, and the devices of its jobs."""
 
     devices: tuple[str, ...]  # the kind's own, and the one that emulates it
     nodes: Mapping[str, Mapping[str, str]]  # of those that were asked, by name
     emulated: bool = False  # on the host's own device
 
     def lacks(self, spec: EngineSpec, mode: str) -> dict[str, str]:
-        """Name what an engine lacks, by the nodes on which it lacks something."""
+        """Missing requirements of an engine, by node."""
         lacks = {n: spec.lacks(self.devices[0], mode, v) for n, v in self.nodes.items()}
         return {name: lack for name, lack in lacks.items() if lack}
 
@@ -52,13 +51,8 @@ def software_of(nodes: Sequence[Node], kind: Accelerator) -> Software:
 def with_engines(
     jobs: Sequence[Job], unnamed: Collection[str], nodes: Sequence[Node]
 ) -> tuple[tuple[Job, ...], tuple[str, ...]]:
-    """The jobs with an engine each, once each, and notes on what was chosen and why.
-
-    Args:
-        jobs: of a grid; those without a named engine have the default one.
-        unnamed: experiments that name no engine.
-        nodes: that the jobs would run on.
-    """
+    """Choose engines for jobs of ``unnamed`` experiments (which have the default engine); returns
+    distinct jobs, and notes on the choices."""
     if not unnamed:
         return tuple(jobs), ()
     there = {node.accelerator for node in nodes}
@@ -84,7 +78,7 @@ def with_engines(
 
 
 class _Chooser:
-    """Chooses for the kinds of card that have a choice, and that nothing else emulates."""
+    """Chooses engines for kinds of card that have a choice and are not emulated elsewhere."""
 
     def __init__(self, software: Mapping[Accelerator, Software]) -> None:
         self.software = software
@@ -104,13 +98,13 @@ class _Chooser:
         return [job or self._unserved(own) for own, job in zip(group, first, strict=True)]
 
     def _unserved(self, job: Job) -> Job:
-        """A job that no engine can run on every node: with the first that could run it where its
-        packages are, so that the plan says what nodes lack."""
+        """A job that no engine can run on every node, with the first that could run if installed,
+        so that the plan reports what nodes lack."""
         able = (self._runnable(job, spec, anywhere=True) for spec in self._candidates(job))
         return next((made for made in able if made is not None), job)
 
     def _candidates(self, job: Job) -> list[EngineSpec]:
-        """The engines that may be chosen, best first; none where there is no choice."""
+        """Engines to choose from, best first; empty if there is no choice."""
         software = self.software[job.accelerator]
         device, workload = software.devices[0], find_workload(job.workload)
         if workload.ability is None:
@@ -132,8 +126,8 @@ class _Chooser:
         return [*preferred, *usual]
 
     def _runnable(self, job: Job, spec: EngineSpec, *, anywhere: bool = False) -> Job | None:
-        """The job with an engine, in the first mode in which it can run on all nodes of its kind
-        (``anywhere``: on nodes that have all packages); None if in none."""
+        """The job with an engine in the first mode that runs on all nodes of its kind
+        (``anywhere``: on nodes with all packages), or None."""
         software = self.software[job.accelerator]
         if not all(support(job.precision, d, spec.name).supported for d in software.devices):
             return None
@@ -147,7 +141,7 @@ class _Chooser:
         return None
 
     def _modes(self, job: Job, spec: EngineSpec, device: str) -> Iterator[str]:
-        """The modes to try, as the setting says them; "" leaves the setting as it is."""
+        """Values of the mode setting to try; "" leaves it unchanged."""
         modes = spec.modes.get(device)
         ability = find_workload(job.workload).ability or ""
         settings = spec.settings(ability)
@@ -162,8 +156,8 @@ class _Chooser:
         yield from (name for name in ("", *modes.names) if name != first)
 
     def _with(self, job: Job, spec: EngineSpec, mode: str) -> Parameters:
-        """The job's settings as the engine has them: those of the other engine that say nothing are
-        left out. One tuple serves all jobs that shared one."""
+        """The job's settings for another engine, without ineffective ones of the old engine; jobs
+        that shared a tuple still do."""
         key = (id(job.parameters), job.workload, spec.name, mode)
         known = self._parameters.get(key)
         if known is None:

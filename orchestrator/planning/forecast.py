@@ -1,14 +1,12 @@
 """Forecasts of a run: how long it takes, and what is measured before a deadline. Pure.
 
-The start (a Ray of one's own, workers, their imports), loading and the work are added up, each with
-a range that holds nine of ten. Jobs take what the nearest rows say (``scheduler/estimator.py``),
-spread evenly over the cards. Emulated cards take turns on their host's processors, so they are
-worth as many cards as have a turn at once, and waiting for one is no part of a job's own time. Jobs
-that are guessed from the same knowledge are wrong together: a slow host makes all of them slow. So
-ranges are added up as if all jobs were short or all were long.
+A duration is the sum of start (a private Ray, workers, imports), loading and work, each a range
+that holds nine of ten. Jobs take what the nearest rows say (``scheduler/estimator.py``), spread
+evenly over the cards; emulated cards take turns on their host's processors and count only as many
+as run at once. Ranges are added up as if all jobs were short or all long, since their errors are
+correlated: a slow host slows all.
 
-Before a deadline the schedule of the night is simulated with every job lasting as long as it is
-estimated to: about a second for ten thousand jobs.
+With a deadline the schedule is simulated with estimated durations (a second for ten thousand jobs).
 """
 
 from __future__ import annotations
@@ -27,10 +25,9 @@ from orchestrator.scheduler.scheduler import ScheduleSettings
 from orchestrator.scheduler.simulator import SimulationSettings, simulate
 from orchestrator.scheduler.state import Estimates
 
-#: How far the next start may be from the middle one of the earlier ones.
+#: Factor between a start and the median of earlier ones.
 START_FACTOR = 3.0
-#: Time that the first job in a process takes longer than in a worker that is up: libraries are
-#: imported and used for the first time (2 to 16 s in the runs that are kept).
+#: Extra time of the first job in a process, for first imports and use of libraries.
 FIRST_USE = Span(0.0, 4.0, 20.0)
 
 PRIVATE, CLUSTER, IN_PROCESS = "private", "cluster", "in process"
@@ -38,7 +35,7 @@ PRIVATE, CLUSTER, IN_PROCESS = "private", "cluster", "in process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """Knowledge of the time from the command to the first job, and of the host's processors."""
+    """Facts about the time from the command to the first job, and the host's processors."""
 
     kind: str = PRIVATE  # a Ray of its own; else the cluster's, or none
     earlier_s: tuple[float, ...] = ()  # of earlier runs that came to their cards in the same way
@@ -47,14 +44,12 @@ class Startup:
 
     @property
     def slowdown(self) -> float:
-        """Factor by which one more program takes longer there than alone, while the load stays. The
-        load counts programs of a lower priority, too, and those that wait for a disk: so its root.
-        """
+        """Slowdown of one more program under the present load; by its root, since the load also
+        counts low-priority programs and those that wait for a disk."""
         return sqrt(max(1.0, (self.load + 1) / self.processors))
 
     def span(self, cards: int) -> Span:
-        """Range of the time to the first job, on so many cards; and what the first job takes
-        longer because no worker is up for it."""
+        """Range of the time to the first job on so many cards; in process with ``FIRST_USE``."""
         first_use = FIRST_USE if self.kind == IN_PROCESS else NOTHING
         return self._to_first_job(cards) + first_use
 
@@ -72,10 +67,11 @@ class Startup:
 def duration(
     planned: Iterable[PlannedJob], nodes: Sequence[Node], estimator: Estimator, startup: Startup
 ) -> Span:
-    """Range of the seconds that these jobs take on these nodes, from the command to the last
-    row. What computes on this host is slowed down by what does so already; it may be over soon, so
-    the shortest time stays. Rows and earlier starts had loads of their own, so where there are any,
-    only the longest time grows."""
+    """Range of seconds from the command to the last row on these nodes.
+
+    Present load on this host slows its jobs: never the shortest time, since the load may end soon,
+    and only the longest if rows or earlier starts, which had loads too, are known.
+    """
     working = work(planned, nodes, estimator, startup.processors)
     if working == NOTHING:
         return NOTHING
@@ -90,8 +86,8 @@ def duration(
 def work(
     planned: Iterable[PlannedJob], nodes: Sequence[Node], estimator: Estimator, processors: int
 ) -> Span:
-    """The same, from the first attempt: each kind of card works off its own jobs, side by side, but
-    for emulated cards, which share their host's processors."""
+    """Range of seconds from the first attempt: kinds of card work in parallel, except emulated
+    ones, which share processors."""
     jobs = [item.job for item in planned if item.action is Action.RUN]
     emulated = {node.accelerator for node in nodes if node.emulated}
     span = NOTHING
@@ -110,15 +106,13 @@ def _cards(nodes: Iterable[Node]) -> int:
 
 
 def _turns(cards: int, processors: int) -> int:
-    """Emulated cards that compute at once: each has its share of the processors, of which one is
-    kept free (``worker/cpu_slots.py``)."""
+    """Emulated cards that compute at once, with one processor free (``worker/cpu_slots.py``)."""
     threads = max(1, processors // cards)
     return max(1, min(cards, (processors - 1) // threads))
 
 
 def _work(jobs: Sequence[Job], cards: int, at_once: int, estimator: Estimator) -> Span:
-    """Range of the time that so many cards, so many of them at once, need for these jobs, loading
-    included."""
+    """Range of seconds for these jobs, loading included, on ``cards``, ``at_once`` at a time."""
     total = longest = NOTHING
     loads: dict[object, tuple[Span, int]] = {}
     guesses: Counter[tuple[Span, int]] = Counter()
@@ -136,7 +130,7 @@ def _work(jobs: Sequence[Job], cards: int, at_once: int, estimator: Estimator) -
     return total.times(*[1 / at_once] * 3).or_longer(longest)
 
 
-#: More jobs are not played: their number would only be waited for.
+#: Most jobs to simulate: more take too long.
 MOST_JOBS = 20_000
 
 
@@ -153,7 +147,7 @@ class Forecast:
 
 
 class _Fixed:
-    """Estimates that do not learn from a game."""
+    """Estimates that do not learn from a simulation."""
 
     def __init__(self, estimates: Estimates) -> None:
         self._estimates = estimates
@@ -163,7 +157,7 @@ class _Fixed:
 
 
 def forecast(plan: Plan, estimates: Estimates, seconds: float) -> Forecast | None:
-    """Play ``plan`` for so many seconds; None when it is too large for that."""
+    """Simulate ``plan`` for so many seconds; None if it is too large."""
     to_run = [item for item in plan.jobs if item.action is Action.RUN]
     if len(to_run) > MOST_JOBS:
         return None
@@ -199,9 +193,8 @@ class ReplicateCost:
 
 
 def with_fresh_processes(planned: Iterable[PlannedJob]) -> list[PlannedJob]:
-    """The plan with the start of each fresh process in the estimate of the job that is its first
-    in the plan: one more for each model of each replicate from 2 on, and none for a job that gets
-    processes of its own anyway."""
+    """Add the start of each fresh process to the estimate of its first job: one per model and
+    replicate from 2 on; jobs with processes of their own have it already."""
     known: set[tuple[str, int] | None] = {None}
     result = []
     for item in planned:
@@ -214,7 +207,7 @@ def with_fresh_processes(planned: Iterable[PlannedJob]) -> list[PlannedJob]:
 
 
 def cost_of_replicates(plan: Plan) -> ReplicateCost | None:
-    """The cost of what the plan runs again; None where it runs everything once."""
+    """Cost of the plan's further replicates; None if it has none."""
     again = [p for p in plan.jobs if p.action is Action.RUN and p.job.replicate > 1]
     if not again:
         return None
@@ -227,8 +220,7 @@ def cost_of_replicates(plan: Plan) -> ReplicateCost | None:
 
 
 def _block(item: PlannedJob) -> tuple[str, int] | None:
-    """The residency key and number of a replicate that shares its process with others of its
-    number; None for a first replicate, and for a job with processes of its own."""
+    """Residency key and number of a replicate from 2 on in a shared process, else None."""
     job = item.job
     if item.action is not Action.RUN or job.replicate == 1 or job.alone:
         return None

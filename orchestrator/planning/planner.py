@@ -1,13 +1,11 @@
-"""jobs + cards + what is measured already -> the plan, decided before anything starts.
+"""Planner: from jobs, cards and earlier rows to the plan.
 
-A job is *unsupported* when its precision does not exist on the device it would run on, when no
-node has its kind of card, or when its workload's own rules say so (``workloads/base.py``); that
-is decided anew each time, since tables and clusters change. Else its newest terminal row decides: a
-success is *reused*, a failure that would only repeat itself is *skipped*, and all others *run*. A
-row counts only on the same footing: what emulated cards measured never stands in for real ones; and
-only for the model, adapter or calibration that a name stands for now (``needs.measured_again``). A
-card count that the cluster can never give is an error in the grid, and so are settings that the
-workload's rules call wrong.
+A job is *unsupported* if its device lacks the precision, no node has its kind of card, or its
+workload's rules refuse it (``workloads/base.py``), which is decided anew each time. Else its newest
+terminal row decides: a success is *reused*, a failure that would repeat itself *skipped*, all else
+*run*. Rows of emulated cards never count for real ones, and rows count only for what the names of
+models, adapters and calibrations stand for now (``dependencies.measured_again``). Card counts that
+the cluster can never give, and settings that rules call wrong, are errors in the grid.
 """
 
 from __future__ import annotations
@@ -50,22 +48,22 @@ def make_plan(
     saving_of: Callable[[Thing], Saving] = lambda thing: Saving(),
     run_ids: Collection[str] = (),
 ) -> Plan:
-    """Decide what becomes of every job of the grid.
+    """Choose an action for every job of the grid.
 
     Args:
         grid: the jobs.
-        nodes: the cards there are, or would be.
+        nodes: the actual or assumed nodes.
         history: earlier rows of this run, oldest first.
-        retry_failed: also run what failed earlier.
+        retry_failed: also run jobs that failed earlier.
         force: run everything that can run, measured or not.
-        estimator: how long a job takes; made from ``history`` by default.
-        startup: what is known of the time to the first job.
-        saving_of: the saving of the thing that has a name now, where it is known.
-        run_ids: the id of this run, and those that it had before.
+        estimator: of durations; by default made from ``history``.
+        startup: facts about the time to the first job.
+        saving_of: what a name stands for now, if known.
+        run_ids: current and former ids of this run.
 
     Raises:
-        GridError: a job asks for a number of cards that these nodes can never give it.
-        ClusterError: no job at all has a node with its kind of card.
+        GridError: a job needs a card count that these nodes can never give.
+        ClusterError: no job has a node with its kind of card.
     """
     planner = _Planner(grid, nodes, _newest_terminal(history), retry_failed, force)
     jobs, notes = with_engines(grid.jobs(), grid.open_engines, nodes)
@@ -117,9 +115,8 @@ def _notes(jobs: Iterable[Job]) -> dict[str, None]:
 def estimator_for(
     history: Iterable[PastRow], nodes: Iterable[Node], *, queued: bool = True
 ) -> Estimator:
-    """Estimator of durations on these nodes, from earlier rows: those of emulated cards inform
-    plans for emulated ones, real rows plans for real ones. ``queued`` counts a job's waiting for a
-    turn."""
+    """Estimator from earlier rows of the nodes' sort (emulated or real); ``queued`` includes a
+    job's wait for a turn."""
     from orchestrator.scheduler.estimator import Estimator
 
     kinds = {node.emulated for node in nodes}
@@ -149,7 +146,7 @@ class _Cards:
 
 
 class _Planner:
-    """Decides job by job; what is the same for many jobs is worked out once."""
+    """Decides job by job, with memoised lookups."""
 
     def __init__(
         self,
@@ -196,7 +193,7 @@ class _Planner:
         return Action.SKIP, f"{row.state} earlier{why}; --retry-failed tries it again"
 
     def took(self, job: Job) -> str:
-        """The savings that the newest terminal attempt of a job took by name."""
+        """Saved things that a job's newest terminal attempt loaded by name."""
         row = self.past.get((job.job_id, self.cards(job).emulated))
         return row.took if row is not None else ""
 
@@ -216,8 +213,7 @@ class _Planner:
         return self._cards[key]
 
     def unsupported(self, job: Job, devices: tuple[str, ...]) -> str:
-        """Reason why a precision cannot run, on the device itself or on the CPU that emulates
-        it."""
+        """Reason why a precision cannot run on the device, or the CPU that emulates it."""
         ability = find_workload(job.workload).ability
         key = (job.precision, job.engine, ability, devices)
         if key not in self._unsupported:
@@ -231,8 +227,7 @@ class _Planner:
         return self._unsupported[key]
 
     def refused(self, job: Job, devices: tuple[str, ...]) -> str:
-        """Reason why the workload's own rules refuse a job, on the device or on the CPU that
-        emulates it."""
+        """Reason why the workload's rules refuse a job, on the device or its emulator."""
         for device in devices:
             for refusal in self._rules.answers(job, device):
                 if refusal.unsupported:
@@ -242,8 +237,7 @@ class _Planner:
         return ""
 
     def lacking(self, job: Job) -> str:
-        """Reason why a job's engine cannot run on any node with its kind of card, by the packages
-        that they report."""
+        """Reason why no node with the job's kind of card has its engine's packages."""
         spec = ENGINES.get(job.engine)
         if spec is None or find_workload(job.workload).ability is None:
             return ""

@@ -1,7 +1,7 @@
-"""A grid's generation jobs -> a grid that asks whether their numbers are right. Pure.
+"""Verification grid for a grid's generation jobs. Pure.
 
-Every model, adapter, precision, engine and mode of the grid is asked about once: batch sizes, card
-counts and lengths change how fast an answer comes, and not what it is.
+Each model, adapter, precision, engine and mode is verified once: batch sizes, card counts and
+lengths do not change the answer.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ def verification_grid(
     output_tokens: int,
     batch_size: int,
 ) -> dict[str, Any] | None:
-    """The grid that verifies these jobs, as its file would say it; None if none generates text.
-
-    ``open_engines`` are the experiments that name no engine: the plan chooses it here as there.
-    """
+    """Content of the grid file that verifies these jobs; None if none generates text. The plan
+    chooses the engine for experiments in ``open_engines``."""
     experiments: dict[tuple[object, ...], dict[str, Any]] = {}
     for job in jobs:
         if job.workload not in ("text-generation", _WORKLOAD):
@@ -65,7 +63,7 @@ def verification_grid(
 
 
 def _carried(engine: str, parameters: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """The settings that verification takes over: all that it has itself, but for lengths."""
+    """Settings that verification shares with the job, except lengths."""
     return {
         name: parameters[name]
         for name, declaration in registry.declared(_WORKLOAD, engine).items()
@@ -91,7 +89,7 @@ class Verified:
 
     @property
     def wrong(self) -> bool:
-        """Return whether numbers are off, or nothing could be said that should have been."""
+        """Return whether numbers are off, or a due answer is missing."""
         return self.agrees in ("no", "FAILED", "TIMED_OUT", "LOST", "NOT_STARTED")
 
 
