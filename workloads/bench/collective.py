@@ -155,7 +155,7 @@ _groups: dict[str, Any] = {}
 
 
 def _host_group() -> Any:
-    """A gloo group for pickled objects; None if the default group is gloo."""
+    """A gloo group for pickled objects, kept off the cards' links; None if the default is gloo."""
     import torch.distributed as dist
 
     if dist.get_backend() == "gloo":

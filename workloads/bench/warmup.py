@@ -23,16 +23,11 @@ from workloads.base import Collective, JobContext, Request, Result, WarmupEnd
 # the *beginning* is slower than all that follows, or one half slower than the other. Outliers and
 # times that jump between two values are ignored: more warm-up would not end them.
 
-#: Fewest steps that can be judged.
-LEAST_STEPS = 3
-#: A slow beginning counts if it slows the whole series by more than this share.
-TOLERANCE = 0.05
-#: A shape has settled when its next run is faster by no more than this share.
-_AGREEMENT = 0.1
-#: Mann-Kendall trend threshold in standard deviations; six steps can reach it.
-_SIGNIFICANT = 2.5
-#: Most times compared pairwise; longer series are averaged in stretches.
-_MOST_TIMES = 128
+LEAST_STEPS = 3  # fewest steps that can be judged
+TOLERANCE = 0.05  # a slow beginning counts if it slows the series by more than this share
+_AGREEMENT = 0.1  # a shape has settled if its next run is faster by no more than this share
+_SIGNIFICANT = 2.5  # Mann-Kendall threshold in standard deviations; six steps can reach it
+_MOST_TIMES = 128  # compared pairwise; longer series are averaged in stretches
 
 
 @dataclass(frozen=True, slots=True)

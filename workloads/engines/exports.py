@@ -105,10 +105,7 @@ class Difference:
         return {"largest_output_difference": self.largest, "output_spread": self.spread}
 
     def check(self, precision: str, path: Path) -> None:
-        """
-        Raises:
-            BadConfiguration: the difference exceeds rounding in this precision.
-        """
+        """Raise ``BadConfiguration`` if the difference exceeds rounding in this precision."""
         limit = _ROUNDING.get(precision)
         if limit is not None and not self.largest <= limit * self.spread:
             raise BadConfiguration(

@@ -234,11 +234,8 @@ def _apart(moments: Sequence[float]) -> tuple[float, ...]:
 
 
 def check_length(longest: int, output_tokens: int, engine: GenerationEngine) -> None:
-    """
-    Raises:
-        Unsupported: texts exceed the model's sliding window, which the engine lacks.
-        BadConfiguration: texts exceed the model's positions.
-    """
+    """Raise ``Unsupported`` if texts exceed the model's sliding window and the engine has none, and
+    ``BadConfiguration`` if they exceed its positions."""
     asked = f"the longest prompt has {longest} tokens and {output_tokens} are to be "
     total, room, window = longest + output_tokens, engine.context_length, engine.window
     if window is not None and total > window:
@@ -269,8 +266,7 @@ def continued(
     prompts: int,
     output_tokens: int,
 ) -> tuple[tuple[Ids, ...], list[list[int]], list[torch.Tensor], Sample]:
-    """Generate for a dataset's first prompts; return prompts, tokens, logits [steps, vocabulary] of
-    each, and the pass."""
+    """The first prompts, their new tokens and logits [steps, vocabulary], and the pass."""
     encoded = encoded_prompts(engine, dataset, prompts)
     context.enter_phase("measure")
     batches, sample = generate_once(

@@ -174,8 +174,7 @@ def make_owned_directory(prefix: str, base: Path, owner: str = "") -> OwnedDirec
 
 
 def abandoned_directories(prefix: str, base: Path) -> list[OwnedDirectory]:
-    """Directories in ``base`` with this prefix whose creators, of this user, pid namespace and
-    boot, have ended."""
+    """This user's owned directories in ``base`` with this prefix whose creators have ended."""
     try:
         names = sorted(name for name in os.listdir(base) if name.startswith(prefix))
     except OSError:

@@ -1,8 +1,5 @@
-"""Continuous batching over recorded steps: the slot of an ended text takes the next prompt.
-
-A step is recorded for all slots; idle ones stay at position 0. One prefill between launches fills
-neighbouring free slots. Requests queue until slots are free and may come from any thread.
-"""
+"""Continuous batching over recorded steps of all slots; idle ones stay at position 0, and a prefill
+between launches fills neighbouring free ones. Requests may come from any thread."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ class ContinuousBatch:
         self._ends = frozenset(ends)
         self._on_admit, self._on_step, self._on_end = on_admit, on_step, on_end
         self._places = places
-        self._together = max(1, places // 8)  # free slots to fill in one prefill
+        self._together = max(1, places // 8)  # free slots to wait for
         self._changed = threading.Condition()
         self._waiting: deque[Text] = deque()
         self._submitted = 0

@@ -1,8 +1,5 @@
-"""The engine of recorded steps: loading, and generation.
-
-Rows are padded on the right, so padding is never attended to. Only the first tokens and the end of
-a batch are reported: waiting for each step would leave the card idle.
-"""
+"""The engine of recorded steps. Rows are padded on the right, so padding is never attended to; only
+the first tokens and the end are reported, since waiting for each step would idle the card."""
 
 from __future__ import annotations
 

@@ -77,8 +77,7 @@ def expanded(x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, pairs: bool) -> torch.Tensor:
-    """Rotate the first ``rotary`` numbers of heads [..., heads, width]; ``cos`` and ``sin`` are
-    [..., 1, rotary / 2]."""
+    """Rotate heads [..., heads, width]; ``cos`` and ``sin`` are [..., 1, rotary / 2]."""
     rotary = 2 * cos.shape[-1]
     turns, rest = x[..., :rotary].float(), x[..., rotary:]
     if pairs:

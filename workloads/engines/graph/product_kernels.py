@@ -22,7 +22,7 @@ _ASSEMBLER = tl.constexpr(not triton.knobs.runtime.interpret)
 
 @triton.jit
 def raised(words, INDEX: tl.constexpr):
-    """Nibble ``INDEX`` of each word as the float32 8 + nibble / 16 (odd: 128 + nibble / 16), by
+    """Nibble ``INDEX`` of each word as the float32 8 + nibble / 16 (128 + for 1, 3 and 5), by
     placing its bits in the fraction instead of converting."""
     if INDEX == 0:
         moved = words << 16

@@ -65,8 +65,7 @@ class GraphSettings(ExportSettings):
 def _refuse(
     job: JobDescription, *, measured: bool = True, measures: bool = False
 ) -> Iterator[Refusal]:
-    """Refuse impossible settings; ``measured``: onnx-calibration supports the model, ``measures``:
-    this job is one."""
+    """``measured``: onnx-calibration supports the model; ``measures``: this job is one."""
     parameters = job.parameters
     folded = parameters.get("constant_folding", True)
     if parameters.get("fusions") and not folded:

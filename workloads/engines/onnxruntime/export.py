@@ -197,8 +197,7 @@ def _input_to_cut(node: onnx_ir.Node, axes: list[int] | None) -> int | None:
 
 
 def _varies(value: onnx_ir.Value, output: onnx_ir.Value, axes: list[int]) -> bool | None:
-    """True if an input has the output's sizes along the axes, False if it is broadcast; None if
-    unknown."""
+    """True for the output's sizes along the axes, False if broadcast, None if unknown."""
     if value.shape is None or output.shape is None:
         return None
     missing = len(output.shape) - len(value.shape)

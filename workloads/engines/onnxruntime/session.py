@@ -71,10 +71,7 @@ class Execution:
 
     @property
     def provider(self) -> str:
-        """
-        Raises:
-            Unsupported: this build of ONNX Runtime lacks this device's provider.
-        """
+        """The device's provider; raises ``Unsupported`` if this build of ONNX Runtime lacks it."""
         import onnxruntime
 
         provider, available = PROVIDERS[self.device.name], onnxruntime.get_available_providers()
@@ -125,10 +122,7 @@ class Graph:
     """An open graph."""
 
     def __init__(self, path: Path, execution: Execution, written_to: Path | None = None) -> None:
-        """
-        Raises:
-            DataMissing: its file is missing, truncated, or of a newer format.
-        """
+        """Raise ``DataMissing`` if the file is missing, truncated, or of a newer format."""
         self._path, self._execution = path, execution
         self._card = torch.device(execution.device.torch_device)
         self.of_threads: dict[str, str] = {}  # row details that depend on threads
@@ -170,11 +164,7 @@ class Graph:
         return tuple(int(size) if str(size).isdigit() else None for size in spec.shape)
 
     def __call__(self, **tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Run the graph; outputs by name, on the card.
-
-        Raises:
-            BadConfiguration: an input is missing or unknown.
-        """
+        """Run the graph; outputs by name, on the card. ``BadConfiguration`` for wrong inputs."""
         if self.inputs.keys() != tensors.keys():
             raise BadConfiguration(
                 f"the graph takes {sorted(self.inputs)} and was given {sorted(tensors)}"

@@ -1,8 +1,5 @@
-"""OpenVINO GenAI's continuous batching, one step at a time, so that each token has its own time.
-
-A step reads all new prompts, unpadded, and one token of each older text. The library returns no
-logits; the same graph, opened without paged attention, computes them.
-"""
+"""OpenVINO GenAI's continuous batching, step by step, so that each token has its own time. The
+library returns no logits: the same graph, opened without paged attention, computes them."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ class Pipeline:
         }
 
     def _open(self) -> None:
-        """
-        Raises:
-            Unsupported: this process has too few threads.
-        """
+        """Raise ``Unsupported`` if this process has too few threads."""
         import openvino_genai
 
         began = time.perf_counter()

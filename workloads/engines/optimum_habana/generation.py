@@ -106,8 +106,7 @@ class OptimumHabanaEngine(TransformersEngine):
         return GaudiSteps(on_step)
 
     def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
-        """A new ``GaudiGenerationConfig`` for every call; a causal mask only without padding, which
-        it would not hide."""
+        """A new config for every call; a causal mask only without padding, as it hides none."""
         from optimum.habana.transformers.generation import GaudiGenerationConfig
 
         ends = None if ignore_eos else sorted(self.end_token_ids) or None
@@ -216,10 +215,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
 
 
 def check_mode(mode: str, device: HpuDevice) -> None:
-    """
-    Raises:
-        Unsupported: this process was started in another mode.
-    """
+    """Raise ``Unsupported`` if this process was started in another mode."""
     if device.lazy() != (mode == "lazy"):
         raise Unsupported(
             f"this process was started {'with' if device.lazy() else 'without'} lazy mode "

@@ -209,8 +209,7 @@ def _causal(length: int, total: int, card: torch.device) -> torch.Tensor:
 
 
 def _added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Additive mask: the least finite number where hidden, since -inf would make rows of padding
-    NaN."""
+    """Additive mask, with a finite least number: -inf would make rows of padding NaN."""
     least = torch.finfo(dtype).min
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(
         ~visible, least
