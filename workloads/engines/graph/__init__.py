@@ -1,10 +1,7 @@
 """Nightgrid's own decoding: one launch a step over a static cache, with packed weights.
 
     description        a decoder's matrices and constants, read off a model of transformers
-    packing            matrices in 8 and 4 bits
-    layers             the layers in plain torch
     decoder            slots (keys, values and state of each row), prefill, recorded steps
-    continuous         continuous batching
     single_row         a single row's step as five Triton kernels a layer
     few_rows           several rows times a packed matrix, by Triton
 

@@ -51,10 +51,8 @@ class ContinuousBatch:
     Args:
         places: texts at a time.
         positions: most of a prompt and its answer together.
-        ends: tokens that end a text.
         on_admit: called with the numbers of texts before their prompts are read.
         on_step: called once a token, with the numbers of the texts that got one.
-        on_end: called with each ended text, which the batch then drops.
     """
 
     @torch.inference_mode()

@@ -1,8 +1,7 @@
 """A decoder as matrices and constants, read off a model of transformers by its parts' names.
 
 Supports models of norm, attention, norm and gated linear unit with residuals (Llama, Mistral,
-Qwen2, Qwen3, GLM, GLM-4, ChatGLM3 and others). ``prove`` compares logits of the first layer alone,
-so models that compute something else are refused.
+Qwen2, Qwen3, GLM, GLM-4, ChatGLM3 and others); ``prove`` refuses those that compute otherwise.
 """
 
 from __future__ import annotations

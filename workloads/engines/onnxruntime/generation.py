@@ -45,12 +45,8 @@ _PROOF_LENGTHS, _PROOF_STEPS = (6, 4, 1), 3
 
 
 class Writing:
-    """Texts in generation, with their cache.
-
-    Args:
-        cached: names of the cache's inputs.
-        others: (new ids [rows, new], number of earlier positions) -> other inputs of a pass.
-    """
+    """Texts in generation, with their cache; ``others`` maps new ids [rows, new] and the number of
+    earlier positions to a pass's other inputs."""
 
     def __init__(
         self,

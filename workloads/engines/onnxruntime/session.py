@@ -306,11 +306,7 @@ def open_graphs(
     compare: Compare,
 ) -> Opened:
     """Open a model's graphs in the job's precision, exported if missing, and check their outputs.
-
-    Args:
-        kind: of models, in the cache's keys.
-        prepare: loads the torch model.
-        compare: compares the graphs with torch.
+    ``kind`` is part of the cache's keys.
 
     Raises:
         Unsupported: no such precision, or no provider for this device.

@@ -1,11 +1,8 @@
 """Convert a decoder of transformers to a graph of OpenVINO, once, in the node's cache.
 
-The model is traced as one step. Its keys and values become states (``ReadValue``), by which
-OpenVINO GenAI recognises attention and replaces it by paged attention. The mask has all four axes,
-so that transformers' mask creation is not traced.
-
-A new graph must give torch's logits for a text read in two parts. That text is short, so models
-that depend on a text's length are limited or refused (``window_of``).
+The model is traced as a step. Its keys and values become states (``ReadValue``), by which OpenVINO
+GenAI recognises attention. The mask has all four axes, so that its creation is not traced. A new
+graph must give torch's logits for a short text; length-dependent models are limited or refused.
 """
 
 from __future__ import annotations

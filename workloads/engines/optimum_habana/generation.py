@@ -2,11 +2,9 @@
 
 The bridge compiles a graph for every shape, in seconds, so shapes are static: prompts are padded on
 the left to a multiple of ``BUCKET``, the key/value cache holds prompt and answer from the start,
-and a counter on the card is the position in it. Lazy mode replays captured graphs (HPU graphs);
-compile mode passes torch.compile's graphs to the bridge, in a process without lazy mode.
-
-Only the first token (TTFT) and the end are waited for, so that the host runs ahead of the card.
-ChatGLM3 uses its original layout: the library has no static shapes for transformers' GLM class.
+and a counter on the card is the position in it. Only the first token (TTFT) and the end are waited
+for, so that the host runs ahead of the card. ChatGLM3 uses its original layout: the library has no
+static shapes for transformers' GLM class.
 """
 
 from __future__ import annotations

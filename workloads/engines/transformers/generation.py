@@ -1,9 +1,5 @@
-"""transformers' own ``generate`` and encoders, in static batches.
-
-A batch runs until each prompt has ended; rows that end early go on with uncounted padding. The
-checkpoint's generation config (temperature, penalties, …) is replaced after loading: ``generate``
-would merge it into every call, so that models would do different work.
-"""
+"""transformers' own ``generate`` and encoders, in static batches. A checkpoint's generation config
+(temperature, …) is replaced after loading: ``generate`` would merge it into every call."""
 
 from __future__ import annotations
 
