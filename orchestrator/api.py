@@ -45,11 +45,8 @@ MOST_ROWS_SHOWN = 20
 def load(
     run: str | os.PathLike[str] | None = None, *, results: str | os.PathLike[str] | None = None
 ) -> Run:
-    """Return a finished or running run by name or directory; None: the newest.
-
-    Raises:
-        StoreError: there is no such run; the message lists those that exist.
-    """
+    """Return a finished or running run by name or directory, None: the newest; raises StoreError,
+    which lists the existing runs, if there is none."""
     from orchestrator.store.store import find_run
 
     return Run(find_run(run, Path(results) if results is not None else None))
@@ -116,11 +113,7 @@ class Run:
         return records(self.attempts if every else self.rows)
 
     def to_pandas(self, *, every: bool = False) -> pandas.DataFrame:
-        """``records`` as a pandas table.
-
-        Raises:
-            ExtraMissing: pandas is not installed.
-        """
+        """``records`` as a pandas table; raises ExtraMissing without pandas."""
         try:
             import pandas
         except ImportError as error:
@@ -128,11 +121,7 @@ class Run:
         return pandas.DataFrame(self.records(every=every))
 
     def to_polars(self, *, every: bool = False) -> polars.DataFrame:
-        """``records`` as a polars table.
-
-        Raises:
-            ExtraMissing: polars is not installed.
-        """
+        """``records`` as a polars table; raises ExtraMissing without polars."""
         try:
             import polars
         except ImportError as error:
@@ -147,11 +136,7 @@ class Run:
         return document(self.summary)
 
     def report(self) -> Path:
-        """Write the HTML page and return its path.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Write the HTML page and return its path; raises StoreError if not writable."""
         from orchestrator.report.run_report import write_page
 
         return write_page(self.store, self.summary, self.attempts).resolve()
@@ -169,12 +154,8 @@ class Run:
         return compare(before.rows, self.rows, names=names, **options)
 
     def query(self, sql: str) -> Answer:
-        """Answer SQL over this run, as `nightgrid query` does.
-
-        Raises:
-            ExtraMissing: duckdb is not installed.
-            QueryError: the statement is refused.
-        """
+        """Answer SQL over this run, as `nightgrid query` does; raises ExtraMissing without duckdb,
+        QueryError for a refused statement."""
         from orchestrator.report.query import query
 
         return query(self.store.path.parent, sql, [self.name])
@@ -243,20 +224,13 @@ class Grid(GridValue):
 
     @classmethod
     def from_text(cls, text: str) -> Grid:
-        """Read a grid from YAML text.
-
-        Raises:
-            GridError: every problem, each with line and column in ``text``.
-        """
+        """Read a grid from YAML; raises GridError with the line and column of each problem."""
         return _as(cls, parse_grid(text.encode(), "grid"))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Grid:
-        """Read a grid from the mappings, lists and plain values of its file.
-
-        Raises:
-            GridError: every problem, each with its path.
-        """
+        """Read a grid from the mappings, lists and plain values of its file; raises GridError with
+        the path of each problem."""
         return _as(cls, grid_of_values(values))
 
     def plan(

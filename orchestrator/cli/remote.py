@@ -116,7 +116,7 @@ def run_submit(args: argparse.Namespace) -> int:
     names = [submission.run for submission in submissions]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         args.refuse(f"two grids make the run {twice[0]}; send them one by one with --run NAME")
-    uploads = [one.upload() for one in submissions]  # refused before the cluster is asked
+    uploads = [one.upload() for one in submissions]  # refused before contacting the cluster
     server = JobServer(args.address)
     for upload in uploads:
         output.say_aside(upload.text())

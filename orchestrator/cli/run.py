@@ -234,7 +234,7 @@ def _drive(args: argparse.Namespace, link: SupervisorLink | None) -> int:
             grid, options, as_json=args.json, verbose=args.verbose
         )
     except GridError:
-        raise  # nothing was started, and whoever typed it is there
+        raise  # nothing was started; the user sees the error
     except BaseException as error:
         # The supervisor sends the notice of a driver that is started again.
         again = link is not None and (isinstance(error, ControlStoreLost) or link.restarted)

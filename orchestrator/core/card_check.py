@@ -64,10 +64,8 @@ class SlowCard:
 
 
 def slow_cards(now: Sequence[CardCheck], before: Iterable[CardCheck] = ()) -> tuple[SlowCard, ...]:
-    """Slow cards of a run, each by its worst figure, slowest first.
-
-    ``now`` are the checks of one run (the newest of a card counts), ``before`` of earlier runs.
-    """
+    """Slow cards of a run, each by its worst figure, slowest first; ``now`` are checks of one run
+    (a card's newest counts), ``before`` of earlier runs."""
     newest: dict[str, CardCheck] = {}
     for check in sorted(now, key=lambda check: check.taken_at):
         newest[check.card] = _with_known(check, newest.get(check.card))

@@ -49,11 +49,7 @@ class Deadline:
 
 
 def parse_budget(text: str) -> float:
-    """Seconds of ``9h``, ``90m``, ``1h30m``, ``45s``, ``1d`` or ``1.5h``.
-
-    Raises:
-        ValueError: it is not a duration; the message gives examples.
-    """
+    """Seconds of ``9h``, ``90m``, ``1h30m``, ``45s``, ``1d`` or ``1.5h``; else ValueError."""
     compact = text.strip().lower().replace(" ", "")
     match = _BUDGET.fullmatch(compact)
     if not compact or match is None:

@@ -63,10 +63,8 @@ class WorkerReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStopped(Event):
-    """A worker's process is gone and its card free; ``failure`` is None if it was stopped.
-
-    A worker that dies during an attempt gives ``AttemptEnded`` first, then this.
-    """
+    """A worker's process is gone and its card free; ``failure`` is None if it was stopped. If it
+    dies during an attempt, ``AttemptEnded`` comes first."""
 
     worker_id: str
     failure: Failure | None = None
@@ -192,10 +190,8 @@ class Executor(Protocol):
         """Start one command and return; it may begin only at the next call of ``events``."""
 
     def events(self, timeout_s: float) -> list[Event]:
-        """Events since the last call, waiting up to ``timeout_s`` for one.
-
-        With 0 it only looks and starts nothing: rows may not be written yet.
-        """
+        """Events since the last call, waiting up to ``timeout_s`` for one; with 0 it only looks and
+        starts nothing, since rows may not be written yet."""
 
     def progress(self) -> Mapping[str, Progress]:
         """Last report of each busy worker, by worker id."""

@@ -96,7 +96,7 @@ class Plan:
     jobs: tuple[PlannedJob, ...]
     nodes: tuple[Node, ...]
     duration: Span = NOTHING  # from the command to the last row (``forecast.py``)
-    notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice
+    notes: tuple[str, ...] = ()  # for the reader, such as duplicate jobs
 
     @property
     def host_packages(self) -> tuple[str, ...]:

@@ -39,11 +39,8 @@ class Energy:
 
 
 def energy_between(readings: Sequence[Reading], start: float, end: float) -> Energy | None:
-    """The energy from ``start`` to ``end``, by readings in order of time.
-
-    None if the readings do not cover the interval, are too sparse for it, or lack both counter and
-    power.
-    """
+    """The energy from ``start`` to ``end``, by readings in order of time; None if they do not
+    cover the interval, are too sparse, or lack both counter and power."""
     if end <= start:
         return None
     first = max((i for i, (at, _) in enumerate(readings) if at <= start), default=None)
@@ -172,10 +169,8 @@ class ProcessorUse:
 
 
 def use_between(before: ProcessorReading, after: ProcessorReading) -> ProcessorUse | None:
-    """Use between two readings of one process; None where no time passed.
-
-    The waits of all computing threads are added up, since each holds up the others.
-    """
+    """Use between two readings of one process, or None if no time passed; waits of all computing
+    threads are added up, since each holds up the others."""
     wall_s = after.at - before.at
     if wall_s <= 0:
         return None

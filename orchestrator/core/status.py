@@ -82,7 +82,7 @@ class RunStatus:
     first_attempt_s: Real | None = None
     promised_low_s: Real | None = None  # from the command to the last row, as it was planned
     promised_high_s: Real | None = None
-    stopping: str = ""  # the reason, once an end was asked for
+    stopping: str = ""  # reason of a stop request
     paused: str = ""  # why nothing new is started for now; empty while all is well
     waiting: str = ""  # for whose cards, while it has none or nothing to do on them
     trouble: str = ""  # what is wrong with the cluster, while work goes on
@@ -129,11 +129,8 @@ class RunStatus:
 
     @classmethod
     def from_json(cls, text: str) -> RunStatus:
-        """Read ``status.json``, ignoring unknown fields.
-
-        Raises:
-            ValueError: it is not JSON, of another version, or lacks a field.
-        """
+        """Read ``status.json``, ignoring unknown fields; raises ValueError if it is not JSON, of
+        another version, or lacks a field."""
         version = TypeAdapter(dict[str, object]).validate_json(text).get("version")
         if version != STATUS_VERSION:
             raise ValueError(f"status version {version}; this program reads {STATUS_VERSION}")

@@ -46,10 +46,8 @@ def _must(holds: bool, violation: str) -> None:
 
 
 class InProcessExecutor:
-    """An ``Executor`` with one background thread that carries out commands in order.
-
-    ``preload`` modules are imported first, so they do not count against a card's memory limit.
-    """
+    """An ``Executor`` with one background thread that carries out commands in order; ``preload``
+    modules are imported first, so they do not count against a card's memory limit."""
 
     def __init__(self, nodes: Sequence[Node], *, preload: Sequence[str] = ()) -> None:
         self._nodes = {node.node_id: node for node in nodes}
@@ -59,7 +57,7 @@ class InProcessExecutor:
         self._busy: dict[str, str] = {}  # worker id -> attempt id
         self._stopping: set[str] = set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._tasks: list[Callable[[], None]] = []  # and not begun
+        self._tasks: list[Callable[[], None]] = []  # queued
         at = time.monotonic()
         self._events: deque[Event] = deque(NodeJoined(at=at, node=node) for node in nodes)
         self._changed = threading.Condition()  # guards everything above
@@ -116,7 +114,7 @@ class InProcessExecutor:
             self._work.put(None)
         self._thread.join(_CLOSE_PATIENCE_S)
 
-    # ------------------------------------------------------------ commands (lock held)
+    # ``_start``, ``_run``, ``_stop``: lock held. ``_work_off`` and ``_do_*`` run on the thread.
 
     def _start(self, command: StartWorker) -> None:
         node, holder = self._nodes.get(command.card.node_id), self._cards.get(command.card)

@@ -116,7 +116,7 @@ class Driver:
     board: Board
     view: View
     write_status: Callable[[str], object] = lambda _: None  # replaces status.json
-    publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
+    publish: Callable[[RunStatus], object] = lambda _: None  # to the cluster's monitoring
     logged: Callable[[Measurement], object] = lambda _: None  # each row, when it is safe
     trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
     waiting: Callable[[], str] = lambda: ""  # whose cards the run waits for, while it has none
@@ -137,7 +137,7 @@ class Driver:
     _refused_stops: list[StopWorker] = field(default_factory=list)  # to be tried again
     _next_status_at: float = 0.0
     _next_waiting_at: float = 0.0
-    _ahead_s: float | None = None  # of the time of day, as the schedule was told
+    _ahead_s: float | None = None  # of the last ``ClockSet``
     _finished: RunFinished | None = None
     _rows: RowWriter = field(init=False)
     _patience: Patience = field(init=False)

@@ -33,7 +33,7 @@ class RunOptions:
 
     results: Path = field(default_factory=default_results_dir)
     results_address: str = ""  # of an object store, to which a copy goes
-    results_named: bool = False  # by whoever asks for the run; else a grid may name others
+    results_named: bool = False  # by the user; else a grid may name others
     log_to: tuple[str, ...] = ()  # trackers that get every row: NAME or NAME=DESTINATION
     name: str | None = None  # of the run; None: the grid's
     overrides: tuple[str, ...] = ()  # PATH=VALUE each, set in the grid's file
@@ -71,11 +71,8 @@ class RunOptions:
 
 
 def with_results_of(grid: Grid, options: RunOptions) -> RunOptions:
-    """``options`` with the grid's results unless they name some; a relative path is from here.
-
-    Raises:
-        GridError: the grid names the home directory of an unknown user.
-    """
+    """``options`` with the grid's results unless they name some (relative to the working
+    directory); raises GridError for the home directory of an unknown user."""
     if options.results_named or not grid.results:
         return options
     if is_address(grid.results):

@@ -137,13 +137,8 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
 def grid_of(
     source: Grid | str | os.PathLike[str], options: RunOptions, *, nodes_for: NodesFor | None = None
 ) -> Grid:
-    """Load a grid file, or return the given grid.
-
-    With emulated cards or ``nodes_for``, impossible card counts are reported with all else.
-
-    Raises:
-        GridError: it is refused.
-    """
+    """Load a grid file, or return the given grid; raises GridError, which includes impossible card
+    counts with emulated cards or ``nodes_for``."""
     if isinstance(source, Grid):
         return source
     if options.emulate:
@@ -205,11 +200,8 @@ def plan_run(
 
 
 def history_of(store: Store) -> list[PastRow]:
-    """Rows of a run, oldest first; empty for a new run.
-
-    Raises:
-        StoreError: some cannot be read; jobs would run again under used attempt ids.
-    """
+    """Rows of a run, oldest first; raises StoreError if some cannot be read: their jobs would run
+    again under used attempt ids."""
     return past_rows(store.tables_path, whole=True) if store.exists else []
 
 
@@ -312,11 +304,8 @@ def change_of(grid: Grid, run: Path) -> GridChange | None:
 
 
 def refuse_another(grid: Grid, change: GridChange, run: str, measured: Collection[str]) -> None:
-    """Refuse a grid of another name that shares no job with the run's grid or ``measured`` ids.
-
-    Raises:
-        GridError: it is another grid; the message names both and the ways out.
-    """
+    """Raise GridError for a grid of another name that shares no job with the run's grid or
+    ``measured`` ids; the message names both and the ways out."""
     if not measured or change.equal or change.name_before == grid.name:
         return
     if any(job.job_id in measured for job in grid.jobs()):

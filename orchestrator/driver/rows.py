@@ -334,10 +334,8 @@ class RowWriter:
         )
 
     def look_for_room(self) -> list[Delayed]:
-        """Write the pending rows; once all are safe, return the delayed commands.
-
-        If the run is over, it ends without its rows after a stop request or ``patience.limit_s``.
-        """
+        """Write the pending rows and, once all are synced, return the delayed commands; a finished
+        run ends without its rows after a stop request or ``patience.limit_s``."""
         self._finish_writing()
         delayed, now = self.delayed, self.clock()
         if delayed is None or now < self._look_at:

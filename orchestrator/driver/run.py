@@ -216,11 +216,8 @@ def with_its_nodes(
     options: RunOptions, session: Session, say: Callable[[str], None], run: Path
 ) -> Session:
     """Wait for the nodes that the cluster had before its head died: a plan without them would give
-    up jobs for good. A run resumed by a user needs only a node of each kind of card it had.
-
-    Raises:
-        ClusterError: a kind of card does not come back at all.
-    """
+    up jobs for good. A run resumed by a user needs only a node of each kind of card it had; raises
+    ClusterError if a kind does not come back."""
     if session.look is None:
         return session
     expected: Mapping[str, int] = {}
@@ -287,7 +284,7 @@ def run_grid(
     if options.resume and (store.exists or not options.restarted):
         store = Store.existing(options.results, store.run).resume()
         options = with_cards_of(store.path, options)
-    store.refuse_if_held()  # before the cluster is asked, which may be away
+    store.refuse_if_held()  # before contacting the cluster, which may be away
     change = None if options.restarted else change_of(grid, store.path)
     if change is not None:
         refuse_another(grid, change, store.run, {row.job_id for row in history_of(store)})

@@ -44,7 +44,7 @@ class Session:
     description: str
     nodes: tuple[Node, ...]
     executor: OpenExecutor
-    publish: Callable[[RunStatus], object] = lambda _: None  # to whoever monitors the cluster
+    publish: Callable[[RunStatus], object] = lambda _: None  # to the cluster's monitoring
     address: str = ""  # of a cluster that others keep running
     look: Callable[[], tuple[Node, ...]] | None = None  # what its nodes are now
     #: The outcomes that its nodes kept of a run of this id.

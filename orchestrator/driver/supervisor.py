@@ -155,11 +155,8 @@ class Decision:
 
 
 def decide(ends: Sequence[DriverEnd], *, stops: int, now: float, ends_at: float | None) -> Decision:
-    """Decide how to go on after the last of these drivers: a reported exit code ends the run,
-    else another driver resumes it.
-
-    ``stops`` counts stop requests; ``now`` and the deadline ``ends_at`` are epoch seconds.
-    """
+    """Decide how to go on after the last driver: a reported exit code ends the run, else another
+    driver resumes it. ``stops`` counts stop requests; times are epoch seconds."""
     last = ends[-1]
     refused = last.reported and len(ends) > 1 and last.returncode in REFUSED and not last.drove
     if last.reported and not last.restart_reason and not refused:
@@ -366,7 +363,7 @@ class Supervisor:
 
 
 def _end_alike(code: int) -> int:
-    """The exit code; a signal that ended the driver, as it was asked to, ends this process."""
+    """Return the exit code, or end this process by the signal that stopped the driver."""
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

@@ -406,7 +406,7 @@ class Expander:
         return tuple(by_id.values())
 
     def notes(self) -> tuple[str, ...]:
-        """Notes on jobs that were asked for more than once."""
+        """Notes on duplicate jobs."""
         notes = []
         for (name, first), count in self.repeated.items():
             jobs = "1 job" if count == 1 else f"{count} jobs"

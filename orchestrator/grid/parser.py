@@ -49,7 +49,7 @@ class Grid:
     results: str = ""  # a directory or the address of an object store; "": none is named
     planned: tuple[Job, ...]  # each once, in the order of the file
     open_engines: frozenset[str] = frozenset()  # experiments that name none: the plan chooses
-    notes: tuple[str, ...] = ()  # what a reader should know, such as jobs asked for twice
+    notes: tuple[str, ...] = ()  # for the reader, such as duplicate jobs
     commits: Mapping[str, str] = field(default_factory=dict)  # of names of the hub (``Revisions``)
     document: Document = field(repr=False, compare=False)
     origins: Mapping[tuple[str, str, Scalar], Path_] = field(repr=False, compare=False)

@@ -424,7 +424,7 @@ def suggestion(word: str, names: Iterable[str], meant: str = "") -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: short, and text told from numbers."""
+    """Quote a value for a message: short, with text distinct from numbers."""
     if isinstance(value, str):
         return json.dumps(value if len(value) <= 80 else value[:77] + "…", ensure_ascii=False)
     if isinstance(value, Mapping):

@@ -28,7 +28,7 @@ class Software:
     """Packages of the nodes with one kind of card, and the devices of its jobs."""
 
     devices: tuple[str, ...]  # the kind's own, and the one that emulates it
-    nodes: Mapping[str, Mapping[str, str]]  # of those that were asked, by name
+    nodes: Mapping[str, Mapping[str, str]]  # packages by node name, where known
     emulated: bool = False  # on the host's own device
 
     def lacks(self, spec: EngineSpec, mode: str) -> dict[str, str]:

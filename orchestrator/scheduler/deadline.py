@@ -95,11 +95,8 @@ def _sizes(job: Job) -> _Sizes:
 
 
 class Deadline:
-    """Gives up waiting jobs that can no longer end in time.
-
-    All jobs of a model are re-estimated after 1, 2, 4, 8, … of them are measured: the first teach
-    most, and the total cost stays that of a sort.
-    """
+    """Gives up waiting jobs that can no longer end in time. All jobs of a model are re-estimated
+    after 1, 2, 4, 8, … of them, so the total cost stays that of a sort."""
 
     def __init__(
         self,

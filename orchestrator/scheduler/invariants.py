@@ -62,7 +62,7 @@ class Invariants:
     work_until: float = inf  # nothing begins later, and nothing that is known to last longer
     over_by: float = inf  # the run is
     follow_clock: bool = True  # both are times of day, and move when that is set
-    stop_patience_s: float = inf  # after it a process that was told to end need not be waited for
+    stop_patience_s: float = inf  # longest wait for a stopped process
     lasts_s: Callable[[Job], float] | None = None  # what is known of durations; None: it changes
     now: float = 0.0
     needs: Mapping[str, Collection[str]] = field(default_factory=dict)  # that run in this run

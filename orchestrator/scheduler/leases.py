@@ -40,7 +40,7 @@ class Lease:
     lasts_s: float  # estimated, once it runs
     ends_at: float  # estimated
     ready: dict[int, Worker] = field(default_factory=dict)  # by rank
-    began_at: float | None = None  # when it was told to run
+    began_at: float | None = None  # time of its ``RunAttempt``
     asks_passports: bool = False  # of its cards
 
     @property

@@ -124,10 +124,8 @@ class Pool:
         return lost
 
     def leave(self, node_id: str) -> list[Lease]:
-        """Remove a node and its workers; returns its leases, which the caller must end.
-
-        Nodes that are parts of one server share a name and are lost together: that is one loss.
-        """
+        """Remove a node and its workers; returns its leases, which the caller must end. Parts of
+        one server share a name and count as one loss."""
         name = self.cards.server_of[node_id].nodes[node_id].name
         if name not in self._down:
             self._losses[name] += 1

@@ -116,7 +116,7 @@ class Faults:
     node_losses: tuple[float, ...] = ()  # when a node goes, seconds
     rejoin_after_s: float | None = None  # until a lost node is back, as a new one
     no_start: float = 0.0  # a worker neither comes up nor fails, until the watchdog stops it
-    stuck: float = 0.0  # a process that is told to end does not
+    stuck: float = 0.0  # a stopped process does not end
     stuck_s: float | None = 600.0  # until it ends after all; None: never
     late_results: bool = False  # a lost node had only frozen: its results come afterwards
     fits_up_to: int | None = None  # largest batch size that does

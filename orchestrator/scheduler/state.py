@@ -46,7 +46,7 @@ class ScheduleSettings:
     work_until: float = inf  # the time of day by which the last attempt must have ended
     follow_clock: bool = True  # when the time of day is set, so is the time left; a budget stays
     stop_s: float = 30.0  # after that: for workers to end before the run counts as over
-    stop_patience_s: float = 120.0  # with a worker that was told to stop and does not end
+    stop_patience_s: float = 120.0  # longest wait for a stopped worker to end
     seed: int = 0  # draws the order of replicates
     passports: bool = False  # whether the first attempt on each card begins with its passport
 
@@ -182,14 +182,14 @@ class Worker:
     worker_id: str
     slot: Slot
     state: WorkerState
-    started_at: float  # when it was asked for
+    started_at: float  # time of its ``StartWorker``
     for_lease: bool  # started for one attempt, not for whatever comes
     key: str | None = None  # the residency key of what it ran last
     replicate: int | None = None  # that it serves, once it has run something
     used: bool = False  # has run an attempt
     spoiled: bool = False  # has survived an out-of-memory: good for probes only
     overdue: str = ""  # why it was stopped, if it hung
-    abandoned: bool = False  # was told to stop, did not, and is not waited for any more
+    abandoned: bool = False  # did not stop in time; no longer waited for
     bucket: Bucket | None = None  # whose jobs it serves
 
     @property
