@@ -79,8 +79,8 @@ def results_here(args: argparse.Namespace) -> Path:
 
 
 class ResultsOption(argparse.Action):
-    """``--results`` with a directory, or an object store's address for ``results_address`` (rows
-    are also in ``results``); both override the grid."""
+    """``--results`` with a directory, or an object store's address (as ``results_address``, with
+    rows in the default directory); both override the grid."""
 
     def __call__(
         self,

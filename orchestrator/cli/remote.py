@@ -183,8 +183,7 @@ def _lasts(results: str) -> bool:
 
 
 def deadline_words(args: argparse.Namespace) -> list[str]:
-    """Deadline options with an absolute time, since clocks there may have another zone; a budget
-    counts from the start of the run, not of the submission."""
+    """Deadline with its time zone, which may differ there; or a budget, from the run's start."""
     if args.deadline is not None:
         return ["--deadline", args.deadline.isoformat(timespec="minutes")]
     return [] if args.budget is None else ["--budget", f"{args.budget:.0f}s"]

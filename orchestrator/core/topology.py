@@ -136,10 +136,7 @@ def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node
 
     Emulated cards run on this machine's CPU; several CPU cards are emulated too, since they share
     its cores, but a single one is real. ``1x8:KIND:DEVICE`` drives emulated cards through the
-    card's own software.
-
-    Raises:
-        OptionError: the specification cannot be understood or asks for too much.
+    card's own software. Raises OptionError for an invalid or too large specification.
     """
     wanted: list[tuple[int, Accelerator | None, str]] = []
     host = host_device().name

@@ -167,10 +167,8 @@ class Driver:
         """Run the plan to its end; the caller closes the executor.
 
         Raises:
-            ClusterError: the executor failed for ``patience_s``, or the cluster's control store is
-                lost.
-            StoreError: a row could not be written for ``patience_s`` though the disk is not full,
-                or another driver took the run.
+            ClusterError: the executor failed for ``patience_s``, or the control store is lost.
+            StoreError: a row failed for ``patience_s`` without a full disk, or the run was taken.
         """
         try:
             return self._drive()

@@ -60,10 +60,8 @@ def plan_grid(
     ``planned_nodes``; also returns the earlier rows of its run.
 
     Raises:
-        GridError: the grid is refused.
-        OptionError: the emulated nodes are invalid.
-        ClusterError: the cluster cannot be joined.
-        SubmitError: the cluster's dashboard does not answer.
+        GridError, OptionError: the grid, or the emulated nodes, are refused.
+        ClusterError, SubmitError: the cluster cannot be joined, or its dashboard does not answer.
         StoreError: earlier rows cannot be read.
     """
     nodes_for: NodesFor = partial(planned_nodes, emulate=options.emulate)

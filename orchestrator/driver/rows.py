@@ -225,8 +225,7 @@ class RowWriter:
             self._write_batch()
 
     def write_soon(self) -> None:
-        """Start the next batch once the last is synced (without a thread, write all now), or a
-        Parquet file if one is due."""
+        """Start the next batch (without a thread, write all now), or a due Parquet file."""
         if self._writing is not None:
             if not self._writing.done():
                 return

@@ -54,8 +54,7 @@ class Session:
 
 
 def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> tuple[Node, ...]:
-    """Set the memory of emulated cards, by default an equal share of this machine: without it a
-    search for the largest batch would take all memory."""
+    """Limit the memory of emulated cards (default: equal shares), for searches of batch sizes."""
     cards = sum(len(node.card_indices) for node in nodes)
     size = card_memory_bytes or share_of_host(cards)
     return tuple(

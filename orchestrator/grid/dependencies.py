@@ -220,12 +220,8 @@ def measured_again(
     or to be remade by this run), or if another job saved over the name they produce. A job that
     needs what this run cannot make keeps its row.
 
-    Args:
-        planned: all jobs, with their needs.
-        took_of: saved things that a job's measured attempt loaded.
-        estimate_s: seconds of a job.
-        saving_of: what a name stands for now.
-        run_ids: current and former ids of the run; empty: any run.
+    ``took_of`` gives the saved things that a job's measured attempt loaded, ``saving_of`` what a
+    name stands for now; ``run_ids`` are current and former ids of the run (empty: any run).
     """
     blocked = _blocked(planned)
     reusable = [
@@ -265,11 +261,8 @@ def measured_again(
 
 
 def saved_by_another(saved_by: str, job: Job, run_ids: Collection[str]) -> bool:
-    """Return whether another job or run saved a thing.
-
-    ``saved_by`` has the ids of run and job (``Request.saved_by``), or "" if unknown, which counts
-    as this job; ``run_ids`` are current and former ids of this run (empty: any run).
-    """
+    """Return whether another job or run saved a thing, by ``Request.saved_by`` ("": unknown, counts
+    as this job); ``run_ids`` are current and former ids of this run (empty: any run)."""
     run_id, _, job_id = saved_by.rpartition("-")
     return bool(saved_by) and (job_id != job.job_id or bool(run_ids and run_id not in run_ids))
 

@@ -250,7 +250,6 @@ def load_grid(
     """Read a grid file into jobs.
 
     Args:
-        path: the YAML file.
         vocabulary: the names a grid may use; by default those installed.
         check_data: also refuse models and datasets that are not on this machine.
         nodes_for: nodes by the kinds of card; with it impossible card counts are reported here,

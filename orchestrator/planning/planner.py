@@ -51,13 +51,11 @@ def make_plan(
     """Choose an action for every job of the grid.
 
     Args:
-        grid: the jobs.
-        nodes: the actual or assumed nodes.
+        nodes: actual or assumed.
         history: earlier rows of this run, oldest first.
         retry_failed: also run jobs that failed earlier.
         force: run everything that can run, measured or not.
-        estimator: of durations; by default made from ``history``.
-        startup: facts about the time to the first job.
+        estimator: by default made from ``history``.
         saving_of: what a name stands for now, if known.
         run_ids: current and former ids of this run.
 

@@ -302,8 +302,7 @@ class Schedule:
         yield from self._record_late(outcome)
 
     def _record_late(self, outcome: Outcome) -> Iterator[Command]:
-        """Record the late outcome of an attempt that was given up; it changes nothing, and a loss
-        is known already."""
+        """Record the late outcome (except LOST) of an attempt that was given up."""
         attempt = self._issued.get(outcome.attempt_id)
         if attempt is None or outcome.state is State.LOST:
             return
