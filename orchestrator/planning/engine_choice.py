@@ -78,7 +78,7 @@ def with_engines(
 
 
 class _Chooser:
-    """Chooses engines for kinds of card that have a choice and are not emulated elsewhere."""
+    """Chooses engines for kinds of card with a choice that no other device emulates."""
 
     def __init__(self, software: Mapping[Accelerator, Software]) -> None:
         self.software = software

@@ -194,7 +194,7 @@ class ReplicateCost:
 
 def with_fresh_processes(planned: Iterable[PlannedJob]) -> list[PlannedJob]:
     """Add the start of each fresh process to the estimate of its first job: one per model and
-    replicate from 2 on; jobs with processes of their own have it already."""
+    replicate from 2 on, none for jobs with processes of their own."""
     known: set[tuple[str, int] | None] = {None}
     result = []
     for item in planned:
