@@ -86,7 +86,7 @@ class JobState:
     estimate: Estimate
     cautious: bool = False  # reckon with the margin of the estimate: there is a deadline
     first: bool = True  # goes before those that are not: see ``queues.py``
-    draw: float | None = None  # of a replicated cell: its place (``planning/replicates.py``)
+    draw: float | None = None  # of a replicated cell: its place (``planning/forecast.py``)
     cell_cards: set[Card] = field(default_factory=set)  # of all replicates; they share the set
     number: int = 0  # of its last attempt
     phase: Phase = Phase.WAITING
