@@ -75,12 +75,9 @@ def test_no_altered_byte_is_read(directory: Path, data: st.DataObject, content: 
 
 def test_an_altered_length_is_compared_before_anything_is_made_of_it(directory: Path) -> None:
     """A length of 2^62 would be a list of 2^46 pieces."""
-    file = write(directory / "a.protected", bytes(PIECE_BYTES))
-    sealed = file.read_bytes()
-    salt, piece_bytes, _, name_bytes = encryption._FIXED.unpack_from(sealed, len(encryption._MAGIC))
-    header = encryption._FIXED.pack(salt, piece_bytes, 2**62, name_bytes)
-    start = len(encryption._MAGIC)
-    file.write_bytes(sealed[:start] + header + sealed[start + len(header) :])
+    file = write(directory / "a.protected", bytes(12_345))
+    length, altered = (number.to_bytes(8, "big") for number in (12_345, 2**62))
+    file.write_bytes(file.read_bytes().replace(length, altered, 1))
     with pytest.raises(DataMissing, match="copy it again"):
         encryption.read(file, KEY)
 
