@@ -230,6 +230,8 @@ def _other_child(random: Random, kind: pa.DataType) -> pa.DataType:
         return pa.map_(pa.string(), other_type(random, kind.item_type))
     if pa.types.is_list(kind):
         return pa.list_(other_type(random, kind.value_type))
+    if pa.types.is_large_list(kind):  # of an earlier change
+        return pa.large_list(other_type(random, kind.value_type))
     fields = list(kind)
     at = random.randrange(len(fields))
     action = random.random()
