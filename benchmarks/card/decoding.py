@@ -9,16 +9,14 @@ the workload ``verification``. Cells that would begin after SECONDS (default 600
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import transformers
 
+from benchmarks.card.rows import Rows
 from benchmarks.contenders.alone import Alone, request
 from workloads.base import MeasureSettings, Result, WorkloadError
 from workloads.devices import device_for
@@ -37,38 +35,23 @@ def main(
     precisions: str = "bf16,int4,fp8,int8,fp32,fp16",
 ) -> None:
     """All precisions, the fastest and the plainest first."""
-    card, started = device_for(device), time.perf_counter()
-    with (Path(out) / "decoding_rows.jsonl").open("a", encoding="utf-8") as rows:
-
-        def write(**row: Any) -> None:
-            text = json.dumps(row | {"at_s": round(time.perf_counter() - started, 1)})
-            print(text, flush=True)
-            rows.write(text + "\n")
-            rows.flush()
-
-        write(
-            card=card.device_name(),
-            driver=card.driver_version(),
-            torch=torch.__version__,
-            transformers=transformers.__version__,
-            date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            settings=dict(card.configure()),
-        )
+    card = device_for(device)
+    with Rows(card, Path(out) / "decoding_rows.jsonl") as rows:
         for precision in precisions.split(","):
             alone = Alone(card)
             for batch_size in BATCH_SIZES:
-                if time.perf_counter() - started > float(seconds):
+                if rows.elapsed_s > float(seconds):
                     return
                 cell = {"precision": precision, "batch_size": batch_size}
                 try:
-                    write(**cell, **_rates(alone, model, **cell))
+                    rows.write(**cell, **_rates(alone, model, **cell))
                 except (WorkloadError, RuntimeError) as error:
-                    write(**cell, failed=f"{type(error).__name__}: {error}"[:300])
+                    rows.write(**cell, failed=f"{type(error).__name__}: {error}"[:300])
             del alone
             torch._dynamo.reset()
             card.release_memory()
-            if time.perf_counter() - started < float(seconds):
-                write(precision=precision, verification=_distance(card, model, precision))
+            if rows.elapsed_s < float(seconds):
+                rows.write(precision=precision, verification=_distance(card, model, precision))
                 card.release_memory()
 
 

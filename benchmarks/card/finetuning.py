@@ -11,16 +11,13 @@ out.
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
+from benchmarks.card.rows import Rows
 from benchmarks.contenders.alone import Alone, request
 from workloads.base import MeasureSettings, WorkloadError
 from workloads.devices import device_for
@@ -54,22 +51,9 @@ def main(
     ways: str = "",
 ) -> None:
     """All ways at all batch sizes, and of LoRA's neighbour QLoRA the first."""
-    card, began = device_for(device), time.perf_counter()
+    card = device_for(device)
     chosen = {name: WAYS[name] for name in ways.split(";")} if ways else WAYS
-    with (Path(out) / "finetuning.jsonl").open("a", encoding="utf-8") as rows:
-
-        def say(**row: Any) -> None:
-            text = json.dumps(row | {"at_s": round(time.perf_counter() - began, 1)})
-            print(text, flush=True)
-            rows.write(text + "\n")
-            rows.flush()
-
-        say(
-            card=card.device_name(),
-            driver=card.driver_version(),
-            torch=torch.__version__,
-            date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        )
+    with Rows(card, Path(out) / "finetuning.jsonl") as rows:
         cells = [
             (name, way, "lora", int(batch))
             for batch in batches.split(",")
@@ -79,15 +63,15 @@ def main(
         plain = {key: value for key, value in way.items() if key != "adapter_products"}  # LoRA's
         cells.append((name, plain, "qlora", int(batches.split(",")[0])))
         for name, way, method, batch in cells:
-            if time.perf_counter() - began > float(seconds):
+            if rows.elapsed_s > float(seconds):
                 return
             told = {"way": name, "method": method, "batch": batch}
             card.release_memory()
             card.reset_peak_memory()
             try:
-                say(**told, **_figures(model, card, way, method, batch))
+                rows.write(**told, **_figures(model, card, way, method, batch))
             except (WorkloadError, RuntimeError) as error:
-                say(**told, failed=f"{type(error).__name__}: {error}"[:300])
+                rows.write(**told, failed=f"{type(error).__name__}: {error}"[:300])
 
 
 def _figures(

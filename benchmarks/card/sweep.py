@@ -10,14 +10,11 @@ left out.
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.card.rows import Rows
 from benchmarks.contenders.alone import Alone, request
 from workloads.base import MeasureSettings
 from workloads.devices import device_for
@@ -141,33 +138,16 @@ _SHOWN = ("agrees", "attention", "fused_kernels", "first_parting", "pipeline", "
 
 def main(out: str, seconds: str = "200", device: str = "cuda", names: str = "") -> None:
     """Run the cells one after the other and print a line for each."""
-    card, started = device_for(device), time.perf_counter()
-    with (Path(out) / "sweep.jsonl").open("a", encoding="utf-8") as rows:
-
-        def write(row: dict[str, Any]) -> None:
-            at_s = round(time.perf_counter() - started, 1)
-            text = json.dumps(row | {"at_s": at_s}, default=str)
-            print(text, flush=True)
-            rows.write(text + "\n")
-            rows.flush()
-
-        write(
-            {
-                "card": card.device_name(),
-                "driver": card.driver_version(),
-                "torch": torch.__version__,
-                "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "settings": dict(card.configure()),
-            }
-        )
+    card = device_for(device)
+    with Rows(card, Path(out) / "sweep.jsonl") as rows:
         for name, cell in CELLS.items():
             if names and name not in names.split(";"):
                 continue
-            if time.perf_counter() - started > float(seconds):
+            started_s = rows.elapsed_s
+            if started_s > float(seconds):
                 return
-            cell_started = time.perf_counter()
-            row = {"cell": name, **_figures(card, name, cell)}
-            write(row | {"seconds": round(time.perf_counter() - cell_started, 1)})
+            figures = _figures(card, name, cell)
+            rows.write(cell=name, **figures, seconds=round(rows.elapsed_s - started_s, 1))
             card.release_memory()
 
 

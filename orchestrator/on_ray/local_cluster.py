@@ -154,8 +154,8 @@ def _empty_cluster() -> Iterator[LocalCluster]:
         stack.enter_context(guarded(directory))
         stack.callback(_clear, directory)
         stack.enter_context(ray_environment(_environment(directory.path)))
-        # Ray would set a handler of SIGTERM of its own; the guard ends what a killed driver leaves.
         stack.enter_context(_in_own_sessions())
+        # Ray would set a handler of SIGTERM of its own; the guard ends what a killed driver leaves.
         ray_cluster = Cluster(shutdown_at_exit=False)
         cluster = LocalCluster(address="", directory=directory.path, ray_cluster=ray_cluster)
         stack.callback(cluster.end)
