@@ -220,6 +220,31 @@ class Sample:
     decoding_s: float | None = None  # from latents to pixels
     conversion_s: float | None = None  # to images of the host
 
+    @classmethod
+    def of_whole(
+        cls,
+        *,
+        wall_s: float,
+        cpu_s: float,
+        items: int,
+        input_tokens: int,
+        output_tokens: int = 0,
+        computed_tokens: int = 0,
+    ) -> Sample:
+        """Return the one sample of work that is timed as a whole."""
+        return cls(
+            repeat=0,
+            batch=0,
+            warmup=False,
+            complete=True,
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+            items=items,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            computed_tokens=computed_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:

@@ -394,17 +394,11 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         name = parameters.save_model
         details["saved_model"] = str(save_trained(model, source, name, origin, written=written))
     same = (predictions == predictions_before).float().mean()
-    sample = Sample(
-        repeat=0,
-        batch=0,
-        warmup=False,
-        complete=True,
+    sample = Sample.of_whole(
         wall_s=wall_s,
         cpu_s=cpu_s,
         items=len(texts),
         input_tokens=sum(map(len, texts)),
-        output_tokens=0,
-        computed_tokens=0,
     )
     return Result(
         samples=(sample,),

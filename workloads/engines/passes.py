@@ -302,17 +302,12 @@ def generate_once(
         )
         found.append(fetch())
     context.device.synchronize()
-    sample = Sample(
-        repeat=0,
-        batch=0,
-        warmup=False,
-        complete=True,
+    sample = Sample.of_whole(
         wall_s=context.clock() - began,
         cpu_s=context.cpu_clock() - cpu_began,
         items=len(prompts),
         input_tokens=sum(map(len, prompts)),
         output_tokens=len(prompts) * output_tokens,
-        computed_tokens=0,
     )
     return found, sample
 

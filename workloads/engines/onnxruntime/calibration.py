@@ -55,16 +55,11 @@ def run(request: Request, context: JobContext) -> Result:
         if not request.probe:
             context.enter_phase("finish")
             details["calibration"] = str(_keep(request, parameters, engine.directory, ranges))
-    sample = Sample(
-        repeat=0,
-        batch=0,
-        warmup=False,
-        complete=True,
+    sample = Sample.of_whole(
         wall_s=wall_s,
         cpu_s=cpu_s,
         items=len(texts),
         input_tokens=sum(map(len, texts)),
-        output_tokens=0,
         computed_tokens=passes.positions,
     )
     return result_of(engine, dataset, sample, load_s=load_s, details=details)
