@@ -53,7 +53,6 @@ def _calls() -> Iterator[tuple[str, str, int]]:
 
 
 def test_a_contender_is_given_what_it_reads() -> None:
-    """Wherever a benchmark names program and arguments in one call."""
     calls = list(_calls())
     assert len(calls) >= 2
     wrong = []

@@ -13,7 +13,6 @@ from workloads.models.loading import open_model
 
 @pytest.mark.slow
 def test_each_way_has_a_row_with_figures_or_the_reason(tmp_path: Path) -> None:
-    """Also one that this machine has no kernels for."""
     path = str(open_model("tiny-chatglm3").path)
     finetuning.main(path, str(tmp_path), "60", "cpu", "2", "one row;one row, Liger")
     first, *rows = map(json.loads, (tmp_path / "finetuning.jsonl").read_text().splitlines())
@@ -25,6 +24,5 @@ def test_each_way_has_a_row_with_figures_or_the_reason(tmp_path: Path) -> None:
 
 
 def test_nothing_begins_after_the_time_that_is_left(tmp_path: Path) -> None:
-    """Rows are there as soon as they are measured."""
     finetuning.main("nowhere", str(tmp_path), "0", "cpu", "2", "one row")
     assert len((tmp_path / "finetuning.jsonl").read_text().splitlines()) == 1

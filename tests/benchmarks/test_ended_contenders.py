@@ -88,7 +88,6 @@ def _benchmark(
 def test_a_benchmark_that_is_ended_ends_its_contender(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    """In the midst of a turn, together with the contender's own child."""
     with _benchmark(tmp_path) as benchmark:
         benchmark.send_signal(number)
         assert until(lambda: benchmark.poll() is not None, 30)
@@ -97,7 +96,6 @@ def test_a_benchmark_that_is_ended_ends_its_contender(
 
 
 def test_a_benchmark_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
-    """What it was started to ignore it ignores; another signal ends it as ever."""
     with _benchmark(tmp_path, ignored=signal.SIGHUP) as benchmark:
         benchmark.send_signal(signal.SIGHUP)
         time.sleep(0.5)
@@ -108,7 +106,6 @@ def test_a_benchmark_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
 
 
 def test_a_contender_that_waits_costs_the_others_nothing(tmp_path: Path) -> None:
-    """It is stopped with what it has started, until its next turn begins."""
     told = tmp_path / "told"
     command = [sys.executable, "-c", CONTENDER, str(told), "ends"]
     with Contender("short", command, tmp_path / "log") as short:
@@ -126,7 +123,6 @@ def _state(pid: int) -> str:
 
 
 def test_a_contender_leaves_nothing_behind(tmp_path: Path) -> None:
-    """What it has started and not ended is ended after its last turn."""
     told = tmp_path / "told"
     command = [sys.executable, "-c", CONTENDER, str(told), "ends"]
     with Contender("short", command, tmp_path / "log") as short:

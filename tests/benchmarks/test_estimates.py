@@ -10,8 +10,6 @@ from benchmarks.past_runs import runs_in
 
 
 def test_nine_of_ten_promises_hold_and_they_are_about_the_runs() -> None:
-    """Of the runs that are kept, whatever is known before; had all taken ten times as long, most
-    would not."""
     runs = [run for file in FILES for run in runs_in(ROOT / file)]
     found = cases(runs)
     assert len(runs) > 40 and len(found) > 80

@@ -24,7 +24,6 @@ from benchmarks.setting import Setting
 
 
 def test_a_ratio_is_the_median_over_turns_and_its_spread_their_extremes() -> None:
-    """Turn by turn, not median by median: 2/1, 9/3, 4/4."""
     line = Line(what="w", against="a", unit="x/s", ours=(2.0, 9.0, 4.0), theirs=(1.0, 3.0, 4.0))
     assert line.ratios == (2.0, 3.0, 1.0)
     assert line.ratio == 2.0
@@ -32,7 +31,6 @@ def test_a_ratio_is_the_median_over_turns_and_its_spread_their_extremes() -> Non
 
 
 def test_an_even_number_of_turns_takes_the_middle_of_two() -> None:
-    """As medians do."""
     line = Line(what="w", against="a", unit="x", ours=(1.0, 2.0), theirs=(1.0, 1.0))
     assert line.ratio == 1.5
 
@@ -48,7 +46,6 @@ def test_an_even_number_of_turns_takes_the_middle_of_two() -> None:
     ],
 )
 def test_goals(goal: Goal, ratio: float, met: bool | None) -> None:
-    """Each kind on both sides of its edge."""
     assert goal.met(ratio) is met
 
 
@@ -66,7 +63,6 @@ def test_goals(goal: Goal, ratio: float, met: bool | None) -> None:
 def test_equality_is_claimed_by_an_interval_alone(
     interval: tuple[float, float] | None, met: bool | None
 ) -> None:
-    """Within 2 %: where all of it lies within; a ratio of 1 that scatters says nothing."""
     assert Goal(kind="within", value=0.02).met(1.0, interval) is met
 
 
@@ -85,7 +81,6 @@ def test_an_interval_leaves_no_more_out_than_95_percent_allow(many: int) -> None
 
 @pytest.mark.parametrize("many", [6, 15, 40])
 def test_an_interval_of_the_median_holds_in_95_of_100(many: int) -> None:
-    """However skewed the ratios are."""
     chance = random.Random(many)
     held = 0
     for _ in range(2000):
@@ -101,13 +96,11 @@ def test_few_turns_have_no_interval() -> None:
 
 
 def test_turns_without_a_partner_are_refused() -> None:
-    """Three turns beside two are no comparison."""
     with pytest.raises(ValueError, match="3 turns beside 2"):
         Line(what="w", against="a", unit="x", ours=(1.0, 1.0, 1.0), theirs=(1.0, 1.0))
 
 
 def test_rates_and_cpu_ratios_come_from_work_and_time() -> None:
-    """A busy machine doubles wall time and leaves CPU time."""
     ours = [{"work": 10, "wall_s": 2.0, "cpu_s": 1.0}]
     theirs = [{"work": 10, "wall_s": 1.0, "cpu_s": 4.0}]
     assert rates(ours) == (5.0,)
@@ -118,7 +111,6 @@ def test_rates_and_cpu_ratios_come_from_work_and_time() -> None:
 
 @given(st.lists(st.tuples(*[st.floats(0.1, 1e6)] * 2), min_size=1, max_size=9))
 def test_the_ratio_lies_within_its_spread(turns: list[tuple[float, float]]) -> None:
-    """Whatever the turns were."""
     ours, theirs = zip(*turns, strict=True)
     line = Line(what="w", against="a", unit="x", ours=ours, theirs=theirs)
     assert line.spread[0] <= line.ratio <= line.spread[1]
@@ -142,7 +134,6 @@ def outcome(**changes: object) -> dict[str, object]:
 
 
 def test_a_line_that_loses_stands_in_the_page() -> None:
-    """With its ratio, its goal and that it was not met; bars in notes do not break the table."""
     text = page([outcome()])
     (row,) = [line for line in text.splitlines() if line.startswith("| things")]
     assert "0.5" in row and "≥ 2: **no**" in row and "a\\|b" in row
@@ -151,7 +142,6 @@ def test_a_line_that_loses_stands_in_the_page() -> None:
 
 
 def test_a_page_says_whose_code_made_it() -> None:
-    """One run of one commit is said plainly; anything else in bold."""
     one = {"commit": "abc", "changed_files": 0}
     assert "One run of abc; 0 minutes" in page([outcome(code=one, run="1")] * 2)
     two_runs = page([outcome(code=one, run="1"), outcome(code=one, run="2")])
@@ -164,13 +154,11 @@ def test_a_page_says_whose_code_made_it() -> None:
 
 
 def test_a_page_names_what_is_missing() -> None:
-    """A benchmark that failed does not just vanish."""
     assert "failed: other." in page([outcome()], ["n", "other"])
     assert "Not on this page" not in page([outcome()], ["n"])
 
 
 def test_code_knows_its_commit_and_its_changes(tmp_path: Path) -> None:
-    """The page itself is no change; a new file is."""
     assert code(tmp_path) == {"commit": None, "changed_files": None}
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
@@ -184,7 +172,6 @@ def test_code_knows_its_commit_and_its_changes(tmp_path: Path) -> None:
 
 
 def test_an_open_goal_tells_the_turns_that_it_needs() -> None:
-    """The interval of so many turns, by the same scatter, would be about as wide as the goal."""
     goal = Goal(kind="within", value=0.02)
     settled = Line(what="w", against="a", unit="x", ours=(1.0,) * 20, theirs=(1.0,) * 20, goal=goal)
     assert settled.met is True and settled.turns_needed is None
@@ -202,7 +189,6 @@ def _json_of(line: Line) -> object:
 
 
 def test_a_busy_machine_is_told() -> None:
-    """By the cores that others used around it: what this run used itself is not theirs."""
     assert "not alone" not in page([outcome(others=0.1)])
     assert "other programs used 0.3 of 2 cores" in page([outcome(others=0.3)])
 
@@ -211,7 +197,6 @@ def test_a_busy_machine_is_told() -> None:
 def test_what_others_use_is_looked_for_before_and_after(
     used: tuple[float, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A build or a night may begin while a benchmark runs."""
     found, done = iter(used), SimpleNamespace(TITLE="T", run=lambda setting: ((), {}))
     monkeypatch.setattr(runner, "cores_used", lambda: next(found))
     monkeypatch.setattr(runner, "takes_s", lambda name, quick: 1.0)
@@ -232,7 +217,6 @@ def test_cores_used_are_those_of_all_programs(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_goal_that_turns_meet_and_miss_is_not_met_clearly() -> None:
-    """Without an interval every turn counts; with one its ends."""
     goal = Goal(kind="at least", value=1.0)
 
     def told(*ours: float) -> str:
@@ -250,7 +234,6 @@ def test_a_goal_that_turns_meet_and_miss_is_not_met_clearly() -> None:
 
 
 def test_a_machine_that_was_not_given_its_cores_is_told() -> None:
-    """A virtual machine can be starved by its neighbours with no load to be seen."""
     assert "not alone" not in page([outcome(stolen=0.01)])
     assert "35% of the time was stolen" in page([outcome(stolen=0.35)])
 
@@ -269,7 +252,6 @@ serve(turn)
 
 
 def test_contenders_take_turns_and_are_measured(tmp_path: Path) -> None:
-    """Whoever began comes last in the next round; warm-ups do not count."""
     program, log = tmp_path / "program.py", tmp_path / "order"
     program.write_text(PROGRAM)
     started = [
@@ -286,7 +268,6 @@ def test_contenders_take_turns_and_are_measured(tmp_path: Path) -> None:
 
 
 def test_a_contender_that_dies_says_why(tmp_path: Path) -> None:
-    """The end of its log is in the error."""
     program = tmp_path / "program.py"
     program.write_text("raise SystemExit('no such model')")
     with pytest.raises(RuntimeError, match="no such model"):

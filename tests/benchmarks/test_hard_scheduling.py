@@ -18,7 +18,6 @@ def test_wrong_estimates_cost_little() -> None:
 
 
 def test_a_gang_is_charged_the_start_of_its_processes_alone() -> None:
-    """Not the stop of another card's old process, for which its first processes waited."""
     settings = SimulationSettings(seed=1, noise=0.0)
     planned = [PlannedJob(job=job_of(number), action=Action.RUN) for number in range(160)]
     found = simulate(planned, [node_of(f"n{n}") for n in range(4)], Known(), settings=settings)

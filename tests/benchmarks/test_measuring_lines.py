@@ -27,7 +27,6 @@ SCRIPT: dict[str, float] = {
 def test_warm_and_fresh_workers_are_compared_by_an_interval(
     jobs: int, warm: float, fresh: float, met: bool | None
 ) -> None:
-    """A warm worker's share of the script's speed is to be a fresh one's, within 2 %."""
     attempts: list[dict[str, float | None]] = [
         {**SCRIPT, "start_s": start_s, "tokens_per_s": speed}
         for start_s, speed in [(1.0, fresh), (None, warm)] * jobs
@@ -37,7 +36,6 @@ def test_warm_and_fresh_workers_are_compared_by_an_interval(
 
 
 def test_the_start_of_a_worker_stands_beside_that_of_the_script() -> None:
-    """A forked worker has its libraries; the script's start and first load are in the note."""
     script = SCRIPT | {"load_s": 3.0}
     attempts = [{**SCRIPT, "start_s": 0.1, "load_s": 0.5}, {**SCRIPT, "start_s": None}]
     lines = {line.what: line for line in lines_of(attempts, [script] * 3, 4.0)}

@@ -48,7 +48,6 @@ def night(
 def test_peers_are_compared_warm_and_cold(
     quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With as many jobs cold; whoever tells no CPU time of a driver has no ratio of it."""
     for name, fake in (("started", started), ("turns_of", turns_of)):
         monkeypatch.setattr(Setting, name, fake)
     monkeypatch.setattr(orchestration, "night", night)

@@ -20,7 +20,6 @@ LONG = ("finetuning", "startup", "orchestration", "measuring", "grid")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in LONG])
 def test_a_benchmark_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its lines have figures above zero, and its facts are plain values."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     module = importlib.import_module(f"benchmarks.{name}")
     setting = Setting(scratch=tmp_path, peers_python=None, smoke=True, say=lambda _: None)
@@ -32,13 +31,11 @@ def test_a_benchmark_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_says_what_it_is(name: str) -> None:
-    """Also those that take too long for this suite."""
     module = importlib.import_module(f"benchmarks.{name}")
     assert module.TITLE and module.__doc__ and callable(module.run)
 
 
 def test_the_page_and_a_first_look_fit_their_time() -> None:
-    """Under 20 and under 8 minutes by what each benchmark declares, which is printed before."""
     assert sum(takes_s(name, quick=False) for name in NAMES) < 20 * 60
     assert sum(takes_s(name, quick=True) for name in NAMES) < 8 * 60
     first, *others = announced(NAMES, quick=False)
@@ -48,7 +45,6 @@ def test_the_page_and_a_first_look_fit_their_time() -> None:
 def test_an_unknown_name_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the names that there are."""
     monkeypatch.setattr("sys.argv", ["benchmarks", "generatoin"])
     with pytest.raises(SystemExit):
         main()
@@ -56,7 +52,6 @@ def test_an_unknown_name_is_refused(
 
 
 def test_first_fit_slips_past_what_fifo_waits_for() -> None:
-    """One node of four cards: 3, then 4, then 1 that would fit beside the first."""
     jobs = [(3, 10.0), (4, 10.0), (1, 10.0)]
     assert makespan(jobs, 1, 4, "fifo") == 30.0
     assert makespan(jobs, 1, 4, "first fit") == 20.0
@@ -64,6 +59,5 @@ def test_first_fit_slips_past_what_fifo_waits_for() -> None:
 
 
 def test_a_job_that_fits_nowhere_is_refused() -> None:
-    """Rather than waited for."""
     with pytest.raises(ValueError, match="more cards"):
         makespan([(5, 1.0)], 2, 4, "fifo")

@@ -161,7 +161,6 @@ def options_of(command: str) -> set[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_json_or_a_reason_not_to(command: str) -> None:
-    """No command can be added without either; the tables above name each once."""
     places = [table for table in (JSON, WITHOUT_JSON, TRIED_ELSEWHERE) if command in table]
     assert len(places) == 1
     assert ("--json" in options_of(command)) == (command not in WITHOUT_JSON)
@@ -175,7 +174,6 @@ def test_json_is_all_of_standard_output(
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
 ) -> None:
-    """One document, whatever else the command has to say; its keys are those of the records."""
     arguments, check = JSON[command]
     if command == "convert":
         pytest.importorskip("torch")
@@ -194,8 +192,6 @@ def test_json_is_all_of_standard_output(
 
 
 def test_status_json_of_a_submitted_job(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One job is an object with the fields of ``JobInfo`` and what is known of its run, all jobs
-    are an array of the former."""
     at = ["--address", "http://head:8265", "--json"]
     assert main(["status", "night", *at]) == 0
     one = json.loads(capsys.readouterr().out)
@@ -207,7 +203,6 @@ def test_status_json_of_a_submitted_job(place: Path, capsys: pytest.CaptureFixtu
 def test_status_json_has_the_fields_of_the_status(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a driver wrote is told under the names of ``RunStatus``."""
     main(["run", "grid.yaml", "--in-process", "--quiet"])
     capsys.readouterr()
     assert main(["status", "tiny-run", "--json"]) == 0
@@ -219,7 +214,6 @@ def test_status_json_has_the_fields_of_the_status(
 def test_run_with_json_says_its_progress_elsewhere(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Standard error has the lines for people, also those of jobs that fail."""
     (place / "grid.yaml").write_text(
         NOTEBOOK_GRID.replace("batch_size: 1..2", "trouble: [missing]")
     )
@@ -229,11 +223,7 @@ def test_run_with_json_says_its_progress_elsewhere(
     assert "Run tiny-run" in printed.err and "no dataset 'nix'" in printed.err
 
 
-# ---------------------------------------------------------------- exit codes
-
-
 def test_every_code_is_in_the_table() -> None:
-    """Classes of errors, and every integer that a command returns, have a meaning."""
     classes = [errors.NightgridError]
     for kind in classes:
         classes += kind.__subclasses__()
@@ -249,7 +239,6 @@ def test_every_code_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("command", ["--help", *COMMANDS])
 def test_codes_of_help_texts_are_in_the_table(command: str) -> None:
-    """What a command's help says of exit codes names none that the table lacks."""
     help_text = full_parser().format_help()
     if command in COMMANDS:
         (commands,) = [
@@ -263,18 +252,13 @@ def test_codes_of_help_texts_are_in_the_table(command: str) -> None:
 
 
 def test_the_documentation_has_the_table() -> None:
-    """docs/cli.md has a row for each code, with the same words."""
     text = (ROOT / "docs" / "cli.md").read_text()
     for code, meaning in errors.MEANINGS.items():
         assert f"| {code} | {meaning} |" in text
 
 
-# ---------------------------------------------------------------- help
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_help_has_an_example(command: str) -> None:
-    """The end of each help text shows the command as one would type it."""
     (commands,) = [a for a in full_parser()._actions if isinstance(a, argparse._SubParsersAction)]
     epilog = commands.choices[command].epilog or ""
     assert f"nightgrid {command}" in epilog
@@ -282,7 +266,6 @@ def test_every_help_has_an_example(command: str) -> None:
 
 @pytest.mark.parametrize("command", ["--help", *COMMANDS])
 def test_every_example_of_a_help_text_is_a_command_line_that_is_taken(command: str) -> None:
-    """Each line that shows how to type a command is read without complaint."""
     text = EPILOG
     if command in COMMANDS:
         (commands,) = [
@@ -298,7 +281,6 @@ def test_every_example_of_a_help_text_is_a_command_line_that_is_taken(command: s
 
 
 def test_submit_hands_on_what_follows_two_dashes() -> None:
-    """Options of `nightgrid run` after `--` are not those of `nightgrid submit`."""
     asked = parsed(
         ["submit", "g.yaml", "--address", "http://h", "--", "--retry-failed", "--run=--"]
     )
@@ -307,17 +289,13 @@ def test_submit_hands_on_what_follows_two_dashes() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_documentation_names_every_command(command: str) -> None:
-    """docs/cli.md has a row for each command."""
     assert f"| `{command}` |" in (ROOT / "docs" / "cli.md").read_text()
 
 
 def test_no_command_at_all_is_answered_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """On standard error, with the code of a wrong command line."""
     assert main([]) == 2
     assert "a first evening:" in capsys.readouterr().err
 
-
-# ---------------------------------------------------------------- errors
 
 #: What is typed, the exit code, and the part of the message that says what to do next.
 WRONG: list[tuple[list[str], int, str]] = [
@@ -372,7 +350,6 @@ WRONG: list[tuple[list[str], int, str]] = [
 def test_wrong_input_says_what_to_do_next(
     arguments: list[str], code: int, hint: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The code of the table, the reason on standard error, no traceback, nothing left behind."""
     (place / "rows.parquet").write_bytes(b"PAR1\x00\x01\xff")
     before = sorted(path.name for path in place.iterdir())
     try:
@@ -408,7 +385,6 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def test_a_directory_without_permission_is_named(place: Path) -> None:
-    """Not a traceback but the path and the reason, by a user who is not root."""
     (place / "results").chmod(0)
     known = NOTEBOOK_GRID.replace("workload: tiny", "workload: text-generation")
     (place / "grid.yaml").write_text(known.replace("name: tiny-run", "name: one"))

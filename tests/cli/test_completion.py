@@ -58,7 +58,6 @@ def asked(shell: str, path: Path, words: list[str], place: Path) -> list[str]:
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_commands_are_completed(shell: str, scripts: dict[str, Path], place: Path) -> None:
-    """All of them after the program's name, those that begin so after a letter."""
     offered = asked(shell, scripts[shell], ["nightgrid", ""], place)
     assert set(COMMANDS) <= set(offered)
     assert set(asked(shell, scripts[shell], ["nightgrid", "re"], place)) == {"report"}
@@ -68,7 +67,6 @@ def test_commands_are_completed(shell: str, scripts: dict[str, Path], place: Pat
 def test_options_and_choices_are_completed(
     shell: str, scripts: dict[str, Path], place: Path
 ) -> None:
-    """A command's own options, and the values of one that has a choice of them."""
     words = ["nightgrid", "run", "--ret"]
     assert asked(shell, scripts[shell], words, place) == ["--retry-failed"]
     words = ["nightgrid", "report", "--format", "ven"]
@@ -77,7 +75,6 @@ def test_options_and_choices_are_completed(
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_grid_files_are_completed(shell: str, scripts: dict[str, Path], place: Path) -> None:
-    """YAML files and no others."""
     offered = asked(shell, scripts[shell], ["nightgrid", "plan", "s"], place)
     assert set(offered) == {"smoke.yaml", "sleep.yml"}
     assert asked(shell, scripts[shell], ["nightgrid", "plan", "no"], place) == []
@@ -90,7 +87,6 @@ def test_grid_files_are_completed(shell: str, scripts: dict[str, Path], place: P
 def test_names_of_runs_are_completed(
     shell: str, words: list[str], scripts: dict[str, Path], place: Path
 ) -> None:
-    """Directories that hold rows, where a run is asked for."""
     if shell == "fish":
         words = [word.replace("select 1", "'select 1'") for word in words]
     offered = asked(shell, scripts[shell], ["nightgrid", *words, "m"], place)
@@ -101,7 +97,6 @@ def test_names_of_runs_are_completed(
 def test_runs_are_looked_for_where_the_line_says(
     shell: str, scripts: dict[str, Path], place: Path
 ) -> None:
-    """--results on the line counts."""
     words = ["nightgrid", "report", "--results", "elsewhere", "t"]
     assert asked(shell, scripts[shell], words, place) == ["tuesday"]
 
@@ -109,14 +104,12 @@ def test_runs_are_looked_for_where_the_line_says(
 def test_runs_are_looked_for_where_the_environment_says(
     scripts: dict[str, Path], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NIGHTGRID_RESULTS counts as it does for the commands."""
     monkeypatch.setenv("NIGHTGRID_RESULTS", str(place / "elsewhere"))
     assert asked("bash", scripts["bash"], ["nightgrid", "report", ""], place) == ["tuesday"]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on this machine")
 def test_zsh_takes_its_script(scripts: dict[str, Path], place: Path) -> None:
-    """It parses, and the names of runs are handed to compadd."""
     code = (
         "compdef() { :; }; compadd() { shift; print -l ${(P)1}; }; compinit() { :; }\n"
         f'source "{scripts["zsh"]}"\nwords=(nightgrid report --results elsewhere "")\n'

@@ -35,7 +35,6 @@ GRIDS = Path(__file__).parents[2] / "grids"
 def test_what_is_no_deadline_is_refused_before_anything_starts(
     command: str, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By each command that takes one."""
     with pytest.raises(SystemExit) as refused:
         main([command, str(GRIDS / "smoke.yaml"), *arguments])
     assert refused.value.code == 2
@@ -45,7 +44,6 @@ def test_what_is_no_deadline_is_refused_before_anything_starts(
 def test_the_plan_says_what_should_be_measured_by_then(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All of it in a night, the first cells in a minute or so."""
     plan = ["plan", str(GRIDS / "smoke.yaml"), "--emulate", "1x1", "--results", str(tmp_path)]
     assert main([*plan, "--budget", "9h"]) == 0
     assert "all 20 jobs should be done by then" in capsys.readouterr().out
@@ -58,7 +56,6 @@ def test_the_plan_says_what_should_be_measured_by_then(
 
 
 def test_the_simulation_keeps_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The checker watches it; what does not fit is NOT_STARTED."""
     arguments = ["--emulate", "1x1", "--results", str(tmp_path), "--budget", "2m", "--json"]
     assert main(["simulate", str(GRIDS / "smoke.yaml"), *arguments]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -66,7 +63,6 @@ def test_the_simulation_keeps_a_budget(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_cluster_is_sent_the_moment_and_not_the_time_of_day() -> None:
-    """It may be in another time zone; a budget counts from when the run starts there."""
     moment = parse_deadline("08:00", datetime.now().astimezone())
     option, text = deadline_words(Namespace(deadline=moment, budget=None))
     assert option == "--deadline"
@@ -93,7 +89,6 @@ experiments:
 def test_a_run_measures_first_cells_and_reports_before_its_deadline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page is there in time, every job has its row, and what was not measured says why."""
     grid = tmp_path / "short.yaml"
     grid.write_text(GRID)
     began, budget_s = time.time(), round(patience(60))
@@ -124,7 +119,6 @@ def filled(results: Path) -> None:
 def test_a_driver_that_cannot_report_has_another_process_do_it(
     cluster_lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page is there before the deadline, although the driver is not done."""
     grid = tmp_path / "short.yaml"
     grid.write_text(GRID)
     page = tmp_path / "short" / "report.html"

@@ -25,7 +25,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_file_plans_jobs_of_ones_own_data(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what was named in it, and a plan in which every job would run."""
     named = ["--model", "tiny-chatglm3", "--dataset", "mine.jsonl", "--workload", "finetuning"]
     assert main(["init", "mine.yaml", *named, "--accelerator", "gaudi2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -40,7 +39,6 @@ def test_the_file_plans_jobs_of_ones_own_data(
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", [w.name for w in WORKLOADS.values() if "causal-lm" in w.tasks])
 def test_every_setting_that_it_shows_may_be_written(workload: str, here: Path) -> None:
-    """The commented lines are names and defaults of the workload's settings."""
     if WORKLOADS[workload].implied:
         pytest.skip("plans add it themselves")
     assert main(["init", "--model", "tiny-chatglm3", "--workload", workload]) == 0
@@ -55,7 +53,6 @@ def test_every_setting_that_it_shows_may_be_written(workload: str, here: Path) -
 
 
 def test_nothing_is_written_over(here: Path) -> None:
-    """Unless it was asked for."""
     (here / "grid.yaml").write_text("mine")
     assert main(["init", "--model", "tiny-chatglm3"]) == 4
     assert (here / "grid.yaml").read_text() == "mine"
@@ -72,7 +69,6 @@ def test_nothing_is_written_over(here: Path) -> None:
     ],
 )
 def test_what_is_not_there_is_refused_and_nothing_written(wrong: list[str], here: Path) -> None:
-    """A grid that nobody can run is no first grid."""
     assert main(["init", *wrong]) != 0
     assert not (here / "grid.yaml").exists()
 
@@ -82,7 +78,5 @@ def test_what_is_not_there_is_refused_and_nothing_written(wrong: list[str], here
     [("./models/chatglm3-6b/", "chatglm3-6b"), ("org/My Model", "My-Model"), ("...", "first")],
 )
 def test_a_grid_is_named_after_its_model(model: str, name: str) -> None:
-    """By a name that a run may have; in a file of another name than the usual after that, so that
-    two first grids are two runs."""
     assert name_of(model) == name
     assert name_of(model, "grids/tune.yaml") == "tune"

@@ -47,14 +47,12 @@ def asked(
 
 
 def test_rows_of_all_runs_are_counted(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The view of rows holds every attempt of every run."""
     sql = "select run, count(*) as n from rows group by run order by run"
     assert asked(capsys, results, sql) == [{"run": "one", "n": 4}, {"run": "two", "n": 2}]
     assert asked(capsys, results, sql, "--run", "two") == [{"run": "two", "n": 2}]
 
 
 def test_jobs_are_the_newest_final_rows(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A job measured twice is told by its newest row."""
     sql = "select throughput from jobs where run = 'one' order by throughput desc"
     assert [line["throughput"] for line in asked(capsys, results, sql)] == [999.0, 102.0, 101.0]
 
@@ -62,7 +60,6 @@ def test_jobs_are_the_newest_final_rows(results: Path, capsys: pytest.CaptureFix
 def test_samples_and_items_are_rows_of_their_own(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Raw batches and prompts can be queried with the keys of what they belong to."""
     sql = "select s.run, s.wall_s, s.step_s, i.latency_s from samples s join items i using (job_id)"
     (first, *_) = asked(capsys, results, sql + " where s.run = 'two' and i.run = 'two' limit 1")
     assert first == {"run": "two", "wall_s": 1.0, "step_s": [0.01, 0.02], "latency_s": 0.5}
@@ -71,7 +68,6 @@ def test_samples_and_items_are_rows_of_their_own(
 def test_values_of_every_kind_become_json(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Times are ISO 8601 in UTC, maps are objects, NaN is null."""
     sql = (
         "select started_at, parameters, nodes, 'nan'::double as x, 1.5::decimal(4,2) as y "
         "from rows where run = 'two' order by started_at limit 1"
@@ -87,7 +83,6 @@ def test_values_of_every_kind_become_json(
 
 
 def test_csv_and_table(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same answer as CSV and as a table with the number of rows."""
     sql = "select run, details, throughput from rows where run = 'two' order by throughput"
     assert main(["query", sql, "--csv", "--results", str(results)]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -100,7 +95,6 @@ def test_csv_and_table(results: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_columns_without_room_stand_on_lines_of_their_own(
     results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table of all columns would be narrower than its values: each value keeps its line."""
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["query", "select * from jobs where run = 'two'", "--results", str(results)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -120,7 +114,6 @@ def test_columns_without_room_stand_on_lines_of_their_own(
 def test_a_statement_that_changes_rows_is_refused(
     results: Path, capsys: pytest.CaptureFixture[str], sql: str
 ) -> None:
-    """The message says that a query only reads."""
     assert main(["query", sql, "--results", str(results)]) == 2
     assert "is refused: a query reads rows and changes none" in capsys.readouterr().err
 
@@ -128,7 +121,6 @@ def test_a_statement_that_changes_rows_is_refused(
 def test_a_statement_from_standard_input(
     results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dash reads the statement from a pipe."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("select count(*) as n from jobs"))
     assert asked(capsys, results, "-") == [{"n": 5}]
 
@@ -151,7 +143,6 @@ def test_a_refused_statement_says_what_there_is(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Mistakes and whatever reaches outside are errors with the names of the views."""
     monkeypatch.chdir(tmp_path)
     assert main(["query", sql, "--results", str(results)]) == 2
     assert "rows, jobs, samples and items" in capsys.readouterr().err
@@ -161,7 +152,6 @@ def test_a_refused_statement_says_what_there_is(
 def test_without_duckdb_the_way_out_is_said(
     results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the extra."""
     monkeypatch.setitem(sys.modules, "duckdb", None)
     assert main(["query", "select 1", "--results", str(results)]) == 7
     assert "pip install 'nightgrid[query]'" in capsys.readouterr().err
@@ -170,7 +160,6 @@ def test_without_duckdb_the_way_out_is_said(
 def test_no_runs_and_unknown_runs(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both are errors of the store that say what there is."""
     assert main(["query", "select 1", "--results", str(tmp_path)]) == 4
     assert "there are no runs" in capsys.readouterr().err
     assert main(["query", "select 1", "--results", str(results), "--run", "onee"]) == 4
@@ -180,7 +169,6 @@ def test_no_runs_and_unknown_runs(
 def test_a_damaged_file_is_named_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The answer is made from the sound rows; standard error names the others."""
     for number in (0, 1):
         with Store.open(tmp_path, "torn") as store:
             store.append(row(number))
@@ -192,16 +180,12 @@ def test_a_damaged_file_is_named_and_left_out(
     assert captured.out.splitlines()[1] == "1" and path.name in captured.err
 
 
-# ---------------------------------------------------------------- export
-
-
 def test_the_exported_dataset_opens_with_its_own_library(
     results: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """load_dataset reads rows, samples and items from the directory, without a network."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     directory = tmp_path / "dataset"
@@ -222,7 +206,6 @@ def test_the_exported_dataset_opens_with_its_own_library(
 
 
 def test_the_card_says_what_is_not_real(results: Path, tmp_path: Path) -> None:
-    """The dataset's README counts emulated cards and random weights, and explains columns."""
     directory = tmp_path / "dataset"
     assert main(["export", str(directory), "--to", "datasets", "--results", str(results)]) == 0
     card = (directory / "README.md").read_text(encoding="utf-8")
@@ -234,14 +217,12 @@ def test_the_card_says_what_is_not_real(results: Path, tmp_path: Path) -> None:
 def test_a_directory_in_use_is_not_written_into(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An export never mixes with what is there."""
     (tmp_path / "mine").write_text("precious", encoding="utf-8")
     assert main(["export", str(tmp_path), "--to", "datasets", "--results", str(results)]) == 4
     assert "is not empty" in capsys.readouterr().err
 
 
 def test_runs_without_raw_rows_export_too(tmp_path: Path) -> None:
-    """A run in which nothing was measured has rows and nothing else."""
     with Store.open(tmp_path / "results", "bare") as store:
         store.append(row(0, samples=(), items=()))
     options = ["--to", "datasets", "--results", str(tmp_path / "results")]
@@ -262,7 +243,6 @@ def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_mlflow_gets_a_run_for_each_job_once(
     results: Path, tracking: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Settings are parameters, numbers metrics, provenance tags; a second export adds nothing."""
     from mlflow import MlflowClient
 
     options = ["export", tracking, "--to", "mlflow", "--results", str(results), "--json"]
@@ -287,8 +267,6 @@ def test_mlflow_gets_the_rows_of_a_run_as_they_come(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`--log-to`: the same runs that an export would make, so that one afterwards adds nothing. A
-    tracker that is not there is said, and the run ends as it would without."""
     from mlflow import MlflowClient
 
     tiny_workload.register(monkeypatch)
@@ -314,8 +292,6 @@ def test_mlflow_gets_the_rows_of_a_run_as_they_come(
 def test_an_export_goes_on_after_a_row_that_mlflow_refuses(
     tracking: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rows behind it and the runs behind its run are written; it is named with the reason, and
-    the exit code says that something is missing. Another export brings nothing twice."""
     odd = row(0, run="first", parameters={"no//name": 1})
     for run, rows in (("first", [odd, row(1), row(2)]), ("second", [row(3)])):
         with Store.open(tmp_path / "r", run) as store:
@@ -363,7 +339,6 @@ def test_an_export_that_mlflow_refuses_is_explained(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In fewer words than MLflow's, and with the way out; exit code 4."""
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
@@ -374,7 +349,6 @@ def test_an_export_that_mlflow_refuses_is_explained(
 def test_a_tracker_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where its name is not known, or no destination is."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for name, told in (
         ("neptune", "no rows can be logged to 'neptune'; there is: mlflow, wandb"),
@@ -392,7 +366,6 @@ def test_a_tracker_is_refused_before_anything_starts(
 def test_without_mlflow_the_way_out_is_said(
     results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message names the extra."""
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert main(["export", "http://x", "--to", "mlflow", "--results", str(results)]) == 7
     assert "nightgrid[mlflow]" in capsys.readouterr().err

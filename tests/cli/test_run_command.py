@@ -45,7 +45,6 @@ def nightgrid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..
 def test_a_run_whose_page_finds_no_place_ends_with_its_answer(
     nightgrid: Callable[..., tuple[int, str]],
 ) -> None:
-    """The rows are safe, and the page can be made of them at any time: the exit code is theirs."""
     Path("results/tiny-run/report.html").mkdir(parents=True)  # what no page can replace
     code, output = nightgrid(GRID)
     assert code == 0
@@ -59,7 +58,6 @@ def rows(run: str = "tiny-run", results: str = "results") -> list[Measurement]:
 
 
 def test_a_grid_becomes_rows_a_table_and_a_page(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    """Every job has its row with numbers and provenance; the output says where everything is."""
     code, output = nightgrid(GRID)
     assert code == 0
     done = rows()
@@ -80,8 +78,6 @@ def test_a_grid_becomes_rows_a_table_and_a_page(nightgrid: Callable[..., tuple[i
 def test_a_grid_names_its_results_and_the_command_line_wins(
     nightgrid: Callable[..., tuple[int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A directory in the grid is where rows go, where the plan looks for them, and where the run is
-    gone on with; ``--results`` names another."""
     grid = f"results: shared/nights\n{GRID}"
     code, _ = nightgrid(grid)
     assert code == 0 and len(rows(results="shared/nights")) == 2 and not Path("results").exists()
@@ -95,7 +91,6 @@ def test_a_grid_names_its_results_and_the_command_line_wins(
 
 
 def test_the_second_run_measures_nothing(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    """No row is added, nothing is started, and the exit code is that of the run as it stands."""
     nightgrid(GRID)
     before = rows()
     code, output = nightgrid(GRID)
@@ -107,7 +102,6 @@ def test_the_second_run_measures_nothing(nightgrid: Callable[..., tuple[int, str
 def test_a_changed_grid_says_what_is_new_and_gone(
     nightgrid: Callable[..., tuple[int, str]],
 ) -> None:
-    """By experiment, before anything starts; a grid as before says nothing of it."""
     nightgrid(GRID)
     assert "grid changed" not in nightgrid(GRID)[1]
     code, output = nightgrid(GRID.replace("[1, 2]", "[2, 4]"))
@@ -121,8 +115,6 @@ def test_a_changed_grid_says_what_is_new_and_gone(
 def test_an_altogether_other_grid_is_refused_the_run_of_another(
     nightgrid: Callable[..., tuple[int, str]], changed: str
 ) -> None:
-    """One of another name that shares a job extends the run; one that shares none is refused with
-    the way out, and the run keeps its grid and its rows."""
     nightgrid(GRID)
     other = GRID.replace("name: tiny-run", "name: other").replace("[1, 2]", changed)
     code, output = nightgrid(other, "--run", "tiny-run")
@@ -138,7 +130,6 @@ def test_an_altogether_other_grid_is_refused_the_run_of_another(
 def test_a_run_whose_kept_grid_cannot_be_read_goes_on(
     nightgrid: Callable[..., tuple[int, str]],
 ) -> None:
-    """It cannot be compared; the next driver keeps its own."""
     nightgrid(GRID)
     Path("results/tiny-run/grid.yaml").write_bytes(b"\xff: [")
     code, output = nightgrid(GRID.replace("name: tiny-run", "name: other"), "--run", "tiny-run")
@@ -146,7 +137,6 @@ def test_a_run_whose_kept_grid_cannot_be_read_goes_on(
 
 
 def test_a_larger_grid_measures_only_what_is_new(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    """Identity is content: the two old jobs are recognised."""
     nightgrid(GRID)
     code, output = nightgrid(GRID.replace("[1, 2]", "[1, 2, 4]"))
     assert code == 0 and "1 run, 2 reuse" in output
@@ -154,7 +144,6 @@ def test_a_larger_grid_measures_only_what_is_new(nightgrid: Callable[..., tuple[
 
 
 def test_force_measures_all_anew(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    """Attempts are numbered on, so that no two rows are taken for one."""
     nightgrid(GRID)
     code, _ = nightgrid(GRID, "--force")
     assert code == 0
@@ -170,7 +159,6 @@ def test_force_measures_all_anew(nightgrid: Callable[..., tuple[int, str]]) -> N
 def test_failures_give_exit_code_10_and_are_retried_only_when_asked(
     nightgrid: Callable[..., tuple[int, str]],
 ) -> None:
-    """A failed job is skipped the next time, still counts, and --retry-failed tries it again."""
     broken = GRID.replace("batch_size: [1, 2]", 'trouble: ["", missing]\n      batch_size: [1]')
     code, output = nightgrid(broken)
     assert code == 10
@@ -196,7 +184,6 @@ def test_failures_give_exit_code_10_and_are_retried_only_when_asked(
 def test_what_cannot_be_had_is_an_answer(
     nightgrid: Callable[..., tuple[int, str]], axis: str, state: State
 ) -> None:
-    """Out of memory and unsupported jobs leave their row and exit code 0."""
     code, _ = nightgrid(GRID.replace("batch_size: [1, 2]", f"{axis}\n      batch_size: [1]"))
     assert code == 0
     assert {row.state for row in rows() if row.final} == {State.SUCCEEDED, state}
@@ -222,7 +209,6 @@ def test_what_is_refused_creates_nothing(
     code: int,
     message: str,
 ) -> None:
-    """Bad grids, nodes that do not suit and odd names are refused before anything starts."""
     got, output = nightgrid(grid, *options, where=where)
     assert got == code
     assert message in output
@@ -232,7 +218,6 @@ def test_what_is_refused_creates_nothing(
 def test_no_cluster_is_said_with_the_ways_to_have_one(
     nightgrid: Callable[..., tuple[int, str]],
 ) -> None:
-    """Neither --emulate nor an address nor RAY_ADDRESS."""
     code, output = nightgrid(GRID, where="")
     assert code == 3
     assert "--emulate 2x8" in output
@@ -241,7 +226,6 @@ def test_no_cluster_is_said_with_the_ways_to_have_one(
 def test_a_run_that_another_driver_holds_is_refused(
     nightgrid: Callable[..., tuple[int, str]],
 ) -> None:
-    """Two drivers never write to one run."""
     with Store.open(Path("results"), "tiny-run"):
         code, output = nightgrid(GRID)
     assert code == 4
@@ -249,14 +233,12 @@ def test_a_run_that_another_driver_holds_is_refused(
 
 
 def test_results_and_run_can_be_named(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    """--results and --run decide where rows go."""
     code, _ = nightgrid(GRID, "--results", "kept", "--run", "night-1")
     assert code == 0
     assert len(rows("night-1", "kept")) == 2 and not Path("results").exists()
 
 
 def test_quiet_leaves_only_plan_and_report(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    """No line for each event."""
     _, loud = nightgrid(GRID)
     _, quiet = nightgrid(GRID, "--quiet", "--force")
     assert "on hpu-1/HPU0: " in loud
@@ -266,7 +248,6 @@ def test_quiet_leaves_only_plan_and_report(nightgrid: Callable[..., tuple[int, s
 def test_a_stopped_run_is_taken_up_where_it_was(
     nightgrid: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGTERM during the first job: it ends, the others are NOT_STARTED, and run the next time."""
     original = tiny_workload.run
 
     def interrupting(*arguments: object) -> object:
@@ -289,7 +270,6 @@ def test_a_stopped_run_is_taken_up_where_it_was(
 
 @pytest.mark.slow
 def test_text_generation_of_the_embedded_model(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    """The first real workload, from grid to page, with nothing but what is in the package."""
     grid = """\
 name: generation
 defaults:

@@ -136,7 +136,6 @@ THERE = ("--address", Server.address)
 
 
 def test_runs_are_listed_with_their_states(there: Path, say: Callable[..., str]) -> None:
-    """The same list here and there."""
     run_with(there, "night", waiting="other (on h) has the cards")
     run_with(there, "done", finished=True, done=24, eta_s=0.0)
     here = say("runs", "--results", str(there), "--json")
@@ -152,7 +151,6 @@ def test_runs_are_listed_with_their_states(there: Path, say: Callable[..., str])
 def test_runs_that_have_not_begun_are_listed_too(
     there: Path, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that was sent a moment ago, and one whose job ended before its driver said a word."""
     [night] = Server.jobs_there
     results = ("--results", str(there))
     assert re.search(r"night +STARTING", say("runs", *THERE, *results))  # no directory yet
@@ -169,8 +167,6 @@ def test_runs_that_have_not_begun_are_listed_too(
 def test_a_run_that_was_sent_again_is_starting_until_its_new_driver_speaks(
     there: Path, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last word of the driver before says nothing of the job that is there now; one that has
-    ended adds nothing to it."""
     [night] = Server.jobs_there
     words = ("runs", *THERE, "--results", str(there))
     run_with(there, "night", at=time.time() - 3600, finished=True, done=24, eta_s=0.0)
@@ -183,7 +179,6 @@ def test_a_run_that_was_sent_again_is_starting_until_its_new_driver_speaks(
 
 
 def test_status_from_afar_by_name_and_by_job(there: Path, say: Callable[..., str]) -> None:
-    """Progress, time left and cards, of the run that the job drives."""
     store = run_with(there, "night")
     with store:  # a driver works on it
         for name in ("night", "nightgrid-night-1"):
@@ -198,7 +193,6 @@ def test_status_from_afar_by_name_and_by_job(there: Path, say: Callable[..., str
 
 
 def test_a_run_is_asked_to_stop_and_asked_again(there: Path, say: Callable[..., str]) -> None:
-    """From here and from there; only while somebody works on it."""
     store = run_with(there, "night")
     results = ("--results", str(there))
     assert "no driver works on run 'night'" in say("stop", "night", *results, code=4)
@@ -215,7 +209,6 @@ def test_a_run_is_asked_to_stop_and_asked_again(there: Path, say: Callable[..., 
 
 
 def test_a_job_without_a_run_yet_is_stopped_by_ray(there: Path, say: Callable[..., str]) -> None:
-    """Its driver has not come so far."""
     assert "stop" in say("stop", "night", *THERE)
     assert STOPPED == ["nightgrid-night-1"]
     say("stop", "unknown", *THERE, code=SubmitError.exit_code)
@@ -224,7 +217,6 @@ def test_a_job_without_a_run_yet_is_stopped_by_ray(there: Path, say: Callable[..
 def test_a_plan_is_for_the_cluster_at_an_address(
     there: Path, tmp_path: Path, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its nodes are asked by a job on the head; emulated ones beside it are refused."""
     monkeypatch.setattr("orchestrator.on_ray.jobs.JobServer", Server)
     (tmp_path / "g.yaml").write_text(GRID.format(name="g"))
     told = json.loads(say("plan", "g.yaml", *THERE, "--json"))
@@ -235,7 +227,6 @@ def test_a_plan_is_for_the_cluster_at_an_address(
 def test_several_grids_are_sent_in_their_order(
     there: Path, tmp_path: Path, say: Callable[..., str]
 ) -> None:
-    """Each as a job with its kinds of card and its priority, by which the cluster's queue goes."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(GRID.format(name=name))
     printed = say("submit", "a.yaml", "b.yaml", "--priority", "3", *THERE, "--results", "/data")

@@ -24,7 +24,6 @@ experiments:
 
 
 def test_each_way_of_computing_is_asked_about_once() -> None:
-    """Twelve jobs that differ in size alone make two questions; training makes none."""
     jobs = parse_grid(GRID.encode(), "grid").jobs()
     asked = verification_grid("night", jobs, prompts=2, output_tokens=4, batch_size=2)
     assert asked is not None and asked["name"] == "verify-night"
@@ -42,7 +41,6 @@ REFERENCE = Reference(tokens=torch.tensor([[0, 1]]), logits=LOGITS)
 
 
 def test_equal_texts_are_compared_to_their_end() -> None:
-    """The largest difference is the one of the furthest logit, wherever it is."""
     mine = LOGITS[0] + torch.tensor([[0.0, 0.0, 1e-4], [0.0, 0.0, 0.0]])
     found = compare([[0, 1]], [mine], REFERENCE)
     assert found.compared_steps == found.all_steps == 2
@@ -65,7 +63,6 @@ def test_a_near_tie_is_no_fault_and_ends_the_comparison() -> None:
 
 
 def test_other_numbers_are_no_rounding() -> None:
-    """Logits that are off by much, or a token that the reference did not nearly choose."""
     wrong = compare([[0, 1]], [LOGITS[0] * 2], REFERENCE)
     assert wrong.verdict("bf16") == NO and wrong.verdict("fp8") == QUANTIZED
     assert compare([[2, 1]], [LOGITS[0]], REFERENCE).verdict("bf16") == NO
@@ -74,7 +71,6 @@ def test_other_numbers_are_no_rounding() -> None:
 
 
 def test_a_row_of_padding_in_the_output_layer_is_left_out() -> None:
-    """One engine's vocabulary may be rounded up; what both have is compared."""
     wider = torch.cat([LOGITS[0], torch.full((2, 1), -100.0)], dim=1)
     assert compare([[0, 1]], [wider], REFERENCE).largest_difference == 0.0
 
@@ -83,8 +79,6 @@ def test_a_row_of_padding_in_the_output_layer_is_left_out() -> None:
 def test_the_command_verifies_on_this_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batched and padded in one process, one by one in another: the same tokens, logits up to
-    rounding, as a row that says so."""
     monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "cache"))
     grid = tmp_path / "night.yaml"
     grid.write_text(GRID.replace("[fp32, bf16]", "[fp32]"))
@@ -99,7 +93,6 @@ def test_the_command_verifies_on_this_cpu(
 def test_a_grid_without_generation_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """There is nothing to verify, and nothing is started."""
     grid = tmp_path / "g.yaml"
     grid.write_text(
         "name: g\nexperiments:\n"

@@ -50,14 +50,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
 def test_what_a_page_says_to_type_works(page: Path, workplace: Path) -> None:
-    """Its blocks in order: files are written, commands and programs end with 0."""
     run_page(page, workplace)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", ALL, ids=lambda block: block.where)
 def test_every_command_is_one(block: Block) -> None:
-    """Also where it cannot be run: command, options and values are those of the program."""
     assert block.language in LANGUAGES, block.where
     assert block.said.get("needs") in (None, *NEEDS), block.where
     assert set(block.said) <= {"needs", "in", "file", "shown"}, block.where
@@ -77,13 +75,11 @@ def test_every_command_is_one(block: Block) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """To a file of the repository, and to a heading that is there."""
     for token, attribute in make_site.links(make_site.read(page).tokens):
         make_site.target_of(page, str(token.attrGet(attribute)))
 
 
 def test_the_site_is_built_of_all_pages(tmp_path: Path) -> None:
-    """Every page is there and in the navigation; no link of the site leads out of it or nowhere."""
     written = make_site.build(ROOT / "docs", tmp_path / "site")
     assert {path.stem for path in written} == {path.stem for path in (ROOT / "docs").glob("*.md")}
     index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
@@ -98,7 +94,6 @@ def test_the_site_is_built_of_all_pages(tmp_path: Path) -> None:
 
 
 def test_a_dead_link_is_found(tmp_path: Path) -> None:
-    """Of a file and of a heading."""
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "index.md").write_text("# One\n[here](index.md#one)\n")

@@ -50,7 +50,6 @@ def night() -> Run:
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    """`from orchestrator import …` reads neither torch nor Ray nor anything that takes long."""
     code = (
         "import sys, orchestrator\n"
         "assert not any(name.startswith('orchestrator.') for name in sys.modules)\n"
@@ -63,7 +62,6 @@ def test_importing_loads_nothing_heavy() -> None:
 
 
 def test_what_is_offered_is_there() -> None:
-    """Each name of ``__all__`` can be had and is listed; another is an AttributeError."""
     assert set(orchestrator.__all__) <= set(dir(orchestrator))
     assert all(getattr(orchestrator, name).__doc__ for name in orchestrator.__all__)
     with pytest.raises(AttributeError, match="nothing_of_that_name"):
@@ -71,16 +69,12 @@ def test_what_is_offered_is_there() -> None:
 
 
 def test_run_offers_what_the_command_offers() -> None:
-    """Every field of ``RunOptions`` is an argument of ``run``, so that none is forgotten, but for
-    those that only the command has: its supervisor, and how its deadline and results were
-    given."""
     arguments = set(inspect.signature(run).parameters) - {"grid"}
     only_the_command = {"supervisor", "budget", "results_named"}
     assert arguments | only_the_command == {field.name for field in fields(RunOptions)}
 
 
 def test_a_grid_is_the_same_from_file_text_and_dict(tmp_path: Path) -> None:
-    """Three ways to say it, one identity of each job."""
     file = tmp_path / "grid.yaml"
     file.write_text(NOTEBOOK_GRID)
     ids = [
@@ -91,13 +85,11 @@ def test_a_grid_is_the_same_from_file_text_and_dict(tmp_path: Path) -> None:
 
 
 def test_text_of_a_dict_stays_text() -> None:
-    """What looks like a number or a truth value in YAML is not made one on the way."""
     with pytest.raises(GridError, match=r'"1e1"'):
         Grid.from_dict(VALUES | {"experiments": [{"name": "e", "batch_size": "1e1"}]})
 
 
 def test_problems_of_a_dict_have_paths_and_no_lines() -> None:
-    """All that is wrong is told at once, by where it stands in the dict."""
     with pytest.raises(GridError) as caught:
         Grid.from_dict(VALUES | {"experiments": [{"name": "e", "precison": "fp32", "cards": 0}]})
     paths = [problem.path for problem in caught.value.problems]
@@ -107,7 +99,6 @@ def test_problems_of_a_dict_have_paths_and_no_lines() -> None:
 
 @pytest.mark.parametrize("odd", [{1, 2}, float("nan"), object()])
 def test_a_dict_that_no_file_could_hold_is_refused(odd: object) -> None:
-    """Objects and NaN are named as such, not as a traceback of json."""
     with pytest.raises(GridError, match="cannot be written as a file"):
         Grid.from_dict({"name": "g", "experiments": [odd]})
 
@@ -115,7 +106,6 @@ def test_a_dict_that_no_file_could_hold_is_refused(odd: object) -> None:
 def test_plan_is_the_plan_of_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``Grid.plan`` decides what `nightgrid plan` prints."""
     grid = Grid.from_text(NOTEBOOK_GRID)
     (tmp_path / "grid.yaml").write_text(NOTEBOOK_GRID)
     assert main(["plan", "grid.yaml", "--emulate", "1x2", "--json"]) == 0
@@ -129,7 +119,6 @@ def test_plan_is_the_plan_of_the_command(
 def test_a_run_has_its_rows_and_says_nothing_when_quiet(
     night: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Rows, states and the verdict are there, the files lie where the command puts them."""
     assert capsys.readouterr().out == ""
     assert night.ok and dict(night.states) == {State.SUCCEEDED: 2}
     assert [row.batch_size for row in night.rows] == [1, 2]
@@ -141,14 +130,12 @@ def test_a_run_has_its_rows_and_says_nothing_when_quiet(
 def test_a_second_run_measures_nothing_and_has_the_rows(
     night: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It tells what it does, as the command does, and returns the same rows."""
     again = run(Grid.from_text(NOTEBOOK_GRID), in_process=True)
     assert again.rows == night.rows
     assert "0 run, 2 reuse" in capsys.readouterr().out
 
 
 def test_a_failed_job_is_a_row_and_no_exception() -> None:
-    """``ok`` is false, and the row has the reason."""
     broken = VALUES | {"experiments": [{"name": "e", "trouble": "missing"}]}
     failed = run(Grid.from_dict(broken), in_process=True, quiet=True)
     assert not failed.ok and dict(failed.states) == {State.FAILED: 1}
@@ -156,7 +143,6 @@ def test_a_failed_job_is_a_row_and_no_exception() -> None:
 
 
 def test_frames_have_a_line_a_job(night: Run) -> None:
-    """pandas, polars and Arrow agree with the rows; the names are those of the CSV."""
     throughput = [row.metrics.throughput for row in night.rows]
     frame = night.to_pandas()
     assert list(frame["throughput"]) == pytest.approx(throughput)
@@ -170,7 +156,6 @@ def test_frames_have_a_line_a_job(night: Run) -> None:
 
 
 def test_all_attempts_can_be_had(night: Run) -> None:
-    """``every`` adds what earlier invocations measured."""
     anew = run(Grid.from_text(NOTEBOOK_GRID), in_process=True, quiet=True, force=True)
     assert len(anew.rows) == 2 and len(anew.attempts) == 4
     assert len(anew.to_pandas(every=True)) == len(anew.records(every=True)) == 4
@@ -178,13 +163,11 @@ def test_all_attempts_can_be_had(night: Run) -> None:
 
 
 def test_to_dict_is_what_report_json_prints(night: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """One document, two ways to get it."""
     main(["report", "tiny-run", "--json"])
     assert json.loads(capsys.readouterr().out) == night.to_dict()
 
 
 def test_load_takes_a_name_a_path_or_nothing(night: Run, tmp_path: Path) -> None:
-    """By name, by directory, the newest; another results directory by ``results``."""
     for loaded in (load("tiny-run"), load(night.path), load(), load(results=tmp_path / "results")):
         assert loaded.rows == night.rows and loaded.plan is None
     with pytest.raises(StoreError, match=r"no run 'tiny'.*\n    tiny-run"):
@@ -194,7 +177,6 @@ def test_load_takes_a_name_a_path_or_nothing(night: Run, tmp_path: Path) -> None
 
 
 def test_report_compare_and_query(night: Run) -> None:
-    """The page is written, a run compares with itself without a change, SQL answers."""
     page = night.report()
     assert page == night.path / "report.html" and "tiny-run" in page.read_text()
     comparison = night.compare("tiny-run", allow=["flags"])  # made up, so faster than can be
@@ -220,7 +202,6 @@ class Shown(HTMLParser):
 
 
 def test_notebooks_show_a_table(night: Run) -> None:
-    """Run and plan are tables with what counts; a text of a job is never an element."""
     shown = Shown(night._repr_html_())
     assert shown.tags.count("tr") == 3 and "SUCCEEDED" in shown.words
     assert "Emulated cards" in shown.words
@@ -240,7 +221,6 @@ def test_representations_are_one_line(night: Run) -> None:
 
 
 def test_the_process_is_left_as_it_was() -> None:
-    """Signal handlers and log levels of a notebook are its own again after a run."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     level, handlers = logging.getLogger().level, list(logging.getLogger().handlers)
     run(Grid.from_dict(VALUES), in_process=True, quiet=True)
@@ -249,7 +229,6 @@ def test_the_process_is_left_as_it_was() -> None:
 
 
 def test_a_run_may_be_made_in_another_thread() -> None:
-    """Outside the main thread no signal handler can be set, and none is tried."""
     found: list[Run] = []
     thread = threading.Thread(
         target=lambda: found.append(run(Grid.from_dict(VALUES), in_process=True, quiet=True))
@@ -260,7 +239,6 @@ def test_a_run_may_be_made_in_another_thread() -> None:
 
 
 def test_errors_are_those_of_the_command() -> None:
-    """What the command line prints is what is raised."""
     no_card = r"no cluster to run on: this machine has no HPU card .*give --emulate 2x8"
     with pytest.raises(NightgridError, match=no_card):
         run(Grid.from_dict(VALUES))

@@ -135,22 +135,18 @@ def of(rows: list[dict], workload: str, setting: str) -> dict[object, dict]:
 
 
 def test_each_addition_is_one_file() -> None:
-    """As many files as there are entry points, each of which names another one."""
     modules = {point.partition(" = ")[2].partition(":")[0] for point in POINTS.values()}
     assert modules == {path.stem for path in FILES.glob("*.py")}
     assert len(modules) == len(POINTS) == 6
 
 
 def test_all_of_them_run(outside: SimpleNamespace) -> None:
-    """Every row succeeded, with the engine and on the device of the package."""
     assert len(outside.rows) == 4
     said = {(row["state"], row["engine"], row["accelerator"]) for row in outside.rows}
     assert said == {("SUCCEEDED", "outside-engine", "NPU")}
 
 
 def test_the_metric_is_in_rows_rankings_and_comparisons(outside: SimpleNamespace) -> None:
-    """It is of our own workload: its rows have it and no others, the ranking names the row with
-    the least of it, and a comparison knows its unit and direction."""
     named = "workload_metrics.last_step_loss"
     found = {row["job_id"]: row[named] for row in outside.rows if named in row}
     trained = {row["job_id"] for row in outside.rows if row["workload"] == "finetuning"}
@@ -167,7 +163,6 @@ def test_the_metric_is_in_rows_rankings_and_comparisons(outside: SimpleNamespace
 
 
 def test_the_workload_reports_a_figure_of_its_own(outside: SimpleNamespace) -> None:
-    """The product of n by n ones has n everywhere; a comparison knows title, unit, direction."""
     rows = of(outside.rows, "outside-product", "size")
     assert {n: row["workload_metrics.mean_entry"] for n, row in rows.items()} == {8: 8, 16: 16}
     assert {row["throughput_unit"] for row in rows.values()} == {"products/s"}
@@ -182,8 +177,6 @@ def test_the_workload_reports_a_figure_of_its_own(outside: SimpleNamespace) -> N
 
 
 def test_the_technique_acts_and_is_a_choice(outside: SimpleNamespace) -> None:
-    """It acts where its order says, trains another model, is named in the label, and meets the
-    plain row in one ranking; unequal sizes, which are other work, do not meet."""
     order = outside.more["order"]
     place = order.index("gradient-signs")
     assert order[place + 1] == "compilation" and "optimizers" in order[:place]

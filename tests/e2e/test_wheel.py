@@ -64,7 +64,6 @@ def nightgrid(installed: Path, here: Path, *words: str) -> str:
 
 
 def test_a_first_grid_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
-    """From `init` to SUCCEEDED rows and a page, in an empty directory."""
     nightgrid(installed, tmp_path, "init", "--model", "tiny-chatglm3", "--accelerator", "CPU")
     few = ["--set", "axes.batch_size=2", "--set", "axes.precision=fp32", "--set", "prompts=2"]
     few += ["--set", "output_tokens=2", "--set", "measure.max_repeats=3"]
@@ -74,7 +73,6 @@ def test_a_first_grid_runs_outside_the_checkout(installed: Path, tmp_path: Path)
 
 
 def test_the_grids_the_schema_and_the_tables_come_along(installed: Path, tmp_path: Path) -> None:
-    """A shipped grid is planned by its name, with what it needs."""
     plan = json.loads(nightgrid(installed, tmp_path, "plan", "smoke", "--emulate", "2x8", "--json"))
     assert plan["summary"]["run"] == 20
     shipped = {path.name for path in (installed / "orchestrator/grid/shipped").iterdir()}

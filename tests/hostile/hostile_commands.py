@@ -1,8 +1,4 @@
-"""Command lines drawn from the parser of the program itself: every command, every option.
-
-A role says what would be right for an argument (a run, a grid, a model, …); it is found out from
-the argument's name. What has no role gets values from a pool, so a new option needs nothing here.
-"""
+"""Command lines drawn from the parser of the program itself: every command, every option."""
 
 from __future__ import annotations
 

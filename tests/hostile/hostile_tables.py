@@ -1,7 +1,4 @@
-"""Files of rows that nobody should have written: every column, every type, every damage.
-
-The columns are those of the schema, walked, not listed.
-"""
+"""Files of rows that nobody should have written: every column, every type, every damage."""
 
 from __future__ import annotations
 

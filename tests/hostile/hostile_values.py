@@ -1,8 +1,4 @@
-"""Values, texts and files that programs trip over, drawn at random.
-
-Everything is drawn from a ``random.Random``, so that a number replays a case. Values for a column
-are made from its Arrow type, whatever that is: a new column needs nothing here.
-"""
+"""Values, texts and files that programs trip over, drawn at random."""
 
 from __future__ import annotations
 
@@ -144,9 +140,6 @@ def damaged(random: Random, data: bytes) -> bytes:
         else:
             changed[at:at] = random.randbytes(random.randrange(64))
     return bytes(changed)
-
-
-# ---------------------------------------------------------------- by Arrow type
 
 
 def value_of(random: Random, kind: pa.DataType, depth: int = 0) -> Any:

@@ -1,12 +1,4 @@
-"""A process that runs cases one after another, and one that watches it.
-
-The worker is forked from a process that has imported everything, runs commands by calling
-``orchestrator.cli.main`` as the program does, and tells for each what happened. The watcher ends it
-when a command takes too long, notes where it hung, and forks another.
-
-Commands may be told to write anywhere, as root too: so where this process may, the worker sees a
-read-only file system but for a directory of its own, and has no right to read what modes forbid.
-"""
+"""A process that runs cases one after another, and one that watches it."""
 
 from __future__ import annotations
 
@@ -46,9 +38,6 @@ Told = dict[str, Any]
 def limit_s() -> float:
     """The time limit of a command: ten seconds, and more on a machine that is busy with others."""
     return LIMIT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
-# ---------------------------------------------------------------- the worker
 
 
 def serve(pipe: Connection, base: Path, seed: int, stacks: str) -> None:
@@ -290,9 +279,6 @@ def _changes(was: dict[str, Any], now: dict[str, Any], line: list[str]) -> str:
         and not (allowed and name in now and os.path.isdir(name) and not os.path.islink(name))
     ]
     return ", ".join(wrong[:3])
-
-
-# ---------------------------------------------------------------- the watcher
 
 
 class Worker:

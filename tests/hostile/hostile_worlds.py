@@ -1,8 +1,4 @@
-"""Directories that nobody meant well with: results, side files, models, datasets, grids.
-
-``Worlds`` makes what is sound once, with the program itself; ``Worlds.case`` copies it, damages the
-copy as the case's number says, and draws the commands that have to cope with it.
-"""
+"""Directories that nobody meant well with: results, side files, models, datasets, grids."""
 
 from __future__ import annotations
 
@@ -113,8 +109,6 @@ class Worlds:
         keep = () if any(line[0] in WRITING for line in lines) else (place / "results",)
         return Case(number=number, kind=kind, about=about, lines=lines, keep=keep)
 
-    # ------------------------------------------------------------ what is sound
-
     def _make_sound(self) -> None:
         from workloads.data.embedded import synthetic_examples
         from workloads.data.shapes import write_json_lines
@@ -146,8 +140,6 @@ class Worlds:
         examples = synthetic_examples(12)
         write_json_lines(dataset / "train.json", examples[:8])
         write_json_lines(dataset / "dev.json", examples[8:])
-
-    # ------------------------------------------------------------ what is not
 
     def _results(self, place: Path) -> Path:
         shutil.copytree(self.sound / "results", place / "results")
@@ -394,9 +386,6 @@ def _safetensors(random: Random, data: bytes) -> bytes:
 
 def _difference(data: bytes) -> str:
     return f"{len(data)} bytes, {data[:60]!r}"
-
-
-# ---------------------------------------------------------------- in the place of files
 
 
 def a_socket(path: Path) -> None:

@@ -28,7 +28,6 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("oracle", ORACLES)
 @pytest.mark.usefixtures("settled")
 def test_what_must_not_change_is_as_it_was(oracle: str) -> None:
-    """Ids, figures, commands, the schema, exit codes and plans are those of the golden files."""
     golden, cases = load(oracle), ORACLES[oracle]()
     assert golden.keys() == cases.keys()
     found = []

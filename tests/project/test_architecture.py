@@ -98,7 +98,6 @@ def importers(paths: Iterable[Path], barred: set[str]) -> list[str]:
 
 
 def test_workloads_know_nothing_of_orchestrator_or_ray() -> None:
-    """A workload can be used without jobs, grids, files of results or Ray."""
     assert importers(modules("workloads"), {"orchestrator", "ray"}) == []
 
 
@@ -129,7 +128,6 @@ def upward(package: str) -> list[str]:
 
 
 def test_imports_go_down_the_layers() -> None:
-    """An import that goes up makes two rooms one."""
     arrows = [arrow for package in PRODUCT for arrow in upward(package)]
     assert len(arrows) <= MOST_UPWARD, "\n".join(arrows)
 
@@ -148,20 +146,17 @@ def lazy_imports(path: Path) -> list[str]:
 
 
 def test_only_large_libraries_are_imported_inside_functions() -> None:
-    """All other imports stand at the top, where a reader looks for them."""
     lazy = [each for package in PRODUCT for path in modules(package) for each in lazy_imports(path)]
     assert len(lazy) <= MOST_LAZY, "\n".join(sorted(lazy))
 
 
 def test_no_file_is_too_long() -> None:
-    """One concept a file."""
     lengths = {p: len(p.read_text().splitlines()) for top in PRODUCT for p in modules(top)}
     long = {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > MOST_LINES}
     assert len(long) <= MOST_LONG_FILES, long
 
 
 def test_names_of_files_and_classes_are_the_fields_own_words() -> None:
-    """A name says what a thing is, never how it was come by."""
     names = []
     for path in (path for package in PRODUCT for path in modules(package)):
         place = str(path.relative_to(ROOT))
@@ -175,20 +170,17 @@ def test_names_of_files_and_classes_are_the_fields_own_words() -> None:
 
 
 def test_only_the_ray_modules_import_ray() -> None:
-    """Ray stays behind its own modules, so that everything else can be tested without it."""
     others = [path for path in modules("orchestrator") if path.parent.name != "on_ray"]
     assert importers(others, {"ray"}) == []
 
 
 def test_pure_rooms_import_neither_torch_nor_ray() -> None:
-    """Planning, scheduling, retrying and summarizing are functions on values."""
     pure = [path for room in PURE for path in modules(f"orchestrator/{room}")]
     assert len(pure) > 30
     assert importers(pure, {"torch", "transformers", "ray"}) == []
 
 
 def test_device_branches_live_in_the_device_classes() -> None:
-    """No code but ``devices/`` asks torch for an accelerator: an unknown device must raise."""
     words = ("torch.cuda.", "torch.hpu.", "habana_frameworks")
     others = [path for path in modules("workloads") if path.parent.name != "devices"]
     sources = {path: path.read_text(encoding="utf-8") for path in others}
@@ -244,8 +236,6 @@ def deciding(names: set[str], own_folder: str) -> dict[str, set[str]]:
 
 @pytest.mark.slow
 def test_no_devices_name_decides_anything() -> None:
-    """Rules ask what a device can, clusters what it declares: a new one is a new file. Its own
-    file names it, and what engines say of it: the fields of a spec, and words of a library."""
     names = {name for spec in own_devices() for name in (spec.name, spec.accelerator)}
     found = deciding(names, "workloads/devices")
     engines = {name for name in found if name.startswith("workloads/engines/")}
@@ -255,8 +245,6 @@ def test_no_devices_name_decides_anything() -> None:
 
 @pytest.mark.slow
 def test_no_engines_name_decides_anything() -> None:
-    """Workloads ask for abilities, rules for features: a new engine is a new file. The one name
-    that is found is that of a package whose version a spec limits."""
     found = deciding(set(ENGINES.own), "workloads/engines")
     assert found.pop("workloads/registry.py") == set(ENGINES.own)  # where each is declared
     assert found == {"workloads/engines/optimum_habana/__init__.py": {"transformers"}}
@@ -279,7 +267,6 @@ def test_no_engines_name_decides_anything() -> None:
     ],
 )
 def test_every_way_to_decide_by_a_name_is_seen(source: str) -> None:
-    """The check of the check; other texts, and torch's word for the host's memory, are none."""
     assert "hpu" in names_that_decide(source, {"hpu", "cuda"})
     assert not names_that_decide(source.replace("hpu", "x").replace("cuda", "y"), {"hpu", "cuda"})
     assert not names_that_decide('tensor.device.type == "cpu" or tensor.cpu()', {"cpu"})
@@ -287,7 +274,6 @@ def test_every_way_to_decide_by_a_name_is_seen(source: str) -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    """``nightgrid --help`` is instant: none of the large packages is imported."""
     code = (
         "import sys\nfrom orchestrator.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
@@ -304,7 +290,6 @@ UNPLANNED = ("asyncio", "orchestrator.on_ray")
 
 
 def test_a_plan_loads_only_what_it_needs() -> None:
-    """``nightgrid plan`` starts quickly."""
     code = (
         "import sys\nfrom orchestrator.cli.main import main\n"
         "main(['plan', 'grids/smoke.yaml', '--results', 'none-here'])\n"
@@ -421,8 +406,6 @@ def readers_of_the_time_of_day(source: str) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["orchestrator", "workloads"])
 def test_the_time_of_day_is_read_only_where_somebody_wants_to_know_it(package: str) -> None:
-    """Durations are of a clock that never jumps. A new reader of the time of day says here why it
-    is one, and one that is gone is struck off."""
     found = {
         str(path.relative_to(ROOT)): readers
         for path in modules(package)
@@ -433,7 +416,6 @@ def test_the_time_of_day_is_read_only_where_somebody_wants_to_know_it(package: s
 
 
 def test_every_way_to_read_the_time_of_day_is_seen() -> None:
-    """The check of the check."""
     source = """
 import datetime, time
 from time import time_ns
@@ -454,8 +436,6 @@ class Poll:
 
 
 def test_no_module_imports_in_a_circle() -> None:
-    """Every module can be read, and imported, before those that use it; imports inside functions
-    count, those for type checkers do not."""
     files = {module_name(path): path for top in PRODUCT for path in modules(top)}
     arrows = {}
     for name, path in files.items():

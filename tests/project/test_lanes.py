@@ -25,7 +25,6 @@ def test(n):
 
 
 def test_every_test_with_a_cluster_waits_for_its_turn(request: pytest.FixtureRequest) -> None:
-    """A file is known by the mark in its source: no mark that pytest knows is spelt otherwise."""
     marked = {
         item.path for item in request.session.items if item.get_closest_marker("ray") is not None
     }
@@ -35,7 +34,6 @@ def test_every_test_with_a_cluster_waits_for_its_turn(request: pytest.FixtureReq
 
 @pytest.mark.slow
 def test_files_stay_whole_and_clusters_in_one_process(tmp_path: Path) -> None:
-    """Of a real pytest with two processes, over the real conftest."""
     told = tmp_path / "told"
     told.mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    ray: r\n")

@@ -40,7 +40,6 @@ def questions(source: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("package", PLAIN)
 def test_no_docstring_opens_with_a_question_word(package: str) -> None:
-    """A docstring opens with a verb or a noun phrase that names the thing."""
     found = [
         f"{path.relative_to(ROOT)}:{question}"
         for path in modules(package)
@@ -51,7 +50,6 @@ def test_no_docstring_opens_with_a_question_word(package: str) -> None:
 
 @pytest.mark.parametrize("word", QUESTION_WORDS)
 def test_a_question_word_is_found_wherever_a_docstring_may_stand(word: str) -> None:
-    """Of a module, a class, a field, a method and a coroutine; not in the middle of a text."""
     source = "\n".join(
         [
             f'"""{word} module."""',

@@ -102,7 +102,6 @@ class Session:
 
 @pytest.mark.slow
 def test_all_that_tests_start_ends_with_pytest(tmp_path: Path) -> None:
-    """Interrupted, terminated, killed, or at its end: nothing runs, nothing listens."""
     ways = {"INT": signal.SIGINT, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL, "end": None}
     sessions = {way: Session(tmp_path / way, how is None) for way, how in ways.items()}
     started = {way: session.left() for way, session in sessions.items()}
@@ -124,7 +123,6 @@ def test_all_that_tests_start_ends_with_pytest(tmp_path: Path) -> None:
 
 
 def test_what_tests_start_hears_ctrl_c(tmp_path: Path) -> None:
-    """Also where pytest itself was started in the background of a shell, which has it ignored."""
     (tmp_path / "test_session.py").write_text(
         "import subprocess, sys\n"
         "def test_child():\n"
@@ -143,7 +141,6 @@ def test_what_tests_start_hears_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_what_tests_start_is_marked() -> None:
-    """Every process of this session inherits the mark, by which the guardian knows it."""
     code = f"import os; print(os.environ[{VARIABLE!r}])"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == os.environ[VARIABLE] != ""

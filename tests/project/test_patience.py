@@ -14,7 +14,6 @@ import pytest
 def test_limits_grow_with_the_load(
     load_per_core: float, waiting: float, longest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the tasks for each processor, or by the time for which tasks wait, whichever is more."""
     cores = len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "getloadavg", lambda: (load_per_core * cores, 0.0, 0.0))
     monkeypatch.setattr(patience, "share_waiting", lambda: waiting)
@@ -22,7 +21,6 @@ def test_limits_grow_with_the_load(
 
 
 def test_waiting_ends_when_the_condition_holds_or_never_will() -> None:
-    """A test that hangs fails."""
     answers = iter([False, False, True])
     assert patience.until(lambda: next(answers), 10, every_s=0)
     assert not patience.until(lambda: False, 0.01)

@@ -1,7 +1,4 @@
-"""Tests use what the product offers: no private name of another module is reached.
-
-A test that does holds the code in its present shape, and may pass while what is offered is broken.
-"""
+"""Tests use what the product offers: no private name of another module is reached."""
 
 from __future__ import annotations
 
@@ -78,7 +75,6 @@ def of_the_product() -> set[str]:
 
 @pytest.mark.slow
 def test_no_test_reaches_a_private_name_of_another_module() -> None:
-    """What tests need is public; limits that they shorten are named constants."""
     trees = {path: ast.parse(path.read_text()) for path in modules("tests")}
     own = {name for tree in trees.values() for name in defined(tree)}
     found = [
@@ -103,7 +99,6 @@ def test_no_test_reaches_a_private_name_of_another_module() -> None:
     ],
 )
 def test_every_way_to_reach_a_private_name_is_seen(source: str) -> None:
-    """The check of the check; one's own, and public ones, may be used."""
     tree = ast.parse(source)
     assert [name for _, name in reached(tree, {"_hidden"}, set())] == ["_hidden"]
     assert not list(reached(ast.parse(source.replace("_hidden", "shown")), {"_hidden"}, set()))

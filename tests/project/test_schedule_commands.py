@@ -65,7 +65,6 @@ def forgotten(source: str) -> list[str]:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_command_is_read(name: str) -> None:
-    """In the schedule and its parts, what gives commands stands behind ``yield from``."""
     assert forgotten(SOURCES[name]) == []
 
 
@@ -80,11 +79,9 @@ YIELDED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "text"), YIELDED)
 def test_each_forgotten_yield_is_found(name: str, text: str) -> None:
-    """Without any one ``yield`` of the real modules, the law above is broken."""
     without = SOURCES[name].replace(text, re.sub(r"^yield (from )?", "", text))
     assert forgotten(without)
 
 
 def test_many_calls_are_checked() -> None:
-    """The pattern of the test above finds the schedule's calls."""
     assert len(YIELDED) > 60

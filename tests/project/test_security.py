@@ -23,9 +23,6 @@ from workloads.models import loading
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 
 
-# ---------------------------------------------------------------- pickles
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["orchestrator", "workloads"])
 def test_nothing_is_unpickled(package: str) -> None:
@@ -78,11 +75,7 @@ def test_result_columns_hold_no_objects() -> None:
         check(field.type, field.name)
 
 
-# ---------------------------------------------------------------- remote code
-
-
 def test_workers_get_the_permission_of_their_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was named on the command line reaches every worker, and nothing does otherwise."""
     monkeypatch.delenv(loading.VARIABLE, raising=False)
     card = Card(node_id="n", accelerator=Accelerator.HPU, index=0)
     node = Node(
@@ -110,7 +103,6 @@ def test_workers_get_the_permission_of_their_driver(monkeypatch: pytest.MonkeyPa
 def test_a_permission_for_no_model_of_the_grid_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A slip of the pen is told before anything starts."""
     grid = tmp_path / "g.yaml"
     grid.write_text(
         "name: g\nexperiments:\n"
@@ -122,12 +114,8 @@ def test_a_permission_for_no_model_of_the_grid_is_refused(
     assert not (tmp_path / "r").exists()
 
 
-# ---------------------------------------------------------------- paths
-
-
 @pytest.mark.parametrize("part", ["rows", "quarantine", "logs"])
 def test_no_part_of_a_run_may_lead_elsewhere(tmp_path: Path, part: str) -> None:
-    """A symbolic link inside of a run is refused as one in its place is."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "results" / "night").mkdir(parents=True)
@@ -137,7 +125,6 @@ def test_no_part_of_a_run_may_lead_elsewhere(tmp_path: Path, part: str) -> None:
 
 
 def test_links_that_stay_inside_are_fine(tmp_path: Path) -> None:
-    """The results directory itself may be a link, which is how one moves it to another disk."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "results").symlink_to(tmp_path / "disk")
     with Store.open(tmp_path / "results", "night"):
@@ -147,7 +134,6 @@ def test_links_that_stay_inside_are_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../etc/x", "/etc/x", "a/../../b", "..", "a\nb", "夜/間"])
 def test_logs_of_workers_stay_in_their_directory(name: str) -> None:
-    """Node names come from the cluster; whatever they hold, a log lies in the logs directory."""
     card = Card(node_id="n", accelerator=Accelerator.HPU, index=0)
     node = Node(
         node_id="n",
@@ -167,7 +153,6 @@ def test_logs_of_workers_stay_in_their_directory(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", ".", "a/b", ""])
 def test_a_grid_cannot_lead_results_or_adapters_elsewhere(tmp_path: Path, name: str) -> None:
-    """Names in a grid from which directories are made are plain names; exit code 2 or 4."""
     grid = tmp_path / "g.yaml"
     text = (
         "name: {name}\nexperiments:\n"

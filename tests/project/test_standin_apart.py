@@ -17,7 +17,6 @@ STANDIN = ROOT / "tests" / "gaudi" / "standin"
 
 @pytest.mark.parametrize("package", ["orchestrator", "workloads", "tools"])
 def test_no_product_code_names_it(package: str) -> None:
-    """Neither its directory nor its name occurs where Nightgrid itself is written."""
     for path in (ROOT / package).rglob("*.py"):
         text = path.read_text()
         assert not re.search(r"\bstand-?in\b", text, re.IGNORECASE), path
@@ -25,7 +24,6 @@ def test_no_product_code_names_it(package: str) -> None:
 
 
 def test_it_is_not_installed_with_nightgrid() -> None:
-    """Packages are found by name, and the tests' directory is none of them."""
     text = (ROOT / "pyproject.toml").read_text()
     assert 'include = ["orchestrator*", "workloads*"]' in text
     assert (STANDIN / "habana_frameworks" / "__init__.py").is_file()
@@ -33,7 +31,6 @@ def test_it_is_not_installed_with_nightgrid() -> None:
 
 
 def test_without_a_bridge_a_gaudi_card_is_refused() -> None:
-    """No card, no bridge: the device says so at its first use and falls back to nothing."""
     device = devices.device_for("hpu")
     for use in (device.synchronize, device.device_name, device.peak_memory_bytes):
         with pytest.raises(CardNotAcquired, match="no Habana bridge here"):

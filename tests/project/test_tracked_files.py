@@ -9,7 +9,6 @@ from source_tree import ROOT
 
 
 def test_nothing_is_kept_that_a_merge_or_patch_left() -> None:
-    """No ``.orig`` and no ``.rej``."""
     if not (ROOT / ".git").exists():
         pytest.skip("no checkout of git")
     kept = subprocess.run(

@@ -118,10 +118,6 @@ def named(project: Project, after: str) -> Mutation:
 
 @pytest.mark.slow
 def test_a_defect_meets_the_tests_that_execute_its_line(project: Project, tmp_path: Path) -> None:
-    """The lines of a shared fixture are those of all its tests, and those of another process are
-    of the test that started it. A test that fails in any case catches nothing, nor does one that
-    fails once; a file that cannot be imported any more catches a defect. What was found is not
-    looked for again, and the tree is as it was."""
     before = project.modules()
     record(project, project.test_files(), tmp_path / "executed", only_quick=False)
     expected = {
@@ -152,7 +148,6 @@ def test_a_defect_meets_the_tests_that_execute_its_line(project: Project, tmp_pa
 
 @pytest.mark.slow
 def test_imports_tell_what_no_recording_does(project: Project, tmp_path: Path) -> None:
-    """Without a recording a defect meets all tests that may execute its module."""
     defects = [named(project, after) for after in ("return (a + b)", "return 8", "return (a / 2)")]
     written = tmp_path / "results.jsonl"
     plant(project, defects, Record(tmp_path / "executed", project), written)
@@ -173,7 +168,6 @@ def _found(path: str) -> list[Mutation]:
 
 @given(st.sampled_from(sorted(SOURCES)), st.data())
 def test_a_mutation_changes_one_line(path: str, data: st.DataObject) -> None:
-    """Every other line stays, and what is drawn compiles to another program."""
     source, found = SOURCES[path], _found(path)
     if not found:
         return
@@ -186,7 +180,6 @@ def test_a_mutation_changes_one_line(path: str, data: st.DataObject) -> None:
 
 @given(st.integers(0, 99))
 def test_folders_take_turns(seed: int) -> None:
-    """The same seed draws the same defects, each of another line, as many of either folder."""
     modules = {"a/product.py": PRODUCT, "b/product.py": PRODUCT, "b/other.py": OTHER}
     drawn = chosen(modules, 6, seed)
     assert drawn == chosen(modules, 6, seed)
@@ -196,7 +189,6 @@ def test_folders_take_turns(seed: int) -> None:
 
 
 def test_the_quick_selection_is_that_of_the_makefile() -> None:
-    """It is declared there alone."""
     assert quick_expression((ROOT / "Makefile").read_text()) == "not ray and not slow and not real"
     with pytest.raises(ValueError, match="no target"):
         quick_expression("test:\n\tpytest\n")

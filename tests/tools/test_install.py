@@ -17,7 +17,6 @@ import install
 def test_the_program_is_compiled_once_it_is_installed(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the environment's own Python; not where the installation failed, whose exit code stays."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.touch()

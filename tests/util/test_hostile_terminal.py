@@ -1,8 +1,4 @@
-"""Escape sequences from elsewhere: no command lets one through to the terminal.
-
-Every text of a run's directory, a grid, a model, a data set, the command line and file names is
-hostile here. What is printed has no control character but line breaks and tabs; JSON is exact.
-"""
+"""Escape sequences from elsewhere: no command lets one through to the terminal."""
 
 from __future__ import annotations
 
@@ -221,7 +217,6 @@ def test_no_command_lets_a_control_character_through(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither in what it shows nor in what it says of errors."""
     monkeypatch.setattr(socket, "getaddrinfo", _no_such_host)
     before(place)
     out, err = asked(command, capsys)
@@ -252,7 +247,6 @@ def test_json_is_exact_and_harmless(
     exact: Callable[[Any], object] | None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every character arrives, as an escape of JSON's own."""
     out, _ = asked(command, capsys)
     assert visible(out) == out, repr(out)
     told = json.loads(out)
@@ -261,7 +255,6 @@ def test_json_is_exact_and_harmless(
 
 
 def test_all_that_is_printed_goes_one_way() -> None:
-    """Only ``output.py`` prints, and makes rich's consoles; what is left is no command's."""
     allowed = {"orchestrator/util/output.py"}
     found = []
     for path in modules("orchestrator"):
@@ -275,7 +268,6 @@ def test_all_that_is_printed_goes_one_way() -> None:
 
 
 def test_names_of_files_may_be_no_text(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that is not UTF-8 is shown too."""
     name = os.fsdecode(b"grid-\xff\x9b.yaml")
     (place / name).write_text("a: [")
     out, err = asked(f"plan {name}", capsys)

@@ -55,11 +55,7 @@ def nightgrid(
     )
 
 
-# ---------------------------------------------------------------- the guarded file
-
-
 def test_what_is_lost_on_a_full_disk_is_told_once_there_is_room(disk: Path) -> None:
-    """Lines before the disk was full and after it are there; between them stands one sentence."""
     log = disk / "log"
     with log.open("w") as stream:
         out = guarded(stream)
@@ -84,7 +80,6 @@ def test_what_is_lost_on_a_full_disk_is_told_once_there_is_room(disk: Path) -> N
 
 
 def test_a_reader_that_goes_and_one_that_stops_reading_cost_nothing() -> None:
-    """The first is known at once; the second is waited for once, for as long as was said."""
     read, write = os.pipe()
     out = guarded(os.fdopen(write, "w"), patience_s=0.2)
     for _ in range(20_000):
@@ -105,7 +100,6 @@ def test_a_reader_that_goes_and_one_that_stops_reading_cost_nothing() -> None:
 def test_a_command_waits_for_its_reader_and_a_run_does_not(
     working: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nobody reads holds a run up for ``READER_S`` once, and a command until somebody does."""
     monkeypatch.setattr(output, "READER_S", 0.05)
     text = "x" * (1 << 18)  # more than a pipe holds
     seen: list[bytes] = []
@@ -126,7 +120,6 @@ def test_a_command_waits_for_its_reader_and_a_run_does_not(
 
 
 def test_strict_output_says_so_once_and_is_silent_then() -> None:
-    """What a command prints is its product: its loss is an error, but no second one at the end."""
     with open("/dev/full", "w") as full:
         out = guarded(full, strict=True)
         with pytest.raises(OutputFailed, match="No space left"):
@@ -136,7 +129,6 @@ def test_strict_output_says_so_once_and_is_silent_then() -> None:
 
 
 def test_no_write_ever_raises(tmp_path: Path) -> None:
-    """A closed descriptor, a character that has no bytes, text that is no text of UTF-8."""
     with (tmp_path / "log").open("w", encoding="ascii") as stream:
         out = guarded(stream)
         print("é ✓ \udcff", file=out, flush=True)
@@ -155,7 +147,6 @@ def test_no_write_ever_raises(tmp_path: Path) -> None:
 def test_a_guarded_stream_passes_on_every_byte(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[str]
 ) -> None:
-    """Where nothing is wrong it writes what the stream beneath would."""
     path = tmp_path_factory.mktemp("guarded") / "log"
     with path.open("w", encoding="utf-8") as stream:
         out = guarded(stream)
@@ -167,20 +158,14 @@ def test_a_guarded_stream_passes_on_every_byte(
 
 
 def test_a_view_on_a_full_disk_goes_on() -> None:
-    """Lines of a run's progress (``nohup nightgrid run … > night.log`` on a full disk)."""
     with open("/dev/full", "w") as full:
         view = PlainView(full)
         for _ in range(3):
             view.line("still measuring")
 
 
-# ---------------------------------------------------------------- the program
-
-
 @pytest.mark.slow
 def test_a_run_measures_all_whatever_becomes_of_its_output(tmp_path: Path) -> None:
-    """Exit code 0, all rows, the page: with a reader that leaves (`nightgrid run … | head`) and no
-    other descriptor. On full disks: ``tests/ray/test_full_logs.py``."""
     (tmp_path / "grid.yaml").write_text(GRID)
     done = nightgrid("run", "grid.yaml", "--in-process", shell="<&- 2>&- > >(exit 0)", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -204,7 +189,6 @@ def test_a_run_measures_all_whatever_becomes_of_its_output(tmp_path: Path) -> No
 def test_commands_whose_product_is_their_output_say_when_it_is_lost(
     tmp_path: Path, arguments: str, shell: str, code: int, error: str
 ) -> None:
-    """With an exit code of ours, one line, and none of Python's own words at the end (code 120)."""
     main = "import sys\nfrom orchestrator.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     done = nightgrid(*arguments.split(), shell=shell, cwd=tmp_path, main=main)
     assert done.returncode == code, done.stderr
@@ -227,21 +211,17 @@ def test_nothing_is_printed_into_a_file_that_got_a_closed_descriptor(tmp_path: P
     assert (tmp_path / "lock").read_bytes() == b""
 
 
-# ---------------------------------------------------------------- terminals
-
 HOSTILE = "a\x1b[2J\x9b1m\x07\r\x00\x7f\u202eb\u2028\u2066\ufeff\U000e0041c"
 
 
 @given(text=st.text() | st.text(alphabet=HOSTILE))
 def test_visible_json_says_the_same(text: str) -> None:
-    """Its escapes are JSON's own, and no control character is left."""
     told = visible_json(json.dumps({text: [text]}, ensure_ascii=False, indent=1))
     assert json.loads(told) == {text: [text]}
     assert visible(told) == told
 
 
 def test_what_python_and_libraries_say_of_errors_is_visible(tmp_path: Path) -> None:
-    """Tracebacks, also of threads, and warnings that are logged quote names of files."""
     code = (
         "import logging, sys, threading\nfrom orchestrator.util import output\n"
         f"hostile = {HOSTILE!r}\n"
@@ -258,7 +238,6 @@ def test_what_python_and_libraries_say_of_errors_is_visible(tmp_path: Path) -> N
 
 
 def test_tables_show_control_characters() -> None:
-    """Whatever part of a rich table or text they stand in, coloured or not."""
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -274,7 +253,6 @@ def test_tables_show_control_characters() -> None:
 
 
 def test_threads_may_say_things_at_once(tmp_path: Path) -> None:
-    """Every line arrives, whole."""
     with (tmp_path / "log").open("w") as stream:
         out = guarded(stream)
         threads = [

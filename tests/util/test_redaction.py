@@ -9,19 +9,16 @@ from orchestrator.util.redaction import Redacted, redact, redact_output
 
 
 def test_values_of_secret_variables_are_replaced_by_their_name() -> None:
-    """A token that an error message quotes is named, not shown."""
     text = redact("401 for hf_abcdef123456", {"HF_TOKEN": "hf_abcdef123456"})
     assert text == "401 for <HF_TOKEN>"
 
 
 def test_a_secret_inside_another_leaves_no_remainder() -> None:
-    """The longer secret goes first, so that its rest does not stay behind."""
     environment = {"A_SECRET": "abcdefgh", "B_SECRET": "abcdefghijkl"}
     assert redact("x abcdefghijkl y", environment) == "x <B_SECRET> y"
 
 
 def test_credentials_in_urls_and_headers_are_removed() -> None:
-    """User and password before the host's name go, the host stays."""
     assert redact("https://me:pw123@hub.example/x", {}) == "https://<credentials>@hub.example/x"
     assert "eyJhbGci" not in redact("Authorization: Bearer eyJhbGciOi.x", {})
 
@@ -38,12 +35,10 @@ def test_credentials_in_urls_and_headers_are_removed() -> None:
     ],
 )
 def test_the_shortest_credentials_are_removed(text: str) -> None:
-    """Alone, as a whole detail of a row; texts that are shorter still are not looked at."""
     assert "<credentials>" in redact(text, {})
 
 
 def test_harmless_text_stays_as_it_is() -> None:
-    """Short values, names of files and ordinary variables are no secrets."""
     environment = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": "/etc/ray/auth",
@@ -59,7 +54,6 @@ SECRET = {"HF_TOKEN": "hf_abcdef123456"}
 
 @pytest.mark.parametrize("cut", range(1, 20, 3))
 def test_a_secret_that_is_printed_in_parts_is_no_less_one(cut: int) -> None:
-    """What goes to the log is whole lines."""
     line = "with hf_abcdef123456 in it\n"
     log = io.StringIO()
     out = Redacted(log, SECRET)
@@ -73,7 +67,6 @@ def test_a_secret_that_is_printed_in_parts_is_no_less_one(cut: int) -> None:
 def test_what_python_prints_has_no_secrets(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Output and errors alike."""
     monkeypatch.setattr(sys, "stdout", sys.__stdout__)
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
     redact_output(SECRET)

@@ -143,7 +143,6 @@ def test_no_secret_of_the_environment_survives(
     parts: list[tuple[str, int, Callable[[str], str]]],
     chunking: list[tuple[int, bool]],
 ) -> None:
-    """Names × values × texts × spellings × chunks, at once and as a stream."""
     known = list(secrets.values())
     assume(not any(value.startswith("@") for value in known))
     text = "".join(before + spell(known[which % len(known)]) for before, which, spell in parts)
@@ -164,7 +163,6 @@ def test_no_private_key_survives(
     chunking: list[tuple[int, bool]],
     named: bool,
 ) -> None:
-    """As it is printed, escaped, on one line; with and without a variable that holds it."""
     assume(named or spell is not SPELLINGS[5])  # nobody quotes a key that is no parameter
     environment = {"TLS_PRIVATE_KEY": key} if named else {}
     text = f"{before}\n{spell(key)}\nafterwards all is well"
@@ -176,8 +174,6 @@ def test_no_private_key_survives(
 
 @given(key=private_keys(), cut=st.integers(0, 4000), front=st.booleans())
 def test_a_piece_of_a_private_key_is_none_the_less(key: str, cut: int, front: bool) -> None:
-    """The beginning without the end, as in a log that breaks off; the end without the beginning,
-    as in the tail of one."""
     cut %= len(key)
     text = key[:cut] if front else key[cut:]
     shown = redact(text, {})
@@ -189,7 +185,6 @@ def test_a_piece_of_a_private_key_is_none_the_less(key: str, cut: int, front: bo
 
 @given(text=ordinary_texts, chunking=chunkings)
 def test_no_ordinary_text_changes(text: str, chunking: list[tuple[int, bool]]) -> None:
-    """Words, figures, addresses and paths stay, whatever ordinary variables are set to."""
     assert redact(text, ORDINARY_VARIABLES) == text
     assert streamed(text, ORDINARY_VARIABLES, chunking) == text
 
@@ -221,7 +216,6 @@ credentials = st.text("abcdefXYZ0123456789.~!$*-_%", min_size=1, max_size=30)
 def test_no_credential_in_an_address_survives(
     scheme: str, user: str, password: str, name: str, mark: str, chunking: list[tuple[int, bool]]
 ) -> None:
-    """User and password go, and so do parameters that open doors; host and path stay."""
     assume(password not in "credentials")
     text = (
         f"at {scheme}://{user}:Qq{password}@host.example/p?a=1{mark}{name}=Zz{password}&b=2 failed"
@@ -238,13 +232,11 @@ def test_no_credential_in_an_address_survives(
 def test_no_credential_in_a_header_survives(
     form: str, token: str, chunking: list[tuple[int, bool]]
 ) -> None:
-    """Whatever quotes the header, and wherever the stream is cut."""
     text = form.format(token)
     assert token not in redact(text, {})
     assert token not in streamed(text, {}, chunking)
 
 
 def test_a_password_is_struck_where_it_stands_alone() -> None:
-    """A library that was given an address complains of the password in it."""
     environment = {"DATABASE_URL": "postgres://me:hunter2hunter@db/x"}
     assert redact("bad password 'hunter2hunter'", environment) == "bad password '<DATABASE_URL>'"

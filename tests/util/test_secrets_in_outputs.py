@@ -81,8 +81,6 @@ def test_no_secret_of_an_error_gets_out(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """A job's error is met by the worker; the executor's by the driver itself, which has rows,
-    a log and status.json to put it in."""
     if broken == "the workload":
         monkeypatch.setattr(tiny_workload, "run", raise_it)
     else:
@@ -109,7 +107,6 @@ def test_no_secret_of_a_failed_run_gets_out(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """A run that cannot go on says why to the terminal and in its notice."""
     from orchestrator.core.errors import ClusterError
     from orchestrator.driver.loop import Driver
 
@@ -125,8 +122,6 @@ def test_no_secret_of_a_failed_run_gets_out(
 
 
 def test_the_end_of_a_log_is_redacted_before_it_is_cut(tmp_path: Path) -> None:
-    """A key that begins before the part that a row keeps, a secret right at the cut, and a log
-    without any line."""
     log = tmp_path / "worker.log"
     for filling in range(0, TAIL_BYTES + 200, 97):
         log.write_text(

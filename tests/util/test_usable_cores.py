@@ -25,7 +25,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_one_hardware_thread_of_each_core_counts(
     host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Siblings share a core; of those that the process may use, the first stands for it."""
     assert usable_cores() == (0, 1, 2, 3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 5, 6})
     assert usable_cores() == (2, 5)
@@ -46,7 +45,6 @@ def test_one_hardware_thread_of_each_core_counts(
 def test_a_quota_of_the_control_group_limits_them(
     host: Path, name: str, text: str, cores: tuple[int, ...]
 ) -> None:
-    """As a container has it, of either kind of control groups."""
     (host / "cpu").mkdir()
     (host / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     (host / name).write_text(text + "\n")

@@ -107,7 +107,6 @@ def passport(index: int, figures: dict[str, float], at: float = 0.0) -> CardChec
 
 
 def test_a_planted_slow_card_is_found(card: Card) -> None:
-    """Card 2 of four runs for a sixth of the time; it is named before all others."""
     told = []
     for index in range(4):
         slow = card.throttled(0.002, 0.010) if index == 2 else contextlib.nullcontext()
@@ -119,7 +118,6 @@ def test_a_planted_slow_card_is_found(card: Card) -> None:
 
 
 def test_a_card_that_became_slow_is_found_by_its_own_history(card: Card) -> None:
-    """A node with one card has no neighbours to compare with."""
     before = [passport(0, card.measure(), at=float(night)) for night in range(3)]
     with card.throttled(0.002, 0.010):
         now = [passport(0, card.measure(), at=9.0)]
@@ -128,5 +126,4 @@ def test_a_card_that_became_slow_is_found_by_its_own_history(card: Card) -> None
 
 
 def test_it_costs_little(card: Card) -> None:
-    """Of the processor, less than a second for each card of an emulated node."""
     assert min(card.measure()["cpu_s"] for _ in range(2)) < 1.0

@@ -92,7 +92,6 @@ durations = st.lists(st.floats(0.01, 5.0), min_size=40, max_size=40)
 def test_it_stops_as_soon_as_one_of_its_reasons_holds_and_never_later(
     settings: MeasureSettings, batches: int, times: list[float]
 ) -> None:
-    """Whatever the work does, the stop reason is true at the end and no reason was true before."""
     bench = Bench(lambda repeat, batch: times[(repeat * batches + batch) % len(times)])
     done = bench.measure(batches, settings)
     timed = [s for s in done.samples if not s.warmup]
@@ -118,7 +117,6 @@ def test_it_stops_as_soon_as_one_of_its_reasons_holds_and_never_later(
 def test_only_the_last_repeat_can_be_incomplete(
     settings: MeasureSettings, batches: int, times: list[float]
 ) -> None:
-    """A repeat is complete exactly when every batch of it ran; samples are all kept, in order."""
     bench = Bench(lambda repeat, batch: times[(repeat * batches + batch) % len(times)])
     done = bench.measure(batches, settings)
     assert [(s.repeat, s.batch) for s in done.samples] == bench.ran
@@ -139,7 +137,6 @@ def test_only_the_last_repeat_can_be_incomplete(
 @examples(deadline=None)  # a loaded machine is no failure
 @given(times=durations)
 def test_samples_carry_the_clocks_differences(times: list[float]) -> None:
-    """Wall and CPU seconds of a sample are those that passed while its batch ran."""
     bench = Bench(lambda repeat, batch: times[repeat * 2 + batch])
     done = bench.measure(2, MeasureSettings(warmup=1, max_repeats=5, time_limit_s=1e9))
     for sample in done.samples:
@@ -153,7 +150,6 @@ def test_samples_carry_the_clocks_differences(times: list[float]) -> None:
 
 
 def test_counting_is_not_timed() -> None:
-    """What was done is worked out after the clock has stopped."""
     bench = Bench(lambda repeat, batch: 1.0)
 
     def run(repeat: int, batch: int) -> Callable[[], Observation]:
@@ -170,8 +166,6 @@ def test_counting_is_not_timed() -> None:
 
 
 def test_a_warm_up_without_end_is_cut_by_its_own_limit() -> None:
-    """The time limit of the timed part says nothing of warm-up; where ``warmup_limit_s`` cuts it,
-    one batch is measured all the same, and the end of the warm-up is told."""
     settings = MeasureSettings(warmup=5, time_limit_s=1, warmup_limit_s=60)
     done = Bench(lambda r, b: 30.0).measure(10, settings)
     assert [s.warmup for s in done.samples].count(True) == 2
@@ -183,7 +177,6 @@ def test_a_warm_up_without_end_is_cut_by_its_own_limit() -> None:
 
 
 def test_a_cut_repeat_is_no_evidence() -> None:
-    """Half a pass has a rate too, but it is not that of the work; the reason is the time."""
     settings = MeasureSettings(warmup=0, min_repeats=2, time_limit_s=2.5)
     done = Bench(lambda r, b: 1.0).measure(2, settings)
     assert [(s.repeat, s.complete) for s in done.samples] == [(0, True), (0, True), (1, False)]
@@ -272,8 +265,6 @@ def test_no_rank_begins_a_shared_batch_alone(
 def test_all_ranks_of_a_gang_stop_together(
     settings: MeasureSettings, speeds: list[float], batches: list[int], times: list[float]
 ) -> None:
-    """Ranks of different speed and share make the same repeats, for the same reason, and agree
-    on which of them are complete; none waits for another that has gone."""
 
     def rank(number: int, collective: Any) -> Measured:
         def duration(repeat: int, batch: int) -> float:
@@ -304,8 +295,6 @@ def test_all_ranks_of_a_gang_stop_together(
 def test_a_timed_part_that_must_be_long_is_repeated_until_it_is(
     repeat_s: float, limit_s: float, repeats: int, reason: str
 ) -> None:
-    """Beyond the most repeats, too, so that a card's energy can be read; never beyond the limit of
-    time, and no longer than it takes."""
     settings = MeasureSettings(warmup=0, max_repeats=5, time_limit_s=limit_s, least_s=5.0)
     done = Bench(lambda repeat, batch: repeat_s).measure(1, settings)
     assert (len(rates(list(done.samples))), done.stop_reason) == (repeats, reason)

@@ -29,7 +29,6 @@ DECLARED = {
 
 @given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5))
 def test_figures_of_ranks_become_one_as_declared(values: list[float]) -> None:
-    """One rank's is the row's; of several, the declaration says which."""
     found = of_ranks(DECLARED, [dict.fromkeys((*DECLARED, "other"), value) for value in values])
     assert found["smallest"] == min(values) and found["largest"] == max(values)
     assert found["smallest"] - 1e-9 <= found["mean"] <= found["largest"] + 1e-9
@@ -39,7 +38,6 @@ def test_figures_of_ranks_become_one_as_declared(values: list[float]) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_workload_declares_its_throughput_and_figures(name: str) -> None:
-    """With units, titles and descriptions for tables."""
     assert registry.throughput_of(name) is not None
     for metric in registry.metrics_of(name).values():
         assert metric.title and metric.description.endswith(".")
@@ -67,7 +65,6 @@ def reported(made: Measurement) -> dict[str, float]:
 
 
 def test_a_row_has_the_figures_of_all_its_ranks() -> None:
-    """Losses are averaged, differences are the largest, counts are added; tables keep them."""
     record = record_of(
         {"first_batch_loss_after": 2.0, "largest_logit_difference": 0.5, "compared_tokens": 9},
         {"first_batch_loss_after": 4.0, "largest_logit_difference": 0.1, "compared_tokens": 8},
@@ -83,7 +80,6 @@ def test_a_row_has_the_figures_of_all_its_ranks() -> None:
 
 
 def test_throughput_is_what_the_workload_declares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products, not tokens; a workload that declares nothing keeps tokens or samples."""
     products = replace(
         WORKLOADS["text-generation"],
         name="products",
@@ -102,7 +98,6 @@ def test_throughput_is_what_the_workload_declares(monkeypatch: pytest.MonkeyPatc
 
 
 def test_rows_of_an_earlier_version_have_their_figures_among_details() -> None:
-    """They are read from there; words stay words."""
     old = replace(
         row(1),
         samples=(),
@@ -117,7 +112,6 @@ def test_rows_of_an_earlier_version_have_their_figures_among_details() -> None:
 
 
 def test_a_comparison_says_which_way_is_better() -> None:
-    """By the declaration; a figure that only explains another is neither."""
     before, after = (
         replace(
             row(1),
@@ -182,12 +176,10 @@ def test_a_static_batch_pads_to_its_longest_prompt_and_text(lengths: list[tuple[
 
 
 def test_a_training_step_pads_its_rows() -> None:
-    """No token is generated: what is wanted are the real tokens that are read."""
     step = sample(input_tokens=75, output_tokens=0, computed_tokens=100)
     assert PADDING_SHARE(Timed(samples=[step, step], items=[])) == 0.25
 
 
 def test_an_engine_that_counts_no_positions_has_no_such_figure() -> None:
-    """Nor has one that counts fewer than are needed."""
     for computed in (0, 10):
         assert PADDING_SHARE(Timed(samples=[sample(computed_tokens=computed)], items=[])) is None

@@ -29,8 +29,6 @@ STEPS: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_a_profiled_job_learns_what_it_would_have_learned() -> None:
-    """Weights and optimizer are put back: losses, and those after training, are the same. The
-    trace has two optimizer steps, forward and backward."""
     plain, seen = train(**STEPS), train(**STEPS, profile=True)
     assert losses(seen) == losses(plain)
     assert {**seen.metrics} == {**plain.metrics} and "held_out_loss" in seen.metrics
@@ -51,7 +49,6 @@ def test_a_profiled_job_learns_what_it_would_have_learned() -> None:
 
 @pytest.mark.parametrize("divided", [False, True])
 def test_a_profile_uses_up_no_random_numbers(divided: bool) -> None:
-    """A model with dropout meets afterwards what it would have met; so does what else draws."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
     training = training_of(net)
     training.divided = object() if divided else None  # type: ignore[assignment]
@@ -79,7 +76,6 @@ def test_a_profile_uses_up_no_random_numbers(divided: bool) -> None:
 
 
 def test_generation_is_profiled_over_a_prompt_and_a_token(tmp_path: Path) -> None:
-    """Texts and samples are those of the timed part."""
     prompts = write_dataset(tmp_path / "prompts.json")
     worker = Worker()
     plain = worker.run(prompts, output_tokens=4)
@@ -90,7 +86,6 @@ def test_generation_is_profiled_over_a_prompt_and_a_token(tmp_path: Path) -> Non
 
 
 def test_on_a_card_the_time_is_that_of_its_kernels() -> None:
-    """Kernels are launches, and copies tell their bytes themselves; two steps were watched."""
     operators = [
         Operator(name="aten::mm", calls=8, time_us=600.0),
         Operator(name="aten::copy_", calls=4, time_us=200.0),
@@ -112,7 +107,6 @@ def test_on_a_card_the_time_is_that_of_its_kernels() -> None:
 
 
 def test_bytes_of_copies_on_the_host_are_those_that_are_written() -> None:
-    """Shape times the size of a number; what torch calls otherwise counts as nothing."""
     operators = [Operator(name="aten::copy_", calls=3, time_us=1.0)]
     shapes = [([[2, 3], [2, 3]], ["float", "double"]), ([[4]], ["c10::BFloat16"]), ([[5]], ["odd"])]
     events: list[dict[str, Any]] = [
@@ -124,5 +118,4 @@ def test_bytes_of_copies_on_the_host_are_those_that_are_written() -> None:
 
 
 def test_a_job_whose_work_is_elsewhere_says_so() -> None:
-    """An engine with processes of its own runs no operator here."""
     assert figures([], [], on_card=False) == {"profile": "no operator of torch ran in this process"}

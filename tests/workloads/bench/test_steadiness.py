@@ -30,7 +30,6 @@ scales = st.floats(1e-4, 1e3)
 @examples(deadline=None)
 @given(count=lengths, seconds=scales, seed=seeds)
 def test_constant_steps_are_steady(count: int, seconds: float, seed: int) -> None:
-    """Equal steps, and equal steps with a percent of noise, do not drift."""
     assert drift(of([seconds] * count)) == 0
     assert drift(of(noisy([seconds] * count, seed))) == 0
 
@@ -40,7 +39,6 @@ def test_constant_steps_are_steady(count: int, seconds: float, seed: int) -> Non
 def test_steps_that_become_faster_all_the_time_are_not_steady(
     count: int, factor: float, seconds: float, seed: int
 ) -> None:
-    """A series that falls evenly from ``factor`` to 1 has no steady part."""
     times = [seconds * (factor - (factor - 1) * n / (count - 1)) for n in range(count)]
     found = drift(of(noisy(times, seed)))
     assert found is not None and found > TOLERANCE
@@ -51,7 +49,6 @@ def test_steps_that_become_faster_all_the_time_are_not_steady(
 def test_steps_that_become_slower_are_told_with_a_sign(
     count: int, factor: float, seconds: float, seed: int
 ) -> None:
-    """Throttling is drift, too, and no warm-up ends it."""
     times = [seconds * (1 + (factor - 1) * n / (count - 1)) for n in range(count)]
     found = drift(of(noisy(times, seed)))
     assert found is not None and found < -TOLERANCE
@@ -68,7 +65,6 @@ def test_steps_that_become_slower_are_told_with_a_sign(
 def test_a_slow_beginning_is_found_and_its_cost_told(
     count: int, slow: int, factor: float, seconds: float, seed: int
 ) -> None:
-    """One-off costs of the first steps, where they change the figure by more than a little."""
     slow = min(slow, count // 2)
     times = [seconds * factor] * slow + [seconds] * (count - slow)
     cost = slow * (factor - 1) / count
@@ -85,7 +81,6 @@ def test_a_slow_beginning_is_found_and_its_cost_told(
 def test_one_outlier_after_the_first_step_is_no_drift(
     count: int, at: int, factor: float, seed: int
 ) -> None:
-    """A hiccup, fast or slow, leaves the others as they are: more warm-up would not help."""
     times = [1.0] * count
     times[min(at, count - 1)] = factor
     assert drift(of(noisy(times, seed))) == 0
@@ -106,8 +101,6 @@ def test_two_humps_are_no_drift_unless_one_comes_first() -> None:
 def test_steps_of_many_shapes_are_compared_by_shape_or_by_token(
     seed: int, count: int, factor: float
 ) -> None:
-    """Work that grows or falls is no drift: a step is held against its own shape, and where most
-    shapes come once against the time of a token."""
     tokens = [64.0 * (count - n) for n in range(count)]  # shrinking
     once = [Step(n, 1e-3 * size, size) for n, size in enumerate(tokens)]
     assert drift(once) == 0
@@ -123,7 +116,6 @@ def test_steps_of_many_shapes_are_compared_by_shape_or_by_token(
 @examples(deadline=None)
 @given(times=st.lists(st.floats(0.1, 10), max_size=30), scale=scales)
 def test_a_verdict_hangs_on_no_unit_and_is_none_for_few(times: list[float], scale: float) -> None:
-    """Seconds or milliseconds, the share is the same; fewer than three steps say nothing."""
     found, scaled = drift(of(times)), drift(of([scale * time for time in times]))
     if len(times) < LEAST_STEPS:
         assert found is None and scaled is None
@@ -133,7 +125,6 @@ def test_a_verdict_hangs_on_no_unit_and_is_none_for_few(times: list[float], scal
 
 
 def test_meetings_of_a_shape_settle_when_they_stop_becoming_faster() -> None:
-    """Once says nothing; a second that is as slow, or slower, settles it."""
     assert not settled([])
     assert not settled([1.0])
     assert settled([1.0, 0.95])
@@ -144,5 +135,4 @@ def test_meetings_of_a_shape_settle_when_they_stop_becoming_faster() -> None:
 
 @pytest.mark.parametrize("times", [[1.0, 1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0] * 4])
 def test_times_of_nothing_say_nothing(times: list[float]) -> None:
-    """A clock that is too coarse for a step gives no verdict, and no error either."""
     assert drift(of(times)) is None

@@ -72,8 +72,6 @@ def test_a_time_limit_cuts_no_first_meeting_of_a_shape() -> None:
 
 
 def test_where_the_limit_of_warm_up_runs_out_the_row_says_so() -> None:
-    """One shape of three is met within 50 s; the two others are compiled while the clock runs,
-    which is told, and told again after the timed part was repeated."""
     settings = MeasureSettings(time_limit_s=100.0, warmup_limit_s=50.0, max_repeats=3)
     done = Compiling(["a", "b", "c"], work_s=0.5, compile_s=60.0).run(settings)
     warmth = done.warmth
@@ -82,8 +80,6 @@ def test_where_the_limit_of_warm_up_runs_out_the_row_says_so() -> None:
 
 
 def test_a_timed_part_that_compiled_is_repeated_once_and_then_tells() -> None:
-    """Something that is compiled in the fourth repeat costs one more timed part; what is compiled
-    in every repeat cannot be got rid of, and its number stands in the row."""
     settings = MeasureSettings(min_repeats=4, max_repeats=4)
 
     def run(compiles_in: Callable[[int], bool]) -> Measured:
@@ -112,8 +108,6 @@ def test_a_timed_part_that_compiled_is_repeated_once_and_then_tells() -> None:
 
 
 def test_recompilations_of_torch_are_counted_while_timed() -> None:
-    """A real torch.compile that meets a new size in its fifth pass: the timed part is repeated,
-    and the row is clean."""
     torch.compiler.reset()
     compiled = torch.compile(lambda x: (x * 2).sum(), backend="eager", dynamic=False)
     bench = Bench(lambda repeat, batch: 1.0)
@@ -133,8 +127,6 @@ def test_recompilations_of_torch_are_counted_while_timed() -> None:
 
 
 def test_timed_repeats_that_prove_slow_at_first_were_warm_up() -> None:
-    """Work that needs three passes to become fast is timed from the fourth; the row's figure is
-    that of the steady ones."""
     settings = MeasureSettings(warmup=1, min_repeats=3, max_repeats=8)
     done = Bench(lambda repeat, batch: 9.0 - 2.0 * min(repeat, 4)).measure(1, settings)
     timed = [sample for sample in done.samples if not sample.warmup]
@@ -145,13 +137,11 @@ def test_timed_repeats_that_prove_slow_at_first_were_warm_up() -> None:
 @examples(deadline=None)
 @given(batches=st.integers(1, 4), work=st.floats(1e-3, 10.0))
 def test_steady_work_pays_nothing_for_the_question(batches: int, work: float) -> None:
-    """One warm-up pass and three timed ones, as many as without any judgement."""
     done = Bench(lambda repeat, batch: work).measure(batches, MeasureSettings())
     assert len(done.samples) == 4 * batches and done.warmth.timed_parts == 1
 
 
 def test_work_that_never_becomes_steady_ends_with_the_limit_of_warm_up() -> None:
-    """Passes that are faster each time by a tenth: timing begins anew until 60 s are over."""
     settings = MeasureSettings(max_repeats=6, warmup_limit_s=60.0)
     bench = Bench(lambda repeat, batch: 10 * 0.9**repeat + 1.0)
     done = bench.measure(1, settings)
@@ -175,7 +165,6 @@ def test_every_rank_meets_every_shape_of_its_own(shapes: list[list[int]]) -> Non
 
 
 def test_rehearsals_meet_each_shape_and_go_on_until_one_settles() -> None:
-    """The last shape is met again until it has stopped becoming faster."""
     bench = Bench(lambda repeat, batch: 0.0)
     met: list[int] = []
 
@@ -196,7 +185,6 @@ def test_rehearsals_meet_each_shape_and_go_on_until_one_settles() -> None:
 
 
 def test_ranks_of_a_gang_begin_anew_together() -> None:
-    """One rank is slow at first: all of them count those repeats as warm-up."""
 
     def rank(number: int, collective: Any) -> Measured:
         slow = 9.0 if number else 1.0
@@ -209,8 +197,6 @@ def test_ranks_of_a_gang_begin_anew_together() -> None:
 
 
 def test_what_learns_is_run_again_whole_where_it_compiled() -> None:
-    """The second result counts; what the first took is its warm-up. A job without warm-up is left
-    as it is."""
     bench = Bench(lambda repeat, batch: 0.0)
     sample = Sample(
         repeat=1, batch=0, warmup=False, complete=True, wall_s=1.0, cpu_s=1.0, items=1,
@@ -240,7 +226,6 @@ def test_what_learns_is_run_again_whole_where_it_compiled() -> None:
 
 
 def test_counters_since_a_reading() -> None:
-    """What nobody counts is not known, and counters that stand still are not told."""
     before = Compilations(graphs=2, cpu_fallbacks=None, named={"a": 2, "b": 1})
     after = Compilations(graphs=5, cpu_fallbacks=3, named={"a": 2, "b": 4, "c": 1})
     grown = after.since(before)

@@ -19,7 +19,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_release_and_card_has_a_directory_that_stays(root: Path) -> None:
-    """The same one in the next night, and another for another release or product."""
     first = compiled_directory("plugin-1.24.0-torch-2.10.0a0+git-HL-225")
     assert first is not None and Path(first).is_dir() and Path(first).parent == root
     assert compiled_directory("plugin-1.24.0-torch-2.10.0a0+git-HL-225") == first
@@ -33,7 +32,6 @@ def test_each_release_and_card_has_a_directory_that_stays(root: Path) -> None:
 
 
 def test_what_nobody_has_used_for_a_month_is_removed(root: Path) -> None:
-    """What is used stays, however old its content is."""
     old, used = (compiled_directory(name) for name in ("old", "used"))
     assert old is not None and used is not None
     for directory in (old, used):
@@ -46,7 +44,6 @@ def test_what_nobody_has_used_for_a_month_is_removed(root: Path) -> None:
 def test_a_disk_that_takes_nothing_costs_the_cache_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No directory, no error; nor is there one where nothing is compiled."""
     (tmp_path / "file").touch()
     monkeypatch.setenv(base.COMPILED_DIRECTORY, str(tmp_path / "file"))
     assert compiled_directory("plugin") is None
@@ -54,7 +51,6 @@ def test_a_disk_that_takes_nothing_costs_the_cache_alone(
 
 
 def test_the_size_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In MiB; anything but a whole number above 0 is refused by name."""
     assert compiled_size_mib() == 8192
     monkeypatch.setenv(base.COMPILED_SIZE, "100")
     assert compiled_size_mib() == 100
@@ -64,7 +60,6 @@ def test_the_size_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_says_cold_or_cached() -> None:
-    """By what was compiled in the job; nothing where nobody measures it."""
     known = Compilations(graphs=3, compile_s=2.0)
     assert Compilations(graphs=5, compile_s=32.5).since(known).temperature() == (
         "cold: 2 graphs compiled in 30.5 s"

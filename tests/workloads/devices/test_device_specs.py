@@ -22,7 +22,6 @@ from workloads.models.precision import PRECISIONS
 
 @pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
 def test_every_device_declares_all_that_is_asked(spec: DeviceSpec) -> None:
-    """Its class is its own, each precision is explained, and no two devices share a name."""
     handle = devices.device_class(spec.name)
     assert issubclass(handle, Device) and handle.spec is spec
     assert set(spec.precisions) == set(PRECISIONS)
@@ -35,21 +34,17 @@ def test_every_device_declares_all_that_is_asked(spec: DeviceSpec) -> None:
 
 @pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
 def test_who_counts_compilations_says_so(spec: DeviceSpec) -> None:
-    """The capability and the method go together; torch's own counters every device has."""
     own = device_class(spec.name).compilations is not Device.compilations
     assert own == spec.can("compilation_counters")
 
 
 def test_the_first_in_the_declared_order_is_the_default_of_a_grid() -> None:
-    """Gaudi, then NVIDIA, then the host itself; one device is the host."""
     assert [spec.accelerator for spec in own_devices()] == ["HPU", "GPU", "CPU"]
     assert [spec for spec in own_devices() if spec.host] == [devices.host_device()]
 
 
 @pytest.mark.slow
 def test_rules_ask_for_capabilities_that_there_are() -> None:
-    """One with a typing error in its name is refused, where it is declared and where it is asked
-    for; each is had by some device."""
     with pytest.raises(ValueError, match="no capability 'pined_memory'"):
         devices.device_spec("cuda").can("pined_memory")
     with pytest.raises(ValueError, match="no capabilities streems"):
@@ -66,14 +61,12 @@ def test_rules_ask_for_capabilities_that_there_are() -> None:
 @pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
 @pytest.mark.parametrize("name", ["xpu", "Xpu", "1XPU", "X PU", ""])
 def test_a_name_in_grids_is_in_capitals(spec: DeviceSpec, name: str) -> None:
-    """Grids, rows and options spell it alike."""
     with pytest.raises(ValueError, match="is no name in capitals"):
         dataclasses.replace(spec, accelerator=name)
 
 
 @pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
 def test_a_gang_sees_its_cards_by_one_variable(spec: DeviceSpec) -> None:
-    """With commas between them, as drivers want it; the host has none."""
     variable = spec.visible_variable
     assert spec.visible(2, 3) == ({variable: "2,3"} if variable else {})
     alone = devices.environment_for(spec.name, 2)
@@ -101,7 +94,6 @@ def known(directory: Path) -> list[str]:
 
 
 def test_a_device_of_another_package_stands_after_ours(tmp_path: Path) -> None:
-    """It is found by its entry point; specs cost no library, as every plan reads them."""
     install(tmp_path)
     accelerators, imported, *warnings = known(tmp_path)
     assert accelerators == "HPU GPU CPU XPU" and not warnings
@@ -128,7 +120,6 @@ SPEC = DeviceSpec(name="NAME", accelerator="ACCELERATOR", title="t", summary="s"
     ],
 )
 def test_a_broken_package_takes_nothing_with_it(tmp_path: Path, source: str, told: str) -> None:
-    """Our devices are there and are ours; what is wrong is told."""
     (tmp_path / "outside.py").write_text(source)
     offer(tmp_path, {"outside": "outside:SPEC"})
     accelerators, _, *warnings = known(tmp_path)
@@ -137,7 +128,6 @@ def test_a_broken_package_takes_nothing_with_it(tmp_path: Path, source: str, tol
 
 
 def test_there_is_no_other_device() -> None:
-    """The message lists what there is."""
     with pytest.raises(BadConfiguration, match=r"no accelerator 'TPU'; there is: HPU, GPU, CPU"):
         devices.of_accelerator("TPU")
     assert "tpu" not in DEVICES

@@ -26,7 +26,6 @@ RECORDED = (HERE / "recorded_cuda_out_of_memory.jsonl").read_text().splitlines()
 
 @pytest.mark.parametrize("recorded", map(json.loads, ERRORS), ids=lambda one: one["message"][:40])
 def test_backend_errors_are_told_apart_by_their_words(recorded: dict[str, str]) -> None:
-    """Each known message becomes its class; any other error stays the very object it was."""
     text = recorded["message"]
     kind = getattr(builtins, recorded["type"])
     error = kind(text) if text else kind()
@@ -40,13 +39,11 @@ def test_backend_errors_are_told_apart_by_their_words(recorded: dict[str, str]) 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "hpu"])
 def test_a_workload_error_is_left_alone(name: str) -> None:
-    """What is classified already is not wrapped again."""
     error = base.Unsupported("DefaultCPUAllocator: not really")
     assert devices.device_for(name).classify(error) is error
 
 
 def test_torchs_own_exception_types_are_known_without_their_words() -> None:
-    """torch.OutOfMemoryError and distributed errors are recognised by type."""
     import torch
     from torch.distributed import DistBackendError
 
@@ -75,7 +72,6 @@ def test_what_a_full_card_says_is_kept_whole(recorded: dict[str, str]) -> None:
 def test_cudnns_attention_is_off_unless_the_node_asks_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torch's own switch is set before each job and read back for the row."""
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -108,12 +104,10 @@ def test_cudnns_attention_is_off_unless_the_node_asks_for_it(
 def test_expandable_segments_are_read_from_torchs_variables(
     environment: dict[str, str], expected: bool
 ) -> None:
-    """As torch's allocator reads them."""
     assert expandable_segments(environment) is expected
 
 
 def test_an_unknown_device_is_refused_by_name() -> None:
-    """There is no falling back to another device."""
     for ask in (devices.device_for, devices.device_class):
         with pytest.raises(base.BadConfiguration, match=r"no device 'tpu'. There is: cpu, cuda"):
             ask("tpu")
@@ -122,7 +116,6 @@ def test_an_unknown_device_is_refused_by_name() -> None:
 
 
 def test_every_card_sees_only_itself() -> None:
-    """The variables of a worker name its own card, and on Gaudi its module id and mode too."""
     assert devices.environment_for("cuda", 5)["CUDA_VISIBLE_DEVICES"] == "5"
     hpu = devices.environment_for("hpu", 5, threads=2)
     assert hpu["HABANA_VISIBLE_MODULES"] == hpu["HLS_MODULE_ID"] == "5"
@@ -148,7 +141,6 @@ def test_a_process_of_a_gang_sees_its_gang() -> None:
 
 
 def test_environments_are_known_without_torch() -> None:
-    """An executor asks what to set before the process that imports torch exists."""
     code = (
         "import sys\nfrom workloads import devices, registry\n"
         "from workloads.models import precision\n"
@@ -159,7 +151,6 @@ def test_environments_are_known_without_torch() -> None:
 
 
 def test_gaudi_is_asked_through_its_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name, memory and steps come from habana_frameworks, whose keys are its own."""
     calls: list[str] = []
     hpu = types.ModuleType("habana_frameworks.torch.hpu")
     hpu.get_device_name = lambda: "GAUDI"  # type: ignore[attr-defined]
@@ -188,7 +179,6 @@ def test_gaudi_is_asked_through_its_bridge(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_bridge_is_told_of_a_quantized_model_by_the_newest_name_it_has(
     newest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Older releases have other names and arguments; one that has none of them is refused."""
     told: list[object] = []
     of_old = {
         "hpu_set_env": lambda: told.append("old"),
@@ -216,13 +206,11 @@ def test_the_bridge_is_told_of_a_quantized_model_by_the_newest_name_it_has(
 
 
 def test_without_the_bridge_a_gaudi_card_cannot_be_had() -> None:
-    """Asking for hpu where it is not there is an acquire failure, never another device."""
     with pytest.raises(base.CardNotAcquired, match="habana_frameworks"):
         devices.device_for("hpu").device_name()
 
 
 def test_the_cpu_has_a_name_and_its_memory_is_the_hosts() -> None:
-    """There is no device memory apart from the host's, so those figures are absent, not zero."""
     cpu: Device = devices.device_for("cpu")
     assert cpu.device_name() and cpu.driver_version()
     assert cpu.memory_limit_bytes() is None and cpu.peak_memory_bytes() is None
@@ -259,7 +247,6 @@ print(faults() - before, held - (cpu.release_memory() or resident_bytes()))
 
 
 def test_seeding_repeats_all_random_numbers() -> None:
-    """Python, NumPy and torch start over together."""
     import random
 
     import numpy
@@ -283,7 +270,6 @@ def test_seeding_repeats_all_random_numbers() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux only")
 def test_running_out_of_memory_for_real_is_classified() -> None:
-    """Under an address-space limit, torch's allocator and Python's fail in words we know."""
     code = """
 import resource, sys, torch
 from workloads import base as errors, devices
@@ -305,7 +291,6 @@ for allocate in (lambda: torch.ones(1_000_000_000), lambda: bytearray(4_000_000_
 
 
 def test_the_fused_optimizer_is_fused() -> None:
-    """PyTorch's one-pass kernel, where the plain one would give nearly the same losses."""
     import torch
 
     weights = [torch.nn.Parameter(torch.ones(2))]

@@ -22,11 +22,7 @@ from workloads.devices.monitor.host import CardInventory, CardTelemetry, Holder,
 MIB = 2**20
 
 
-# ---------------------------------------------------------------- hl-smi's text
-
-
 def test_cards_are_known_by_their_module_ids() -> None:
-    """The driver's order, ``index``, is another."""
     cards = gaudi.parse_cards(GAUDI3_CSV)
     assert [card.module_id for card in cards] == list(range(8))
     assert [card.index for card in cards] == [4, 0, 2, 1, 7, 6, 3, 5]
@@ -34,14 +30,12 @@ def test_cards_are_known_by_their_module_ids() -> None:
 
 
 def test_values_with_units_are_read_and_missing_columns_stay_unknown() -> None:
-    """A query with fewer fields, and without ``nounits``."""
     telemetry = gaudi.parse_cards(GAUDI3_CSV)[0].telemetry
     expected = CardTelemetry(memory_used_bytes=672 * MIB, memory_total_bytes=131072 * MIB)
     assert telemetry == expected
 
 
 def test_values_without_units_keep_units_in_their_headers() -> None:
-    """The recorded rows, before which our query puts two more columns."""
     lines = GAUDI_CSV.splitlines()
     rows = [f"{i}, {7 - i}, {row}" for i, row in enumerate(lines[1:])]
     text = "\n".join([f"index, module_id, {lines[0]}", *rows])
@@ -62,7 +56,6 @@ def test_values_without_units_keep_units_in_their_headers() -> None:
     ["", "\n", "index, module_id\n", "Failed to initialize HLML\n", "index, module_id\nN/A, N/A\n"],
 )
 def test_what_lists_no_card_is_no_card(text: str) -> None:
-    """An error message in place of a table, or nothing, is not an exception."""
     assert gaudi.parse_cards(text) == []
 
 
@@ -87,11 +80,7 @@ def test_a_figure_that_is_none_stays_unknown() -> None:
     ],
 )
 def test_processes_are_read_from_the_table(table: str, expected: dict[int, list[Holder]]) -> None:
-    """Names may hold blanks, and a line may lack its last bar."""
     assert gaudi.parse_processes(table) == expected
-
-
-# ---------------------------------------------------------------- who has a card
 
 
 def card(module_id: int, index: int, used_mib: int | None) -> GaudiCard:
@@ -129,12 +118,10 @@ def test_a_card_is_free_when_nothing_says_otherwise(
     holders: list[Holder],
     expected: str | None,
 ) -> None:
-    """By hl-smi's list, by open device files, and by its memory."""
     assert occupation(1, gaudi.use_in(1, cards, processes, holders)) == expected
 
 
 def test_the_device_file_of_a_module_tells_who_has_it_open(tmp_path: Path) -> None:
-    """accel2 is module 5 here; this very process, control files and other cards do not count."""
     for number, module_id in ((1, 4), (2, 5)):
         device = tmp_path / f"sys/class/accel/accel{number}/device"
         device.mkdir(parents=True)
@@ -155,14 +142,12 @@ def test_the_device_file_of_a_module_tells_who_has_it_open(tmp_path: Path) -> No
 
 
 def test_without_gaudi_cards_nothing_is_said(tmp_path: Path, monkeypatch: Any) -> None:
-    """No tool, no library, no driver: unknown, not an error."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert HpuDevice.telemetry() == {}
     assert HpuDevice.occupied(0) is None
 
 
 def test_the_tool_is_asked_for_what_is_read(tmp_path: Path, monkeypatch: Any) -> None:
-    """A script in hl-smi's place answers the very query; any other fails."""
     script = tmp_path / "hl-smi"
     wanted = " ".join(gaudi.COMMAND[1:])
     script.write_text(
@@ -178,8 +163,6 @@ def test_the_tool_is_asked_for_what_is_read(tmp_path: Path, monkeypatch: Any) ->
 
 
 def test_power_is_that_of_both_rails(tmp_path: Path, monkeypatch: Any) -> None:
-    """The table's figure, by hl-smi's own index, where there is one; the query has one rail only.
-    Either is named in the row."""
     assert gaudi.parse_power(GAUDI2_TABLE) == {0: 82.0, 6: 101.0}
     script = tmp_path / "hl-smi"
     rows = "\n".join(
@@ -197,9 +180,6 @@ def test_power_is_that_of_both_rails(tmp_path: Path, monkeypatch: Any) -> None:
     assert (one.power_w, one.power_of) == (60.0, gaudi.RAIL_POWER)
     told = card_readings([(1.0, both), (2.0, one)], 0.0, 3.0)["power_of"]
     assert "54 V rail alone" in told and "54 V and 12 V" in told
-
-
-# ---------------------------------------------------------------- HLML
 
 
 class FakeLibrary:
@@ -292,7 +272,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibrary]:
 
 
 def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) -> None:
-    """pyhlml gives millijoules, milliwatts and bytes."""
     assert gaudi.hlml_telemetry()[4] == CardTelemetry(
         power_w=82.0,
         power_of="HLML, hlmlDeviceGetPowerUsage",
@@ -307,7 +286,6 @@ def test_hlml_tells_energy_in_joules_and_power_in_watts(library: FakeLibrary) ->
 
 
 def test_what_the_driver_does_not_support_stays_unknown(library: FakeLibrary) -> None:
-    """One reading fails, on one card; the others are there."""
     readings = gaudi.hlml_telemetry()
     assert readings[0].throttled == {"power cap", "temperature (hardware)"}
     assert readings[0].energy_j is None and readings[0].power_w == 101.0
@@ -318,19 +296,14 @@ def test_what_the_driver_does_not_support_stays_unknown(library: FakeLibrary) ->
     "name", ["hlml_init", "hlml_device_get_count", "hlml_device_get_module_id"]
 )
 def test_cards_that_cannot_be_counted_are_none(library: FakeLibrary, name: str) -> None:
-    """The tool is asked instead, then."""
     library.lacks = (name,)
     assert gaudi.hlml_telemetry() == {}
 
 
 def test_a_missing_library_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    """pyhlml prints when it finds none; nobody asked."""
     pytest.importorskip("pyhlml")
     assert gaudi.hlml_telemetry() == {}
     assert capsys.readouterr().out == ""
-
-
-# ---------------------------------------------------------------- ports and products
 
 
 @pytest.mark.parametrize(
@@ -349,7 +322,6 @@ def test_internal_ports_that_are_up_are_counted(up: int, expected: tuple[int, in
 def test_the_inventory_asks_each_card_by_its_bus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By module id, with the product's name; a host without the tool has none."""
     tool = tmp_path / "hl-smi"
     tool.write_text(
         '#!/bin/sh\ncase "$*" in\n'
@@ -375,7 +347,6 @@ def test_the_inventory_asks_each_card_by_its_bus(
     ],
 )
 def test_both_generations_are_declared(names: list[str], product: str | None) -> None:
-    """By every name of theirs; they differ in memory and in the scales of fp8."""
     for name in names:
         found = product_of(name)
         assert (found.name if found else None) == product
@@ -385,7 +356,6 @@ def test_both_generations_are_declared(names: list[str], product: str | None) ->
 
 
 def test_declared_cards_have_data_sheets() -> None:
-    """Each has a line in devices.csv, whose memory is what hl-smi printed of such a card."""
     sheets = {sheet.device: sheet for sheet in reference().devices}
     assert {product.name for product in PRODUCTS} <= set(sheets)
     printed = gaudi.parse_cards(GAUDI3_CSV)[0].telemetry.memory_total_bytes

@@ -26,7 +26,6 @@ def touch(seen: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("permitted", [True, False], ids=["high-water mark", "sampling"])
 def test_a_peak_is_seen_and_forgotten(permitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was freed inside still counts; the next measurement starts from what is left."""
     if not permitted:
         monkeypatch.setattr(host, "reset_high_water", lambda: False)
     before = resident_bytes()
@@ -42,7 +41,6 @@ def test_a_peak_is_seen_and_forgotten(permitted: bool, monkeypatch: pytest.Monke
 
 
 def test_a_peak_is_never_below_what_is_resident() -> None:
-    """A block that stays is in the peak as well."""
     with HostMemoryPeak() as peak:
         block = bytearray(BLOCK)
         assert peak.read() >= BLOCK

@@ -17,7 +17,6 @@ CARD = Card(node_id="n1", index=3, accelerator=Accelerator.HPU)
 
 
 def test_a_sound_device_passes_and_its_random_state_is_left_alone() -> None:
-    """A worker is put back to its first state anyway; a preflight should not need that."""
     torch.manual_seed(1)
     before = torch.get_rng_state()
     CpuDevice().preflight()
@@ -28,7 +27,6 @@ def test_a_sound_device_passes_and_its_random_state_is_left_alone() -> None:
 def test_no_precision_that_a_card_may_choose_is_a_fault(
     precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products in half precision, rounded to it as well, are still the right whole numbers."""
     multiply = torch.Tensor.__matmul__
 
     def rounded(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -42,7 +40,6 @@ def test_no_precision_that_a_card_may_choose_is_a_fault(
 
 @pytest.mark.parametrize("wrong", [1.0, -1.0, float("nan"), float("inf")])
 def test_one_wrong_element_is_a_fault(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off by one, or no number at all."""
     multiply = torch.Tensor.__matmul__
 
     def broken(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -57,7 +54,6 @@ def test_one_wrong_element_is_a_fault(wrong: float, monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_that_changes_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One number of a million comes back with another bit."""
     carry = torch.Tensor.to
 
     def leaky(tensor: torch.Tensor, *arguments: object, **named: object) -> torch.Tensor:
@@ -75,7 +71,6 @@ def test_memory_that_changes_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_worker_on_a_faulty_card_does_not_start(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its failure has the class that puts the card into quarantine, and names the card."""
 
     def preflight(_: CpuDevice) -> None:
         raise error

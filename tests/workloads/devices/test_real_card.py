@@ -147,7 +147,6 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCard]:
 def test_the_memory_of_a_worker_is_free_before_its_card_is_used_again(
     card: RealCard, end: str
 ) -> None:
-    """However it ended; the next one starts at once, and finds the card as it was when idle."""
     process, info = card.started()
     if end == "killed":
         os.kill(info.pid, signal.SIGKILL)
@@ -164,7 +163,6 @@ def test_the_memory_of_a_worker_is_free_before_its_card_is_used_again(
 
 
 def test_a_card_whose_memory_is_held_is_not_taken(card: RealCard) -> None:
-    """By a process that has nothing to do with us; how much, or who, is in the message."""
     text = "import torch; kept = torch.ones({}, dtype=torch.uint8, device='{}'); print(); input()"
     torch_device = "cpu" if card.accelerator is Accelerator.CPU else card.device
     environment = environment_for(card.device, card.index) | {MARK: MARKED}
@@ -186,7 +184,6 @@ def test_a_card_whose_memory_is_held_is_not_taken(card: RealCard) -> None:
 
 
 def test_a_worker_whose_visible_cards_change_does_not_start(card: RealCard) -> None:
-    """From inside the process, after torch has opened the card."""
     if card.accelerator is Accelerator.CPU:
         pytest.skip("the host has no variable by which it is seen")
     with contextlib.ExitStack() as stack:
@@ -198,7 +195,6 @@ def test_a_worker_whose_visible_cards_change_does_not_start(card: RealCard) -> N
 
 
 def test_a_worker_has_the_card_that_it_was_given(card: RealCard) -> None:
-    """By UUID, bus id or module id, as far as torch and the driver tell them."""
     process, info = card.started()
     assert info.visible_cards == ("" if card.accelerator is Accelerator.CPU else str(card.index))
     assert info.device_name

@@ -46,9 +46,6 @@ def in_use(mib: int | None, **changes: Any) -> CardUse:
     return CardUse(**{"used_bytes": None if mib is None else mib * MIB, **changes})
 
 
-# ---------------------------------------------------------------- the decision
-
-
 @pytest.mark.parametrize(
     ("use", "idle_mib", "expected"),
     [
@@ -75,7 +72,6 @@ def in_use(mib: int | None, **changes: Any) -> CardUse:
 def test_a_card_is_free_by_its_processes_and_its_memory(
     use: CardUse, idle_mib: int | None, expected: str | None
 ) -> None:
-    """Each with what it has in use, the driver's share of it, and what it had when it was idle."""
     found = occupation(3, use, None if idle_mib is None else idle_mib * MIB)
     assert found is None if expected is None else expected in (found or "")
 
@@ -101,7 +97,6 @@ memory = st.integers(0, 192 * GIB)
 
 @given(used=memory, reserved=memory, idle=st.none() | st.integers(0, IDLE_MEMORY_BYTES))
 def test_more_memory_never_makes_a_card_free(used: int, reserved: int, idle: int | None) -> None:
-    """And a process that is listed never does, nor does memory that only the driver has."""
     use = CardUse(used_bytes=used, reserved_bytes=reserved)
     more = CardUse(used_bytes=used + MIB, reserved_bytes=reserved)
     listed = CardUse(used_bytes=used, reserved_bytes=reserved, holders=(PYTHON,))
@@ -115,16 +110,12 @@ def test_more_memory_never_makes_a_card_free(used: int, reserved: int, idle: int
 def test_a_card_is_free_as_it_was_when_idle_and_not_with_a_process_more(
     used: int, reserved: int, taken: int
 ) -> None:
-    """Whatever it had in use then."""
     use = CardUse(used_bytes=used, reserved_bytes=reserved)
     idle = idle_memory_bytes(use)
     if idle is not None:
         assert occupation(0, use, idle) is None
         busy = CardUse(used_bytes=max(used, reserved) + taken, reserved_bytes=reserved)
         assert occupation(0, busy, idle) is not None
-
-
-# ---------------------------------------------------------------- how long it is waited for
 
 
 def waited(readings: list[int], every_s: float = 1.0, **changes: Any) -> tuple[float, str | None]:
@@ -149,7 +140,6 @@ def test_memory_that_falls_slowly_is_waited_for() -> None:
 
 
 def test_memory_that_is_held_for_ever_is_given_up_and_named() -> None:
-    """At once or after it has fallen for a while; the message says how much."""
     assert waited([40_000]) == (
         30.0,
         "after 30 s: card 0 has 40000 MiB in use (5 when it was idle) by a process that is not "
@@ -161,7 +151,6 @@ def test_memory_that_is_held_for_ever_is_given_up_and_named() -> None:
 
 
 def test_no_wait_is_longer_than_the_longest() -> None:
-    """Not for memory that falls by a little, nor for memory that comes and goes."""
     seconds, why = waited(list(range(200_000, 0, -20)))
     assert seconds == 300.0 and why is not None
     seconds, why = waited([50_000, 40_000] * 1000)
@@ -175,7 +164,6 @@ def test_no_wait_is_longer_than_the_longest() -> None:
 def test_a_wait_ends_in_time_and_never_with_a_card_that_is_taken(
     readings: list[int], every_s: float
 ) -> None:
-    """Whatever the memory does: at the longest limit, and a look more; free means free then."""
     seconds, why = waited(readings, every_s)
     assert seconds <= 300 + every_s
     if why is None:
@@ -183,11 +171,7 @@ def test_a_wait_ends_in_time_and_never_with_a_card_that_is_taken(
         assert occupation(0, in_use(readings[number]), 5 * MIB) is None
 
 
-# ---------------------------------------------------------------- Gaudi, as recorded
-
-
 def test_a_gaudi_card_is_free_by_what_hl_smi_printed() -> None:
-    """672 MiB on each of eight idle Gaudi3; the process that Gaudi2's table lists, by its index."""
     cards = gaudi.parse_cards(GAUDI3_CSV)
     uses = [gaudi.use_in(module, cards, {}, ()) for module in range(8)]
     assert [idle_memory_bytes(use) for use in uses] == [672 * MIB] * 8
@@ -210,7 +194,6 @@ def test_a_gaudi_job_that_nobody_lists_is_known_by_its_memory() -> None:
 def test_a_process_with_another_gaudi_card_open_has_not_got_its_own(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the device file that it has open itself, and the module id behind it."""
     for number, module_id in ((1, 4), (2, 5)):
         device = tmp_path / f"sys/class/accel/accel{number}/device"
         device.mkdir(parents=True)
@@ -226,9 +209,6 @@ def test_a_process_with_another_gaudi_card_open_has_not_got_its_own(
     assert HpuDevice().mismatch(4) == (
         "it has the cards with the module ids 5 open and was given 4"
     )
-
-
-# ---------------------------------------------------------------- NVIDIA, over the boundary
 
 
 class Driver:
@@ -302,7 +282,6 @@ def installed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Driver:
 def test_a_gpu_in_a_machine_that_lists_no_process_is_known_by_its_memory(
     monkeypatch: pytest.MonkeyPatch, second_version: bool
 ) -> None:
-    """With the driver's share told apart, or counted as in use; and free again afterwards."""
     driver = installed(monkeypatch, Driver(second_version=second_version))
     idle = agent.idle_memory_of(Accelerator("GPU"), ("0", "MIG-8d"))
     assert idle == {0: (5 if second_version else 525) * MIB}
@@ -317,7 +296,6 @@ def test_a_gpu_in_a_machine_that_lists_no_process_is_known_by_its_memory(
 def test_a_gpu_that_is_cut_up_is_known_by_its_first_instance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That is the one which a process gets; what others do on theirs does not matter."""
     driver = installed(monkeypatch, Driver(mig=1))
     assert CudaDevice.occupied(0) is None
     driver.taken = 4 * GIB
@@ -329,7 +307,6 @@ def test_a_gpu_that_is_cut_up_is_known_by_its_first_instance(
 def test_without_nvml_a_gpu_is_known_by_the_tool(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """A tool on the path that answers as the real one."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     nvidia.close_nvml()
     tool = tmp_path / "nvidia-smi"
@@ -380,7 +357,6 @@ def test_a_worker_after_a_killed_one_takes_its_card_when_the_memory_is_free(
 def test_a_worker_does_not_take_a_card_whose_memory_is_never_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its failure is of the class that quarantines a card, and says how much is held."""
     driver = installed(monkeypatch, Driver())
     driver.taken = 30 * GIB
     seen: list[float] = []
@@ -396,9 +372,6 @@ def test_a_worker_does_not_take_a_card_whose_memory_is_never_free(
     cluster.tick(60)  # within the quarantine of 300 s
     assert {start.card.index for start in cluster.starting.values()} == {2, 3}
     assert cluster.rows and all("30720 MiB in use" in row.reason for row in cluster.rows)
-
-
-# ---------------------------------------------------------------- which card it is
 
 
 @pytest.mark.parametrize(
@@ -427,7 +400,6 @@ def test_a_worker_does_not_take_a_card_whose_memory_is_never_free(
 def test_two_names_of_a_card_are_one_card(
     has: CardIdentity, given_: CardIdentity, expected: str | None
 ) -> None:
-    """NVML, CUDA and the kernel write them in ways of their own."""
     found = difference(has, given_)
     assert found is None if expected is None else expected in (found or "")
 
@@ -450,7 +422,6 @@ def test_what_torch_sees_is_compared_with_the_card_of_that_index(
     bus: int | None,
     expected: str | None,
 ) -> None:
-    """From inside the process, by number, UUID and bus id."""
     torch = pytest.importorskip("torch")
     installed(monkeypatch, Driver())
     properties = SimpleNamespace(
@@ -464,7 +435,6 @@ def test_what_torch_sees_is_compared_with_the_card_of_that_index(
 
 
 def test_the_library_has_what_is_called() -> None:
-    """The names that the stand-in above has are those of the real package."""
     real = pytest.importorskip("pynvml")
     names = [name for name in dir(Driver) if name.lower().startswith("nvml")]
     assert [name for name in names if not hasattr(real, name)] == []

@@ -30,7 +30,6 @@ index, power.draw [W], temperature.gpu, utilization.gpu [%], memory.used [MiB], 
 
 
 def test_figures_are_read_with_and_without_units() -> None:
-    """By their headers, whatever was asked for in what order."""
     assert nvidia.parse_nvidia_smi(WITH_UNITS)[1] == CardTelemetry(
         power_w=871.89, temperature_c=69, utilization_percent=86, memory_used_bytes=7850 * MIB
     )
@@ -44,7 +43,6 @@ def test_figures_are_read_with_and_without_units() -> None:
 
 
 def test_what_a_gpu_does_not_tell_stays_unknown() -> None:
-    """Not zero: a GPU without a sensor is not one without power."""
     found = nvidia.parse_nvidia_smi(WITHOUT_UNITS)[1]
     assert (found.power_w, found.utilization_percent, found.temperature_c) == (None, None, 31)
     assert [number_of(text) for text in ("nan", "inf", "N/A", "", " 3.5 ")] == [None] * 4 + [3.5]
@@ -61,14 +59,12 @@ def test_what_a_gpu_does_not_tell_stays_unknown() -> None:
     ],
 )
 def test_a_tool_that_fails_tells_of_no_gpu(text: str) -> None:
-    """Its complaints are not taken for figures."""
     assert nvidia.parse_nvidia_smi(text) == {}
 
 
 def test_the_tool_is_asked_for_what_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tool on the path that answers as the real one: CudaDevice reads it, without torch."""
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat <<END\n{WITHOUT_UNITS}END\n')
     tool.chmod(0o755)
@@ -146,7 +142,6 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 def test_the_library_tells_energy_too_in_milliunits(fake_nvml: FakeNvml) -> None:
-    """Milliwatts and millijoules become watts and joules; what is refused stays unknown."""
     fake_nvml.used = 80 * 2**30
     found = nvidia.nvml_telemetry()
     assert found[0] == CardTelemetry(
@@ -163,7 +158,6 @@ def test_the_library_tells_energy_too_in_milliunits(fake_nvml: FakeNvml) -> None
 
 
 def test_a_gpu_on_which_somebody_computes_is_not_free(fake_nvml: FakeNvml) -> None:
-    """Other processes are named; this one, and NVIDIA's own broker, take nothing from a job."""
     cuda = device_class("cuda")
     assert cuda.occupied(0) is None
     fake_nvml.processes = {os.getpid(): "python", 70: "/usr/bin/nvidia-cuda-mps-server"}
@@ -186,7 +180,6 @@ def test_where_nobody_can_tell_a_gpu_counts_as_free(
 def test_the_library_stays_open_until_it_fails(
     fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opened once for all readings; after a failure it is closed, and opened anew."""
     for _ in range(3):
         nvidia.nvml_telemetry()
     assert fake_nvml.open == 1
@@ -202,15 +195,10 @@ def test_the_library_stays_open_until_it_fails(
 
 
 def test_the_library_has_what_is_called() -> None:
-    """The names that the stand-in above has are those of the real package; without a driver it
-    tells of no GPU instead of raising."""
     real = pytest.importorskip("pynvml")
     names = [name for name in dir(FakeNvml) if name.lower().startswith("nvml")]
     assert [name for name in names if not hasattr(real, name)] == []
     assert isinstance(nvidia.nvml_telemetry(), dict)
-
-
-# ---------------------------------------------------------------- processors
 
 
 def zone(root: Path, name: str, kind: str, energy_uj: int, most_uj: int = 1_000_000) -> Path:
@@ -224,7 +212,6 @@ def zone(root: Path, name: str, kind: str, energy_uj: int, most_uj: int = 1_000_
 
 
 def test_the_energy_of_all_packages_is_added_up_over_wraps(tmp_path: Path) -> None:
-    """Parts of a package are in it already; a counter that wraps goes on."""
     first = zone(tmp_path, "intel-rapl:0", "package-0", 900_000)
     second = zone(tmp_path, "intel-rapl:1", "package-1", 100)
     zone(tmp_path, "intel-rapl:0:0", "core", 5)
@@ -238,7 +225,6 @@ def test_the_energy_of_all_packages_is_added_up_over_wraps(tmp_path: Path) -> No
 
 
 def test_a_package_that_cannot_be_read_leaves_the_whole_unknown(tmp_path: Path) -> None:
-    """One of two packages is half of the truth; no package at all is the rule in containers."""
     assert host.PackageEnergy(tmp_path / "none").read() is None
     zone(tmp_path, "intel-rapl:0", "package-0", 1)
     broken = zone(tmp_path, "intel-rapl:1", "package-1", 1)

@@ -52,7 +52,6 @@ HOSTILE: dict[str, Callable[[Path], Path]] = {
 def test_readers_refuse_what_is_no_file_or_too_large(
     tmp_path: Path, what: str, linked: bool
 ) -> None:
-    """Whatever lies at the path, also behind a link, the error names the path and the kind."""
     path = HOSTILE[what](tmp_path / "it")
     if linked:
         link = tmp_path / "link"
@@ -80,7 +79,6 @@ def test_files_of_the_kernel_are_refused(name: str) -> None:
 def test_a_file_is_read_whole_or_refused(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, limit: int
 ) -> None:
-    """The limit is the largest size that is read."""
     path = tmp_path_factory.mktemp("files") / "it"
     path.write_bytes(content)
     if len(content) > limit:
@@ -91,7 +89,6 @@ def test_a_file_is_read_whole_or_refused(
 
 
 def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
-    """A NUL in it is an error of the file, not of the program."""
     with pytest.raises(OSError, match="is not a file name"):
         files.read_bytes(f"{tmp_path}/a\0b")
 
@@ -100,7 +97,6 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_what_is_created_takes_a_planted_link_s_place(
     tmp_path: Path, how: Callable[[Path, Path], None]
 ) -> None:
-    """The target of a symbolic or hard link keeps its content."""
     target, planted = tmp_path / "target", tmp_path / "planted"
     target.write_text("precious")
     how(target, planted)
@@ -113,7 +109,6 @@ def test_what_is_created_takes_a_planted_link_s_place(
 
 @pytest.mark.timeout(20)
 def test_nothing_is_appended_to_a_link_or_a_pipe(tmp_path: Path) -> None:
-    """Whether the link leads somewhere or not, and whether the pipe has a reader or not."""
     target, planted = tmp_path / "target", tmp_path / "planted"
     planted.symlink_to(target)
     for _ in range(2):
@@ -131,7 +126,6 @@ def test_nothing_is_appended_to_a_link_or_a_pipe(tmp_path: Path) -> None:
 
 
 def test_a_log_is_appended_to(tmp_path: Path) -> None:
-    """It is created first; where it has to be there, its absence is an error."""
     with pytest.raises(FileNotFoundError):
         files.open_to_append(tmp_path / "log", create=False)
     for _ in range(2):

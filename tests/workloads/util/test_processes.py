@@ -123,7 +123,6 @@ def vouches(content: bytes | None) -> bool:
 @example(name="ng-results", content=json.dumps(marker_of(DEAD)).encode())
 @example(name="results", content=json.dumps(marker_of(DEAD)).encode())
 def test_only_what_a_whole_marker_vouches_for_is_removed(name: str, content: bytes | None) -> None:
-    """Whatever a directory is called, and whatever lies there under the marker's name."""
     with tempfile.TemporaryDirectory() as base:
         directory = Path(base) / name
         directory.mkdir()
@@ -138,7 +137,6 @@ def test_only_what_a_whole_marker_vouches_for_is_removed(name: str, content: byt
 
 
 def test_a_dead_processs_directory_is_removed(tmp_path: Path) -> None:
-    """A real process made it and was killed; that of one that lives stays."""
     code = (
         "import sys; from pathlib import Path\n"
         "from workloads.util.processes import make_owned_directory\n"
@@ -167,7 +165,6 @@ def test_a_dead_processs_directory_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
-    """Neither a link with our name, nor one in the place of the marker, nor one within."""
     base, theirs = tmp_path / "base", tmp_path / "theirs"
     base.mkdir()
     theirs.mkdir()
@@ -196,7 +193,6 @@ def test_a_pipe_as_marker_hangs_nobody(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_removed_keeps_its_marker(tmp_path: Path) -> None:
-    """So that the next one goes on; a removal that was cut short did not lose it either."""
     directory = make_owned_directory("ng-", tmp_path)
     fill(directory.path)
     (directory.path / MARKER).write_text(json.dumps(marker_of(DEAD)))
@@ -211,7 +207,6 @@ def test_what_cannot_be_removed_keeps_its_marker(tmp_path: Path) -> None:
 def test_the_start_of_a_cluster_leaves_other_peoples_directories_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Results that were given a name like ours, in the temporary directory."""
     monkeypatch.setattr(orphans, "base_directories", lambda: [tmp_path])
     results = tmp_path / "ng-2026-11-21-results"
     results.mkdir()
