@@ -16,8 +16,8 @@ from workloads.base import SAMPLES, JobDescription, Metric, Refusal, Timed, Work
 from workloads.data.datasets import Reading, changed_at, find_dataset, load_examples
 from workloads.data.shapes import text_of
 from workloads.finetuning import TRAINED_IN, half_weights
+from workloads.inspection.checkpoints import mask_token, weight_files
 from workloads.models.catalog import MADE, find_model, known_config, usable_positions
-from workloads.models.checkpoints import mask_token, weight_files
 from workloads.registry import WorkloadSpec
 from workloads.settings import setting
 from workloads.training.methods import TrainingParameters

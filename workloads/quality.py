@@ -39,7 +39,7 @@ from workloads.data.shapes import Example
 from workloads.engines import engine_function
 from workloads.engines.loaded import Answered, EngineLoader, GenerationEngine
 from workloads.engines.passes import by_prompt, continued, generate_once, result_of
-from workloads.models.checkpoints import fingerprint
+from workloads.inspection.checkpoints import fingerprint
 from workloads.models.loading import open_model
 from workloads.registry import WorkloadSpec
 from workloads.settings import WorkloadParameters, amount, setting

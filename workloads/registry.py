@@ -38,8 +38,8 @@ from workloads.settings import (
 if TYPE_CHECKING:
     from workloads.base import Workload
     from workloads.engines.base import EngineSpec
+    from workloads.inspection.checkpoints import CheckpointKind
     from workloads.models.catalog import ModelEntry
-    from workloads.models.checkpoints import CheckpointKind
 
 T = TypeVar("T")
 

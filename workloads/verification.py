@@ -34,7 +34,7 @@ from workloads.devices import device_for, environment_for, host_device
 from workloads.engines import default_engine, engine_function
 from workloads.engines.loaded import EngineLoader
 from workloads.engines.passes import continued, result_of
-from workloads.models.checkpoints import fingerprint
+from workloads.inspection.checkpoints import fingerprint
 from workloads.models.loading import open_model
 from workloads.models.precision import quantized
 from workloads.registry import WorkloadSpec

@@ -265,8 +265,8 @@ def add_protect_arguments(parser: argparse.ArgumentParser) -> None:
 def run_protect(args: argparse.Namespace) -> int:
     """Protect, and say what was written."""
     from workloads.base import BadConfiguration
+    from workloads.inspection.checkpoints import protected_files
     from workloads.models import encryption
-    from workloads.models.checkpoints import protected_files
 
     failing = f"--new-key cannot make {args.key_file}"
     try:

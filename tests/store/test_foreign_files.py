@@ -15,8 +15,9 @@ from orchestrator.driver.options import RunOptions, with_cards_of
 from orchestrator.store import files as run_files
 from workloads.base import BadConfiguration, DataMissing
 from workloads.data.records import records
+from workloads.inspection.checkpoints import index_shards, read_config
+from workloads.inspection.headers import open_shard
 from workloads.models.chatglm3.layout import from_original_config, sizes_of
-from workloads.models.checkpoints import index_shards, open_shard, read_config
 
 ORIGINAL: dict[str, Any] = {
     "model_type": "chatglm",

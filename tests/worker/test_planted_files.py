@@ -19,7 +19,7 @@ from orchestrator.watch.notify import hook_of
 from workloads.base import DataMissing
 from workloads.data.records import records
 from workloads.data.shapes import Example, write_json_lines
-from workloads.models.checkpoints import index_shards, read_config
+from workloads.inspection.checkpoints import index_shards, read_config
 from workloads.training.adapters import find_adapter
 
 PRECIOUS = "what belongs to somebody else\n"

@@ -18,7 +18,7 @@ from workloads import quantization, text_generation
 from workloads.base import BadConfiguration, JobContext, Request, Result, Unsupported
 from workloads.compression.quantization import correct_biases, mean_outputs
 from workloads.devices import device_for
-from workloads.models.checkpoints import PROTECTED
+from workloads.inspection.checkpoints import PROTECTED
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.registry import find_workload
 

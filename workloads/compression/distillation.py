@@ -280,7 +280,7 @@ class Taught:
         """Load or compute the largest logits of these samples."""
         import torch
 
-        from workloads.models.checkpoints import fingerprint
+        from workloads.inspection.checkpoints import fingerprint
 
         def largest(some: Sequence[Any]) -> list[tuple[Any, Any]]:
             inputs = data.move(collate(some))

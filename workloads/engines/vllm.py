@@ -36,8 +36,9 @@ from workloads.base import (
 from workloads.devices.base import Device
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
 from workloads.engines.loaded import Generated, SteppedEngine, Stepping, computed
+from workloads.inspection.checkpoints import read_config, source_files
+from workloads.inspection.headers import describe_tensors
 from workloads.models import precision as precisions
-from workloads.models.checkpoints import describe_tensors, read_config, source_files
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
 from workloads.models.rules import PACKED, bits_of

@@ -19,9 +19,7 @@ from typing import Any, Literal
 
 from workloads.base import DataMissing, WorkloadError
 from workloads.data.cache import cache_root
-from workloads.models import hub, products, random_weights
-from workloads.models.chatglm3.layout import is_original, sizes_of
-from workloads.models.checkpoints import (
+from workloads.inspection.checkpoints import (
     CheckpointKind,
     is_pipeline_index,
     kind_of,
@@ -29,6 +27,8 @@ from workloads.models.checkpoints import (
     read_pipeline_index,
     weight_files,
 )
+from workloads.models import hub, products, random_weights
+from workloads.models.chatglm3.layout import is_original, sizes_of
 from workloads.models.embedded import smollm2
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"

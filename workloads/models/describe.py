@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration
+from workloads.inspection.checkpoints import kind_of, read_config
 from workloads.models import hub
 from workloads.models.catalog import EMBEDDED, find_model
 from workloads.models.chatglm3 import layout
-from workloads.models.checkpoints import kind_of, read_config
 from workloads.models.loading import open_model
 from workloads.models.prompts import Prompt, example_prompt
 from workloads.models.rules import ATTENTION_TARGETS

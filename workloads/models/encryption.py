@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from workloads.base import BadConfiguration, DataMissing, Metric
-from workloads.models.checkpoints import (
+from workloads.inspection.checkpoints import (
     PROTECTED,
     SIDE_FILE_BYTES,
     TEXT_FILES,

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from workloads.base import DataMissing
 from workloads.data.datasets import find_dataset
-from workloads.models.checkpoints import PIPELINE_INDEX, read_pipeline_index, weight_files
+from workloads.inspection.checkpoints import PIPELINE_INDEX, read_pipeline_index, weight_files
 from workloads.util import files
 
 DEADLINE_S = 4.0

@@ -18,11 +18,11 @@ from typing import Any
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.data.cache import cached_directory
+from workloads.inspection.checkpoints import has_tokenizer, no_tokenizer, read_config
 from workloads.models import encryption, hub, precision, random_weights, rules
 from workloads.models.catalog import MADE, SMOLLM2, ModelEntry, find_model
 from workloads.models.chatglm3.conversion import in_layout, tokenizer_directory
 from workloads.models.chatglm3.layout import Layout
-from workloads.models.checkpoints import has_tokenizer, no_tokenizer, read_config
 from workloads.models.embedded import smollm2
 from workloads.util import files
 from workloads.util.processes import variables

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workloads.base import DataMissing
 from workloads.data.cache import build_aside, cache_root, file_lock, remove_abandoned
-from workloads.models.checkpoints import side_files
+from workloads.inspection.checkpoints import side_files
 
 if TYPE_CHECKING:
     from workloads.base import Request

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import DataMissing
-from workloads.models.checkpoints import has_tokenizer, read_config, side_files
+from workloads.inspection.checkpoints import has_tokenizer, read_config, side_files
 
 PREFIX = "random:"
 #: Published configurations, with the byte tokenizer's special tokens.

@@ -13,6 +13,14 @@ from typing import Any
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported, WorkloadError
 from workloads.devices import DeviceSpec, device_spec
+from workloads.inspection.checkpoints import (
+    has_tokenizer,
+    no_tokenizer,
+    protected_files,
+    read_config,
+    weight_files,
+)
+from workloads.inspection.headers import describe_tensors
 from workloads.models.catalog import (
     MADE,
     SMOLLM2,
@@ -23,14 +31,6 @@ from workloads.models.catalog import (
     refuse_name,
 )
 from workloads.models.chatglm3.layout import is_original
-from workloads.models.checkpoints import (
-    describe_tensors,
-    has_tokenizer,
-    no_tokenizer,
-    protected_files,
-    read_config,
-    weight_files,
-)
 from workloads.models.products import origin_of
 from workloads.registry import ENGINES
 

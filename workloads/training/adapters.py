@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
-from workloads.models.checkpoints import refuse_odd_files
+from workloads.inspection.checkpoints import refuse_odd_files
 from workloads.models.products import product_root, save_product
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from orchestrator.grid.parser import parse_grid
 from orchestrator.planning.planner import make_plan
 from workloads.base import BadConfiguration, Unsupported
 from workloads.engines import ENGINES
+from workloads.inspection.checkpoints import CheckpointKind, kind_of
 from workloads.models.catalog import EMBEDDED, MADE, checkpoint_kind, find_model
-from workloads.models.checkpoints import CheckpointKind, kind_of
 from workloads.registry import TASKS, WORKLOADS, TaskSpec, task_for, task_of
 
 ROOT = Path(__file__).resolve().parents[3]

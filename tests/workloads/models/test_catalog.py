@@ -18,9 +18,9 @@ import pytest
 from patience import patience
 
 from workloads.base import BadConfiguration, DataMissing
+from workloads.inspection.checkpoints import read_config
 from workloads.models import catalog, hub
 from workloads.models.catalog import find_model
-from workloads.models.checkpoints import read_config
 from workloads.models.embedded import smollm2
 from workloads.util import files
 

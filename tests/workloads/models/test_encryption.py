@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing, JobDescription
+from workloads.inspection.checkpoints import PROTECTED, weight_files
 from workloads.models import encryption
-from workloads.models.checkpoints import PROTECTED, weight_files
 from workloads.models.loading import open_model
 from workloads.models.rules import text_refusals
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from workloads.inspection.checkpoints import content_digest, fingerprint
 from workloads.models.chatglm3.conversion import in_layout
 from workloads.models.chatglm3.layout import layout_of
-from workloads.models.checkpoints import content_digest, fingerprint
 from workloads.models.loading import load_tokenizer, open_model
 
 

@@ -34,8 +34,8 @@ from workloads.engines.onnxruntime.variants import (
     in_precision,
     key_of,
 )
+from workloads.inspection.checkpoints import content_digest, fingerprint
 from workloads.models import precision as precisions
-from workloads.models.checkpoints import content_digest, fingerprint
 from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
 

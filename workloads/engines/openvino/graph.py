@@ -33,8 +33,8 @@ from workloads.engines.exports import (
     text_facts,
 )
 from workloads.engines.openvino import SPEC
+from workloads.inspection.checkpoints import fingerprint
 from workloads.models import rules
-from workloads.models.checkpoints import fingerprint
 from workloads.models.loading import ModelSource
 
 GRAPH = "openvino_model.xml"

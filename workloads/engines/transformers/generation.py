@@ -29,10 +29,10 @@ from workloads.engines.torch_models import (
     pad_token_id_of,
     reading,
 )
+from workloads.inspection.checkpoints import read_config
 from workloads.models import precision as precisions
 from workloads.models.attention import PACKAGES, make_ready
 from workloads.models.catalog import usable_positions
-from workloads.models.checkpoints import read_config
 from workloads.models.loading import (
     ModelSource,
     check_attention,

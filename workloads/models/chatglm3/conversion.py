@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.data.cache import build_aside, cached_directory, remove_abandoned
+from workloads.inspection.checkpoints import fingerprint, kind_of, read_config, source_files
+from workloads.inspection.headers import TensorInfo, describe_tensors, open_shard
 from workloads.models.chatglm3 import layout
 from workloads.models.chatglm3.layout import Layout, Sizes
 from workloads.models.chatglm3.tokenizer import (
@@ -27,15 +29,6 @@ from workloads.models.chatglm3.tokenizer import (
     check_against_sentencepiece,
     read_pieces,
     write_tokenizer,
-)
-from workloads.models.checkpoints import (
-    TensorInfo,
-    describe_tensors,
-    fingerprint,
-    kind_of,
-    open_shard,
-    read_config,
-    source_files,
 )
 
 if TYPE_CHECKING:

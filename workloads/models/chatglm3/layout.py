@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from workloads.base import BadConfiguration
-from workloads.models.checkpoints import kind_of
+from workloads.inspection.checkpoints import kind_of
 
 #: Appended to the SentencePiece pieces, spelled as in ChatGLM3's id table except ``<sop>`` and
 #: ``<eop>``: plain ``sop`` would match inside ordinary words.

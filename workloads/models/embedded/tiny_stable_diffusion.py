@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from workloads.models.checkpoints import PIPELINE_INDEX
+from workloads.inspection.checkpoints import PIPELINE_INDEX
 
 NAME = "tiny-stable-diffusion"
 #: Increment when the pipeline changes: part of the cache's key.

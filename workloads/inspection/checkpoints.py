@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.base import BadConfiguration, DataMissing
+from workloads.base import DataMissing
 from workloads.util import files
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 #: Index of a pipeline, whose models have a directory each.
 PIPELINE_INDEX = "model_index.json"
@@ -302,102 +301,3 @@ def _model_files(directory: Path) -> list[tuple[str, Path]]:
     paths = directory.glob("**/*" if several else "*")
     models = sorted(path for path in paths if path.suffix in _MODEL_FILES and path.is_file())
     return [(file.relative_to(directory).as_posix(), file) for file in models]
-
-
-# ---------------------------------------------------------------- headers and tensors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorInfo:
-    """A weight file's entry of one tensor, without its values."""
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str  # torch's name, e.g. "float16"
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """An open weight file: its tensors' headers in file order, and their values."""
-
-    tensors: Mapping[str, TensorInfo]
-    tensor: Callable[[str], torch.Tensor]  # by name; may be a view into the mapped file
-
-
-def describe_tensors(weights: Iterable[Path]) -> dict[str, TensorInfo]:
-    """Return every tensor's header in weight files, by name; no values are read.
-
-    Raises:
-        DataMissing: a file is truncated or not a weight file.
-        BadConfiguration: two files hold the same tensor.
-    """
-    tensors: dict[str, TensorInfo] = {}
-    for file in weights:
-        for name, tensor in open_shard(file).tensors.items():
-            if name in tensors:
-                raise BadConfiguration(f"{tensors[name].file} and {file} both hold {name}")
-            tensors[name] = tensor
-    return tensors
-
-
-def open_shard(file: Path) -> Shard:
-    """Open a ``.safetensors`` or ``.bin`` file; raises DataMissing if truncated or invalid."""
-    try:
-        with files.opened(file):  # refuses anything but regular files
-            pass
-        return _open_safetensors(file) if file.suffix == ".safetensors" else _open_bin(file)
-    except Exception as error:  # arbitrary bytes make the libraries raise anything
-        text = str(error).strip() or type(error).__name__
-        size = file.stat().st_size if os.path.isfile(file) else 0
-        raise DataMissing(
-            f"{file} ({size} bytes) cannot be read: {text.splitlines()[0][:200]}. "
-            "It is truncated or not a weight file; fetch it again (with Git LFS: git lfs pull)"
-        ) from error
-
-
-_KINDS = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint"}
-
-
-def _open_safetensors(file: Path) -> Shard:
-    from safetensors import safe_open
-
-    def info(name: str) -> TensorInfo:
-        part = header.get_slice(name)
-        shape, stored = tuple(part.get_shape()), part.get_dtype()
-        plain = re.fullmatch(r"(F|BF|I|U)(\d+)", stored)  # others have one byte: F8_E4M3, BOOL
-        return TensorInfo(
-            file=file,
-            shape=shape,
-            dtype=f"{_KINDS[plain[1]]}{plain[2]}" if plain else stored.lower(),
-            bytes=math.prod(shape) * (int(plain[2]) if plain else 8) // 8,
-        )
-
-    header = safe_open(str(file), framework="numpy")  # avoids importing torch for a header
-    values = cache(lambda: safe_open(str(file), framework="pt"))
-    names = header.keys()
-    return Shard({name: info(name) for name in names}, lambda name: values().get_tensor(name))
-
-
-def _open_bin(file: Path) -> Shard:
-    """Use torch's restricted unpickler, which runs no code."""
-    import torch
-
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError as error:
-        if "mmap" not in str(error):
-            raise
-        state = torch.load(file, map_location="cpu", weights_only=True)  # pre-1.6 format
-    if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
-        raise ValueError("it does not hold a plain dictionary of tensors")
-    tensors = {
-        name: TensorInfo(
-            file=file,
-            shape=tuple(tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            bytes=tensor.numel() * tensor.element_size(),
-        )
-        for name, tensor in state.items()
-    }
-    return Shard(tensors, state.__getitem__)

@@ -1,0 +1,1 @@
+"""The look at a checkpoint before anything loads it. Without torch."""

@@ -1,0 +1,298 @@
+"""Headers of weight files: names, shapes and types of tensors, without their values.
+
+A ``.safetensors`` file begins with the length of a JSON header (8 bytes, little-endian), the header
+with each tensor's type, shape and place, and then the values without a gap. A ``.bin`` file is a
+zip archive with a pickle of names and shapes, read here by an unpickler that knows five names; the
+format before torch 1.6 is read by torch. A file that says something else is named for what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import re
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from workloads.base import BadConfiguration, DataMissing
+from workloads.util import files
+
+if TYPE_CHECKING:
+    import torch
+
+#: Limit of a header, as in the safetensors library.
+HEADER_BYTES = 100_000_000
+_PICKLE_BYTES = 64 * files.MIB
+#: Most tensors and dimensions that a file may declare.
+_MOST_TENSORS, _MOST_DIMENSIONS = 1_000_000, 16
+#: First bytes of files that are no weight file -> what they are, and the remedy.
+_OTHER_FILES = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the file: run `git lfs pull` there"),
+    (b"GGUF", "a GGUF file: name the model that it was made from, in safetensors"),
+    (b"\x1f\x8b", "compressed with gzip: unpack it"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it"),
+    (b"<!DOCTYPE", "a web page, not the file: fetch it again, with a token if it needs one"),
+    (b"<!doctype", "a web page, not the file: fetch it again, with a token if it needs one"),
+    (b"<html", "a web page, not the file: fetch it again, with a token if it needs one"),
+    (b"\x89HDF", "an HDF5 file of Keras: convert it to safetensors"),
+)
+_AGAIN = "It is truncated or not a weight file; fetch it again (with Git LFS: git lfs pull)"
+_NAMES = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint", "C": "complex"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """A weight file's entry of one tensor, without its values."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str  # torch's name, e.g. "float16"
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """An open weight file: its tensors' headers in file order, and their values."""
+
+    tensors: Mapping[str, TensorInfo]
+    tensor: Callable[[str], torch.Tensor]  # by name; may be a view into the mapped file
+
+
+def describe_tensors(weights: Iterable[Path]) -> dict[str, TensorInfo]:
+    """Return every tensor's header in weight files, by name; no values are read.
+
+    Raises:
+        DataMissing: a file is truncated or not a weight file.
+        BadConfiguration: two files hold the same tensor.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    for file in weights:
+        for name, tensor in read_header(file).items():
+            if name in tensors:
+                raise BadConfiguration(f"{tensors[name].file} and {file} both hold {name}")
+            tensors[name] = tensor
+    return tensors
+
+
+def open_shard(file: Path) -> Shard:
+    """Open a ``.safetensors`` or ``.bin`` file; raises DataMissing if truncated or invalid."""
+    tensors = read_header(file)
+
+    @cache
+    def values() -> Callable[[str], torch.Tensor]:
+        if file.suffix == ".safetensors":
+            from safetensors import safe_open
+
+            getter: Callable[[str], torch.Tensor] = safe_open(str(file), framework="pt").get_tensor
+            return getter
+        return _load_bin(file).__getitem__
+
+    return Shard(tensors, lambda name: values()(name))
+
+
+class NeedsTorch(Exception):
+    """Only torch can say what this file holds."""
+
+
+def read_header(file: Path, *, torch_allowed: bool = True) -> dict[str, TensorInfo]:
+    """Return the tensors of a weight file by name, in file order.
+
+    Raises:
+        DataMissing: it is missing, truncated, damaged or no weight file.
+        NeedsTorch: it is in the format before torch 1.6, and torch is not ``torch_allowed``.
+    """
+    size = 0
+    try:
+        with files.opened(file) as content:  # refuses anything but regular files
+            content.seek(0, 2)
+            size = content.tell()
+            content.seek(0)
+            _refuse_other_files(content.read(16), size)
+            content.seek(0)
+            if file.suffix == ".safetensors":
+                return _safetensors_header(file, content, size)
+            if zipfile.is_zipfile(content):
+                return _zip_header(file, content, torch_allowed)
+            content.seek(0)
+            if content.read(4) == b"PK\x03\x04":
+                raise ValueError("it is a zip archive without its end")
+        return _from_torch(file, torch_allowed)
+    except NeedsTorch:
+        raise
+    except Exception as error:  # arbitrary bytes make the libraries raise anything
+        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise DataMissing(f"{file} ({size} bytes) cannot be read: {why}. {_AGAIN}") from error
+
+
+def _refuse_other_files(begin: bytes, size: int) -> None:
+    if size == 0:
+        raise ValueError("it is empty")
+    for magic, what in _OTHER_FILES:
+        if begin.startswith(magic):
+            raise ValueError(f"it is {what}")
+    if not begin.strip(b"\0"):
+        raise ValueError("it begins with zeros, as a file does whose copy was interrupted")
+
+
+def _safetensors_header(file: Path, content: BinaryIO, size: int) -> dict[str, TensorInfo]:
+    """Read a header, and hold it against the file's size and itself."""
+    if content.read(4) == b"PK\x03\x04":
+        raise ValueError("it is a file of torch.save: call it pytorch_model.bin")
+    content.seek(0)
+    length = int.from_bytes(content.read(8), "little")
+    if size < 10 or not 2 <= length <= size - 8:
+        raise ValueError(f"its header would be {length:,} bytes long")
+    if length > HEADER_BYTES:
+        raise ValueError(f"its header of {length:,} bytes is longer than {HEADER_BYTES:,}")
+    header = json.loads(content.read(length), object_pairs_hook=_unique)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    header.pop("__metadata__", None)
+    if len(header) > _MOST_TENSORS:
+        raise ValueError(f"its header names {len(header):,} tensors")
+    tensors = {name: _declared(file, name, entry) for name, entry in header.items()}
+    places = sorted((*header[name]["data_offsets"], name) for name in header)
+    end = 0
+    for start, stop, name in places:
+        if start != end:
+            wrong = "overlaps another tensor" if start < end else "leaves a gap before it"
+            raise ValueError(f"{name} {wrong}")
+        if stop - start != tensors[name].bytes:
+            raise ValueError(f"{name} has {stop - start:,} bytes and needs {tensors[name].bytes:,}")
+        end = stop
+    if end != size - 8 - length:
+        raise ValueError(f"its tensors take {end:,} bytes, and it has {size - 8 - length:,}")
+    return tensors
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("its header names a tensor twice")
+    return values
+
+
+def _declared(file: Path, name: str, entry: Any) -> TensorInfo:
+    try:
+        shape, stored = tuple(entry["shape"]), str(entry["dtype"])
+        start, stop = entry["data_offsets"]
+        if len(shape) > _MOST_DIMENSIONS or len(stored) > 20:
+            raise ValueError
+        if any(type(number) is not int or number < 0 for number in (*shape, start, stop)):
+            raise ValueError
+    except (TypeError, ValueError, LookupError) as error:
+        raise ValueError(f"its entry of {name:.80} is not that of a tensor") from error
+    plain = re.fullmatch(r"(F|BF|I|U|C)(\d+)", stored)
+    bits = re.match(r"[A-Z]+(\d+)", stored)  # BOOL has 8, and F8_E4M3 and F6_E2M3 say theirs
+    return TensorInfo(
+        file=file,
+        shape=shape,
+        dtype=f"{_NAMES[plain[1]]}{plain[2]}" if plain else stored.lower(),
+        bytes=math.prod(shape) * (int(bits[1]) if bits else 8) // 8,
+    )
+
+
+# ---------------------------------------------------------------- files of torch.save
+
+
+class _Stored(NamedTuple):
+    """A tensor as its pickle describes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+_STORAGES = {
+    "Double": "float64",
+    "Float": "float32",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+    "Untyped": "uint8",
+}
+_WIDTH = re.compile(r"\d+")
+
+
+class _Names(pickle.Unpickler):
+    """Reads the pickle of a dictionary of tensors; any other class is refused, none is built."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return lambda storage, offset, size, *rest: _Stored(storage, tuple(size))
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return lambda tensor, *rest: tensor
+        if module in ("torch", "torch.storage") and name.removesuffix("Storage") in _STORAGES:
+            return _STORAGES[name.removesuffix("Storage")]
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, which is no tensor")
+
+    def persistent_load(self, pid: Any) -> Any:
+        return pid[1]  # ("storage", type, key, location, size)
+
+
+def _zip_header(file: Path, content: BinaryIO, torch_allowed: bool) -> dict[str, TensorInfo]:
+    with zipfile.ZipFile(content) as archive:
+        entries = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
+        if "data.pkl" not in entries:
+            raise ValueError("it is a zip archive without the data.pkl of torch.save")
+        if entries["data.pkl"].file_size > _PICKLE_BYTES:
+            raise ValueError(f"its data.pkl is larger than {_PICKLE_BYTES // files.MIB} MiB")
+        with archive.open(entries["data.pkl"]) as pickled:
+            state = _Names(pickled).load()
+    if isinstance(state, dict) and all(isinstance(value, _Stored) for value in state.values()):
+        return {
+            str(name): TensorInfo(
+                file=file,
+                shape=stored.shape,
+                dtype=stored.dtype,
+                bytes=math.prod(stored.shape) * _bytes_of(stored.dtype),
+            )
+            for name, stored in state.items()
+        }
+    return _from_torch(file, torch_allowed)  # holds more: torch says if it is a state
+
+
+def _bytes_of(dtype: str) -> int:
+    width = _WIDTH.search(dtype)
+    return int(width[0]) // 8 if width else 1
+
+
+def _load_bin(file: Path) -> dict[str, torch.Tensor]:
+    """Use torch's restricted unpickler, which runs no code."""
+    import torch
+
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        if "mmap" not in str(error):
+            raise
+        state = torch.load(file, map_location="cpu", weights_only=True)  # pre-1.6 format
+    if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
+        raise ValueError("it does not hold a plain dictionary of tensors")
+    return state
+
+
+def _from_torch(file: Path, torch_allowed: bool) -> dict[str, TensorInfo]:
+    if not torch_allowed:
+        raise NeedsTorch(file)
+    return {
+        name: TensorInfo(
+            file=file,
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            bytes=tensor.numel() * tensor.element_size(),
+        )
+        for name, tensor in _load_bin(file).items()
+    }
