@@ -162,6 +162,10 @@ WarmupEnd = Literal["complete", "limit"]
 #: Detail of a row with the ids that end a text, for recounting its tokens.
 END_TOKEN_IDS = "end_token_ids"
 
+#: Details that say why what was computed is no result of this model; such a row ranks nowhere.
+NOT_FINITE, ONE_TOKEN = "not_finite", "one_token"  # outputs that are NaN; texts of one token
+DIVERGED, NOTHING_LEARNED = "diverged", "nothing_learned"  # of training
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:

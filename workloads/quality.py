@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from workloads.base import (
+    NOT_FINITE,
+    ONE_TOKEN,
     TOKENS,
     BadConfiguration,
     JobContext,
@@ -288,8 +290,11 @@ def _compared(
         )
     except Exception as error:
         return Quality({}, {"quality": f"not compared: {_failure(error, context)}"})
-    said = f"compared with the plain path on {len(reference.prompts)} prompts"
-    figures = Quality(compare(*by_prompt(batches), reference), {"quality": said})
+    details = {"quality": f"compared with the plain path on {len(reference.prompts)} prompts"}
+    tokens, logits = by_prompt(batches)
+    if all(end_run(ids) == 0 for ids in tokens) and all(map(end_run, reference.tokens.tolist())):
+        details[ONE_TOKEN] = f"each of {len(tokens)} texts is one token repeated"
+    figures = Quality(compare(tokens, logits, reference), details)
     resident.known[name] = figures
     return figures
 
@@ -300,6 +305,45 @@ def _failure(error: Exception, context: JobContext) -> str:
     if not isinstance(failure, (Unsupported, OutOfMemory, BadConfiguration)):
         raise error
     return f"{type(failure).__name__}: {failure}"
+
+
+#: Most texts whose logits are looked at, and most tokens of each.
+_TEXTS_LOOKED_AT, _TOKENS_LOOKED_AT = 4, 256
+
+
+def end_run(ids: Sequence[int]) -> int:
+    """Return where the one token repeated begins in which a text ends; its length if none does:
+    at least two tokens, and half of the text."""
+    start = len(ids)
+    while start and ids[start - 1] == ids[-1]:
+        start -= 1
+    return start if len(ids) - start >= max(2, len(ids) / 2) else len(ids)
+
+
+def finite_or_not(
+    engine: GenerationEngine, texts: Sequence[Answered], context: JobContext
+) -> dict[str, str]:
+    """Return the detail of a row whose logits are not finite; all ranks must call this.
+
+    Greedy choice among logits that are no numbers ends in one token repeated, so only such texts
+    are read once more, untimed. Engines that give no logits cannot tell.
+    """
+    strange = []
+    for text in texts:
+        if (start := end_run(text.answer)) < len(text.answer):
+            answer = text.answer[: min(start + 2, _TOKENS_LOOKED_AT)]
+            strange.append(Answered(text.prompt, answer))
+    gathered = context.collective.gather(strange[:_TEXTS_LOOKED_AT])
+    looked_at = [text for part in gathered for text in part][:_TEXTS_LOOKED_AT]
+    try:
+        logits = list(engine.answer_logits(looked_at)) if looked_at else []
+    except Exception as error:
+        _failure(error, context)
+        return {}
+    if not (broken := sum(not bool(one.isfinite().all()) for one in logits)):
+        return {}
+    of = f"{broken} of {len(looked_at)} texts that end in one token repeated"
+    return {NOT_FINITE: f"its logits are infinite or no numbers in {of}"}
 
 
 #: Number of answers read, from the dataset's start.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from workloads.base import SAMPLES, JobContext, Request, Result, require_batch
+from workloads.base import NOT_FINITE, SAMPLES, JobContext, Request, Result, require_batch
 from workloads.bench.measure import Observation, load_resident, measure_resident
 from workloads.bench.warmup import WarmupPlan
 from workloads.data.datasets import DatasetParameters, load_dataset
@@ -85,9 +85,12 @@ def run(request: Request, context: JobContext) -> Result:
     _, result = measure_resident(
         resident, context, run_batch, len(batches), request.measure, plan=plan
     )
+    finite = request.probe or bool(encoder.logits(prepared[0]).isfinite().all())
+    flag = {} if finite else {NOT_FINITE: "logits of its first batch are infinite or no numbers"}
     return replace(
         result,
         load_s=load_s,
         tokenization_s=tokenization_s,
         synthetic_data=dataset.synthetic,
+        details={**result.details, **flag},
     )

@@ -36,7 +36,7 @@ from workloads.engines.passes import BatchedPass, ContinuousPass, Prompt, check_
 from workloads.models import attention
 from workloads.models.catalog import known_config, vocabulary_size
 from workloads.models.rules import quantised_refusals
-from workloads.quality import METRICS, NO_FIGURES, quality_figures
+from workloads.quality import METRICS, NO_FIGURES, finite_or_not, quality_figures
 from workloads.registry import WorkloadSpec
 from workloads.settings import ADAPTER, amount, setting
 from workloads.training.pairs import SourceParameters
@@ -306,6 +306,10 @@ def run(request: Request, context: JobContext) -> Result:
         quality = quality_figures(resident, request, context, parameters.reading(), dataset)
     items, detokenization_s = generation.texts.of(measured.representative_repeat, context.clock)
     ends = " ".join(map(str, sorted(engine.end_token_ids)))
+    flag = {}
+    if not request.probe:
+        answers = generation.texts.answers(measured.representative_repeat, prompts)
+        flag = finite_or_not(engine, answers, context)
     return replace(
         result,
         items=items,
@@ -323,6 +327,7 @@ def run(request: Request, context: JobContext) -> Result:
             **result.details,
             **profile.details,
             **quality.details,
+            **flag,
             **({} if parameters.ignore_eos else {END_TOKEN_IDS: ends}),
         },
         trace=profile.trace if context.rank == 0 else None,

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from workloads.base import (
+    NOT_FINITE,
     BadConfiguration,
     JobContext,
     JobDescription,
@@ -319,7 +320,8 @@ def run(request: Request, context: JobContext) -> Result:
     if first is not None:
         details["size"] = f"{first.width}x{first.height}"
         if one_colour(first):
-            details["image_flag"] = "the first image is of one colour: numbers may have overflowed"
+            flag = "the first image is of one colour: numbers may have overflowed"
+            details |= {"image_flag": flag, NOT_FINITE: flag}
     return replace(
         result,
         load_s=load_s,

@@ -16,6 +16,7 @@ from orchestrator.analysis.plausibility import contradictions
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import plural
+from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN
 from workloads.bench.warmup import TOLERANCE
 from workloads.registry import installed
 
@@ -114,6 +115,11 @@ def _bimodal(row: Measurement) -> str | None:
     return f"its repeats are of two speeds, one {ratio:.2f} times the other"
 
 
+def _detail(name: str, description: str) -> Flag:
+    """Return the flag of rows whose worker gave a reason under a detail of this name."""
+    return Flag(name=name, description=description, reason=lambda row: row.details.get(name))
+
+
 IMPLAUSIBLE = Flag(
     name="suspect",
     description="Its figures cannot be true: they exceed what the card can do, or contradict each "
@@ -133,17 +139,21 @@ OWN = (
         "hypervisor did.",
         reason=_contention,
     ),
+    _detail(DIVERGED, "Its training diverged: a loss that is no number, or far above the first."),
     Flag(
         name="incomplete",
         description="No repeat was completed in time: its rate is of some batches, without an "
         "interval.",
         reason=_incomplete,
     ),
+    _detail(NOT_FINITE, "Its model computed infinities or no numbers: not the work that is timed."),
     Flag(
         name="not_steady",
         description="It was timed before its warm-up was over, or while its steps drifted.",
         reason=_not_steady,
     ),
+    _detail(NOTHING_LEARNED, "Its training learned nothing, since no token had a label."),
+    _detail(ONE_TOKEN, "Each of its texts is one token repeated, and the plain path's are not."),
     Flag(
         name="oversubscribed",
         description="Its processes had more threads than their host has cores.",

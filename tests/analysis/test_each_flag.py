@@ -15,6 +15,7 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report.text import to_markdown
 from orchestrator.report.wording import cell
+from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN
 
 
 def a_row(
@@ -43,6 +44,15 @@ def test_a_row_is_disturbed_by_what_it_lost(facts: dict[str, Any], disturbed: bo
     does the wait of its own threads for each other, nor how busy its host was."""
     names = {one.flag.name for one in raised_on([a_row(**facts)])[0]}
     assert ("disturbed" in names) == disturbed
+
+
+@pytest.mark.parametrize("name", [NOT_FINITE, ONE_TOKEN, DIVERGED, NOTHING_LEARNED])
+def test_a_row_that_computed_something_else_ranks_nowhere(name: str) -> None:
+    odd = a_row("bf16", rate=200.0, details={name: "what happened"})
+    rows = [odd, a_row("fp32"), a_row("fp16", rate=50.0)]
+    summary = summarize(rows)
+    assert summary.rankings[0].winner == rows[1]
+    assert "what happened" in to_markdown(summary)
 
 
 def test_a_disturbed_row_wins_nothing_and_is_listed() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads import quality, text_generation
-from workloads.base import OutOfMemory, Result, Unsupported
+from workloads.base import NOT_FINITE, ONE_TOKEN, OutOfMemory, Result, Unsupported
 from workloads.data.datasets import Reading, load_dataset
 from workloads.engines.transformers.generation import TransformersEngine
 from workloads.quality import QualityReferenceParameters, Reference, compare, load, save
@@ -257,3 +257,50 @@ def test_without_answers_or_logits_the_row_says_so(
     told = rows(worker, answered)
     assert told.details["answer_loss"] == "not known: Unsupported: no logits"
     assert "answer_loss" not in told.metrics and told.samples
+
+
+def poison(worker: Worker, key: str) -> None:
+    """Make one weight of a loaded model's last norm no number."""
+    norms = [
+        one for name, one in worker.loaded[key].engine.model.named_parameters() if "norm" in name
+    ]
+    norms[-1].data[0] = float("nan")
+
+
+@pytest.mark.parametrize("batching", ["static", "sorted"])
+def test_a_model_that_computes_no_numbers_is_flagged(dataset: str, batching: str) -> None:
+    worker = Worker()
+    asked = request(dataset, batching=batching, output_tokens=4)
+    assert NOT_FINITE not in text_generation.run(asked, worker.context()).details
+    poison(worker, f"{MODEL}|fp32|transformers")
+    details = text_generation.run(asked, worker.context()).details
+    assert "4 of 4 texts" in details[NOT_FINITE]
+
+
+def test_texts_of_one_token_are_flagged_where_the_plain_path_s_are_not(
+    dataset: str, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker()
+    assert ONE_TOKEN not in rows(worker, dataset).details
+    engine = worker.loaded[f"{MODEL}|fp32|transformers"].engine
+    worker.loaded[f"{MODEL}|fp32|transformers"].known.clear()
+    head = engine.model.get_output_embeddings()
+    plain = head.forward
+
+    def biased(states: torch.Tensor) -> torch.Tensor:
+        logits = plain(states)
+        logits[..., 7] += 1e3
+        return logits
+
+    monkeypatch.setattr(head, "forward", biased)
+    details = rows(worker, dataset).details
+    assert details[ONE_TOKEN].startswith("each of")
+    assert NOT_FINITE not in details
+
+
+@pytest.mark.parametrize(
+    ("ids", "start"),
+    [((), 0), ((5,), 1), ((5, 5), 0), ((1, 2, 5, 5), 2), ((1, 2, 3, 5, 5), 5), ((1, 5, 5, 2), 4)],
+)
+def test_the_token_repeated_at_a_text_s_end_is_half_of_it(ids: tuple[int, ...], start: int) -> None:
+    assert quality.end_run(ids) == start

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.base import BadConfiguration, Item, JobContext, Request, Result, Sample, Unsupported
 from workloads.bench.measure import Observation
 from workloads.data.datasets import Dataset
-from workloads.engines.loaded import Completed, Generated, GenerationEngine
+from workloads.engines.loaded import Answered, Completed, Generated, GenerationEngine
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +63,11 @@ class Texts:
             for index, ((item, ids), text) in enumerate(zip(prompts, texts, strict=True))
         ]
         return tuple(items), took_s
+
+    def answers(self, repeat: int, prompts: Sequence[Prompt]) -> list[Answered]:
+        """The prompts of a repeat with their texts."""
+        of_index = {prompt.index: prompt.ids for prompt in prompts}
+        return [Answered(of_index[item.index], ids) for item, ids in self._repeats.get(repeat, ())]
 
 
 def count_output_tokens(ids: Sequence[int], end_token_ids: frozenset[int]) -> int:

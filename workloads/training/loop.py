@@ -1,7 +1,7 @@
 """Nightgrid's own training loop: any method, any technique, one card or several.
 
 Every optimizer step is one timed sample, its repeat the number of the step. The first batch's loss
-is computed again after the last step; NaN losses or no decrease set the row's ``loss_flag``.
+is computed again after the last step; what is wrong with the losses stands in the row's details.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from workloads import registry
-from workloads.base import BadConfiguration, JobContext, Request, Result, Sample, Unsupported
+from workloads.base import BadConfiguration, JobContext, Request, Result, Unsupported
 from workloads.bench.measure import Measured, measure
 from workloads.bench.profiling import Profile, profiled
 from workloads.bench.warmup import WarmupPlan, repeated_if_compiled
@@ -29,6 +29,7 @@ from workloads.registry import TaskSpec
 from workloads.training import adapters, methods
 from workloads.training.checkpoints import on_host, restore, tensor_bytes, weights_of
 from workloads.training.data import ReadSamples, SampleFormat, read_samples
+from workloads.training.losses import loss_details
 from workloads.training.parallel.layout import Layout, pipeline_size, tensor_size
 from workloads.training.step import Steps, batch_maker, flops_per_token, plan_data
 from workloads.training.technique import DataPlan, Loading, StepBatch, Training, positions
@@ -191,11 +192,11 @@ class _TrainingJob:
             **profile.details,
             "host_memory_peak": host_memory.method,
         }
-        metrics, flag = self._losses(
-            measured.samples, sum(training.losses[0]), steps.evaluate(make(0))
-        )
+        pairs = context.collective.gather((sum(training.losses[0]), steps.evaluate(make(0))))
+        before, after = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
+        metrics = {"first_batch_loss_before": before, "first_batch_loss_after": after}
         metrics |= base.source.metrics() | training.metrics
-        details |= flag
+        details |= loss_details(before, after, measured.samples)
         if not request.probe:
             if training.held_out_loss is not None:
                 metrics["held_out_loss"] = training.held_out_loss()
@@ -362,25 +363,6 @@ class _TrainingJob:
             ),
             counted=counted,
         )
-
-    def _losses(
-        self, samples: Sequence[Sample], first_loss: float, loss_after: float
-    ) -> tuple[dict[str, float], dict[str, str]]:
-        """First-batch loss before and after training (mean over ranks), and any ``loss_flag``."""
-        pairs = self.context.collective.gather((first_loss, loss_after))
-        before, after = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
-        metrics = {"first_batch_loss_before": before, "first_batch_loss_after": after}
-        strange = [s.repeat for s in samples if s.loss is None or not math.isfinite(s.loss)]
-        if strange:
-            where = f"first at step {strange[0]}" if strange[0] else "before anything was learned"
-            flag = f"the loss is no number in {len(strange)} of {len(samples)} steps, {where}"
-        elif not after < before:
-            flag = (
-                f"the loss on the first batch did not fall: {before:.6g} before, {after:.6g} after"
-            )
-        else:
-            return metrics, {}
-        return metrics, {"loss_flag": flag}
 
     def _save(self, training: Training, source: ModelSource) -> dict[str, str]:
         """Save the adapter or model under its name; return its place for the row."""

@@ -6,14 +6,39 @@ takes the states below the last layer and turns logits chunk by chunk into loss 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy, linear, log_softmax
 
-from workloads.base import Unsupported
+from workloads.base import DIVERGED, NOTHING_LEARNED, Sample, Unsupported
 from workloads.training.data import NOT_LEARNED
+
+#: Training whose loss on the first batch grew by this factor, and by a nat, has diverged.
+DIVERGED_FROM = 2.0
+
+
+def loss_details(before: float, after: float, steps: Sequence[Sample]) -> dict[str, str]:
+    """Return what is wrong with training, by its losses: ``loss_flag``, and a detail that keeps the
+    row out of rankings where it diverged or no token had a label.
+
+    ``before`` and ``after`` are the losses on the first batch, in nats.
+    """
+    if all(step.loss == 0 for step in steps) and before == 0:  # a sum over no labels
+        flag = "the loss is 0 in every step: no token has a label"
+        return {"loss_flag": flag, NOTHING_LEARNED: flag}
+    strange = [one.repeat for one in steps if one.loss is None or not math.isfinite(one.loss)]
+    if strange:
+        where = f"first at step {strange[0]}" if strange[0] else "before anything was learned"
+        flag = f"the loss is no number in {len(strange)} of {len(steps)} steps, {where}"
+        return {"loss_flag": flag, DIVERGED: flag}
+    if after < before:
+        return {}
+    flag = f"the loss on the first batch did not fall: {before:.6g} before, {after:.6g} after"
+    far = not after <= max(DIVERGED_FROM * before, before + 1)
+    return {"loss_flag": flag, **({DIVERGED: flag} if far else {})}
 
 
 def aligned_next_tokens(

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from generation_cases import ONCE, Worker, request, write_dataset
 
 from workloads import text_encoding as encoding
-from workloads.base import BadConfiguration, Result
+from workloads.base import NOT_FINITE, BadConfiguration, Result
 from workloads.bench.measure import Resident
 from workloads.models.precision import ModelWeights
 
@@ -30,8 +31,11 @@ class Letters:
     def prepare(self, texts: Sequence[Sequence[int]]) -> Any:
         return texts
 
+    def __init__(self, logit: float = 0.0) -> None:
+        self.logit = logit
+
     def logits(self, prepared: Any) -> Any:
-        return None
+        return torch.full((1, 1, 1), self.logit)
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +45,15 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(tmp_path_factory.mktemp("data") / "texts.jsonl", lines)
 
 
-def run(dataset: str, batch_size: int, **more: Any) -> Result:
+def run(dataset: str, batch_size: int, logit: float = 0.0, **more: Any) -> Result:
     measure = replace(ONCE, warmup=1)
     asked = request(
         dataset, workload="text-encoding", batch_size=batch_size, measure=measure, **more
     )
     worker = Worker()
-    worker.loaded[asked.residency_key] = Resident(engine=Letters(), baseline_host_memory_bytes=0)
+    worker.loaded[asked.residency_key] = Resident(
+        engine=Letters(logit), baseline_host_memory_bytes=0
+    )
     return encoding.run(asked, worker.context())
 
 
@@ -75,3 +81,8 @@ def test_no_text_at_all_is_no_batch(texts: str) -> None:
     """It is refused before anything is loaded."""
     with pytest.raises(BadConfiguration, match="at least 1"):
         run(texts, 0)
+
+
+def test_logits_that_are_no_numbers_are_flagged(texts: str) -> None:
+    assert NOT_FINITE not in run(texts, 2).details
+    assert NOT_FINITE in run(texts, 2, logit=float("nan")).details

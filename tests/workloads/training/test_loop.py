@@ -12,7 +12,14 @@ import torch
 from finetuning_cases import MODEL, losses, parameters, train, trained
 from generation_cases import Worker
 
-from workloads.base import BadConfiguration, MeasureSettings, Result, Unsupported
+from workloads.base import (
+    DIVERGED,
+    NOTHING_LEARNED,
+    BadConfiguration,
+    MeasureSettings,
+    Result,
+    Unsupported,
+)
 from workloads.data.datasets import load_examples
 from workloads.data.shapes import Turn
 from workloads.devices import device_for
@@ -21,7 +28,7 @@ from workloads.models.precision import stored_bytes
 from workloads.models.prompts import encode_answer, encode_prompt
 from workloads.training import losses as loss_functions
 from workloads.training import methods
-from workloads.training.data import TrainingSample, encode_samples
+from workloads.training.data import NOT_LEARNED, TrainingSample, encode_samples
 from workloads.training.methods import method_for
 
 RATE = {"vera": 0.3}  # its vectors start small
@@ -216,6 +223,7 @@ def test_a_loss_that_rises_is_told(cache: Path) -> None:
     """A learning rate far too large gives a row with a flag, and the losses as they were."""
     result = train(method="full", learning_rate=1.0, samples=4)
     assert "did not fall" in result.details["loss_flag"]
+    assert result.details[DIVERGED] == result.details["loss_flag"]
 
 
 def test_a_loss_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +239,14 @@ def test_a_loss_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     result = train()
     assert [math.isnan(loss) for loss in losses(result)] == [False, True, True]
     assert result.details["loss_flag"] == ("the loss is no number in 2 of 3 steps, first at step 1")
+    assert result.details[DIVERGED] == result.details["loss_flag"]
+
+
+def test_samples_without_labels_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlabelled = property(lambda sample: [NOT_LEARNED] * len(sample.ids))
+    monkeypatch.setattr(TrainingSample, "labels", unlabelled)
+    monkeypatch.setattr(TrainingSample, "learned_tokens", property(lambda sample: 0))
+    assert "no token has a label" in train().details[NOTHING_LEARNED]
 
 
 def test_a_job_cut_by_its_time_limit_keeps_its_steps() -> None:

@@ -37,6 +37,7 @@ from workloads.models.products import origin_by
 from workloads.registry import task_for
 from workloads.training import adapters, methods
 from workloads.training.data import Learnable, SampleFormat, read_samples
+from workloads.training.losses import loss_details
 from workloads.training.methods import method_for
 from workloads.training.parallel.layout import Layout
 from workloads.training.step import flops_per_token, plan_data
@@ -341,9 +342,8 @@ def _run(request: Request, context: JobContext) -> Result:
         "optimizer": f"the bridge's fused AdamW, gradients clipped to a norm of {most_norm:g}",
         "host_memory_peak": host_memory.method,
         **measured.details,
+        **loss_details(before, after, measured.samples),
     }
-    if not after < before:
-        details["loss_flag"] = f"the loss on the first batch did not fall: {before:.6g} before"
     if method.save_adapter and not request.probe and rank == 0:
         origin = {**origin_by(request), "method": method.method, "dataset": request.dataset}
         details["saved_adapter"] = str(
