@@ -1,4 +1,4 @@
-"""The project's own source files, and what each of them imports."""
+"""The project's own source files, each parsed once in a process, and what each of them imports."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = ("orchestrator", "workloads")
 
 
-def syntax(source: str) -> list[ast.AST]:
-    """All nodes of a module's syntax tree, itself first."""
+def nodes_of(source: str) -> list[ast.AST]:
+    """All nodes of a syntax tree, the module first."""
     return list(ast.walk(ast.parse(source)))
 
 
 @cache
-def imported(path: Path, *, top_level_only: bool = False) -> frozenset[str]:
+def syntax(path: Path) -> list[ast.AST]:
+    return nodes_of(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Dotted names of all modules that a file imports, type-checking blocks left out."""
     names: set[str] = set()
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            return
-        if top_level_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             return
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
@@ -32,9 +36,14 @@ def imported(path: Path, *, top_level_only: bool = False) -> frozenset[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(syntax(path.read_text(encoding="utf-8"))[0])
+    visit(syntax(path)[0])
     return frozenset(names)
 
 
-def modules(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
+def modules(*packages: str) -> list[Path]:
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def place(path: Path) -> str:
+    """A file's path within the project."""
+    return str(path.relative_to(ROOT))

@@ -185,7 +185,7 @@ def _lasts(results: str) -> bool:
 def deadline_words(args: argparse.Namespace) -> list[str]:
     """Deadline with its time zone, which may differ there; or a budget, from the run's start."""
     if args.deadline is not None:
-        return ["--deadline", args.deadline.isoformat(timespec="minutes")]
+        return ["--deadline", args.deadline.isoformat()]
     return [] if args.budget is None else ["--budget", f"{args.budget:.0f}s"]
 
 

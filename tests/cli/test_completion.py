@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,8 +12,6 @@ from patience import patience
 
 from orchestrator.cli.completion import SHELLS, script
 from orchestrator.cli.main import COMMANDS, full_parser
-
-HERE = {"bash": "bash", "zsh": "zsh", "fish": "fish"}
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +36,9 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def asked(shell: str, path: Path, words: list[str], place: Path) -> list[str]:
+def offered(shell: str, path: Path, words: list[str], place: Path) -> list[str]:
     """The shell's offers after these words; the last is being typed."""
-    if shutil.which(HERE[shell]) is None:
+    if shutil.which(shell) is None:
         pytest.skip(f"no {shell} on this machine")
     if shell == "bash":
         code = (
@@ -56,56 +55,38 @@ def asked(shell: str, path: Path, words: list[str], place: Path) -> list[str]:
     return [line.split("\t")[0].strip() for line in done.stdout.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_commands_are_completed(shell: str, scripts: dict[str, Path], place: Path) -> None:
-    offered = asked(shell, scripts[shell], ["nightgrid", ""], place)
-    assert set(COMMANDS) <= set(offered)
-    assert set(asked(shell, scripts[shell], ["nightgrid", "re"], place)) == {"report"}
+#: What is typed, and what is offered for its last word.
+OFFERS = {
+    "nightgrid re": ["report"],
+    "nightgrid run --ret": ["--retry-failed"],
+    "nightgrid report --format ven": ["vendor"],
+    "nightgrid plan s": ["sleep.yml", "smoke.yaml"],  # YAML files and no others
+    "nightgrid plan no": [],
+    "nightgrid report m": ["monday"],
+    "nightgrid compare m": ["monday"],
+    "nightgrid compare smoke m": ["monday"],
+    "nightgrid query 'select 1' --run m": ["monday"],
+    "nightgrid report --results elsewhere t": ["tuesday"],
+}
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_options_and_choices_are_completed(
-    shell: str, scripts: dict[str, Path], place: Path
-) -> None:
-    words = ["nightgrid", "run", "--ret"]
-    assert asked(shell, scripts[shell], words, place) == ["--retry-failed"]
-    words = ["nightgrid", "report", "--format", "ven"]
-    assert asked(shell, scripts[shell], words, place) == ["vendor"]
+@pytest.mark.parametrize("typed", OFFERS)
+def test_words_are_completed(shell: str, typed: str, scripts: dict[str, Path], place: Path) -> None:
+    words = typed.split(" ") if shell == "fish" else shlex.split(typed)
+    assert sorted(offered(shell, scripts[shell], words, place)) == OFFERS[typed]
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_grid_files_are_completed(shell: str, scripts: dict[str, Path], place: Path) -> None:
-    offered = asked(shell, scripts[shell], ["nightgrid", "plan", "s"], place)
-    assert set(offered) == {"smoke.yaml", "sleep.yml"}
-    assert asked(shell, scripts[shell], ["nightgrid", "plan", "no"], place) == []
-
-
-@pytest.mark.parametrize("shell", ["bash", "fish"])
-@pytest.mark.parametrize(
-    "words", [["report"], ["compare"], ["compare", "smoke"], ["query", "select 1", "--run"]]
-)
-def test_names_of_runs_are_completed(
-    shell: str, words: list[str], scripts: dict[str, Path], place: Path
-) -> None:
-    if shell == "fish":
-        words = [word.replace("select 1", "'select 1'") for word in words]
-    offered = asked(shell, scripts[shell], ["nightgrid", *words, "m"], place)
-    assert offered == ["monday"]
-
-
-@pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_runs_are_looked_for_where_the_line_says(
-    shell: str, scripts: dict[str, Path], place: Path
-) -> None:
-    words = ["nightgrid", "report", "--results", "elsewhere", "t"]
-    assert asked(shell, scripts[shell], words, place) == ["tuesday"]
+def test_all_commands_are_offered(shell: str, scripts: dict[str, Path], place: Path) -> None:
+    assert set(COMMANDS) <= set(offered(shell, scripts[shell], ["nightgrid", ""], place))
 
 
 def test_runs_are_looked_for_where_the_environment_says(
     scripts: dict[str, Path], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NIGHTGRID_RESULTS", str(place / "elsewhere"))
-    assert asked("bash", scripts["bash"], ["nightgrid", "report", ""], place) == ["tuesday"]
+    assert offered("bash", scripts["bash"], ["nightgrid", "report", ""], place) == ["tuesday"]
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on this machine")

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
 from argparse import Namespace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from command_line import Nightgrid
 from measurements import row
 from patience import patience
 
-from orchestrator.cli.main import main
 from orchestrator.cli.remote import deadline_words
 from orchestrator.core.deadline import parse_deadline
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import State
 from orchestrator.store.store import Store
-
-GRIDS = Path(__file__).parents[2] / "grids"
 
 
 @pytest.mark.parametrize(
@@ -33,40 +30,29 @@ GRIDS = Path(__file__).parents[2] / "grids"
 )
 @pytest.mark.parametrize("command", ["run", "plan", "simulate", "submit"])
 def test_what_is_no_deadline_is_refused_before_anything_starts(
-    command: str, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
+    command: str, arguments: list[str], why: str, nightgrid: Nightgrid
 ) -> None:
-    with pytest.raises(SystemExit) as refused:
-        main([command, str(GRIDS / "smoke.yaml"), *arguments])
-    assert refused.value.code == 2
-    assert why in capsys.readouterr().err
+    assert why in nightgrid(command, "smoke", *arguments, code=2).err
 
 
-def test_the_plan_says_what_should_be_measured_by_then(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_plan_and_simulation_say_what_should_be_measured_by_then(
+    tmp_path: Path, nightgrid: Nightgrid
 ) -> None:
-    plan = ["plan", str(GRIDS / "smoke.yaml"), "--emulate", "1x1", "--results", str(tmp_path)]
-    assert main([*plan, "--budget", "9h"]) == 0
-    assert "all 20 jobs should be done by then" in capsys.readouterr().out
-    assert main([*plan, "--budget", "90s"]) == 0
-    assert "of 20 jobs should be measured by then, with" in capsys.readouterr().out
-    assert main([*plan, "--budget", "90s", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["forecast"]
-    assert 0 < found["reached"] <= found["measured"] < found["jobs"] == 20
-    assert found["configurations"] == 4 and found["ends_after_s"] <= found["seconds"]
+    grid = ("smoke", "--emulate", "1x1", "--results", tmp_path, "--budget")
+    assert "all 20 jobs should be done by then" in nightgrid("plan", *grid, "9h").out
+    assert "of 20 jobs should be measured by then, with" in nightgrid("plan", *grid, "90s").out
+    forecast = nightgrid("plan", *grid, "90s", "--json").json["forecast"]
+    assert 0 < forecast["reached"] <= forecast["measured"] < forecast["jobs"] == 20
+    assert forecast["configurations"] == 4 and forecast["ends_after_s"] <= forecast["seconds"]
+    assert nightgrid("simulate", *grid, "2m", "--json").json["makespan_s"] <= 120
 
 
-def test_the_simulation_keeps_a_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--emulate", "1x1", "--results", str(tmp_path), "--budget", "2m", "--json"]
-    assert main(["simulate", str(GRIDS / "smoke.yaml"), *arguments]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["makespan_s"] <= 120
-
-
-def test_a_cluster_is_sent_the_moment_and_not_the_time_of_day() -> None:
-    moment = parse_deadline("08:00", datetime.now().astimezone())
-    option, text = deadline_words(Namespace(deadline=moment, budget=None))
-    assert option == "--deadline"
-    assert parse_deadline(text, datetime.now().astimezone()) == moment
+def test_a_cluster_is_sent_the_moment_to_the_second_and_not_the_time_of_day() -> None:
+    """It may be in another time zone; a budget counts from when the run starts there."""
+    now = datetime.now().astimezone()
+    for moment in (parse_deadline("08:00", now), now + timedelta(hours=1, seconds=1)):
+        option, sent = deadline_words(Namespace(deadline=moment, budget=None))
+        assert option == "--deadline" and parse_deadline(sent, now) == moment
     assert deadline_words(Namespace(deadline=None, budget=5400.0)) == ["--budget", "5400s"]
     assert deadline_words(Namespace(deadline=None, budget=None)) == []
 
@@ -85,46 +71,42 @@ experiments:
 """
 
 
+@pytest.fixture
+def grid(workplace: Path) -> Path:
+    (workplace / "short.yaml").write_text(GRID)
+    return workplace / "short.yaml"
+
+
 @pytest.mark.slow
 def test_a_run_measures_first_cells_and_reports_before_its_deadline(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    grid: Path, nightgrid: Nightgrid
 ) -> None:
-    grid = tmp_path / "short.yaml"
-    grid.write_text(GRID)
     began, budget_s = time.time(), round(patience(60))
-    budget = ["--budget", f"{budget_s}s"]
-    arguments = ["--in-process", "--results", str(tmp_path), "--quiet", *budget]
-    code = main(["run", str(grid), *arguments])
-    assert "work ends at" in capsys.readouterr().out
-    assert (tmp_path / "short" / "report.html").stat().st_mtime < began + budget_s
-    rows = Store.existing(tmp_path, "short").measurements()
+    budget = ("--budget", f"{budget_s}s", "--results", grid.parent, "--quiet")
+    printed = nightgrid("run", grid, "--in-process", *budget, code=None)
+    assert "work ends at" in printed.out
+    assert (grid.parent / "short" / "report.html").stat().st_mtime < began + budget_s
+    rows = Store.existing(grid.parent, "short").measurements()
     assert sorted((row.precision, row.batch_size) for row in rows if row.final) == [
         (precision, size) for precision in ("bf16", "fp32") for size in (1, 2, 4)
     ]
     unmeasured = [row for row in rows if row.state is not State.SUCCEEDED]
     assert all("deadline" in row.reason for row in unmeasured)
-    assert code == (10 if unmeasured else 0)
+    assert printed.code == (10 if unmeasured else 0)
     ran = sorted((row for row in rows if row.started_at), key=lambda row: row.started_at or 0)
     assert {row.batch_size for row in ran[:2]} <= {2}
-
-
-def filled(results: Path) -> None:
-    """A run that has just written a row."""
-    with Store.open(results, "short") as store:
-        store.append(row())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster_lost", [False, True], ids=["it hangs", "its cluster is lost"])
 def test_a_driver_that_cannot_report_has_another_process_do_it(
-    cluster_lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster_lost: bool, grid: Path, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grid = tmp_path / "short.yaml"
-    grid.write_text(GRID)
-    page = tmp_path / "short" / "report.html"
+    page = grid.parent / "short" / "report.html"
 
     def run_grid(*_: object) -> None:
-        filled(tmp_path)
+        with Store.open(grid.parent, "short") as store:
+            store.append(row())
         assert not page.exists()
         if not cluster_lost:
             deadline = time.monotonic() + patience(100)
@@ -135,6 +117,6 @@ def test_a_driver_that_cannot_report_has_another_process_do_it(
 
     monkeypatch.setattr("orchestrator.driver.run.run_grid", run_grid)
     monkeypatch.setattr("orchestrator.cli.run.LAST_S", 1000.0)
-    arguments = ["--results", str(tmp_path), *([] if cluster_lost else ["--budget", "1001s"])]
-    assert main(["run", str(grid), *arguments]) == 3
+    budget = () if cluster_lost else ("--budget", "1001s")
+    nightgrid("run", grid, "--results", grid.parent, *budget, code=3)
     assert page.exists()

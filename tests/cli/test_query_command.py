@@ -8,12 +8,12 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tiny_workload
+from command_line import Nightgrid
 from measurements import row
 
-from orchestrator.cli.main import main
 from orchestrator.store.store import Store
 from orchestrator.trackers.base import TRACKERS, tracked
 
@@ -24,55 +24,56 @@ duckdb = pytest.importorskip("duckdb")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs: three jobs, of which one was measured twice, and two jobs."""
     directory = tmp_path_factory.mktemp("results")
+    again = row(0, run="one", invocation_id="i2", recorded_at=5000.0)
+    again = replace(again, metrics=replace(again.metrics, throughput=999.0))
     with Store.open(directory, "one") as store:
-        for number in range(3):
-            store.append(row(number, run="one"))
-        again = row(0, run="one", invocation_id="i2", recorded_at=5000.0)
-        faster = replace(again.metrics, throughput=999.0)
-        store.append(replace(again, metrics=faster))
+        store.append(*(row(number, run="one") for number in range(3)), again)
     with Store.open(directory, "two") as store:
-        for number in range(2):
-            store.append(row(number, run="two", random_weights=True))
+        store.append(*(row(number, run="two", random_weights=True) for number in range(2)))
     return directory
 
 
-def asked(
-    capsys: pytest.CaptureFixture[str], results: Path, sql: str, *options: str
-) -> list[dict[str, object]]:
-    """The JSON answer."""
-    assert main(["query", sql, "--json", "--results", str(results), *options]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert isinstance(answer, list)
-    return answer
+class Queries:
+    """Asks SQL over ``results``, and returns what JSON has."""
+
+    def __init__(self, nightgrid: Nightgrid, results: Path) -> None:
+        self.type, self.results = nightgrid, results
+
+    def __call__(self, sql: str, *options: str) -> Any:
+        return self.type("query", sql, "--json", "--results", self.results, *options).json
+
+    def refusal(self, sql: str, *options: object, code: int = 2) -> str:
+        options = options or ("--results", self.results)
+        return self.type("query", sql, *options, code=code).err
 
 
-def test_rows_of_all_runs_are_counted(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def query(nightgrid: Nightgrid, results: Path) -> Queries:
+    return Queries(nightgrid, results)
+
+
+def test_rows_of_all_runs_are_counted(query: Queries) -> None:
     sql = "select run, count(*) as n from rows group by run order by run"
-    assert asked(capsys, results, sql) == [{"run": "one", "n": 4}, {"run": "two", "n": 2}]
-    assert asked(capsys, results, sql, "--run", "two") == [{"run": "two", "n": 2}]
+    assert query(sql) == [{"run": "one", "n": 4}, {"run": "two", "n": 2}]
+    assert query(sql, "--run", "two") == [{"run": "two", "n": 2}]
 
 
-def test_jobs_are_the_newest_final_rows(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_are_the_newest_final_rows(query: Queries) -> None:
     sql = "select throughput from jobs where run = 'one' order by throughput desc"
-    assert [line["throughput"] for line in asked(capsys, results, sql)] == [999.0, 102.0, 101.0]
+    assert [line["throughput"] for line in query(sql)] == [999.0, 102.0, 101.0]
 
 
-def test_samples_and_items_are_rows_of_their_own(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_and_items_are_rows_of_their_own(query: Queries) -> None:
     sql = "select s.run, s.wall_s, s.step_s, i.latency_s from samples s join items i using (job_id)"
-    (first, *_) = asked(capsys, results, sql + " where s.run = 'two' and i.run = 'two' limit 1")
+    (first,) = query(sql + " where s.run = 'two' and i.run = 'two' limit 1")
     assert first == {"run": "two", "wall_s": 1.0, "step_s": [0.01, 0.02], "latency_s": 0.5}
 
 
-def test_values_of_every_kind_become_json(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sql = (
+def test_values_of_every_kind_become_json(query: Queries) -> None:
+    (answer,) = query(
         "select started_at, parameters, nodes, 'nan'::double as x, 1.5::decimal(4,2) as y "
         "from rows where run = 'two' order by started_at limit 1"
     )
-    (answer,) = asked(capsys, results, sql)
     assert answer == {
         "started_at": "1970-01-01T00:16:30",
         "parameters": {"ignore_eos": "true", "output_tokens": "25"},
@@ -82,22 +83,22 @@ def test_values_of_every_kind_become_json(
     }
 
 
-def test_csv_and_table(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_and_table(query: Queries, nightgrid: Nightgrid) -> None:
     sql = "select run, details, throughput from rows where run = 'two' order by throughput"
-    assert main(["query", sql, "--csv", "--results", str(results)]) == 0
-    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    printed = nightgrid("query", sql, "--csv", "--results", query.results)
+    lines = list(csv.DictReader(io.StringIO(printed.out)))
     assert [line["throughput"] for line in lines] == ["100.0", "101.0"]
     assert json.loads(lines[0]["details"]) == {"note": "裤 ✓"}
-    assert main(["query", sql, "--results", str(results)]) == 0
-    assert "2 rows" in capsys.readouterr().out
+    assert "2 rows" in nightgrid("query", sql, "--results", query.results).out
 
 
 def test_columns_without_room_stand_on_lines_of_their_own(
-    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    query: Queries, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["query", "select * from jobs where run = 'two'", "--results", str(results)]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    sql = "select * from jobs where run = 'two'"
+    printed = nightgrid("query", sql, "--results", query.results)
+    lines = [line.split() for line in printed.out.splitlines()]
     assert lines.count(["run", "two"]) == 2
     assert ["throughput", "100"] in lines and ["throughput", "101"] in lines
 
@@ -111,18 +112,13 @@ def test_columns_without_room_stand_on_lines_of_their_own(
         "merge into measurements using jobs on (true) when matched then delete",
     ],
 )
-def test_a_statement_that_changes_rows_is_refused(
-    results: Path, capsys: pytest.CaptureFixture[str], sql: str
-) -> None:
-    assert main(["query", sql, "--results", str(results)]) == 2
-    assert "is refused: a query reads rows and changes none" in capsys.readouterr().err
+def test_a_statement_that_changes_rows_is_refused(query: Queries, sql: str) -> None:
+    assert "is refused: a query reads rows and changes none" in query.refusal(sql)
 
 
-def test_a_statement_from_standard_input(
-    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_statement_from_standard_input(query: Queries, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("select count(*) as n from jobs"))
-    assert asked(capsys, results, "-") == [{"n": 5}]
+    assert query("-") == [{"n": 5}]
 
 
 @pytest.mark.parametrize(
@@ -136,62 +132,49 @@ def test_a_statement_from_standard_input(
         "attach 'x.db'",
     ],
 )
-def test_a_refused_statement_says_what_there_is(
-    results: Path,
-    capsys: pytest.CaptureFixture[str],
-    sql: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["query", sql, "--results", str(results)]) == 2
-    assert "rows, jobs, samples and items" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_a_refused_statement_says_what_there_is(query: Queries, sql: str, workplace: Path) -> None:
+    assert "rows, jobs, samples and items" in query.refusal(sql)
+    assert not list(workplace.iterdir())
 
 
 def test_without_duckdb_the_way_out_is_said(
-    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    query: Queries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    assert main(["query", "select 1", "--results", str(results)]) == 7
-    assert "pip install 'nightgrid[query]'" in capsys.readouterr().err
+    assert "pip install 'nightgrid[query]'" in query.refusal("select 1", code=7)
 
 
-def test_no_runs_and_unknown_runs(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["query", "select 1", "--results", str(tmp_path)]) == 4
-    assert "there are no runs" in capsys.readouterr().err
-    assert main(["query", "select 1", "--results", str(results), "--run", "onee"]) == 4
-    assert "\n    one" in capsys.readouterr().err
+def test_no_runs_and_unknown_runs(query: Queries, tmp_path: Path) -> None:
+    assert "there are no runs" in query.refusal("select 1", "--results", tmp_path, code=4)
+    unknown = ("--results", query.results, "--run", "onee")
+    assert "\n    one" in query.refusal("select 1", *unknown, code=4)
 
 
-def test_a_damaged_file_is_named_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_is_named_and_left_out(tmp_path: Path, nightgrid: Nightgrid) -> None:
     for number in (0, 1):
         with Store.open(tmp_path, "torn") as store:
             store.append(row(number))
             path = store.to_parquet()
     assert path is not None
     path.write_bytes(path.read_bytes()[:-9])
-    assert main(["query", "select count(*) from rows", "--csv", "--results", str(tmp_path)]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.splitlines()[1] == "1" and path.name in captured.err
+    sql = "select count(*) from rows"
+    printed = nightgrid("query", sql, "--csv", "--results", tmp_path)
+    assert printed.out.splitlines()[1] == "1" and path.name in printed.err
 
 
-def test_the_exported_dataset_opens_with_its_own_library(
-    results: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_exported_dataset_opens_with_its_own_library_and_has_a_card(
+    results: Path, tmp_path: Path, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     directory = tmp_path / "dataset"
-    options = ["--to", "datasets", "--results", str(results), "--json"]
-    assert main(["export", str(directory), *options]) == 0
-    assert json.loads(capsys.readouterr().out)["written"] == {"rows": 6, "samples": 6, "items": 24}
+    options = ("--to", "datasets", "--results", results, "--json")
+    written = nightgrid("export", directory, *options).json["written"]
+    assert written == {"rows": 6, "samples": 6, "items": 24}
+    card = (directory / "README.md").read_text(encoding="utf-8")
+    assert "6 of 6 rows ran on emulated cards" in card
+    assert "2 of 6 rows had random weights" in card
+    assert "| `throughput` |" in card and "run `one`: 4 rows" in card
     datasets = pytest.importorskip("datasets")
     cache = str(tmp_path / "cache")
     read = {
@@ -205,56 +188,54 @@ def test_the_exported_dataset_opens_with_its_own_library(
     assert set(read["items"]["job_id"]) == set(read["rows"]["job_id"])
 
 
-def test_the_card_says_what_is_not_real(results: Path, tmp_path: Path) -> None:
-    directory = tmp_path / "dataset"
-    assert main(["export", str(directory), "--to", "datasets", "--results", str(results)]) == 0
-    card = (directory / "README.md").read_text(encoding="utf-8")
-    assert "6 of 6 rows ran on emulated cards" in card
-    assert "2 of 6 rows had random weights" in card
-    assert "| `throughput` |" in card and "run `one`: 4 rows" in card
-
-
 def test_a_directory_in_use_is_not_written_into(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results: Path, tmp_path: Path, nightgrid: Nightgrid
 ) -> None:
     (tmp_path / "mine").write_text("precious", encoding="utf-8")
-    assert main(["export", str(tmp_path), "--to", "datasets", "--results", str(results)]) == 4
-    assert "is not empty" in capsys.readouterr().err
+    refused = nightgrid("export", tmp_path, "--to", "datasets", "--results", results, code=4)
+    assert "is not empty" in refused.err
 
 
-def test_runs_without_raw_rows_export_too(tmp_path: Path) -> None:
+def test_runs_without_raw_rows_export_too(tmp_path: Path, nightgrid: Nightgrid) -> None:
     with Store.open(tmp_path / "results", "bare") as store:
         store.append(row(0, samples=(), items=()))
-    options = ["--to", "datasets", "--results", str(tmp_path / "results")]
-    assert main(["export", str(tmp_path / "out"), *options]) == 0
+    nightgrid("export", tmp_path / "out", "--to", "datasets", "--results", tmp_path / "results")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["README.md", "rows"]
 
 
-@pytest.fixture()
-def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A tracking address on this disk; a server needs packages that only it uses."""
+class Tracking:
+    """MLflow on this disk; a server needs packages that only it uses."""
+
+    def __init__(self, directory: Path, nightgrid: Nightgrid) -> None:
+        self.address = (directory / "tracking").as_uri()
+        self.type = nightgrid
+
+    def export(self, results: Path, code: int = 0, to: str = "") -> Any:
+        options = ("--to", "mlflow", "--results", results, "--json")
+        return self.type("export", to or self.address, *options, code=code)
+
+    def runs(self, run: str) -> list[Any]:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracking_uri=self.address)
+        experiment = client.get_experiment_by_name(f"nightgrid/{run}")
+        return client.search_runs([experiment.experiment_id])
+
+
+@pytest.fixture
+def tracking(workplace: Path, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch) -> Tracking:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.chdir(tmp_path)
-    return (tmp_path / "tracking").as_uri()
+    return Tracking(workplace, nightgrid)
 
 
-def test_mlflow_gets_a_run_for_each_job_once(
-    results: Path, tracking: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from mlflow import MlflowClient
-
-    options = ["export", tracking, "--to", "mlflow", "--results", str(results), "--json"]
-    assert main(options) == 0
-    assert json.loads(capsys.readouterr().out)["written"] == {"one": 3, "two": 2}
-    assert main(options) == 0
-    assert json.loads(capsys.readouterr().out)["written"] == {"one": 0, "two": 0}
-    client = MlflowClient(tracking_uri=tracking)
-    experiment = client.get_experiment_by_name("nightgrid/one")
-    found = client.search_runs([experiment.experiment_id])
-    assert sorted(run.data.metrics["throughput"] for run in found) == [101.0, 102.0, 999.0]
-    (again,) = [run for run in found if run.data.metrics["throughput"] == 999.0]
+def test_mlflow_gets_a_run_for_each_job_once(results: Path, tracking: Tracking) -> None:
+    assert tracking.export(results).json["written"] == {"one": 3, "two": 2}
+    assert tracking.export(results).json["written"] == {"one": 0, "two": 0}
+    runs = tracking.runs("one")
+    assert sorted(run.data.metrics["throughput"] for run in runs) == [101.0, 102.0, 999.0]
+    (again,) = [run for run in runs if run.data.metrics["throughput"] == 999.0]
     assert again.data.params["precision"] == "bf16"
     assert again.data.params["parameters.output_tokens"] == "25"
     assert again.data.tags["emulated"] == "true" and again.info.status == "FINISHED"
@@ -262,67 +243,51 @@ def test_mlflow_gets_a_run_for_each_job_once(
 
 
 def test_mlflow_gets_the_rows_of_a_run_as_they_come(
-    tracking: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tracking: Tracking, nightgrid: Nightgrid
 ) -> None:
-    from mlflow import MlflowClient
-
-    tiny_workload.register(monkeypatch)
-    text = (
+    Path("g.yaml").write_text(
         "name: live\nexperiments:\n  - {name: e, workload: tiny, model: tiny-chatglm3, "
         "accelerator: HPU, axes: {trouble: ['', unsupported]}}\n"
         "measure: {warmup: 0, min_repeats: 1, max_repeats: 1}\n"
     )
-    (tmp_path / "g.yaml").write_text(text, encoding="utf-8")
-    run = ["run", "g.yaml", "--in-process", "--quiet", "--results", str(tmp_path / "r")]
-    assert main([*run, "--log-to", f"mlflow={tracking}", "--log-to", "mlflow=nowhere://x"]) == 0
-    said = capsys.readouterr().out
-    assert f"every row is in MLflow at {tracking}" in said
-    assert "MLflow at nowhere://x: MLflow knows no such address" in said
-    client = MlflowClient(tracking_uri=tracking)
-    experiment = client.get_experiment_by_name("nightgrid/live")
-    found = client.search_runs([experiment.experiment_id])
-    assert sorted(run.data.tags["state"] for run in found) == ["SUCCEEDED", "UNSUPPORTED"]
-    assert main(["export", tracking, "--to", "mlflow", "--results", str(tmp_path / "r")]) == 0
-    assert "0 new jobs of live" in capsys.readouterr().out
+    trackers = ("--log-to", f"mlflow={tracking.address}", "--log-to", "mlflow=nowhere://x")
+    printed = nightgrid("run", "g.yaml", "--in-process", "--quiet", "--results", "r", *trackers)
+    assert f"every row is in MLflow at {tracking.address}" in printed.out
+    assert "MLflow at nowhere://x: MLflow knows no such address" in printed.out
+    states = sorted(run.data.tags["state"] for run in tracking.runs("live"))
+    assert states == ["SUCCEEDED", "UNSUPPORTED"]
+    assert tracking.export(Path("r")).json["written"] == {"live": 0}
 
 
 def test_an_export_goes_on_after_a_row_that_mlflow_refuses(
-    tracking: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tracking: Tracking, tmp_path: Path
 ) -> None:
     odd = row(0, run="first", parameters={"no//name": 1})
     for run, rows in (("first", [odd, row(1), row(2)]), ("second", [row(3)])):
         with Store.open(tmp_path / "r", run) as store:
-            for each in rows:
-                store.append(replace(each, run=run))
-    options = ["export", tracking, "--to", "mlflow", "--results", str(tmp_path / "r"), "--json"]
+            store.append(*(replace(one, run=run) for one in rows))
     for written in ({"first": 2, "second": 1}, {"first": 0, "second": 0}):
-        assert main(options) == 4
-        told = capsys.readouterr()
-        assert json.loads(told.out)["written"] == written
-        assert f"first: of its rows 1 set aside ({odd.job_id}): MLflow at file:" in told.err
-        assert "no//name" in told.err
+        printed = tracking.export(tmp_path / "r", code=4)
+        assert printed.json["written"] == written
+        assert f"first: of its rows 1 set aside ({odd.job_id}): MLflow at file:" in printed.err
+        assert "no//name" in printed.err
 
 
-def test_a_run_that_mlflow_refuses_leaves_nothing_behind(tracking: str, tmp_path: Path) -> None:
+def test_a_run_that_mlflow_refuses_leaves_nothing_behind(
+    tracking: Tracking, tmp_path: Path
+) -> None:
     """Each try makes a run before its values are refused: it must not stay there as running."""
-    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    connection = TRACKERS["mlflow"].connect(tracking, "odd", tmp_path)
+    connection = TRACKERS["mlflow"].connect(tracking.address, "odd", tmp_path)
     refused = replace(tracked(row(0)), parameters={"no//name": "1"})
     with pytest.raises(MlflowException, match="no//name"):
         connection.write(refused)
-    assert not connection.has(refused.attempt)
-    client = MlflowClient(tracking_uri=tracking)
-    experiment = client.get_experiment_by_name("nightgrid/odd")
-    assert client.search_runs([experiment.experiment_id]) == []
+    assert not connection.has(refused.attempt) and tracking.runs("odd") == []
 
 
 @pytest.mark.parametrize(
-    ("destination", "told"),
+    ("destination", "reason"),
     [
         ("sqlite:////there/m.db", "pip install mlflow, or name a server, http://HOST:5000"),
         ("./plain", "MLflow writes no plain directories any more; name a server"),
@@ -333,39 +298,42 @@ def test_a_run_that_mlflow_refuses_leaves_nothing_behind(tracking: str, tmp_path
 )
 def test_an_export_that_mlflow_refuses_is_explained(
     destination: str,
-    told: str,
+    reason: str,
     results: Path,
-    tracking: str,
-    capsys: pytest.CaptureFixture[str],
+    tracking: Tracking,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    assert main(["export", destination, "--to", "mlflow", "--results", str(results)]) == 4
-    assert told in capsys.readouterr().err
+    assert reason in tracking.export(results, code=4, to=destination).err
 
 
-def test_a_tracker_is_refused_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for name, told in (
+@pytest.mark.parametrize(
+    ("tracker", "reason"),
+    [
         ("neptune", "no rows can be logged to 'neptune'; there is: mlflow, wandb"),
         (
             "mlflow",
             "give a server or database, mlflow=http://HOST:5000, or set MLFLOW_TRACKING_URI",
         ),
-    ):
-        command = ["run", "smoke", "--in-process", "--results", str(tmp_path / "r")]
-        assert main([*command, "--log-to", name]) == 4
-        assert told in capsys.readouterr().err
-    assert not (tmp_path / "r").exists()
+    ],
+)
+def test_a_tracker_is_refused_before_anything_starts(
+    tracker: str,
+    reason: str,
+    workplace: Path,
+    nightgrid: Nightgrid,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    refused = nightgrid("run", "smoke", "--in-process", "--log-to", tracker, code=4)
+    assert reason in refused.err and not list(workplace.iterdir())
 
 
 def test_without_mlflow_the_way_out_is_said(
-    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    results: Path, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    assert main(["export", "http://x", "--to", "mlflow", "--results", str(results)]) == 7
-    assert "nightgrid[mlflow]" in capsys.readouterr().err
+    refused = nightgrid("export", "http://x", "--to", "mlflow", "--results", results, code=7)
+    assert "nightgrid[mlflow]" in refused.err

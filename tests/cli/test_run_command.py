@@ -10,46 +10,27 @@ from pathlib import Path
 
 import pytest
 import tiny_workload
+from command_line import Nightgrid
 from example_grids import GRID
 
-from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import RunStatus
 from orchestrator.store.store import Store
 
+pytestmark = pytest.mark.usefixtures("workplace")
 
-@pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The tiny workload is known, and the working directory is a fresh one."""
-    tiny_workload.register(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("NIGHTGRID_RESULTS", raising=False)
+#: Run a grid, and return what is printed.
+Run = Callable[..., str]
 
 
 @pytest.fixture
-def nightgrid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Run a grid in this process; the exit code and what was printed."""
-
-    def run(grid: str, *options: str, where: str = "--in-process") -> tuple[int, str]:
-        path = tmp_path / "grid.yaml"
-        path.write_text(grid)
-        code = main(["run", str(path), *where.split(), *options])
-        captured = capsys.readouterr()
-        return code, captured.out + captured.err
+def run(nightgrid: Nightgrid) -> Run:
+    def run(grid: str, *options: str, where: str = "--in-process", code: int = 0) -> str:
+        Path("grid.yaml").write_text(grid)
+        return nightgrid("run", "grid.yaml", *where.split(), *options, code=code).all
 
     return run
-
-
-def test_a_run_whose_page_finds_no_place_ends_with_its_answer(
-    nightgrid: Callable[..., tuple[int, str]],
-) -> None:
-    Path("results/tiny-run/report.html").mkdir(parents=True)  # what no page can replace
-    code, output = nightgrid(GRID)
-    assert code == 0
-    assert "the page was not written: cannot write" in output
-    assert "`nightgrid report tiny-run` writes it later" in output
 
 
 def rows(run: str = "tiny-run", results: str = "results") -> list[Measurement]:
@@ -57,118 +38,90 @@ def rows(run: str = "tiny-run", results: str = "results") -> list[Measurement]:
     return Store.existing(Path(results), run).measurements()
 
 
-def test_a_grid_becomes_rows_a_table_and_a_page(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    code, output = nightgrid(GRID)
-    assert code == 0
+def test_a_run_whose_page_finds_no_place_ends_with_its_answer(run: Run) -> None:
+    Path("results/tiny-run/report.html").mkdir(parents=True)  # what no page can replace
+    printed = run(GRID)
+    assert "the page was not written: cannot write" in printed
+    assert "`nightgrid report tiny-run` writes it later" in printed
+
+
+def test_a_grid_becomes_rows_a_table_and_a_page(run: Run) -> None:
+    printed = run(GRID)
     done = rows()
     assert sorted(row.batch_size or 0 for row in done) == [1, 2]
     assert all(row.state is State.SUCCEEDED and row.emulated for row in done)
     assert all((row.metrics.generated_tokens_per_s or 0) > 0 for row in done)
     assert {row.jobs_before for row in done} == {0, 1}  # one warm worker
-    run = Path("results/tiny-run").resolve()
-    assert f"rows: {run / 'rows'}" in output
-    assert f"page: {run / 'report.html'}" in output
-    assert "tiny-run" in (run / "report.html").read_text()
-    assert (run / "grid.yaml").read_text() == GRID
-    status = RunStatus.from_json((run / "status.json").read_text())
+    directory = Path("results/tiny-run").resolve()
+    assert f"rows: {directory / 'rows'}" in printed
+    assert f"page: {directory / 'report.html'}" in printed
+    assert "tiny-run" in (directory / "report.html").read_text()
+    assert (directory / "grid.yaml").read_text() == GRID
+    status = RunStatus.from_json((directory / "status.json").read_text())
     assert status.finished and status.done == status.total == 2
-    assert json.loads((run / "status.json").read_text())["counts"] == {"SUCCEEDED": 2}
+    assert json.loads((directory / "status.json").read_text())["counts"] == {"SUCCEEDED": 2}
 
 
-def test_a_grid_names_its_results_and_the_command_line_wins(
-    nightgrid: Callable[..., tuple[int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    grid = f"results: shared/nights\n{GRID}"
-    code, _ = nightgrid(grid)
-    assert code == 0 and len(rows(results="shared/nights")) == 2 and not Path("results").exists()
-    plan = ["plan", str(tmp_path / "grid.yaml"), "--emulate", "1x1"]
-    assert main(plan) == 0 and "0 run, 2 reuse" in capsys.readouterr().out
-    assert main([*plan, "--results", "elsewhere"]) == 0
-    assert "2 run, 0 reuse" in capsys.readouterr().out
+def test_a_grid_names_its_results_and_the_command_line_wins(run: Run, nightgrid: Nightgrid) -> None:
+    run(f"results: shared/nights\n{GRID}")
+    assert len(rows(results="shared/nights")) == 2 and not Path("results").exists()
+    plan = ("plan", "grid.yaml", "--emulate", "1x1")
+    assert "0 run, 2 reuse" in nightgrid(*plan).out
+    assert "2 run, 0 reuse" in nightgrid(*plan, "--results", "elsewhere").out
     Path("shared").rename("moved")
-    assert main(["run", "--resume", "--results", "moved/nights", "--in-process"]) == 0
-    assert "0 run, 2 reuse" in capsys.readouterr().out and not Path("shared").exists()
+    resumed = nightgrid("run", "--resume", "--results", "moved/nights", "--in-process")
+    assert "0 run, 2 reuse" in resumed.out and not Path("shared").exists()
 
 
-def test_the_second_run_measures_nothing(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    nightgrid(GRID)
+def test_only_what_is_new_is_measured_and_the_change_is_named(run: Run) -> None:
+    run(GRID)
     before = rows()
-    code, output = nightgrid(GRID)
-    assert code == 0
+    again = run(GRID)
     assert rows() == before
-    assert "0 run, 2 reuse" in output and "starting" not in output
-
-
-def test_a_changed_grid_says_what_is_new_and_gone(
-    nightgrid: Callable[..., tuple[int, str]],
-) -> None:
-    nightgrid(GRID)
-    assert "grid changed" not in nightgrid(GRID)[1]
-    code, output = nightgrid(GRID.replace("[1, 2]", "[2, 4]"))
-    assert code == 0 and "1 run, 1 reuse" in output
-    assert "grid changed since this run began: 1 job as before, 1 new, 1 gone" in output
-    assert "new: 1 job of sizes" in output and "gone: 1 job of sizes" in output
+    assert "0 run, 2 reuse" in again and "starting" not in again and "grid changed" not in again
+    changed = run(GRID.replace("[1, 2]", "[2, 4]"))
+    assert "1 run, 1 reuse" in changed
+    assert "grid changed since this run began: 1 job as before, 1 new, 1 gone" in changed
+    assert "new: 1 job of sizes" in changed and "gone: 1 job of sizes" in changed
     assert [row.batch_size for row in rows()] == [1, 2, 4]
+    larger = run(GRID.replace("[1, 2]", "[1, 2, 4, 8]"))
+    assert "1 run, 3 reuse" in larger and len(rows()) == 4
 
 
-@pytest.mark.parametrize("changed", ["[4, 8]", "[2, 4]"])
-def test_an_altogether_other_grid_is_refused_the_run_of_another(
-    nightgrid: Callable[..., tuple[int, str]], changed: str
-) -> None:
-    nightgrid(GRID)
-    other = GRID.replace("name: tiny-run", "name: other").replace("[1, 2]", changed)
-    code, output = nightgrid(other, "--run", "tiny-run")
-    if changed == "[2, 4]":
-        assert code == 0 and len(rows()) == 3
-        return
-    assert code == 2 and len(rows()) == 2
-    assert "run 'tiny-run' was made by another grid, 'tiny-run', and has none of the" in output
-    assert "--run with another name" in output
-    assert Path("results/tiny-run/grid.yaml").read_text() == GRID
+def test_an_altogether_other_grid_is_refused_the_run_of_another(run: Run) -> None:
+    run(GRID)
+    other = GRID.replace("name: tiny-run", "name: other")
+    printed = run(other.replace("[1, 2]", "[4, 8]"), "--run", "tiny-run", code=2)
+    assert "run 'tiny-run' was made by another grid, 'tiny-run', and has none of the" in printed
+    assert "--run with another name" in printed
+    assert len(rows()) == 2 and Path("results/tiny-run/grid.yaml").read_text() == GRID
+    run(other.replace("[1, 2]", "[2, 4]"), "--run", "tiny-run")  # it shares a job
+    assert len(rows()) == 3
 
 
-def test_a_run_whose_kept_grid_cannot_be_read_goes_on(
-    nightgrid: Callable[..., tuple[int, str]],
-) -> None:
-    nightgrid(GRID)
+def test_a_run_whose_kept_grid_cannot_be_read_goes_on(run: Run) -> None:
+    run(GRID)
     Path("results/tiny-run/grid.yaml").write_bytes(b"\xff: [")
-    code, output = nightgrid(GRID.replace("name: tiny-run", "name: other"), "--run", "tiny-run")
-    assert code == 0 and "0 run, 2 reuse" in output
+    other = GRID.replace("name: tiny-run", "name: other")
+    assert "0 run, 2 reuse" in run(other, "--run", "tiny-run")
 
 
-def test_a_larger_grid_measures_only_what_is_new(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    nightgrid(GRID)
-    code, output = nightgrid(GRID.replace("[1, 2]", "[1, 2, 4]"))
-    assert code == 0 and "1 run, 2 reuse" in output
-    assert [row.batch_size for row in rows()][-1] == 4 and len(rows()) == 3
-
-
-def test_force_measures_all_anew(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    nightgrid(GRID)
-    code, _ = nightgrid(GRID, "--force")
-    assert code == 0
-    assert sorted((row.batch_size, row.attempt_number) for row in rows()) == [
-        (1, 1),
-        (1, 2),
-        (2, 1),
-        (2, 2),
-    ]
+def test_force_measures_all_anew_with_new_numbers_and_quiet_says_less(run: Run) -> None:
+    assert "on hpu-1/HPU0: " in run(GRID)
+    quiet = run(GRID, "--quiet", "--force")
+    assert "on hpu-1/HPU0: " not in quiet and "page: " in quiet
+    attempts = sorted((row.batch_size, row.attempt_number) for row in rows())
+    assert attempts == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert len({row.attempt_id for row in rows()}) == 4
 
 
-def test_failures_give_exit_code_10_and_are_retried_only_when_asked(
-    nightgrid: Callable[..., tuple[int, str]],
-) -> None:
+def test_failures_give_exit_code_10_and_are_retried_only_when_asked(run: Run) -> None:
     broken = GRID.replace("batch_size: [1, 2]", 'trouble: ["", missing]\n      batch_size: [1]')
-    code, output = nightgrid(broken)
-    assert code == 10
-    assert "no dataset 'nix'" in output
+    assert "no dataset 'nix'" in run(broken, code=10)
     first = len(rows())
-    code, output = nightgrid(broken)
-    assert code == 10 and "0 run, 1 reuse, 1 skip" in output
+    assert "0 run, 1 reuse, 1 skip" in run(broken, code=10)
     assert len(rows()) == first
-    code, output = nightgrid(broken, "--retry-failed")
-    assert code == 10 and "1 run, 1 reuse" in output
+    assert "1 run, 1 reuse" in run(broken, "--retry-failed", code=10)
     failed = [row for row in rows() if row.state is State.FAILED]
     assert len(rows()) > first
     assert len({row.attempt_id for row in failed}) == len(failed)
@@ -181,73 +134,40 @@ def test_failures_give_exit_code_10_and_are_retried_only_when_asked(
         ("precision: [fp32, fp8]", State.UNSUPPORTED),
     ],
 )
-def test_what_cannot_be_had_is_an_answer(
-    nightgrid: Callable[..., tuple[int, str]], axis: str, state: State
-) -> None:
-    code, _ = nightgrid(GRID.replace("batch_size: [1, 2]", f"{axis}\n      batch_size: [1]"))
-    assert code == 0
+def test_what_cannot_be_had_is_an_answer(run: Run, axis: str, state: State) -> None:
+    run(GRID.replace("batch_size: [1, 2]", f"{axis}\n      batch_size: [1]"))
     assert {row.state for row in rows() if row.final} == {State.SUCCEEDED, state}
 
 
 @pytest.mark.parametrize(
-    ("grid", "options", "where", "code", "message"),
+    ("grid", "where", "code", "message"),
     [
-        (GRID.replace("fp32", "fp31"), [], "--in-process", 2, "fp31"),
-        (GRID + "    cards: 3\n", [], "--in-process", 2, "3 HPU cards: there are 1"),
-        (GRID, [], "--emulate nonsense", 2, "nonsense"),
-        (GRID, ["--in-process"], "--emulate 1x1", 2, "--emulate cannot be combined"),
-        (GRID, [], "--address 127.0.0.1:1", 3, "no Ray cluster answers"),
-        (GRID, ["--run", "../elsewhere"], "--in-process", 4, "elsewhere"),
+        (GRID.replace("fp32", "fp31"), "--in-process", 2, "fp31"),
+        (GRID + "    cards: 3\n", "--in-process", 2, "3 HPU cards: there are 1"),
+        (GRID, "--emulate nonsense", 2, "nonsense"),
+        (GRID, "--emulate 1x1 --in-process", 2, "--emulate cannot be combined"),
+        (GRID, "--address 127.0.0.1:1", 3, "no Ray cluster answers"),
+        (GRID, "", 3, "--emulate 2x8"),
     ],
 )
 def test_what_is_refused_creates_nothing(
-    nightgrid: Callable[..., tuple[int, str]],
-    tmp_path: Path,
-    grid: str,
-    options: list[str],
-    where: str,
-    code: int,
-    message: str,
+    run: Run, grid: str, where: str, code: int, message: str
 ) -> None:
-    got, output = nightgrid(grid, *options, where=where)
-    assert got == code
-    assert message in output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.yaml"]
+    assert message in run(grid, where=where, code=code)
+    assert [path.name for path in Path().iterdir()] == ["grid.yaml"]
 
 
-def test_no_cluster_is_said_with_the_ways_to_have_one(
-    nightgrid: Callable[..., tuple[int, str]],
-) -> None:
-    code, output = nightgrid(GRID, where="")
-    assert code == 3
-    assert "--emulate 2x8" in output
-
-
-def test_a_run_that_another_driver_holds_is_refused(
-    nightgrid: Callable[..., tuple[int, str]],
-) -> None:
+def test_a_run_that_another_driver_holds_is_refused(run: Run) -> None:
     with Store.open(Path("results"), "tiny-run"):
-        code, output = nightgrid(GRID)
-    assert code == 4
-    assert str(os.getpid()) in output
+        assert str(os.getpid()) in run(GRID, code=4)
 
 
-def test_results_and_run_can_be_named(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    code, _ = nightgrid(GRID, "--results", "kept", "--run", "night-1")
-    assert code == 0
+def test_results_and_run_can_be_named(run: Run) -> None:
+    run(GRID, "--results", "kept", "--run", "night-1")
     assert len(rows("night-1", "kept")) == 2 and not Path("results").exists()
 
 
-def test_quiet_leaves_only_plan_and_report(nightgrid: Callable[..., tuple[int, str]]) -> None:
-    _, loud = nightgrid(GRID)
-    _, quiet = nightgrid(GRID, "--quiet", "--force")
-    assert "on hpu-1/HPU0: " in loud
-    assert "on hpu-1/HPU0: " not in quiet and "page: " in quiet
-
-
-def test_a_stopped_run_is_taken_up_where_it_was(
-    nightgrid: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_is_taken_up_where_it_was(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     original = tiny_workload.run
 
     def interrupting(*arguments: object) -> object:
@@ -257,40 +177,29 @@ def test_a_stopped_run_is_taken_up_where_it_was(
 
     monkeypatch.setattr(tiny_workload, "run", interrupting)
     grid = GRID.replace("[1, 2]", "[1, 2, 4, 8]")
-    code, output = nightgrid(grid)
-    assert code == 10
-    assert "stopping: SIGTERM received" in output
+    assert "stopping: SIGTERM received" in run(grid, code=10)
     states = [row.state for row in rows()]
     assert State.NOT_STARTED in states and State.SUCCEEDED in states
-    code, _ = nightgrid(grid)
-    assert code == 0
+    run(grid)
     newest = {row.job_id: row.state for row in rows() if row.final}
     assert len(newest) == 4 and set(newest.values()) == {State.SUCCEEDED}
 
 
 @pytest.mark.slow
-def test_text_generation_of_the_embedded_model(nightgrid: Callable[..., tuple[int, str]]) -> None:
+def test_text_generation_of_the_embedded_model(run: Run) -> None:
     grid = """\
 name: generation
-defaults:
-  model: tiny-chatglm3
-  dataset: advertisegen-synthetic
-  accelerator: HPU
-  output_tokens: 4
-  prompts: 4
+defaults: {model: tiny-chatglm3, accelerator: HPU, output_tokens: 4, prompts: 4}
 measure: {warmup: 1, min_repeats: 2, max_repeats: 2, time_limit_s: 5}
 experiments:
   - name: precision
     workload: text-generation
-    axes:
-      precision: [fp32, bf16]
-      batch_size: [1, 4]
+    axes: {precision: [fp32, bf16], batch_size: [1, 4]}
 """
-    code, output = nightgrid(grid)
-    assert code == 0
+    printed = run(grid)
+    assert "tokens/s" in printed and "Random weights" in printed
     measured = rows("generation")
     assert len(measured) == 4
     for row in measured:
         assert row.random_weights and row.synthetic_data and row.emulated
         assert row.metrics.repeats == 2 and row.metrics.ttft_s and row.items
-    assert "tokens/s" in output and "Random weights" in output

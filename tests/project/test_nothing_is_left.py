@@ -1,5 +1,4 @@
-"""Processes of tests end with them, also when pytest is killed: the real conftest over a small
-session that leaves everything it can."""
+"""Processes of tests end with them, also when pytest is killed."""
 
 from __future__ import annotations
 
@@ -9,18 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from guardian import VARIABLE
-from patience import until
+from patience import alive, until
 
 TESTS = Path(__file__).resolve().parents[1]
 
 SESSION = """\
 import os, socket, subprocess, sys, time
 
+open("TOLD", "a").close()
 LISTENER = (
     "import os, socket, sys, time\\n"
     "if sys.argv[2:] == [] and os.fork(): os._exit(0)\\n"  # leaves its parent, as Ray does
@@ -53,91 +53,72 @@ def test_that_leaves_things():
 """
 
 
-def alive(pid: int) -> bool:
-    """Return whether a process runs; one that is dead and not waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 def listens(port: int) -> bool:
-    """Return whether somebody accepts connections there."""
     with socket.socket() as asking:
         return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
-@dataclass
-class Session:
-    """A pytest of its own, over a test that leaves things behind."""
-
-    directory: Path
-    ends_itself: bool
-    process: subprocess.Popen[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.directory.mkdir()
-        code = SESSION.replace("TOLD", str(self.directory / "told"))
-        code = code.replace("READY", str(self.directory / "ready"))
-        code = code.replace("END", "0" if self.ends_itself else "600")
-        (self.directory / "test_session.py").write_text(code)
-        (self.directory / "told").touch()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "."],
-            cwd=self.directory,
-            env=os.environ | {"PYTHONPATH": str(TESTS)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def left(self) -> list[tuple[int, int]]:
-        """Its children: process and port, 0 for none."""
-        ready = self.directory / "ready"
-        assert until(lambda: ready.exists() or self.process.poll() is not None, 60)
-        assert ready.exists(), self.process.communicate()[0]
-        lines = (self.directory / "told").read_text().splitlines()
-        return [(int(pid), int(port)) for pid, port in map(str.split, lines)]
+def pytest_in(directory: Path, source: str, **options: Any) -> subprocess.Popen[str]:
+    """A pytest of its own over one file, with the real conftest."""
+    directory.mkdir(exist_ok=True)
+    (directory / "test_session.py").write_text(source)
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "."],
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
 
 
 @pytest.mark.slow
 def test_all_that_tests_start_ends_with_pytest(tmp_path: Path) -> None:
+    """Interrupted, terminated, killed, or at its end."""
     ways = {"INT": signal.SIGINT, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL, "end": None}
-    sessions = {way: Session(tmp_path / way, how is None) for way, how in ways.items()}
-    started = {way: session.left() for way, session in sessions.items()}
+    sessions = {}
+    for way, number in ways.items():
+        source = SESSION.replace("TOLD", str(tmp_path / way / "told"))
+        source = source.replace("READY", str(tmp_path / way / "ready"))
+        sessions[way] = pytest_in(tmp_path / way, source.replace("END", "600" if number else "0"))
+    children: dict[str, list[tuple[int, int]]] = {}  # process and port, 0 for none
     try:
-        for way, how in ways.items():
-            assert len(started[way]) == 3
-            if how is not None:
-                assert all(alive(pid) for pid, _ in started[way]), way
-                sessions[way].process.send_signal(how)
         for way, session in sessions.items():
-            assert until(lambda process=session.process: process.poll() is not None, 30), way
-            left = started[way]
+            ready = tmp_path / way / "ready"
+            assert until(lambda r=ready, s=session: r.exists() or s.poll() is not None, 60)
+            assert ready.exists(), session.communicate()[0]
+            lines = (tmp_path / way / "told").read_text().splitlines()
+            children[way] = [(int(pid), int(port)) for pid, port in map(str.split, lines)]
+            assert len(children[way]) == 3
+        for way, number in ways.items():
+            if number is not None:
+                assert all(alive(pid) for pid, _ in children[way]), way
+                sessions[way].send_signal(number)
+        for way, session in sessions.items():
+            assert until(lambda session=session: session.poll() is not None, 30), way
+            left = children[way]
             assert until(lambda left=left: not any(alive(pid) for pid, _ in left), 10), way
             assert not any(port and listens(port) for _, port in left), way
     finally:
-        for pid, _ in itertools.chain(*started.values()):
+        for pid, _ in itertools.chain(*children.values()):
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
 
 
 def test_what_tests_start_hears_ctrl_c(tmp_path: Path) -> None:
-    (tmp_path / "test_session.py").write_text(
+    """Also where pytest itself was started in the background of a shell, which has it ignored."""
+    source = (
         "import subprocess, sys\n"
         "def test_child():\n"
         "    code = 'import signal as s; assert s.getsignal(s.SIGINT) is s.default_int_handler'\n"
         "    assert subprocess.run([sys.executable, '-c', code]).returncode == 0\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "."],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ignoring = pytest_in(
+        tmp_path, source, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
     )
-    assert done.returncode == 0, done.stdout
+    output, _ = ignoring.communicate()
+    assert ignoring.returncode == 0, output
 
 
 def test_what_tests_start_is_marked() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from outside_device import install, offer
-from source_tree import ROOT, modules, syntax
+from source_tree import PRODUCT, ROOT, modules, syntax
 
 from workloads import devices
 from workloads.base import BadConfiguration
@@ -50,8 +50,8 @@ def test_rules_ask_for_capabilities_that_there_are() -> None:
     with pytest.raises(ValueError, match="no capabilities streems"):
         dataclasses.replace(devices.device_spec("cuda"), capabilities=frozenset({"streems"}))
     asked = set()
-    for path in [*modules("workloads"), *modules("orchestrator")]:
-        for node in syntax(path.read_text(encoding="utf-8")):
+    for path in modules(*PRODUCT):
+        for node in syntax(path):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "can":
                 asked |= {each.value for each in node.args if isinstance(each, ast.Constant)}
     had = {each for spec in own_devices() for each in spec.capabilities}

@@ -1,0 +1,139 @@
+"""Commands typed in this process, a workplace for them, and a cluster's head that is here."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import tiny_workload
+
+from orchestrator.cli.main import full_parser, main
+from orchestrator.core.topology import Node
+from orchestrator.on_ray.jobs import JobInfo, Submission
+
+
+class Printed(NamedTuple):
+    """The output of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def all(self) -> str:
+        return self.out + self.err
+
+
+class Nightgrid:
+    """Types commands and returns what they print; an exit code other than ``code`` fails, unless
+    that is None."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+
+    def __call__(self, *words: object, code: int | None = 0) -> Printed:
+        self._capture.readouterr()
+        try:
+            ended = main([str(word) for word in words])
+        except SystemExit as refused:  # of argparse
+            ended = int(str(refused.code))
+        printed = Printed(ended, *self._capture.readouterr())
+        assert code in (None, ended), printed
+        return printed
+
+
+@pytest.fixture
+def nightgrid(capsys: pytest.CaptureFixture[str]) -> Nightgrid:
+    return Nightgrid(capsys)
+
+
+@pytest.fixture
+def workplace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A fresh working directory, in which the tiny workload is known."""
+    tiny_workload.register(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    for name in ("RAY_ADDRESS", "NIGHTGRID_RESULTS", "NIGHTGRID_NOTIFY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@cache
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command, by its name."""
+    kinds = argparse._SubParsersAction
+    (commands,) = (action for action in full_parser()._actions if isinstance(action, kinds))
+    return dict(commands.choices)
+
+
+def job_there(run: str, **changes: Any) -> JobInfo:
+    """A running job of a cluster."""
+    values: dict[str, Any] = {
+        "submission_id": f"nightgrid-{run}-1",
+        "status": "RUNNING",
+        "entrypoint": "python -m orchestrator run grid.yaml",
+        "message": "",
+        "started_at": 1000.0,
+        "ended_at": None,
+        "exit_code": None,
+        "run": run,
+    }
+    return JobInfo(**values | changes)
+
+
+class Head:
+    """The job server of a cluster whose helper jobs run in this process; ``head`` makes one."""
+
+    address = "http://head:8265"
+    known: list[JobInfo]
+    submissions: list[Submission]
+    stopped: list[str]
+    nodes: Sequence[Node] = ()
+
+    def __init__(self, address: str | None) -> None:
+        assert address == self.address
+
+    def jobs(self) -> list[JobInfo]:
+        return list(self.known)
+
+    def sent(self, run: str) -> JobInfo | None:
+        return next((job for job in self.known if run in (job.run, job.submission_id)), None)
+
+    def submit(self, submission: Submission) -> bool:
+        self.submissions.append(submission)
+        return True
+
+    def stop(self, submission_id: str) -> None:
+        self.stopped.append(submission_id)
+
+    def ask(
+        self, arguments: Sequence[str], *, timeout_s: float, module: str = "orchestrator"
+    ) -> str:
+        if module == "orchestrator.on_ray.jobs":
+            return "a line of Ray's\n" + json.dumps([asdict(node) for node in self.nodes]) + "\n"
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            main(list(arguments))
+        return f"2026-11-23 02:00:00,000\tINFO job_manager.py:568 -- env\n{printed.getvalue()}"
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> type[Head]:
+    """A head with no jobs yet, in the place of every job server."""
+
+    class Fresh(Head):
+        known, submissions, stopped = [], [], []
+
+    monkeypatch.setattr("orchestrator.on_ray.jobs.JobServer", Fresh)
+    return Fresh
