@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import builtins
 import json
+import random
 import subprocess
 import sys
 import types
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from orchestrator.worker.worker import describe
 from workloads import base, devices
@@ -44,7 +47,6 @@ def test_a_workload_error_is_left_alone(name: str) -> None:
 
 
 def test_torchs_own_exception_types_are_known_without_their_words() -> None:
-    import torch
     from torch.distributed import DistBackendError
 
     cuda = devices.device_for("cuda")
@@ -56,8 +58,6 @@ def test_torchs_own_exception_types_are_known_without_their_words() -> None:
 def test_what_a_full_card_says_is_kept_whole(recorded: dict[str, str]) -> None:
     """As an H100 wrote it in generation and in training, with and without expandable segments: the
     amounts stand at its beginning, the advice at its end; with torch's type and without it."""
-    import torch
-
     text = recorded["message"]
     assert len(text) > 400
     for error in (torch.OutOfMemoryError(text), RuntimeError(text)):
@@ -72,8 +72,6 @@ def test_what_a_full_card_says_is_kept_whole(recorded: dict[str, str]) -> None:
 def test_cudnns_attention_is_off_unless_the_node_asks_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     cuda = devices.device_for("cuda")
     before = torch.backends.cuda.cudnn_sdp_enabled()
@@ -150,28 +148,35 @@ def test_environments_are_known_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+def bridge(monkeypatch: pytest.MonkeyPatch, **modules: dict[str, object]) -> None:
+    """Install the modules of ``habana_frameworks.torch`` with these members."""
+    names = ["habana_frameworks", "habana_frameworks.torch"]
+    for name in (*names, *(f"{names[-1]}.{module}" for module in modules)):
+        made = types.ModuleType(name)
+        vars(made).update(modules.get(name.rpartition(".")[2], {}))
+        monkeypatch.setitem(sys.modules, name, made)
+
+
 def test_gaudi_is_asked_through_its_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name, memory and steps come from habana_frameworks, whose keys are its own."""
     calls: list[str] = []
-    hpu = types.ModuleType("habana_frameworks.torch.hpu")
-    hpu.get_device_name = lambda: "GAUDI"  # type: ignore[attr-defined]
-    hpu.memory_stats = lambda: {"Limit": 94, "InUse": 1, "MaxInUse": 7}  # type: ignore[attr-defined]
-    hpu.synchronize = lambda: calls.append("synchronize")  # type: ignore[attr-defined]
-    hpu.reset_peak_memory_stats = lambda: calls.append("reset")  # type: ignore[attr-defined]
-    core = types.ModuleType("habana_frameworks.torch.core")
-    core.mark_step = lambda: calls.append("mark_step")  # type: ignore[attr-defined]
-    for name in ("habana_frameworks", "habana_frameworks.torch"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, hpu.__name__, hpu)
-    monkeypatch.setitem(sys.modules, core.__name__, core)
+    names = iter(["GAUDI", "GAUDI", "GAUDI2"])
+    hpu = {
+        "get_device_name": lambda: next(names),
+        "memory_stats": lambda: {"Limit": 94, "InUse": 1, "MaxInUse": 7},
+        "synchronize": lambda: calls.append("synchronize"),
+        "reset_peak_memory_stats": lambda: calls.append("reset"),
+    }
+    bridge(monkeypatch, hpu=hpu, core={"mark_step": lambda: calls.append("mark_step")})
     device = devices.device_for("hpu")
     assert (device.memory_limit_bytes(), device.peak_memory_bytes()) == (94, 7)
     device.synchronize()
     device.mark_step()
     device.reset_peak_memory()
     assert calls == ["synchronize", "mark_step", "reset"]
-    assert "first-generation" in (device.lacks("fp16") or "")
     assert device.lacks("bf16") is None
-    hpu.get_device_name = lambda: "GAUDI2"  # type: ignore[attr-defined]
+    assert "first-generation" in (device.lacks("fp16") or "")
+    assert "first-generation" in (device.lacks("int4") or "")
     assert device.lacks("fp16") is None
 
 
@@ -179,35 +184,36 @@ def test_gaudi_is_asked_through_its_bridge(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_bridge_is_told_of_a_quantized_model_by_the_newest_name_it_has(
     newest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[object] = []
+    """Older releases have other names and arguments; one that has none of them is refused."""
+    calls: list[object] = []
     of_old = {
-        "hpu_set_env": lambda: told.append("old"),
-        "hpu_initialize": lambda model, mark_only_scales_as_const: told.append(
+        "hpu_set_env": lambda: calls.append("old"),
+        "hpu_initialize": lambda model, mark_only_scales_as_const: calls.append(
             (model, mark_only_scales_as_const)
         ),
     }
     of_new = {
-        "hpu_inference_set_env": lambda: told.append("new"),
-        "hpu_inference_initialize": lambda model, mark_scales, mark_non_scales: told.append(
+        "hpu_inference_set_env": lambda: calls.append("new"),
+        "hpu_inference_initialize": lambda model, mark_scales, mark_non_scales: calls.append(
             (model, mark_scales, mark_non_scales)
         ),
     }
-    core = types.ModuleType("habana_frameworks.torch.core")
-    for name in ("habana_frameworks", "habana_frameworks.torch"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, core.__name__, core)
     device = devices.device_for("hpu")
+    bridge(monkeypatch, core={})
     with pytest.raises(base.Unsupported, match="has no hpu_inference_set_env"):
         device.before_quantized_loading()
-    vars(core).update(of_old | of_new if newest else of_old)
+    bridge(monkeypatch, core=of_old | of_new if newest else of_old)
     device.before_quantized_loading()
     device.after_quantized_loading("a model")
-    assert told == (["new", ("a model", True, False)] if newest else ["old", ("a model", True)])
+    assert calls == (["new", ("a model", True, False)] if newest else ["old", ("a model", True)])
 
 
 def test_without_the_bridge_a_gaudi_card_cannot_be_had() -> None:
-    with pytest.raises(base.CardNotAcquired, match="habana_frameworks"):
-        devices.device_for("hpu").device_name()
+    """Asking for hpu where it is not there is an acquire failure, never another device."""
+    device = devices.device_for("hpu")
+    for use in (device.synchronize, device.device_name, device.peak_memory_bytes):
+        with pytest.raises(base.CardNotAcquired, match="no Habana bridge here"):
+            use()
 
 
 def test_the_cpu_has_a_name_and_its_memory_is_the_hosts() -> None:
@@ -247,11 +253,6 @@ print(faults() - before, held - (cpu.release_memory() or resident_bytes()))
 
 
 def test_seeding_repeats_all_random_numbers() -> None:
-    import random
-
-    import numpy
-    import torch
-
     cpu = devices.device_for("cpu")
 
     def draw() -> tuple[float, float, float]:
@@ -291,8 +292,6 @@ for allocate in (lambda: torch.ones(1_000_000_000), lambda: bytearray(4_000_000_
 
 
 def test_the_fused_optimizer_is_fused() -> None:
-    import torch
-
     weights = [torch.nn.Parameter(torch.ones(2))]
     made = devices.device_for("cpu").fused_adamw(weights, lr=0.1, weight_decay=0.5)
     assert [made.defaults[name] for name in ("fused", "lr", "weight_decay")] == [True, 0.1, 0.5]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
@@ -22,17 +24,14 @@ from workloads.devices.monitor.host import CardInventory, CardTelemetry, Holder,
 MIB = 2**20
 
 
-def test_cards_are_known_by_their_module_ids() -> None:
+def test_cards_are_known_by_their_module_ids_and_missing_columns_stay_unknown() -> None:
+    """The driver's order, ``index``, is another; a query with fewer fields, and with units."""
     cards = gaudi.parse_cards(GAUDI3_CSV)
     assert [card.module_id for card in cards] == list(range(8))
     assert [card.index for card in cards] == [4, 0, 2, 1, 7, 6, 3, 5]
     assert {(card.name, card.driver_version) for card in cards} == {("HL-325L", "1.24.1-b336d5e")}
-
-
-def test_values_with_units_are_read_and_missing_columns_stay_unknown() -> None:
-    telemetry = gaudi.parse_cards(GAUDI3_CSV)[0].telemetry
     expected = CardTelemetry(memory_used_bytes=672 * MIB, memory_total_bytes=131072 * MIB)
-    assert telemetry == expected
+    assert cards[0].telemetry == expected
 
 
 def test_values_without_units_keep_units_in_their_headers() -> None:
@@ -147,39 +146,33 @@ def test_without_gaudi_cards_nothing_is_said(tmp_path: Path, monkeypatch: Any) -
     assert HpuDevice.occupied(0) is None
 
 
-def test_the_tool_is_asked_for_what_is_read(tmp_path: Path, monkeypatch: Any) -> None:
-    script = tmp_path / "hl-smi"
+def test_the_tool_is_asked_for_what_is_read(tool: Callable[[str, str], None]) -> None:
     wanted = " ".join(gaudi.COMMAND[1:])
-    script.write_text(
-        f'#!/bin/sh\nif [ "$*" = "{wanted}" ]; then cat <<END\n{GAUDI3_CSV}END\n'
+    tool(
+        "hl-smi",
+        f'if [ "$*" = "{wanted}" ]; then cat <<END\n{GAUDI3_CSV}END\n'
         f'elif [ -z "$*" ]; then cat <<END\n{GAUDI2_TABLE}END\nelse exit 1; fi\n',
-        encoding="ascii",
     )
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert sorted(HpuDevice.telemetry()) == list(range(8))
     assert HpuDevice.occupied(0) is None  # index 4
     assert HpuDevice.occupied(5) == "card 5 is held by process 618796 (ray::ServeRepli)"  # index 6
 
 
-def test_power_is_that_of_both_rails(tmp_path: Path, monkeypatch: Any) -> None:
+def test_power_is_that_of_both_rails_where_the_table_has_it(
+    tool: Callable[[str, str], None],
+) -> None:
     assert gaudi.parse_power(GAUDI2_TABLE) == {0: 82.0, 6: 101.0}
-    script = tmp_path / "hl-smi"
-    rows = "\n".join(
-        f"{index}, {7 - index}, HL-225, 1.24, 60, 30, 0, 768, 98304" for index in (0, 1)
-    )
-    script.write_text(
-        f'#!/bin/sh\nif [ -z "$*" ]; then cat <<END\n{GAUDI2_TABLE}END\n'
+    rows = "\n".join(f"{index}, {7 - index}, HL-225, 1.24, 60, 0, 0, 768, 9830" for index in (0, 1))
+    tool(
+        "hl-smi",
+        f'if [ -z "$*" ]; then cat <<END\n{GAUDI2_TABLE}END\n'
         f"else cat <<END\n{gaudi.QUERY}\n{rows}\nEND\nfi\n",
-        encoding="ascii",
     )
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     both, one = gaudi.hl_smi_telemetry()[7], gaudi.hl_smi_telemetry()[6]
     assert (both.power_w, both.power_of) == (82.0, gaudi.WHOLE_POWER)
     assert (one.power_w, one.power_of) == (60.0, gaudi.RAIL_POWER)
-    told = card_readings([(1.0, both), (2.0, one)], 0.0, 3.0)["power_of"]
-    assert "54 V rail alone" in told and "54 V and 12 V" in told
+    power_of = card_readings([(1.0, both), (2.0, one)], 0.0, 3.0)["power_of"]
+    assert "54 V rail alone" in power_of and "54 V and 12 V" in power_of
 
 
 class FakeLibrary:
@@ -190,21 +183,43 @@ class FakeLibrary:
     """
 
     NOT_SUPPORTED = 3
+    #: Functions with a handle and a reference to one number, and the card's field.
+    NUMBERS: ClassVar[dict[str, str]] = {
+        "hlml_device_get_module_id": "module",
+        "hlml_device_get_power_usage": "mw",
+        "hlml_device_get_total_energy_consumption": "mj",
+        "hlml_device_get_temperature": "celsius",
+        "hlml_device_get_clock_info": "mhz",
+        "hlml_device_get_current_clocks_throttle_reasons": "busy",  # bits of both reasons, or none
+    }
 
-    def __init__(self, lacks: tuple[str, ...] = ()) -> None:
-        self.lacks = lacks
+    def __init__(self) -> None:
+        self.lacks = ""
+        idle = {"module": 4, "mw": 82_000, "mj": 5_000_000, "busy": 0, "used": 768}
+        busy = {"module": 0, "mw": 101_000, "mj": None, "busy": 3, "used": 27098}
         self.cards = {
-            1: SimpleNamespace(module=4, mw=82_000, mj=5_000_000, celsius=26, busy=0, used=768),
-            2: SimpleNamespace(module=0, mw=101_000, mj=None, celsius=26, busy=3, used=27098),
+            number: SimpleNamespace(**card, celsius=26, mhz=1650)
+            for number, card in enumerate((idle, busy), start=1)
         }
         self.open = 0
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("hlml_"):
             raise AttributeError(name)
-        if name in self.lacks:
+        if name == self.lacks:
             return lambda *arguments: self.NOT_SUPPORTED
+        if name in self.NUMBERS:
+            return partial(self.number, self.NUMBERS[name])
         return getattr(self, "do_" + name.removeprefix("hlml_"))
+
+    def number(self, field: str, handle: Any, *arguments: Any) -> int:
+        *kind, value = arguments
+        assert [int(one) for one in kind] == {"celsius": [0], "mhz": [2]}.get(field, [])  # on chip
+        figure = getattr(self.cards[handle.value], field)
+        if figure is None:
+            return self.NOT_SUPPORTED
+        value._obj.value = figure
+        return 0
 
     def do_init(self) -> int:
         self.open += 1
@@ -222,37 +237,8 @@ class FakeLibrary:
         handle._obj.value = index + 1  # a pointer is never null
         return 0
 
-    def do_device_get_module_id(self, handle: Any, value: Any) -> int:
-        value._obj.value = self.cards[handle.value].module
-        return 0
-
-    def do_device_get_power_usage(self, handle: Any, value: Any) -> int:
-        value._obj.value = self.cards[handle.value].mw
-        return 0
-
-    def do_device_get_total_energy_consumption(self, handle: Any, value: Any) -> int:
-        energy = self.cards[handle.value].mj
-        if energy is None:
-            return self.NOT_SUPPORTED
-        value._obj.value = energy
-        return 0
-
-    def do_device_get_temperature(self, handle: Any, sensor: int, value: Any) -> int:
-        assert int(sensor) == 0  # on the chip
-        value._obj.value = self.cards[handle.value].celsius
-        return 0
-
     def do_device_get_utilization_rates(self, handle: Any, value: Any) -> int:
         value._obj.aip = self.cards[handle.value].busy
-        return 0
-
-    def do_device_get_clock_info(self, handle: Any, clock: int, value: Any) -> int:
-        assert int(clock) == 2  # of the matrix engines
-        value._obj.value = 1650
-        return 0
-
-    def do_device_get_current_clocks_throttle_reasons(self, handle: Any, value: Any) -> int:
-        value._obj.value = self.cards[handle.value].busy  # the bits of both reasons, or none
         return 0
 
     def do_device_get_memory_info(self, handle: Any, value: Any) -> int:
@@ -296,14 +282,25 @@ def test_what_the_driver_does_not_support_stays_unknown(library: FakeLibrary) ->
     "name", ["hlml_init", "hlml_device_get_count", "hlml_device_get_module_id"]
 )
 def test_cards_that_cannot_be_counted_are_none(library: FakeLibrary, name: str) -> None:
-    library.lacks = (name,)
+    library.lacks = name
     assert gaudi.hlml_telemetry() == {}
 
 
-def test_a_missing_library_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_library_is_silent_and_what_others_print_is_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyhlml prints when it finds none; another thread may print meanwhile."""
     pytest.importorskip("pyhlml")
+
+    def missing(path: str) -> None:
+        thread = threading.Thread(target=print, args=("of another thread",))
+        thread.start()
+        thread.join()
+        raise OSError(f"no {path}")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
     assert gaudi.hlml_telemetry() == {}
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "of another thread\n"
 
 
 @pytest.mark.parametrize(
@@ -320,20 +317,18 @@ def test_internal_ports_that_are_up_are_counted(up: int, expected: tuple[int, in
 
 
 def test_the_inventory_asks_each_card_by_its_bus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tool: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tool = tmp_path / "hl-smi"
-    tool.write_text(
-        '#!/bin/sh\ncase "$*" in\n'
+    tool(
+        "hl-smi",
+        'case "$*" in\n'
         '"-Q module_id,bus_id,name -f csv,noheader") echo "5, 0000:b3:00.0, HL-325L";;\n'
         '"-i 0000:b3:00.0 -n ports") printf "0 internal\\n1 internal\\n2 external\\n";;\n'
         '"-i 0000:b3:00.0 -n link") printf "port 0: UP\\nport 1: DOWN\\nport 2: DOWN\\n";;\n'
-        "*) exit 1;;\nesac\n"
+        "*) exit 1;;\nesac\n",
     )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    (card,) = gaudi.hl_smi_inventory().items()
-    assert card == (5, CardInventory(product="HL-325L", links=2, links_up=1))
+    inventory = {5: CardInventory(product="HL-325L", links=2, links_up=1)}
+    assert gaudi.hl_smi_inventory() == inventory
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert gaudi.hl_smi_inventory() == {}
 

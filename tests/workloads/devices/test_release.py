@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_nvml import GIB, MIB, Nvml
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV
@@ -36,8 +38,6 @@ from workloads.devices.monitor.host import (
     occupation,
 )
 
-MIB = 2**20
-GIB = 2**30
 PYTHON = Holder(pid=900, name="python3")
 
 
@@ -151,6 +151,7 @@ def test_memory_that_is_held_for_ever_is_given_up_and_named() -> None:
 
 
 def test_no_wait_is_longer_than_the_longest() -> None:
+    """Not for memory that falls by a little, nor for memory that comes and goes."""
     seconds, why = waited(list(range(200_000, 0, -20)))
     assert seconds == 300.0 and why is not None
     seconds, why = waited([50_000, 40_000] * 1000)
@@ -211,108 +212,36 @@ def test_a_process_with_another_gaudi_card_open_has_not_got_its_own(
     )
 
 
-class Driver:
-    """NVML's functions as ``nvidia-ml-py`` has them, over one GPU whose memory may be changed;
-    ``listed`` stays empty, as in some virtual machines."""
-
-    nvmlMemory_v2 = 33554472
-
-    def __init__(self, *, second_version: bool = True, mig: int | None = None) -> None:
-        self.reserved, self.taken = 520 * MIB, 5 * MIB
-        self.second_version, self.mig = second_version, mig
-        self.listed: dict[int, str] = {}
-        self.display = 0
-
-    def nvmlInit(self) -> None:
-        """Nothing to open."""
-
-    def nvmlShutdown(self) -> None:
-        """Nothing to close."""
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return f"gpu {index}"
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
-        if self.mig is None:
-            raise RuntimeError("Not Supported")
-        return [self.mig, self.mig]
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
-        assert handle == "gpu 0" and index == 0
-        return "instance"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Any:
-        if handle == "instance":
-            return SimpleNamespace(used=self.taken, reserved=30 * MIB, total=10 * GIB)
-        if self.mig:  # all instances together
-            return SimpleNamespace(used=60 * GIB, reserved=self.reserved, total=80 * GIB)
-        if version is None:
-            return SimpleNamespace(used=self.taken + self.reserved, total=80 * GIB)
-        if not self.second_version:
-            raise RuntimeError("Function Not Found")
-        return SimpleNamespace(used=self.taken, reserved=self.reserved, total=80 * GIB)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        return [SimpleNamespace(pid=pid) for pid in self.listed]
-
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[Any]:
-        return []
-
-    def nvmlDeviceGetDisplayActive(self, handle: str) -> int:
-        return self.display
-
-    def nvmlSystemGetProcessName(self, pid: int) -> bytes:
-        return self.listed[pid].encode()
-
-    def nvmlDeviceGetUUID(self, handle: str) -> bytes:
-        return b"GPU-8DCB4B4C-0000-1111-2222-333344445555"
-
-    def nvmlDeviceGetPciInfo(self, handle: str) -> Any:
-        return SimpleNamespace(busId=b"00000000:3B:00.0")
-
-
-def installed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> Driver:
-    """The driver in the place of NVIDIA's package."""
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
-    nvidia.close_nvml()
-    return driver
-
-
 @pytest.mark.parametrize("second_version", [True, False])
 def test_a_gpu_in_a_machine_that_lists_no_process_is_known_by_its_memory(
-    monkeypatch: pytest.MonkeyPatch, second_version: bool
+    nvml: Nvml, second_version: bool
 ) -> None:
-    driver = installed(monkeypatch, Driver(second_version=second_version))
+    nvml.second_version = second_version
     idle = agent.idle_memory_of(Accelerator("GPU"), ("0", "MIG-8d"))
     assert idle == {0: (5 if second_version else 525) * MIB}
     assert CudaDevice.occupied(0, idle[0]) is None
-    driver.taken = 600 * MIB
+    nvml.taken = 600 * MIB
     found = CudaDevice.occupied(0, idle[0])
     assert found is not None and "MiB in use" in found and "not seen from here" in found
-    driver.taken = 5 * MIB
+    nvml.taken = 5 * MIB
     assert CudaDevice.occupied(0, idle[0]) is None
 
 
-def test_a_gpu_that_is_cut_up_is_known_by_its_first_instance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    driver = installed(monkeypatch, Driver(mig=1))
+def test_a_gpu_that_is_cut_up_is_known_by_its_first_instance(nvml: Nvml) -> None:
+    nvml.mig = 1
     assert CudaDevice.occupied(0) is None
-    driver.taken = 4 * GIB
+    nvml.taken = 4 * GIB
     assert CudaDevice.occupied(0) is not None
-    driver.mig = 0  # it can be cut up, and is not
+    nvml.mig = 0  # it can be cut up, and is not
     assert CudaDevice.use(0) == CardUse(used_bytes=4 * GIB + 520 * MIB, reserved_bytes=520 * MIB)
 
 
 def test_without_nvml_a_gpu_is_known_by_the_tool(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    monkeypatch: pytest.MonkeyPatch, tool: Callable[[str, str], None]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     nvidia.close_nvml()
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\nprintf 'index, memory.used [MiB]\\n0, 41000\\n1, 4\\n'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    tool("nvidia-smi", "printf 'index, memory.used [MiB]\\n0, 41000\\n1, 4\\n'\n")
     assert "41000 MiB in use" in (CudaDevice.occupied(0) or "")
     assert CudaDevice.occupied(1) is None
     assert CudaDevice.occupied(2) is None  # no such GPU: the job says what it runs into
@@ -339,29 +268,25 @@ def worker(monkeypatch: pytest.MonkeyPatch, seen: list[float], then: Any) -> Car
 
 
 def test_a_worker_after_a_killed_one_takes_its_card_when_the_memory_is_free(
-    monkeypatch: pytest.MonkeyPatch,
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process is gone and no list ever had it; 70 GB go in half a second each 10."""
-    driver = installed(monkeypatch, Driver())
-    driver.taken = 70 * GIB
+    nvml.taken = 70 * GIB
 
     def fall() -> None:
-        driver.taken = max(5 * MIB, driver.taken - 10 * GIB)
+        nvml.taken = max(5 * MIB, nvml.taken - 10 * GIB)
 
     seen: list[float] = []
-    started = worker(monkeypatch, seen, fall)
-    started.wait_until_free(CudaDevice())
-    assert driver.taken == 5 * MIB and len(seen) == 7
+    worker(monkeypatch, seen, fall).wait_until_free(CudaDevice())
+    assert nvml.taken == 5 * MIB and len(seen) == 7
 
 
 def test_a_worker_does_not_take_a_card_whose_memory_is_never_free(
-    monkeypatch: pytest.MonkeyPatch,
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = installed(monkeypatch, Driver())
-    driver.taken = 30 * GIB
-    seen: list[float] = []
+    nvml.taken = 30 * GIB
     with pytest.raises(CardNotAcquired, match=r"GPU0 is not free after 30 s: .* 30720 MiB") as why:
-        worker(monkeypatch, seen, lambda: None).wait_until_free(CudaDevice())
+        worker(monkeypatch, [], lambda: None).wait_until_free(CudaDevice())
     assert classify(why.value) is FailureClass.ACQUIRE
     failure = Failure(failure_class=FailureClass.ACQUIRE, message=str(why.value))
     cluster = Cluster(planned(job("gang", cards=2)), card_failures=1, card_rest_s=1)
@@ -404,18 +329,22 @@ def test_two_names_of_a_card_are_one_card(
     assert found is None if expected is None else expected in (found or "")
 
 
+UUID = "8dcb4b4c-0000-1111-2222-333344445555"
+
+
 @pytest.mark.parametrize(
     ("count", "uuid", "bus", "expected"),
     [
-        (1, "8dcb4b4c-0000-1111-2222-333344445555", 0x3B, None),
+        (1, UUID, 0x3B, None),
         (1, None, None, None),  # an older torch
-        (8, "8dcb4b4c-0000-1111-2222-333344445555", 0x3B, "it sees 8 GPUs and was given one"),
+        (8, UUID, 0x3B, "it sees 8 GPUs and was given one"),
         (0, None, None, "it sees 0 GPUs and was given one"),
         (1, "ffffffff-0000-1111-2222-333344445555", 0x3B, "UUID ffffffff"),
         (1, None, 0x5E, "bus id 0000:5e:00.0 and was given 0000:3b:00.0"),
     ],
 )
 def test_what_torch_sees_is_compared_with_the_card_of_that_index(
+    nvml: Nvml,
     monkeypatch: pytest.MonkeyPatch,
     count: int,
     uuid: str | None,
@@ -423,7 +352,6 @@ def test_what_torch_sees_is_compared_with_the_card_of_that_index(
     expected: str | None,
 ) -> None:
     torch = pytest.importorskip("torch")
-    installed(monkeypatch, Driver())
     properties = SimpleNamespace(
         **({"uuid": uuid} if uuid else {}),
         **({"pci_domain_id": 0, "pci_bus_id": bus, "pci_device_id": 0} if bus else {}),
@@ -432,10 +360,3 @@ def test_what_torch_sees_is_compared_with_the_card_of_that_index(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     found = CudaDevice().mismatch(0)
     assert found is None if expected is None else expected in (found or "")
-
-
-def test_the_library_has_what_is_called() -> None:
-    real = pytest.importorskip("pynvml")
-    names = [name for name in dir(Driver) if name.lower().startswith("nvml")]
-    assert [name for name in names if not hasattr(real, name)] == []
-    assert real.nvmlMemory_v2 == Driver.nvmlMemory_v2

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import io
 import os
 import re
 import threading
@@ -43,10 +42,11 @@ def hlml_telemetry() -> dict[int, CardTelemetry]:
         hlml = importlib.import_module("pyhlml")
     except ImportError:
         return {}
+    with contextlib.suppress(ImportError):  # the module that prints if there is no library
+        vars(importlib.import_module("pyhlml.hlml_lib"))["print"] = lambda *_: None
     with _IN_USE:
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # it prints if there is no library
-                hlml.hlmlInit()
+            hlml.hlmlInit()
         except Exception:
             return {}
         try:

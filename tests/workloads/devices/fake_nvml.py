@@ -1,0 +1,110 @@
+"""NVML's functions by the names and units of ``nvidia-ml-py``, over two GPUs."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workloads.devices.monitor import nvidia
+
+MIB = 2**20
+GIB = 2**30
+
+
+class Nvml:
+    """GPU 1 has no energy counter, and lists no processes; GPU 0 lists ``processes``, none in some
+    virtual machines."""
+
+    NVML_TEMPERATURE_GPU = 0
+    nvmlMemory_v2 = 33554472
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.taken, self.reserved = 5 * MIB, 520 * MIB
+        self.second_version = True
+        self.mig: int | None = None
+        self.processes: dict[int, str] = {}
+
+    def nvmlInit(self) -> None:
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        self.opened -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return 412_500
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        if handle == 1:
+            raise RuntimeError("Not Supported")
+        return 123_456_789
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        return 61
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=97, memory=40)
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        return {1: 1440}[kind]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        return 0x1 | 0x4 | 0x40  # a package that has the older name alone
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        if self.mig is None:
+            raise RuntimeError("Not Supported")
+        return [self.mig, self.mig]
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> str:
+        assert (handle, index) == (0, 0)
+        return "instance"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int | str, version: int | None = None) -> Any:
+        if handle == "instance":
+            return SimpleNamespace(used=self.taken, reserved=30 * MIB, total=10 * GIB)
+        if self.mig:  # all instances together
+            return SimpleNamespace(used=60 * GIB, reserved=self.reserved, total=80 * GIB)
+        if version is None:
+            return SimpleNamespace(used=self.taken + self.reserved, total=80 * GIB)
+        if not self.second_version:
+            raise RuntimeError("Function Not Found")
+        return SimpleNamespace(used=self.taken, reserved=self.reserved, total=80 * GIB)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int | str) -> list[Any]:
+        if handle == 1:
+            raise RuntimeError("Insufficient Permissions")
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.processes]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: int | str) -> list[Any]:
+        return []
+
+    def nvmlDeviceGetDisplayActive(self, handle: int | str) -> int:
+        return 0
+
+    def nvmlSystemGetProcessName(self, pid: int) -> bytes:
+        return self.processes[pid].encode()
+
+    def nvmlDeviceGetUUID(self, handle: int) -> bytes:
+        return b"GPU-8DCB4B4C-0000-1111-2222-333344445555"
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
+        return SimpleNamespace(busId=b"00000000:3B:00.0")
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    """The stand-in in the place of NVIDIA's package."""
+    fake = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    nvidia.close_nvml()
+    return fake
