@@ -24,13 +24,13 @@ def install(directory: Path) -> None:
     offer(directory, points)
 
 
-def offer(directory: Path, points: dict[str, str]) -> None:
+def offer(directory: Path, points: dict[str, str], group: str = "nightgrid.devices") -> None:
     """Have a directory count as an installed package with these entry points."""
     information = directory / "outside-1.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Name: outside\nVersion: 1\n")
     lines = [f"{name} = {value}" for name, value in points.items()]
-    (information / "entry_points.txt").write_text("\n".join(["[nightgrid.devices]", *lines]) + "\n")
+    (information / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]) + "\n")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from workloads.registry import find_workload
 from workloads.rules import refusals
 
 if TYPE_CHECKING:
-    from workloads.training.technique import Training
+    from workloads.training.technique import Loading, Training
 
 MODEL = "tiny-chatglm3"
 #: A small job of pretraining; its rate is one at which three steps change the loss.
@@ -113,6 +113,14 @@ def training_of(model: Any, optimizer: str = "AdamW", rate: float = 1e-2) -> Tra
     )
     training.optimizer = training.make_optimizer(training.trainable())
     return training
+
+
+def loading_on(device: str) -> Loading:
+    """Loading without any arguments, on a kind of device."""
+    from workloads.devices import device_for
+    from workloads.training.technique import Loading
+
+    return Loading(device=device_for(device), model_arguments={}, tokenizer_arguments={})
 
 
 def small_model(kind: str = "llama", seed: int = 0, wide: bool = False, **changes: Any) -> Any:

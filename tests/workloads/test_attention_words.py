@@ -16,7 +16,6 @@ from workloads.training import sample_attention
 
 
 def test_a_word_that_would_change_the_result_is_refused() -> None:
-    """Words that are not set pass, and so do those that change nothing."""
     attend, own = sample_attention.SampleAttention(), {"position_ids": torch.tensor([[0]])}
     module = torch.nn.Module()
     module.layer_idx = 0
@@ -37,7 +36,6 @@ def test_a_word_that_would_change_the_result_is_refused() -> None:
 def test_apart_is_causal_attention_of_each_sample(
     lengths: list[int], groups: int, width: int
 ) -> None:
-    """Output and gradients are those of the samples alone."""
     whole = sum(lengths)
     generator = torch.Generator().manual_seed(whole)
     heads = [
@@ -61,7 +59,6 @@ def test_apart_is_causal_attention_of_each_sample(
 
 
 def test_varlen_attention_is_called_as_torch_has_it() -> None:
-    """One causal call for all samples, by the parameters of this torch's function."""
     from torch.nn.attention.varlen import varlen_attn
 
     calls: list[Any] = []
@@ -81,7 +78,6 @@ def test_varlen_attention_is_called_as_torch_has_it() -> None:
 
 @pytest.mark.parametrize("places", [[1, 2, 0, 1], [2, 3, 4]])
 def test_positions_within_a_sample_are_refused(places: list[int]) -> None:
-    """Nothing would be known of the first ones."""
     heads = [torch.randn(1, 2, len(places), 8) for _ in range(3)]
     with pytest.raises(Unsupported, match="do not begin with 0"):
         sample_attention.SampleAttention()(

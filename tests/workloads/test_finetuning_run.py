@@ -47,9 +47,6 @@ experiments:
 def test_a_fine_tuning_grid_gives_rows_and_an_adapter_for_inference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each job has its row with samples/s, losses and sizes, also after having been written and
-    read; the adapter that one kept is used by a job of the next grid, and one that nobody trained
-    is refused before anything starts."""
     monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("NIGHTGRID_ADAPTERS", raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,15 @@ from finetuning_cases import PRETRAINING, asked, losses, refuse, request, train,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.base import BadConfiguration, DataMissing, MeasureSettings
+from orchestrator.analysis.samples import derived_figures, metrics_of
+from workloads.base import SAMPLES, BadConfiguration, DataMissing, MeasureSettings
 from workloads.data.datasets import load_examples
 from workloads.data.shapes import text_of
 from workloads.models.catalog import MINILM, find_model, usable_positions
 from workloads.models.embedded import tiny_bert
-from workloads.models.loading import load_masked_model, load_tokenizer, open_model
+from workloads.models.loading import load_config, load_masked_model, load_tokenizer, open_model
 from workloads.registry import TASKS
+from workloads.registry import metrics_of as declared
 from workloads.training.data import NOT_LEARNED, SampleFormat
 from workloads.training.masking import Chunk, cut, encode, masked
 from workloads.training.parallel.layout import Layout
@@ -34,7 +37,6 @@ LEARNING = {**PRETRAINING, "workload": "pretraining", "batch_size": 4}
 
 
 def chunks_of(count: int, length: int, seed: int = 0) -> list[Chunk]:
-    """Chunks of random tokens, of which some are special; none is the mask token."""
     random = numpy.random.default_rng(seed)
     ids = random.integers(10, VOCABULARY, (count, length))
     special = random.random((count, length)) < 0.05
@@ -43,26 +45,19 @@ def chunks_of(count: int, length: int, seed: int = 0) -> list[Chunk]:
 
 @pytest.fixture(scope="module")
 def form() -> SampleFormat:
-    """The embedded model's chunks of 64 tokens."""
-    from transformers import AutoConfig
-
     source = open_model("tiny-bert")
     return SampleFormat(
         tokenizer=load_tokenizer(source),
         source=source,
-        config=AutoConfig.from_pretrained(source.path),
+        config=load_config(source),
         parameters=request(**PRETRAINING).parameters,
         pad_token_id=0,
         context_length=512,
     )
 
 
-# ------------------------------------------------------------------ chunks
-
-
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 12))
 def test_chunks_are_the_corpus_less_its_rest(ids: list[int], length: int) -> None:
-    """One after the other they are the tokens, all are whole, and less than one is dropped."""
     found = cut(ids, [number % 3 == 0 for number in ids], length)
     assert all(chunk.tokens == length for chunk in found)
     joined = [int(token) for chunk in found for token in chunk.ids]
@@ -72,8 +67,6 @@ def test_chunks_are_the_corpus_less_its_rest(ids: list[int], length: int) -> Non
 
 
 def test_texts_are_joined_as_the_tokenizer_begins_and_ends_them(form: SampleFormat) -> None:
-    """The chunks are those of the example script: encode with special tokens, join, cut; and no
-    more texts are encoded than the chunks need."""
     examples = load_examples("english-corpus-synthetic")
     found = encode(examples, 40, form)
     told = found.details["chunks"]
@@ -89,8 +82,6 @@ def test_texts_are_joined_as_the_tokenizer_begins_and_ends_them(form: SampleForm
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 30))
 @settings(max_examples=30, deadline=None)
 def test_each_chunk_is_met_once_over_the_ranks(cards: int, batch: int, count: int) -> None:
-    """In one pass no chunk is met twice, and less than a global batch is left out; masks do not
-    depend on how many cards share a batch."""
     form = _form_of(32)
     chunks = chunks_of(count, 32)
     whole = batch * cards
@@ -137,15 +128,9 @@ def _restored(inputs: Any) -> torch.Tensor:
     return torch.where(inputs.labels == NOT_LEARNED, inputs.input_ids, inputs.labels)
 
 
-# ------------------------------------------------------------------ masks
-
-
 @given(st.integers(0, 10**6), st.floats(0.05, 0.5))
 @settings(max_examples=25, deadline=None)
 def test_the_masking_law(step: int, share: float) -> None:
-    """The share of ordinary tokens has labels, special ones never; of the labelled 80 % show the
-    mask, 10 % another token, 10 % themselves, within five standard deviations. What is not
-    labelled stays as it is."""
     chunks = chunks_of(64, 128)
     found = masked(chunks, share, MASK, VOCABULARY, step)
     before = numpy.stack([chunk.ids for chunk in chunks])
@@ -154,9 +139,8 @@ def test_the_masking_law(step: int, share: float) -> None:
     labels = numpy.stack([chunk.labels for chunk in found])
     learned = labels != NOT_LEARNED
     assert not (learned & special).any()
-    assert (shown[~learned] == before[~learned]).all() and (
-        labels[learned] == before[learned]
-    ).all()
+    assert (shown[~learned] == before[~learned]).all()
+    assert (labels[learned] == before[learned]).all()
     assert sum(chunk.learned_tokens for chunk in found) == learned.sum()
 
     def within(count: int, of: int, chance: float) -> bool:
@@ -167,53 +151,33 @@ def test_the_masking_law(step: int, share: float) -> None:
     kept = shown[learned] == before[learned]
     assert within(int((shown[learned] == MASK).sum()), total, 0.8 + 0.1 / VOCABULARY)
     assert within(int(kept.sum()), total, 0.1 + 0.1 / VOCABULARY)
-
-
-def test_masks_are_a_function_of_the_step() -> None:
-    """Another step masks others, and the same step the same."""
-    chunks = chunks_of(8, 64)
-    one, again, other = (masked(chunks, 0.15, MASK, VOCABULARY, step) for step in (3, 3, 4))
-    assert all((a.ids == b.ids).all() for a, b in zip(one, again, strict=True))
-    assert not any((a.labels == b.labels).all() for a, b in zip(one, other, strict=True))
-
-
-# ------------------------------------------------------------------ training
+    again, other = (masked(chunks, share, MASK, VOCABULARY, step + n) for n in (0, 1))
+    assert all((a.ids == b.ids).all() for a, b in zip(found, again, strict=True))
+    assert not any((a.labels == b.labels).all() for a, b in zip(found, other, strict=True))
 
 
 def test_a_row_counts_chunks_and_says_what_was_begun_with() -> None:
-    """A sample is a chunk; the loss begins at the logarithm of the vocabulary, and falls."""
     result = trained(**LEARNING)
-    assert [sample.items for sample in result.samples] == [4, 4, 4]
-    assert [sample.input_tokens for sample in result.samples] == [4 * 64] * 3
-    assert [sample.computed_tokens for sample in result.samples] == [4 * 64] * 3
+    counts = [(s.items, s.input_tokens, s.computed_tokens) for s in result.samples]
+    assert counts == [(4, 4 * 64, 4 * 64)] * 3
     assert losses(result)[0] == pytest.approx(numpy.log(len(tiny_bert.vocabulary())), abs=0.3)
     assert losses(result)[-1] < 0.95 * losses(result)[0]
     assert result.details["new_weights"] == "all" and result.random_weights
     assert result.details["chunks"].startswith("32 of 64 tokens")
     assert result.metrics["first_batch_loss_after"] < result.metrics["first_batch_loss_before"]
-    assert result.parameter_count == sum(
-        int(numpy.prod(shape)) for shape in tiny_bert.shapes().values()
-    )
+    sizes = [int(numpy.prod(shape)) for shape in tiny_bert.shapes().values()]
+    assert result.parameter_count == sum(sizes)
 
 
 def test_figures_are_those_of_steps() -> None:
-    """Steps a second, and the hours that the published numbers of steps take at that rate; a step
-    of a gang is as slow as its slowest rank."""
-    from dataclasses import replace
-
-    from orchestrator.analysis.samples import derived_figures, metrics_of
-    from workloads.base import SAMPLES
-    from workloads.registry import metrics_of as declared
-
     samples = [
         (rank, replace(sample, wall_s=0.5 - 0.1 * rank))
         for rank in (0, 1)
         for sample in trained(**LEARNING).samples
     ]
     found = derived_figures(declared("pretraining"), samples)
-    assert found["steps_per_s"] == pytest.approx(2.0)
-    assert found["hours_for_65000_steps"] == pytest.approx(65_000 / 2 / 3600)
-    assert found["hours_for_20000_steps"] == pytest.approx(20_000 / 2 / 3600)
+    hours = {f"hours_for_{steps}_steps": steps / 2 / 3600 for steps in (65_000, 20_000)}
+    assert found == pytest.approx({"steps_per_s": 2.0, **hours})
     assert metrics_of(samples, throughput=SAMPLES).throughput == pytest.approx(2 * 4 * 2.0)
 
 
@@ -224,10 +188,8 @@ def test_the_curve_is_that_of_stock_trainer(form: SampleFormat) -> None:
     from transformers import AutoModelForMaskedLM, Trainer, TrainerCallback, TrainingArguments
 
     steps, rate, batch = 6, 5e-3, 4
-    ours = train(
-        **{**LEARNING, "initial_weights": "checkpoint", "learning_rate": rate, "steps": steps},
-        samples=steps * batch,
-    )
+    changes = {"initial_weights": "checkpoint", "learning_rate": rate, "steps": steps}
+    ours = train(**{**LEARNING, **changes}, samples=steps * batch)
     chunks = encode(load_examples("english-corpus-synthetic"), steps * batch, form).samples
     task = TASKS["masked-lm"]
     rows = []
@@ -285,8 +247,6 @@ def test_mixed_precision_keeps_the_weights(form: SampleFormat) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Its weights are those of the file; a directory with a configuration alone begins afresh, and
-    equals a checkpoint's configuration in every loss."""
     source = Path(open_model("tiny-bert").path)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, tmp_path / name)
@@ -297,17 +257,11 @@ def test_a_checkpoint_goes_on_where_it_was(tmp_path: Path) -> None:
     assert losses(goes_on)[0] != losses(begun)[0] and "new_weights" not in goes_on.details
     with pytest.raises(DataMissing, match="has no weights"):
         find_model(str(tmp_path))
-    found = refuse(
-        asked("pretraining", model=str(tmp_path), initial_weights="checkpoint", max_length=64),
-        "pretraining",
-    )
-    assert [(each.setting, each.hint) for each in found] == [
-        ("initial_weights", "write initial_weights: fresh")
-    ]
+    ((setting, _),) = refused(model=str(tmp_path), initial_weights="checkpoint")
+    assert setting == "initial_weights"
 
 
 def test_a_vocabulary_larger_than_the_configurations_gets_its_rows(tmp_path: Path) -> None:
-    """As in the source: a new tokenizer, and embeddings of its size."""
     source = Path(open_model("tiny-bert").path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, tmp_path / name)
@@ -318,7 +272,6 @@ def test_a_vocabulary_larger_than_the_configurations_gets_its_rows(tmp_path: Pat
 
 @pytest.mark.real
 def test_a_pretrained_encoder_gets_a_new_head() -> None:
-    """MiniLM's encoder is read, its masked-word head is not there, and the row says so."""
     try:
         find_model(MINILM)
     except DataMissing:
@@ -333,7 +286,6 @@ def test_a_pretrained_encoder_gets_a_new_head() -> None:
 
 
 def test_the_embedded_checkpoint_is_whole() -> None:
-    """No weight of the class is missing from the file, and its vocabulary knows English."""
     source = open_model("tiny-bert")
     assert load_masked_model(source).new_weights == ()
     tokenizer = load_tokenizer(source)
@@ -345,11 +297,7 @@ def test_the_embedded_checkpoint_is_whole() -> None:
     )
 
 
-# ------------------------------------------------------------------ refusals
-
-
 def refused(**changes: Any) -> list[tuple[str, str]]:
-    """The settings to blame, and why."""
     job = {"model": "tiny-bert", "dataset": "english-corpus-synthetic", "precision": "fp32"}
     job |= {"max_length": 128, **changes}
     return [
@@ -358,31 +306,39 @@ def refused(**changes: Any) -> list[tuple[str, str]]:
 
 
 def test_what_makes_sense_is_not_refused() -> None:
-    """Also eight cards, ZeRO and both mixed precisions."""
     assert not refused()
-    assert not refused(cards=8, batch_size=32, autocast="bf16")
-    assert not refused(cards=8, batch_size=32, strategy="zero1")
+    for changes in ({"autocast": "bf16"}, {"strategy": "zero1"}):
+        assert not refused(cards=8, batch_size=32, **changes)
     assert not refused(cards=8, batch_size=32, autocast="fp16", device="cuda")
 
 
-def test_chunks_beyond_the_positions_are_refused() -> None:
-    """With the number of positions; some families count them from behind the padding token."""
-    ((setting, reason),) = refused(max_length=513)
-    assert setting == "max_length" and "513" in reason and "512 positions" in reason
+@pytest.mark.parametrize(
+    ("changes", "setting", "words"),
+    [
+        ({"max_length": 513}, "max_length", "513 tokens, and tiny-bert was made for 512 positions"),
+        ({"batch_size": 512, "cards": 8}, "dataset", "makes 2896 chunks of 128 tokens, and one"),
+        ({"batch_size": 512, "cards": 8}, "dataset", "on 8 cards takes 4096"),
+        ({"precision": "fp16"}, "precision", "pretraining would update fp16 weights"),
+        *(({"precision": p}, "precision", f"weights in {p} have") for p in ("int8", "int4", "fp8")),
+        ({"model": "tiny-chatglm3"}, "model", "and pretraining takes a masked language model"),
+    ],
+)
+def test_what_cannot_be_pretrained_is_refused(
+    changes: dict[str, Any], setting: str, words: str
+) -> None:
+    first, *others = refused(**changes)
+    assert first[0] == setting and words in first[1]
+    assert setting == "model" or {name for name, _ in others} <= {setting}
+
+
+def test_some_families_count_positions_from_behind_the_padding_token() -> None:
     assert usable_positions({"max_position_embeddings": 512, "model_type": "bert"}) == 512
     roberta = {"max_position_embeddings": 514, "model_type": "roberta", "pad_token_id": 1}
     assert usable_positions(roberta) == 512
     assert usable_positions({}) is None
 
 
-def test_less_text_than_a_batch_is_refused() -> None:
-    """With both numbers, over all cards."""
-    ((setting, reason),) = refused(batch_size=512, cards=8)
-    assert setting == "dataset" and "makes 2896 chunks" in reason and "takes 4096" in reason
-
-
 def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
-    """In the plan, by its files."""
     source = Path(open_model("tiny-bert").path)
     shutil.copytree(source, tmp_path / "m")
     told = json.loads((source / "tokenizer_config.json").read_text())
@@ -394,40 +350,24 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tmp_path: Path) -> None:
         train(**{**LEARNING, "model": str(tmp_path / "m")})
 
 
-@pytest.mark.parametrize("precision", ["fp16", "int8", "int4", "fp8"])
-def test_weights_that_cannot_learn_are_refused(precision: str) -> None:
-    """fp16 weights as a mistake, quantised ones as what no device does."""
-    (found,) = {setting for setting, _ in refused(precision=precision)}
-    assert found == "precision"
-
-
-def test_other_kinds_of_models_are_refused(tmp_path: Path) -> None:
-    """A decoder, also of the BERT family: trained on both sides it would see the answers; and no
-    causal workload takes an encoder."""
-    assert refused(model="tiny-chatglm3")[0][0] == "model"
-    for name, config, workload, title in (
-        (
-            "decoder",
-            {"architectures": ["BertLMHeadModel"]},
-            "pretraining",
-            "a masked language model",
-        ),
-        (
-            "encoder",
-            {"architectures": ["BertForMaskedLM"]},
-            "finetuning",
-            "a causal language model",
-        ),
-    ):
-        directory = tmp_path / name
-        directory.mkdir()
-        (directory / "config.json").write_text(json.dumps(tiny_bert.config() | config))
-        (directory / "model.safetensors").touch()
-        found = refuse(asked(workload, model=str(directory), precision="fp32"), workload)
-        assert found[0].setting == "model" and f"takes {title}" in found[0].reason
+@pytest.mark.parametrize(
+    ("architecture", "workload", "title"),
+    [
+        ("BertLMHeadModel", "pretraining", "a masked language model"),
+        ("BertForMaskedLM", "finetuning", "a causal language model"),
+    ],
+)
+def test_other_kinds_of_models_are_refused(
+    architecture: str, workload: str, title: str, tmp_path: Path
+) -> None:
+    """A decoder, also of the BERT family: trained on both sides it would see the answers."""
+    config = tiny_bert.config() | {"architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").touch()
+    found = refuse(asked(workload, model=str(tmp_path), precision="fp32"), workload)
+    assert found[0].setting == "model" and f"takes {title}" in found[0].reason
 
 
 def test_a_probe_takes_the_batch_once() -> None:
-    """It is asked whether a batch fits."""
     result = train(**LEARNING, probe=True, measure=MeasureSettings(warmup=0, time_limit_s=60))
     assert [sample.items for sample in result.samples] == [4, 4]

@@ -12,7 +12,7 @@ from generation_cases import MODEL, PROMPTS, Worker, request, write_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads import quality, text_generation
+from workloads import quality
 from workloads.base import NOT_FINITE, ONE_TOKEN, OutOfMemory, Result, Unsupported
 from workloads.data.datasets import Reading, load_dataset
 from workloads.engines.transformers.generation import TransformersEngine
@@ -22,7 +22,7 @@ VOCABULARY, STEPS = 200, 6
 
 
 def reference_of(tmp_path: Path, seed: int, prompts: int = 3) -> tuple[Reference, Any, Any]:
-    """A reference as it is read back, with the tokens and logits that it was made of."""
+    """A reference as it is read back, and the tokens and logits that it was made of."""
     draw = torch.Generator().manual_seed(seed)
     logits = [4 * torch.randn(STEPS, VOCABULARY, generator=draw) for _ in range(prompts)]
     tokens = [one.argmax(-1).tolist() for one in logits]
@@ -34,7 +34,6 @@ def reference_of(tmp_path: Path, seed: int, prompts: int = 3) -> tuple[Reference
 
 
 def test_what_is_the_same_agrees_in_every_figure(tmp_path: Path) -> None:
-    """All tokens, no divergence, the reference's own loss; an output layer may be padded."""
     reference, tokens, logits = reference_of(tmp_path, 0)
     for padding in (0, 5):
         wider = [torch.nn.functional.pad(one, (0, padding), value=-1e4) for one in logits]
@@ -63,16 +62,12 @@ def test_the_divergence_is_a_lower_bound_of_the_true_one(
 
 
 def test_steps_are_compared_up_to_the_first_difference(tmp_path: Path) -> None:
-    """After it the two have read other texts; the step at which they part counts as a miss."""
     reference, tokens, logits = reference_of(tmp_path, 1)
     other = [list(each) for each in tokens]
     other[0][2] = (other[0][2] + 1) % VOCABULARY
     found = compare(other, logits, reference)
     assert found["quality_compared_tokens"] == 2 * STEPS + 3
     assert found["quality_top1_agreement"] == pytest.approx((2 * STEPS + 2) / (2 * STEPS + 3))
-
-
-# ---------------------------------------------------------------- on a real, small model
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +81,11 @@ def worker() -> Worker:
 
 
 def rows(worker: Worker, dataset: str, **changes: Any) -> Result:
-    asked = request(dataset, quality=True, output_tokens=4, batch_size=8, **changes)
-    return text_generation.run(asked, worker.context())
+    return worker.run(dataset, quality=True, output_tokens=4, batch_size=8, **changes)
 
 
 @pytest.fixture(scope="module")
 def reference(dataset: str) -> Path:
-    """The reference on these prompts, made by its job."""
     changes = {"workload": "quality-reference", "batch_size": 1, "output_tokens": 32, "prompts": 8}
     made = quality.run(request(dataset, **changes), Worker().context())
     return Path(made.details["quality_reference"])
@@ -101,7 +94,6 @@ def reference(dataset: str) -> Path:
 def test_without_a_reference_the_row_says_not_compared(
     worker: Worker, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The figures of speed are there all the same."""
     real = quality.cache_root()
     monkeypatch.setattr(quality, "cache_root", lambda: tmp_path / real.name)
     result = rows(worker, dataset)
@@ -109,10 +101,10 @@ def test_without_a_reference_the_row_says_not_compared(
     assert result.details["quality"].startswith("not compared: its reference is not in the cache")
 
 
+@pytest.mark.usefixtures("reference")
 def test_texts_beyond_an_engine_s_window_are_not_compared(
-    worker: Worker, dataset: str, reference: Path, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would write them otherwise than the model; the figures of speed are there all the same."""
     monkeypatch.setattr(TransformersEngine, "window", 40)
     result = rows(worker, dataset, input_tokens=8)
     assert result.samples and "quality_kl" not in result.metrics
@@ -120,12 +112,10 @@ def test_texts_beyond_an_engine_s_window_are_not_compared(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("reference")
 def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(
-    worker: Worker, dataset: str, reference: Path
+    worker: Worker, dataset: str
 ) -> None:
-    """fp32 in batches of eight writes the reference's texts; bf16 is further from it. The figures
-    are taken once while a model is resident."""
-    assert reference.is_dir()
     plain, rounded = rows(worker, dataset), rows(worker, dataset, precision="bf16")
     assert plain.details["quality"] == f"compared with the plain path on {len(PROMPTS)} prompts"
     assert plain.metrics["quality_top1_agreement"] > 0.97
@@ -145,10 +135,10 @@ def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("reference")
 def test_out_of_memory_while_comparing_costs_no_row(
-    worker: Worker, dataset: str, reference: Path, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The timed part is done; the row says that there was no room."""
     rows(worker, dataset)
     worker.loaded[f"{MODEL}|fp32|transformers"].known.clear()
 
@@ -161,34 +151,23 @@ def test_out_of_memory_while_comparing_costs_no_row(
     assert result.details["quality"] == "not compared: OutOfMemory: tried to allocate 3 GiB"
 
 
-def test_other_prompts_have_another_reference(dataset: str, tmp_path: Path) -> None:
-    """So have another split, another number of prompts, and another model."""
+def test_other_prompts_have_another_reference(dataset: str) -> None:
     usual = QualityReferenceParameters()
-    names = {
-        quality.reference_directory(MODEL, name, reading, parameters).name
-        for name, reading, parameters in (
-            (dataset, Reading(), usual),
-            (dataset + "2", Reading(), usual),
-            (dataset, Reading(split="test"), usual),
-            (dataset, Reading(), QualityReferenceParameters(prompts=9)),
-        )
-    }
-    assert len(names) == 4
-
-
-# ---------------------------------------------------------------- on the dataset's own answers
+    seen = [
+        (dataset, Reading(), usual),
+        (dataset + "2", Reading(), usual),
+        (dataset, Reading(split="test"), usual),
+        (dataset, Reading(), QualityReferenceParameters(prompts=9)),
+    ]
+    assert len({quality.reference_directory(MODEL, *each).name for each in seen}) == 4
 
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Prompts of which two have an answer."""
     answers = ["这条裙子很显瘦，适合夏天。", "", "宽松的裤子穿着舒服，不挑身材。", " "]
-    lines = [
-        json.dumps({"content": prompt, "summary": answer}, ensure_ascii=False)
-        for prompt, answer in zip(PROMPTS, answers, strict=False)
-    ]
+    pairs = [{"content": p, "summary": a} for p, a in zip(PROMPTS, answers, strict=False)]
     path = tmp_path_factory.mktemp("answered") / "pairs.json"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(map(json.dumps, pairs)))
     return str(path)
 
 
@@ -222,18 +201,15 @@ def own_loss(worker: Worker, key: str, dataset: str) -> tuple[float, int]:
 def test_the_loss_on_answers_is_that_of_transformers(
     worker: Worker, answered: str, engine: str, precision: str, model: str
 ) -> None:
-    """Of the two examples that have an answer; the prompts' tokens do not count."""
+    changes: dict[str, Any] = {"model": model, "precision": precision, "prompts": 2}
     if model != MODEL:
         answered = "cnn-dailymail-synthetic"
-    changes: dict[str, Any] = {"model": model, "prompts": 2, "batch_size": 2}
-    asked = request(answered, quality=True, output_tokens=2, precision=precision, **changes)
-    plain = text_generation.run(asked, worker.context())
+        changes["max_source_length"] = 64
+    shared = {"quality": True, "output_tokens": 2, "batch_size": 2, **changes}
+    plain = worker.run(answered, **shared)
     loss, tokens = own_loss(worker, f"{model}|{precision}|transformers", answered)
     if engine != "transformers":
-        asked = request(
-            answered, quality=True, output_tokens=2, precision=precision, engine=engine, **changes
-        )
-        plain = text_generation.run(asked, worker.context())
+        plain = worker.run(answered, **shared, engine=engine)
     assert plain.metrics["answer_loss"] == pytest.approx(loss, abs=1e-4)
     assert plain.metrics["answer_loss"] > 1
     answers = 2 if model == MODEL else quality.ANSWERS
@@ -243,7 +219,6 @@ def test_the_loss_on_answers_is_that_of_transformers(
 def test_without_answers_or_logits_the_row_says_so(
     worker: Worker, dataset: str, answered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plain prompts; an engine that tells no logits; figures that are taken once."""
     assert rows(worker, dataset).details["answer_loss"].startswith("not known: no example")
     first = rows(worker, answered)
 

@@ -1,5 +1,4 @@
-"""Quantization as a step: fewer bits that are counted, quality before and after, models that
-other jobs run."""
+"""Quantization as a step: fewer bits, quality before and after, models that other jobs run."""
 
 from __future__ import annotations
 
@@ -12,17 +11,18 @@ import pytest
 import torch
 from finetuning_cases import asked, refuse
 from generation_cases import ONCE, Worker
-from generation_cases import request as generation
 
-from workloads import quantization, text_generation
-from workloads.base import BadConfiguration, JobContext, Request, Result, Unsupported
+from workloads import quantization
+from workloads.base import BadConfiguration, JobContext, Refusal, Request, Result, Unsupported
 from workloads.compression.quantization import correct_biases, mean_outputs
+from workloads.data.datasets import load_dataset
 from workloads.devices import device_for
 from workloads.inspection.checkpoints import PROTECTED
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.registry import find_workload
 
 SMALL: dict[str, Any] = {"samples": 4, "length": 32, "held_out": 4}
+LEARNED: dict[str, Any] = {"method": "auto-round", "numbers": "int4"}
 
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.usefixtures("shared")
 def quantize(
     model: str = "tiny-chatglm3", context: JobContext | None = None, **given: Any
 ) -> Result:
-    """Run a small job in bf16."""
     spec = find_workload("quantization")
     job = Request(
         workload="quantization",
@@ -47,11 +46,17 @@ def quantize(
     return quantization.run(job, context or Worker().context())
 
 
+def refused(**given: Any) -> tuple[Refusal, ...]:
+    names = ("model", "precision", "cards", "batch_size", "device")
+    fields = {name: given.pop(name) for name in names if name in given}
+    parameters = find_workload("quantization").validate(given)
+    return refuse(replace(asked(**fields), parameters=parameters), "quantization")
+
+
 @pytest.mark.slow
 def test_reading_the_held_out_examples_is_in_no_time_of_the_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither loading nor quantizing takes any of it, by the wall's clock or the processor's."""
     clock = [0.0]
     read = quantization.read
 
@@ -81,8 +86,6 @@ def test_reading_the_held_out_examples_is_in_no_time_of_the_row(
 def test_a_model_in_fewer_bits_is_kept_and_runs(
     method: str, numbers: str, precision: str, share: float
 ) -> None:
-    """It is smaller as stored, predicts nearly the same, is read back in its own numbers, and jobs
-    with its precision generate with it."""
     name = f"{method}-{numbers}"
     result = quantize(method=method, numbers=numbers, save_model=name)
     metrics = result.metrics
@@ -98,16 +101,8 @@ def test_a_model_in_fewer_bits_is_kept_and_runs(
     read = (4, 4 * 32) if method == "static" else (0, 0)
     assert [(s.items, s.input_tokens) for s in result.samples] == [read]
     assert metrics["held_out_loss"] == pytest.approx(metrics["held_out_loss_before"], rel=0.2)
-    made = text_generation.run(
-        generation(
-            "advertisegen-synthetic",
-            model=name,
-            precision=precision,
-            prompts=1,
-            output_tokens=2,
-        ),
-        Worker().context(),
-    )
+    small = {"prompts": 1, "output_tokens": 2}
+    made = Worker().run("advertisegen-synthetic", model=name, precision=precision, **small)
     # bitsandbytes holds the scales of a layer in other tensors once they came from a file
     assert made.weight_bytes == pytest.approx(metrics["model_bytes_after"], rel=0.02)
     assert f"{method}, {numbers}" in made.precision_detail
@@ -115,8 +110,7 @@ def test_a_model_in_fewer_bits_is_kept_and_runs(
 
 @pytest.mark.slow
 def test_static_activations_are_in_int8_in_the_ranges_of_the_texts() -> None:
-    """By hand for one layer: input and weights are whole numbers, and what lies outside of the
-    texts' range is cut off. A saved model has its ranges back, and its layers give the same."""
+    """By hand for one layer; what lies outside of the texts' range is cut off."""
     quantize(method="static", save_model="static")
     model = load_causal_model(open_model("static"), dtype=torch.bfloat16)
     layers = [m for m in model.modules() if hasattr(getattr(m, "weight", None), "act_quant_scale")]
@@ -135,34 +129,23 @@ def test_static_activations_are_in_int8_in_the_ranges_of_the_texts() -> None:
 
 @pytest.mark.slow
 def test_a_quantised_model_is_not_quantised_again_nor_run_as_something_else() -> None:
-    """By its own configuration, in the plan too, and by what its matrices are stored in."""
     quantize(save_model="once")
-    job = replace(asked(model="once"), parameters=find_workload("quantization").validate({}))
-    found = [one for one in refuse(job, "quantization") if one.setting == "model"]
-    assert found and "quantised already" in found[0].reason
+    assert any("quantised already" in one.reason for one in refused(model="once"))
     with pytest.raises(BadConfiguration, match="once is quantised already"):
         quantize(model="once")
     with pytest.raises(BadConfiguration, match="int8"):
-        text_generation.run(
-            generation("advertisegen-synthetic", model="once", precision="bf16", prompts=1),
-            Worker().context(),
-        )
+        Worker().run("advertisegen-synthetic", model="once", precision="bf16", prompts=1)
 
 
 def test_corrected_biases_bring_mean_outputs_back() -> None:
-    """Over the calibration texts each corrected layer's mean output is the plain layer's again."""
     source = open_model("tiny-chatglm3")
     plain = load_causal_model(source, dtype=torch.float32).eval()
     rough = load_causal_model(source, dtype=torch.float32).eval()
     for name, parameter in rough.named_parameters():
         if name.endswith("proj.weight"):
             parameter.data = (parameter.data * 8).round() / 8
-    texts = quantization.calibration_texts(
-        quantization.load_dataset("advertisegen-synthetic").examples,
-        load_tokenizer(source),
-        3,
-        24,
-    )
+    examples = load_dataset("advertisegen-synthetic").examples
+    texts = quantization.calibration_texts(examples, load_tokenizer(source), 3, 24)
     means = mean_outputs(plain, texts, device_for("cpu"))
     assert means.keys() == {
         n for n, m in plain.named_modules() if getattr(m, "bias", None) is not None
@@ -170,10 +153,10 @@ def test_corrected_biases_bring_mean_outputs_back() -> None:
 
     def lost() -> float:
         """Largest difference of a layer's output, for the mean of its inputs."""
-        return max(
-            float((rough.get_submodule(n)(x) - plain.get_submodule(n)(x)).detach().abs().max())
-            for n, (x, _) in means.items()
-        )
+        layers = [
+            (rough.get_submodule(n), plain.get_submodule(n), x) for n, (x, _) in means.items()
+        ]
+        return max(float((one(x) - other(x)).detach().abs().max()) for one, other, x in layers)
 
     before = lost()
     assert correct_biases(rough, means) == len(means)
@@ -185,8 +168,7 @@ def test_corrected_biases_bring_mean_outputs_back() -> None:
 
 def test_a_small_dataset_and_a_layer_that_no_text_reaches_are_no_obstacle() -> None:
     """Texts that nothing reads are not asked for; a mixture's expert may see none."""
-    few = find_workload("quantization").validate({"samples": 100_000, "length": 4096})
-    assert not refuse(replace(asked(), parameters=few), "quantization")
+    assert not refused(samples=100_000, length=4096)
 
     class Mixture(torch.nn.Module):
         def __init__(self) -> None:
@@ -202,7 +184,6 @@ def test_a_small_dataset_and_a_layer_that_no_text_reaches_are_no_obstacle() -> N
 def test_a_method_whose_package_is_missing_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The row is UNSUPPORTED, with the command."""
     monkeypatch.setitem(sys.modules, "auto_round", None)
     with pytest.raises(Unsupported, match=r"pip install 'nightgrid\[auto-round\]'"):
         quantize(method="auto-round", numbers="int4")
@@ -216,28 +197,12 @@ def test_a_method_whose_package_is_missing_says_how_to_get_it(
         ({"method": "static", "numbers": "fp8"}, "numbers", "static stores int8, not fp8"),
         ({"method": "static", "samples": 10**6}, "samples", "tokens, and what"),
         ({"iters": 3}, "iters", "learns nothing"),
-        (
-            {"method": "auto-round", "numbers": "int4", "bias_correction": True},
-            "bias_correction",
-            "would not be in it",
-        ),
-        (
-            {"method": "auto-round", "numbers": "int4", "model": "random:tiny-chatglm3"},
-            "model",
-            "no weights to read back",
-        ),
-        (
-            {"method": "auto-round", "numbers": "int4", "model": "sealed"},
-            "model",
-            "sealed is protected, and auto-round writes",
-        ),
+        (LEARNED | {"bias_correction": True}, "bias_correction", "would not be in it"),
+        (LEARNED | {"model": "random:tiny-chatglm3"}, "model", "no weights to read back"),
+        (LEARNED | {"model": "sealed"}, "model", "sealed is protected, and auto-round writes"),
         ({"group_size": 32}, "group_size", "no groups"),
         ({"numbers": "int4", "group_size": 40}, "group_size", "groups of 40 do not divide the"),
-        (
-            {"samples": 100_000, "length": 4096, "bias_correction": True},
-            "samples",
-            "tokens, and what",
-        ),
+        ({"samples": 10**6, "bias_correction": True}, "samples", "tokens, and what"),
         ({"held_out": 9999}, "held_out", "none would be left"),
         ({"save_model": "tiny-t5"}, "save_model", "embedded model"),
         ({"precision": "int8"}, "precision", "is quantised"),
@@ -249,16 +214,10 @@ def test_a_method_whose_package_is_missing_says_how_to_get_it(
 def test_what_cannot_be_quantised_is_refused(
     given: Any, setting: str, reason: str, shared: Path
 ) -> None:
-    """In the plan; the setting is named, the reason, and what would be right."""
     if given.get("model") == "sealed" and not (shared / "sealed").exists():
         (shared / "sealed").mkdir()
         config = Path(open_model("tiny-chatglm3").path, "config.json").read_bytes()
         (shared / "sealed/config.json").write_bytes(config)
         (shared / f"sealed/model.safetensors{PROTECTED}").touch()
-    own_fields = ("model", "precision", "cards", "batch_size", "device")
-    fields = {n: given[n] for n in own_fields if n in given}
-    own = {name: value for name, value in given.items() if name not in fields}
-    parameters = find_workload("quantization").validate(own)
-    job = replace(asked(**fields), parameters=parameters)
-    found = refuse(job, "quantization")
+    found = refused(**given)
     assert any(one.setting == setting and reason in one.reason and one.hint for one in found), found

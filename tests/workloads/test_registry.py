@@ -3,67 +3,47 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from outside_device import offer
 from pydantic import ValidationError
 
 from workloads import registry
 from workloads.base import BadConfiguration
 from workloads.engines import ENGINES
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from workloads.registry import Declared, WorkloadSpec
 
 
 @pytest.mark.parametrize("name", registry.WORKLOADS)
 def test_every_workload_can_be_loaded(name: str) -> None:
-    """The function named in the entry is there and takes a request and a context."""
     assert callable(registry.load(name))
 
 
 def test_an_unknown_workload_is_refused_with_what_is_close() -> None:
-    """The message suggests the name that was probably meant."""
     with pytest.raises(BadConfiguration, match="did you mean 'text-generation'"):
         registry.load("text-generaton")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"output_token": 5},
-        {"output_tokens": 0},
-        {"output_tokens": "64"},
-        {"output_tokens": 6.5},
-        {"ignore_eos": 1},
-        {"attention": "paged"},
-        {"keep_texts": -1},
+WRONG: dict[str, list[tuple[str, object]]] = {
+    "text-generation": [
+        *(("output_token", 5), ("output_tokens", 0), ("output_tokens", "64")),
+        *(("output_tokens", 6.5), ("ignore_eos", 1), ("attention", "paged"), ("keep_texts", -1)),
     ],
-)
-def test_wrong_parameters_are_refused(wrong: dict[str, object]) -> None:
-    """Unknown names, values out of range and values of another type are errors, not guesses."""
-    with pytest.raises(ValidationError):
-        registry.WORKLOADS["text-generation"].validate(wrong)
+    "finetuning": [
+        *(("rank", 0), ("rank", "8"), ("method", "prefix"), ("steps", 0), ("learning_rate", 0.0)),
+        *(("save_adapter", "../elsewhere"), ("gradient_accumulation", 0), ("freeze_layers", -1)),
+        *(("padding", "left"), ("torch_compile", 1), ("accumulate", 2)),
+    ],
+}
 
 
-def installed(directory: Path, entry: str, *, point: str = "waiting") -> str:
-    """Install a package that offers a workload, and say which ones a new process knows."""
-    (directory / "waiting-1.dist-info").mkdir()
-    (directory / "waiting-1.dist-info" / "METADATA").write_text("Name: waiting\nVersion: 1\n")
-    points = f"[nightgrid.workloads]\n{point} = waiting_entry:SPEC\n"
-    (directory / "waiting-1.dist-info" / "entry_points.txt").write_text(points)
-    (directory / "waiting_entry.py").write_text(entry)
-    code = "from workloads.registry import WORKLOADS; print(*WORKLOADS)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{directory}:{ROOT}"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+@pytest.mark.parametrize("workload", WRONG)
+def test_unknown_names_and_values_of_other_types_and_ranges_are_refused(workload: str) -> None:
+    for name, value in WRONG[workload]:
+        with pytest.raises(ValidationError, match=name):
+            registry.WORKLOADS[workload].validate({name: value})
 
 
 ENTRY = """\
@@ -75,27 +55,33 @@ SPEC = WorkloadSpec(
 """
 
 
-def test_another_package_offers_a_workload(tmp_path: Path) -> None:
-    """It stands beside ours; its function is not imported for that."""
-    assert "waiting" in installed(tmp_path, ENTRY).split()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("entry", "point"),
+    ("entry", "point", "known"),
     [
-        ("import nothing_of_that_name", "waiting"),
-        ("SPEC = 3", "waiting"),
-        (ENTRY, "other-name"),
-        (ENTRY.replace('"waiting"', '"finetuning"'), "finetuning"),
+        pytest.param(ENTRY, "waiting", True, id="sound"),
+        pytest.param("import nothing_of_that_name", "waiting", False, id="does not import"),
+        pytest.param("SPEC = 3", "waiting", False, id="no entry"),
+        pytest.param(ENTRY, "other-name", False, id="another name"),
+        pytest.param(ENTRY.replace("waiting", "finetuning"), "finetuning", False, id="ours"),
     ],
 )
-def test_a_broken_package_takes_nothing_with_it(tmp_path: Path, entry: str, point: str) -> None:
-    """Ours are there and are ours; what is wrong is told."""
-    told = installed(tmp_path, entry, point=point)
-    assert {"text-generation", "finetuning"} <= set(told.split())
-    assert "waiting" not in told.splitlines()[0]
-    assert point == "finetuning" or f"workload {point}" in told
+def test_another_package_adds_a_workload_and_takes_none_of_ours(
+    entry: str,
+    point: str,
+    known: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "waiting_entry.py").write_text(entry)
+    offer(tmp_path, {point: "waiting_entry:SPEC"}, "nightgrid.workloads")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "waiting_entry", raising=False)
+    ours = registry.WORKLOADS
+    fresh = Declared(ours.where, WorkloadSpec, "nightgrid.workloads")
+    assert set(fresh) == {*ours, *(["waiting"] if known else [])}
+    assert all(fresh[name] is ours[name] for name in ours)
+    assert (f"workload {point}" in caplog.text) == (not known and point != "finetuning")
 
 
 ENGINE = """\
@@ -113,7 +99,6 @@ SPEC = EngineSpec(
 def test_an_engine_whose_setting_is_called_as_a_workloads_costs_only_its_own_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are refused by name; jobs of other engines have the workload's setting."""
     (tmp_path / "clashing_engine.py").write_text(ENGINE)
     monkeypatch.syspath_prepend(tmp_path)
     spec = importlib.import_module("clashing_engine").SPEC

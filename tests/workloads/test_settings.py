@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import core_cases
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from orchestrator.core.job import Job
 from workloads import registry
@@ -16,8 +16,7 @@ from workloads.registry import WORKLOADS
 from workloads.settings import ROLES, WorkloadParameters, declarations, setting
 
 
-def test_a_setting_without_a_role_does_not_import() -> None:
-    """Neither pydantic's field nor a bare default; the message says what to write."""
+def test_a_setting_without_one_of_the_three_roles_does_not_import() -> None:
     for default in (Field(default=1, description="Lines."), 1):
         with pytest.raises(TypeError, match=r"setting lines of .* has no role; write `lines: "):
             type(
@@ -25,29 +24,12 @@ def test_a_setting_without_a_role_does_not_import() -> None:
                 (WorkloadParameters,),
                 {"__annotations__": {"lines": int}, "lines": default, "__module__": __name__},
             )
-
-
-def test_a_role_is_one_of_three() -> None:
-    """Another word is refused where it stands."""
     with pytest.raises(TypeError, match="'free' of a setting is none of work, choice, neutral"):
         setting(1, role="free", description="Lines.")  # type: ignore[arg-type]
 
 
-def test_limits_are_pydantics() -> None:
-    """A declaration takes nothing from pydantic's checks and nothing from its schema."""
-
-    class Lines(WorkloadParameters):
-        lines: int = setting(1, role="work", ge=1, le=3, description="How many.")
-
-    with pytest.raises(ValidationError):
-        Lines(lines=4)
-    expected = {"default": 1, "description": "How many.", "maximum": 3, "minimum": 1}
-    assert expected.items() <= Lines.model_json_schema()["properties"]["lines"].items()
-
-
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_setting_is_declared_once_and_whole(workload: str) -> None:
-    """Type, default, description and one role; each is in exactly one class."""
     entry = WORKLOADS[workload]
     declared = declarations(entry.parameters)
     assert entry.validate({}), "a grid may leave all of them out"
@@ -57,9 +39,6 @@ def test_every_setting_is_declared_once_and_whole(workload: str) -> None:
         assert [role for role in ROLES if declaration.role == role] == [declaration.role], name
         assert declaration.description == info.description and declaration.description, name
         assert declaration.default == info.default, name
-
-
-# Identity
 
 
 class FirstEdition(WorkloadParameters):
@@ -85,12 +64,9 @@ def id_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The id of a job with these parameters, all given, in an edition."""
 
     def id_of(edition: type[WorkloadParameters], **given: object) -> str:
-        entry = replace(
-            WORKLOADS["text-generation"],
-            name="editions",
-            parameters=edition,
-            moved={"quick": False} if edition is SecondEdition else {},
-        )
+        moved = {"quick": False} if edition is SecondEdition else {}
+        changes: Any = {"name": "editions", "parameters": edition, "moved": moved}
+        entry = replace(WORKLOADS["text-generation"], **changes)
         entries = MappingProxyType({**WORKLOADS, "editions": entry})
         monkeypatch.setattr(registry, "WORKLOADS", entries)
         parameters = edition.model_validate(given).model_dump()
@@ -99,27 +75,23 @@ def id_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return id_of
 
 
-def a_job(workload: str, engine: str = "transformers", **parameters: Any) -> Job:
-    """A job with these parameters, all given."""
+def a_job(workload: str, **parameters: Any) -> Job:
     given = tuple(sorted(parameters.items()))
-    return core_cases.a_job(workload=workload, engine=engine, parameters=given)
+    return core_cases.a_job(workload=workload, engine="transformers", parameters=given)
 
 
 def test_a_later_setting_enters_the_id_only_with_another_value(id_of: Any) -> None:
-    """Old rows are found again; 1 and True, 0 and None are told apart."""
     old = id_of(FirstEdition)
     assert id_of(SecondEdition) == id_of(SecondEdition, depth=1) == old
     assert len({old, id_of(SecondEdition, depth=2), id_of(SecondEdition, depth=None)}) == 3
 
 
 def test_a_renamed_value_keeps_its_id(id_of: Any) -> None:
-    """What was called a is called first."""
     assert id_of(SecondEdition, mode="first") == id_of(FirstEdition, mode="a")
     assert id_of(SecondEdition, mode="b") == id_of(FirstEdition, mode="b") != id_of(FirstEdition)
 
 
 def test_a_setting_that_moved_keeps_the_ids_of_jobs_without_it(id_of: Any) -> None:
-    """Jobs of engines that do not have it are the jobs they were; those that do say its value."""
     first = {quick: id_of(FirstEdition, quick=quick) for quick in (False, True)}
     assert id_of(SecondEdition) == first[False]
     assert a_job("editions", size=64, mode="first", depth=1, quick=True).job_id == first[True]

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from generation_cases import MODEL, ONCE, PROMPTS, Worker, write_dataset
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from workloads.base import BadConfiguration, DataMissing, MeasureSettings, Unsupported
@@ -20,6 +20,7 @@ from workloads.engines.loaded import Generated
 from workloads.engines.passes import BatchedPass, Prompt
 from workloads.models import precision
 from workloads.models.loading import load_tokenizer, open_model
+from workloads.models.prompts import encode_prompt
 from workloads.registry import TaskSpec
 from workloads.text_generation import bring_to_length
 
@@ -37,14 +38,11 @@ def worker() -> Worker:
 @pytest.fixture(scope="module")
 def alone(dataset: str) -> dict[int, tuple[int, int, str]]:
     """transformers' own generate on each prompt by itself: input length, output length, text."""
-    import torch
     from transformers import AutoModelForCausalLM
-
-    from workloads.models.prompts import encode_prompt
 
     source = open_model(MODEL)
     tokenizer = load_tokenizer(source)
-    model = AutoModelForCausalLM.from_pretrained(source.path, torch_dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(source.path, dtype=torch.float32)
     ends = set(model.generation_config.eos_token_id)
     found = {}
     for index, text in enumerate(PROMPTS):
@@ -60,8 +58,7 @@ def alone(dataset: str) -> dict[int, tuple[int, int, str]]:
 def test_a_library_that_quantizes_while_it_loads_is_told_the_card(
     dataset: str, monkeypatch: pytest.MonkeyPatch, quantized: bool
 ) -> None:
-    """bitsandbytes has to have the weights on the card when it packs them; all others are moved
-    there once they are loaded."""
+    """bitsandbytes has to have the weights on the card when it packs them."""
     given: dict[str, Any] = {}
 
     def load(source: Any, **arguments: Any) -> Any:
@@ -83,7 +80,6 @@ def test_a_library_that_quantizes_while_it_loads_is_told_the_card(
 def test_batched_greedy_output_equals_generate_on_each_prompt_alone(
     batch_size: int, worker: Worker, dataset: str, alone: dict[int, tuple[int, int, str]]
 ) -> None:
-    """In fp32 no batch size changes what a prompt of any length gets, nor how it is counted."""
     result = worker.run(dataset, batch_size=batch_size)
     found = {i.index: (i.input_tokens, i.output_tokens, i.output_text) for i in result.items}
     assert found == alone and len({count for _, count, _ in alone.values()}) > 2
@@ -93,7 +89,6 @@ def test_batched_greedy_output_equals_generate_on_each_prompt_alone(
 
 
 def test_padding_is_computed_but_not_counted(worker: Worker, dataset: str) -> None:
-    """A batch works on every row to its end; only real tokens are counted."""
     result = worker.run(dataset, batch_size=8)
     (sample,) = result.samples
     longest = max(item.input_tokens for item in result.items)
@@ -104,7 +99,6 @@ def test_padding_is_computed_but_not_counted(worker: Worker, dataset: str) -> No
 
 
 def test_ignore_eos_generates_exactly_output_tokens(worker: Worker, dataset: str) -> None:
-    """In fixed-length mode nothing ends early, and all tokens count."""
     result = worker.run(dataset, batch_size=3, ignore_eos=True, output_tokens=20)
     assert {item.output_tokens for item in result.items} == {20}
     assert all(len(sample.step_s) == 19 for sample in result.samples)
@@ -115,7 +109,6 @@ def test_ignore_eos_generates_exactly_output_tokens(worker: Worker, dataset: str
 def test_input_tokens_brings_every_prompt_to_one_length(
     length: int, worker: Worker, dataset: str
 ) -> None:
-    """Longer prompts are cut, shorter ones repeated, and no padding is left."""
     result = worker.run(dataset, input_tokens=length, batch_size=4, output_tokens=4)
     assert {item.input_tokens for item in result.items} == {length}
     for sample in result.samples:
@@ -126,19 +119,17 @@ def test_input_tokens_brings_every_prompt_to_one_length(
 def test_settings_of_one_job_do_not_leak_into_the_next(
     worker: Worker, dataset: str, alone: dict[int, tuple[int, int, str]]
 ) -> None:
-    """On one resident model, a fixed-length job leaves no trace in the ordinary one after it."""
     worker.run(dataset, ignore_eos=True, output_tokens=30, batch_size=4)
     result = worker.run(dataset, batch_size=4)
     assert {i.index: i.output_text for i in result.items} == {
         index: text for index, (_, _, text) in alone.items()
     }
-    engine = next(iter(worker.loaded.values())).engine
-    assert engine.model.generation_config.eos_token_id is None
-    assert engine.model.generation_config.max_new_tokens is None
+    config = next(iter(worker.loaded.values())).engine.model.generation_config
+    assert config.eos_token_id is config.max_new_tokens is None
 
 
 def test_a_checkpoints_own_generation_settings_do_not_count(
-    worker: Worker, dataset: str, cache: Path, tmp_path: Path
+    worker: Worker, dataset: str, tmp_path: Path
 ) -> None:
     """Sampling and penalties that come with a model would make two models do unlike work."""
     copy = tmp_path / "model"
@@ -153,7 +144,6 @@ def test_a_checkpoints_own_generation_settings_do_not_count(
 
 @pytest.mark.slow
 def test_a_resident_model_is_not_loaded_again(worker: Worker, dataset: str) -> None:
-    """The second job pays nothing for loading, and its memory baseline is still the first one."""
     mine = Worker()
     first, second = mine.run(dataset), mine.run(dataset, batch_size=4)
     assert first.load_s > 0 and second.load_s == 0
@@ -161,32 +151,29 @@ def test_a_resident_model_is_not_loaded_again(worker: Worker, dataset: str) -> N
     assert mine.phases == ["load", "warmup", "measure", "finish"] * 2
 
 
-def test_a_small_dataset_is_gone_through_again_until_a_batch_is_full(
+def test_a_small_dataset_is_gone_through_until_a_batch_is_full(
     worker: Worker, tmp_path: Path
 ) -> None:
-    """A batch is never smaller than asked for because the dataset is."""
     three = write_dataset(tmp_path / "three.json", PROMPTS[:3])
     result = worker.run(three, batch_size=7, prompts=2, output_tokens=2)
     assert [item.index for item in result.items] == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_the_result_says_what_it_is(worker: Worker, dataset: str) -> None:
-    """Random weights, synthetic data, size and precision are facts of every result."""
     result = worker.run(dataset, keep_texts=2)
     assert result.random_weights and not result.synthetic_data
     assert worker.run("advertisegen-synthetic", output_tokens=2, prompts=2).synthetic_data
     assert result.parameter_count and result.weight_bytes == 4 * result.parameter_count
     assert result.precision_detail == "float32 weights and products"
     assert result.details["attention"] == "sdpa"
+    eager = Worker().run(dataset, attention="eager", output_tokens=2, prompts=2)
+    assert eager.details["attention"] == "eager"
     assert result.peak_device_memory_bytes is None
     assert result.peak_host_memory_bytes and result.baseline_host_memory_bytes
-    assert [item.output_text is not None for item in result.items] == [True] * 2 + [False] * 6
-    ids = [item.output_ids for item in result.items]
-    assert [each and len(each) for each in ids] == [
-        item.output_tokens if n < 2 else None for n, item in enumerate(result.items)
-    ]
+    assert all(item.output_text is item.output_ids is None for item in result.items[2:])
     tokenizer = load_tokenizer(open_model(MODEL))
     for item in result.items[:2]:
+        assert item.output_ids is not None and len(item.output_ids) == item.output_tokens
         decoded = tokenizer.decode(item.output_ids, skip_special_tokens=True)
         assert decoded == item.output_text
     assert result.tokenization_s and result.detokenization_s
@@ -194,12 +181,6 @@ def test_the_result_says_what_it_is(worker: Worker, dataset: str) -> None:
     fixed = worker.run(dataset, output_tokens=2, ignore_eos=True, prompts=2, keep_texts=0)
     assert "end_token_ids" not in fixed.details and fixed.detokenization_s
     assert all(item.output_ids is None for item in fixed.items)
-
-
-def test_eager_attention_runs_and_is_what_was_loaded(dataset: str) -> None:
-    """The attention asked for is the one that the model reports."""
-    result = Worker().run(dataset, attention="eager", output_tokens=2)
-    assert result.details["attention"] == "eager"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +196,6 @@ def test_eager_attention_runs_and_is_what_was_loaded(dataset: str) -> None:
 def test_what_cannot_run_says_why(
     changes: dict[str, Any], error: type[Exception], words: str, worker: Worker, dataset: str
 ) -> None:
-    """Each refusal is an error of its class whose message names the value."""
     fresh = worker if "output_tokens" in changes else Worker()
     with pytest.raises(error, match=words):
         fresh.run(dataset, **changes)
@@ -224,7 +204,6 @@ def test_what_cannot_run_says_why(
 def test_an_engine_without_the_model_s_window_writes_up_to_it(
     worker: Worker, dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does what the model does as long as prompt and answer fit; a longer job is refused."""
     asked = {"input_tokens": 20, "prompts": 2}
     worker.run(dataset, output_tokens=10, **asked)
     for resident in worker.loaded.values():
@@ -234,18 +213,13 @@ def test_an_engine_without_the_model_s_window_writes_up_to_it(
         worker.run(dataset, output_tokens=11, **asked)
 
 
-# ------------------------------------------------------------------ logic, without a model
-
-
-@examples(deadline=None)  # a loaded machine is no failure
 @given(ids=st.lists(st.integers(), min_size=1, max_size=9), length=st.integers(1, 40))
 def test_a_prompt_is_cut_or_repeated_to_length(ids: list[int], length: int) -> None:
-    """Position n of the result is position n, modulo its length, of the prompt."""
     assert bring_to_length(ids, length) == [ids[n % len(ids)] for n in range(length)]
 
 
 class ScriptedEngine:
-    """Gives scripted tokens, one step at a time, each step taking a scripted time."""
+    """Gives scripted tokens, one step at a time, each of which takes a scripted time."""
 
     end_token_ids = frozenset({9})
 
@@ -272,31 +246,28 @@ class ScriptedEngine:
         return lambda: Generated(tokens=self.rows, computed_tokens=99)
 
 
-SETTINGS = {"ignore_eos": False, "keep_texts": 3, "synchronize": lambda: None}
+def scripted(clock: list[float], rows: list[list[int]], steps: list[float]) -> BatchedPass:
+    return BatchedPass(
+        ScriptedEngine(clock, rows, steps),  # type: ignore[arg-type]
+        [[Prompt(index=n, ids=(1, 2)) for n in range(len(rows))]],
+        output_tokens=max(8, len(steps)),
+        ignore_eos=False,
+        keep_texts=3,
+        synchronize=lambda: None,
+        clock=lambda: clock[0],
+    )
 
 
-@examples(deadline=None)  # a loaded machine is no failure
 @given(
     steps=st.lists(st.floats(0.001, 3.0), min_size=1, max_size=12),
     ends=st.lists(st.integers(0, 15), min_size=1, max_size=4),
 )
 def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: list[int]) -> None:
-    """TTFT and the steps after it fill the batch's time; a prompt's latency is the time up to its
-    own last token, which for the longest one is the whole batch."""
     clock = [100.0]
     rows = [[9 if n == end else 1 for n in range(len(steps))] for end in ends]
-    prompts = [Prompt(index=n, ids=(1, 2)) for n in range(len(rows))]
-    generation = BatchedPass(
-        ScriptedEngine(clock, rows, steps),  # type: ignore[arg-type]
-        [prompts],
-        output_tokens=len(steps),
-        **SETTINGS,
-        clock=lambda: clock[0],
-    )
+    generation = scripted(clock, rows, steps)
     seen = generation.run_batch(0, 0)()
     assert seen.ttft_s == pytest.approx(steps[0])
-    assert seen.ttft_s is not None
-    assert seen.ttft_s + sum(seen.step_s) == pytest.approx(sum(steps))
     assert seen.step_s == pytest.approx(tuple(steps[1:]))
     counts = [min(end + 1, len(steps)) for end in ends]
     assert seen.output_tokens == sum(counts)
@@ -311,22 +282,11 @@ def test_first_token_and_steps_add_up_to_the_batch(steps: list[float], ends: lis
 def test_two_moments_are_no_steps_unless_two_tokens_were_computed(computed: int) -> None:
     """An engine that tells of its first token and its end alone may compute on behind the end of
     all texts, or write one token: the time between the two is then that of no single step."""
-    clock = [100.0]
-    generation = BatchedPass(
-        ScriptedEngine(clock, [[9] * computed], [0.5, 2.0]),  # type: ignore[arg-type]
-        [[Prompt(index=0, ids=(1, 2))]],
-        output_tokens=8,
-        **SETTINGS,
-        clock=lambda: clock[0],
-    )
-    seen = generation.run_batch(0, 0)()
-    assert seen.step_s == ()
-    assert seen.ttft_s == pytest.approx(0.5)
-    assert seen.output_tokens == 1
+    seen = scripted([100.0], [[9] * computed], [0.5, 2.0]).run_batch(0, 0)()
+    assert (seen.step_s, seen.ttft_s, seen.output_tokens) == ((), pytest.approx(0.5), 1)
 
 
 def test_items_are_those_of_the_last_complete_repeat(worker: Worker, dataset: str) -> None:
-    """Each prompt of a repeat is there once, however many repeats ran."""
     settings = dataclasses.replace(ONCE, warmup=1, max_repeats=2)
     result = worker.run(dataset, batch_size=3, output_tokens=2, measure=settings)
     assert [item.index for item in result.items] == list(range(len(PROMPTS)))
@@ -335,7 +295,6 @@ def test_items_are_those_of_the_last_complete_repeat(worker: Worker, dataset: st
 
 
 def test_a_job_cut_by_its_time_limit_keeps_what_it_measured(worker: Worker, dataset: str) -> None:
-    """With no time at all there is one batch, marked incomplete, and its prompts."""
     settings = MeasureSettings(warmup=0, time_limit_s=0.0)
     result = worker.run(dataset, batch_size=2, output_tokens=2, measure=settings)
     assert result.stop_reason == "time_limit"

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy
 import pytest
+import torch
 from generation_cases import Worker, request
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from workloads import text_to_image
-from workloads.base import BadConfiguration, MeasureSettings, Request, Result
+from workloads.base import BadConfiguration, MeasureSettings, Request, Result, Timed
 from workloads.bench.measure import load_resident
 from workloads.data.embedded import IMAGE_PROMPTS
 from workloads.engines import engine_function
+from workloads.models.loading import open_model
 from workloads.registry import metrics_of
 from workloads.text_to_image import (
     MOST_SIDE,
@@ -59,20 +61,17 @@ def run(worker: Worker, **changes: Any) -> Result:
 
 
 def pixels(image: Any) -> numpy.ndarray:
-    from PIL import Image
-
     opened = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
     return numpy.asarray(opened, dtype=float)
 
 
 def difference(one: Any, other: Any) -> float:
-    """Mean absolute difference of two images, of 255."""
+    """The mean absolute difference of two images, of 255."""
     return float(numpy.abs(pixels(one) - pixels(other)).mean())
 
 
 @pytest.fixture(scope="module")
 def base(worker: Worker) -> Result:
-    """Two batches of two in fp32, after one that is left out."""
     measure = replace(SHORT, warmup=1, min_repeats=2, max_repeats=2, relative_half_width=1e-9)
     return run(worker, measure=measure, warmup_batches=1)
 
@@ -80,10 +79,7 @@ def base(worker: Worker) -> Result:
 @pytest.fixture(scope="module")
 def stock() -> list[Any]:
     """The first four images of diffusers' own pipeline, in batches of two."""
-    import torch
     from diffusers import DDIMScheduler, StableDiffusionPipeline
-
-    from workloads.models.loading import open_model
 
     pipeline = StableDiffusionPipeline.from_pretrained(open_model(MODEL).path, safety_checker=None)
     pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config)
@@ -98,7 +94,6 @@ def stock() -> list[Any]:
 def painted(
     worker: Worker, batch_size: int, repeats: int, rank: int = 0, cards: int = 1
 ) -> list[Any]:
-    """The images of the first repeats of a rank."""
     context = replace(worker.context(), rank=rank, world_size=cards)
     load = engine_function("diffusers", "images", "cpu")
     resident, _ = load_resident(job(), context, load)
@@ -122,7 +117,6 @@ def painted(
 def test_images_are_those_of_diffusers_own_pipeline(
     worker: Worker, base: Result, stock: list[Any]
 ) -> None:
-    """The same texts and latents give the same pixels, and the row keeps the first image."""
     assert base.image is not None and difference(base.image, stock[0]) == 0.0
     ours = painted(worker, batch_size=2, repeats=2)
     assert [difference(one, other) for one, other in zip(ours, stock, strict=True)] == [0.0] * 4
@@ -133,15 +127,13 @@ def test_images_are_those_of_diffusers_own_pipeline(
 def test_a_batch_of_four_is_four_batches_of_one(
     worker: Worker, batch_size: int, stock: list[Any]
 ) -> None:
-    """Latents hang on the number of an image, not on whom it is painted with; products of other
-    shapes may round a level up or down."""
+    """Products of other shapes may round a level up or down."""
     ours = painted(worker, batch_size=batch_size, repeats=4 // batch_size)
     for one, other in zip(ours, stock, strict=True):
         assert numpy.abs(pixels(one) - pixels(other)).max() <= 1
 
 
 def test_two_cards_paint_what_one_does(worker: Worker, stock: list[Any]) -> None:
-    """Texts and latents are dealt out in turn."""
     first, second = (painted(worker, 2, 1, rank=rank, cards=2) for rank in (0, 1))
     for place, one in ((0, first[0]), (2, first[1]), (1, second[0]), (3, second[1])):
         assert difference(one, stock[place]) < 0.1
@@ -149,7 +141,6 @@ def test_two_cards_paint_what_one_does(worker: Worker, stock: list[Any]) -> None
 
 @given(repeats=st.integers(1, 5), batch_size=st.integers(1, 9), cards=st.sampled_from([1, 2, 3, 8]))
 def test_every_image_is_painted_once(repeats: int, batch_size: int, cards: int) -> None:
-    """All ranks together paint images 0, 1, 2, … without a gap, each batch the next ones."""
     found: list[int] = []
     for repeat in range(repeats):
         batch = [n for rank in range(cards) for n in numbers_of(repeat, batch_size, rank, cards)]
@@ -158,25 +149,13 @@ def test_every_image_is_painted_once(repeats: int, batch_size: int, cards: int) 
     assert found == list(range(repeats * batch_size * cards))
 
 
-def test_the_parts_of_a_batch_add_up_to_it(base: Result) -> None:
-    """Text encoding, denoising, decoding and conversion are all that a batch does."""
+def test_the_parts_of_a_batch_add_up_and_figures_are_of_the_timed_ones(base: Result) -> None:
     for sample in base.samples:
-        parts = (
-            sample.text_encoding_s,
-            sample.denoising_s,
-            sample.decoding_s,
-            sample.conversion_s,
-        )
-        assert all(part is not None and part > 0 for part in parts)
-        total = sum(part or 0.0 for part in parts)
-        assert 0.95 * sample.wall_s - 0.005 < total <= sample.wall_s
-        assert sample.denoising_s == max(parts)  # type: ignore[type-var]
-
-
-def test_figures_are_of_the_timed_batches(base: Result) -> None:
-    """Seconds per image are a card's time over its images; shares are of the whole."""
-    from workloads.base import Timed
-
+        names = ("text_encoding_s", "denoising_s", "decoding_s", "conversion_s")
+        parts = [getattr(sample, name) for name in names]
+        assert all(part > 0 for part in parts)
+        assert 0.95 * sample.wall_s - 0.005 < sum(parts) <= sample.wall_s
+        assert sample.denoising_s == max(parts)
     timed = [sample for sample in base.samples if not sample.warmup]
     assert [sample.warmup for sample in base.samples] == [True, False, False]
     figures = {
@@ -189,10 +168,6 @@ def test_figures_are_of_the_timed_batches(base: Result) -> None:
     assert len(shares) == 4 and 0.9 < sum(shares) <= 1.0001  # type: ignore[arg-type]
 
 
-def of_two(samples: Sequence[Any]) -> list[bool]:
-    return [sample.warmup for sample in samples]
-
-
 @pytest.mark.parametrize(
     ("images", "left_out", "expected"),
     [(6, 2, [True, True, False]), (7, 2, [True, True, False, False]), (2, 0, [False])],
@@ -200,16 +175,9 @@ def of_two(samples: Sequence[Any]) -> list[bool]:
 def test_a_number_of_images_is_made_in_whole_batches(
     worker: Worker, images: int, left_out: int, expected: list[bool]
 ) -> None:
-    """The last one is filled up, and so many of the first are left out of the timed part."""
-    result = run(
-        worker,
-        images=images,
-        warmup_batches=left_out,
-        steps=1,
-        measure=replace(SHORT, warmup=min(left_out, 1), max_repeats=50),
-    )
-    assert of_two(result.samples) == expected
-    assert all(sample.items == 2 for sample in result.samples)
+    measure = replace(SHORT, warmup=min(left_out, 1), max_repeats=50)
+    result = run(worker, images=images, warmup_batches=left_out, steps=1, measure=measure)
+    assert [(s.warmup, s.items) for s in result.samples] == [(warmup, 2) for warmup in expected]
 
 
 def test_a_job_without_a_batch_to_time_is_refused(worker: Worker) -> None:
@@ -222,9 +190,7 @@ def test_a_job_without_a_batch_to_time_is_refused(worker: Worker) -> None:
 def test_other_precisions_paint_nearly_the_same(
     worker: Worker, base: Result, precision: str
 ) -> None:
-    """Latents are drawn in fp32 and then rounded, so that images differ by rounding alone."""
     result = run(worker, precision=precision)
-    assert result.image is not None and base.image is not None
     assert 0 < difference(result.image, base.image) < 3
     assert base.weight_bytes is not None and result.weight_bytes is not None
     assert result.weight_bytes < 0.55 * base.weight_bytes
@@ -232,29 +198,16 @@ def test_other_precisions_paint_nearly_the_same(
         assert "% of the parameters, the rest in bf16" in result.precision_detail
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"attention": "eager"}, {"attention": "eager"}),
-        ({"channels_last": True}, {"memory_format": "channels last"}),
-    ],
-)
-def test_ways_to_compute_change_no_image(
-    worker: Worker, base: Result, changes: dict[str, Any], said: dict[str, str]
-) -> None:
-    """Settings of the role `choice`, told in the row."""
-    result = run(worker, **changes)
-    assert said.items() <= result.details.items()
-    assert result.image is not None and base.image is not None
+def test_ways_to_compute_change_no_image(worker: Worker, base: Result) -> None:
+    result = run(worker, attention="eager", channels_last=True)
+    details = {"attention": "eager", "memory_format": "channels last"}
+    assert details.items() <= result.details.items()
     assert difference(result.image, base.image) < 0.1
 
 
 def test_the_denoiser_is_compiled_before_the_clock_runs(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a phase of its own, by the device's backend. (Inductor itself takes minutes here.)"""
-    import torch
-
     compiled: list[tuple[str, object]] = []
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **how: compiled.append((type(self).__name__, how))
@@ -273,9 +226,7 @@ def test_the_denoiser_is_compiled_before_the_clock_runs(
 def test_what_is_work_changes_the_image(
     worker: Worker, base: Result, changes: dict[str, Any]
 ) -> None:
-    """Settings of the role `work`; the row tells the scheduler, the guidance and the size."""
     result = run(worker, **changes)
-    assert result.image is not None and base.image is not None
     if "height" in changes:
         assert result.details["size"] == "64x128"
         return
@@ -287,33 +238,25 @@ def test_what_is_work_changes_the_image(
 
 def test_products_of_fp32_are_exact_unless_told(worker: Worker) -> None:
     """torch lets convolutions run in TF32 unless it is told otherwise."""
-    import torch
-
     torch.backends.cudnn.allow_tf32 = True
     run(worker, steps=1)
     assert torch.backends.cudnn.allow_tf32 is False
 
 
 def test_a_probe_paints_one_short_batch(worker: Worker) -> None:
-    """Whether a batch fits shows in two steps."""
     probe = replace(job(images=40), probe=True)
     result = text_to_image.run(probe, worker.context())
-    assert of_two(result.samples) == [False]
+    assert [sample.warmup for sample in result.samples] == [False]
 
 
 def test_an_image_of_one_colour_is_told() -> None:
     """Numbers that overflowed come out black."""
-    from PIL import Image
-
     black, other = Image.new("RGB", (8, 8)), Image.new("RGB", (8, 8))
     other.putpixel((3, 3), (1, 0, 0))
     assert one_colour(black) and not one_colour(other)
 
 
 def test_a_row_keeps_images_of_a_bounded_size() -> None:
-    """Smaller ones to the pixel, larger ones scaled down."""
-    from PIL import Image
-
     noise = numpy.random.default_rng(0).integers(0, 255, (40, 30, 3), dtype=numpy.uint8)
     assert difference(png_of(Image.fromarray(noise)), Image.fromarray(noise)) == 0.0
     kept = Image.open(io.BytesIO(png_of(Image.new("RGB", (2 * MOST_SIDE, MOST_SIDE)))))

@@ -47,7 +47,7 @@ class Coded:
     @property
     def nbytes(self) -> int:
         """Bytes that a reader needs, besides the values."""
-        return len(self.data) + self.lengths.size + 4 * self.lanes.size
+        return len(self.data) + self.lengths.size + self.lanes.nbytes
 
 
 def share(weights: Array, bits: int) -> Shared:

@@ -11,7 +11,10 @@ from finetuning_cases import asked, losses, refuse, train, trained, training_of
 
 from workloads.compression import distillation
 from workloads.compression.distillation import Taught
-from workloads.models.loading import load_causal_model, open_model
+from workloads.data.datasets import load_dataset
+from workloads.models.loading import load_causal_model, load_tokenizer, open_model
+from workloads.training.data import encode_samples, padded
+from workloads.training.methods import method_of
 
 SMALL: dict[str, Any] = {
     "method": "distill",
@@ -23,22 +26,21 @@ SMALL: dict[str, Any] = {
     "student_layers": 2,
 }
 
-
+HALF = {"student_layers": 2}
 pytestmark = pytest.mark.usefixtures("shared")
 
 
+def divergence_of(student: torch.Tensor, teacher: torch.Tensor, temperature: float) -> torch.Tensor:
+    student, teacher = (torch.log_softmax(one / temperature, -1) for one in (student, teacher))
+    return torch.nn.functional.kl_div(student, teacher, reduction="sum", log_target=True)
+
+
 def test_the_divergence_is_that_of_torch_over_learned_positions() -> None:
-    """With the whole distribution, and with the largest logits where those are all there are."""
     torch.manual_seed(0)
     student, teacher = torch.randn(9, 40), torch.randn(9, 40) * 3
     labels = torch.tensor([-100, -100, 4, 5, 6, 7, 8, 9, -100])
     here = labels != -100
-    reference = torch.nn.functional.kl_div(
-        torch.log_softmax(student[here] / 2, -1),
-        torch.log_softmax(teacher[here] / 2, -1),
-        reduction="sum",
-        log_target=True,
-    )
+    reference = divergence_of(student[here], teacher[here], 2)
     torch.testing.assert_close(distillation.summed_kl(student, teacher, labels, 2.0), reference)
     largest = teacher.topk(40, dim=-1)
     found = distillation.summed_kl(student, largest.values, labels, 2.0, largest.indices)
@@ -46,21 +48,12 @@ def test_the_divergence_is_that_of_torch_over_learned_positions() -> None:
     some = teacher.topk(8, dim=-1)
     left = torch.log_softmax(some.values[here] / 2, -1)
     of_student = torch.log_softmax(student[here] / 2, -1).gather(-1, some.indices[here])
-    torch.testing.assert_close(
-        distillation.summed_kl(student, some.values, labels, 2.0, some.indices),
-        (left.exp() * (left - of_student)).sum(),
-    )
+    found = distillation.summed_kl(student, some.values, labels, 2.0, some.indices)
+    torch.testing.assert_close(found, (left.exp() * (left - of_student)).sum())
 
 
 @pytest.mark.slow
 def test_training_learns_from_what_plain_torch_computes() -> None:
-    """The first step's loss is α·T²·KL + (1 − α)·cross entropy of the untrained student, by models
-    that are loaded here and a batch that is padded here."""
-    from workloads.data.datasets import load_dataset
-    from workloads.models.loading import load_tokenizer
-    from workloads.training.data import encode_samples, padded
-    from workloads.training.methods import method_of
-
     result = trained(**SMALL, distillation_alpha=0.7, temperature=3.0)
     source = open_model("tiny-chatglm3")
     teacher = load_causal_model(source, dtype=torch.float32).eval()
@@ -74,19 +67,12 @@ def test_training_learns_from_what_plain_torch_computes() -> None:
     labels = batch.labels[:, 1:]
     here = labels != -100
     plain = torch.nn.functional.cross_entropy(ours[here], labels[here])
-    divergence = torch.nn.functional.kl_div(
-        torch.log_softmax(ours[here] / 3, -1),
-        torch.log_softmax(theirs[here] / 3, -1),
-        reduction="batchmean",
-        log_target=True,
-    )
+    divergence = divergence_of(ours[here], theirs[here], 3) / here.sum()
     wanted = float(0.7 * 9 * divergence + 0.3 * plain)
     assert losses(result)[0] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_a_row_tells_of_teacher_and_student() -> None:
-    """With the teacher alone (alpha 1) the student comes nearer to it where it learned; the figures
-    of both stand in the row."""
     near = {**SMALL, "learning_rate": 1e-4}
     metrics = train(**near, distillation_alpha=1.0, temperature=1.0).metrics
     assert metrics["first_batch_loss_after"] < metrics["first_batch_loss_before"]
@@ -96,31 +82,25 @@ def test_a_row_tells_of_teacher_and_student() -> None:
     assert metrics["held_out_loss"] > 0 and metrics["teacher_held_out_loss"] > 0
 
 
-def test_an_attempt_that_goes_on_counts_the_teacher_of_steps_whose_beginning_is_known() -> None:
-    """Its own first step has none, whatever its number."""
+@pytest.mark.parametrize("first_step", [0, 5])
+def test_an_attempt_counts_steps_whose_beginning_it_knows_and_only_the_first_the_student_before(
+    first_step: int,
+) -> None:
     training = training_of(torch.nn.Linear(2, 2))
+    training.first_step = first_step
+    training.held_out_loss = lambda objective=None: 1.0
     taught = Taught(teacher=None, directory=Path(), training=training)
+    taught.look_at_held_out()
+    assert ("held_out_kl_before" in training.metrics) == (first_step == 0)
+    assert training.metrics["teacher_held_out_loss"] == 1.0
     for step in (5, 6, 7):
         taught.stamps.append((float(step), step + 0.5))
         taught.end_step()
     assert taught.counted == [(6.0, 6.5), (7.0, 7.5)]
 
 
-@pytest.mark.parametrize("first_step", [0, 5])
-def test_only_an_attempt_from_the_beginning_tells_of_the_student_before(first_step: int) -> None:
-    """One that goes on has a student that has learned."""
-    training = training_of(torch.nn.Linear(2, 2))
-    training.first_step = first_step
-    training.held_out_loss = lambda objective=None: 1.0
-    Taught(teacher=None, directory=Path(), training=training).look_at_held_out()
-    assert ("held_out_kl_before" in training.metrics) == (first_step == 0)
-    assert training.metrics["teacher_held_out_loss"] == 1.0
-
-
 @pytest.mark.slow
 def test_divergences_are_of_one_arithmetic_and_of_the_model_that_remains() -> None:
-    """A job that learns next to nothing under autocast has the same one before and after; a job
-    whose weights are shared in the end has that of the model it saves."""
     still = {**SMALL, "steps": 1, "learning_rate": 1e-12}
     metrics = train(**still, autocast="bf16").metrics
     assert metrics["held_out_kl_before"] == metrics["held_out_kl"]
@@ -132,8 +112,6 @@ def test_divergences_are_of_one_arithmetic_and_of_the_model_that_remains() -> No
 
 @pytest.mark.slow
 def test_kept_logits_teach_the_same_and_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all of a small vocabulary kept the losses are those of the teacher itself; a second job
-    reads what the first has written, whatever its temperature."""
     monkeypatch.setattr(distillation, "LARGEST", 100_000)
     usual = {**SMALL, "distillation_alpha": 0.7, "temperature": 3.0}
     computed = trained(**usual)
@@ -146,21 +124,14 @@ def test_kept_logits_teach_the_same_and_are_computed_once(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_logits_of_another_arithmetic_are_not_read() -> None:
-    """Autocast and attention are part of what is kept: the second job computes its own."""
     one = {**SMALL, "steps": 1, "held_out": 0, "max_length": 40, "teacher_logits": "kept"}
     for given in ({}, {"autocast": "bf16"}, {"attention": "eager"}):
-        assert "computed in" in train(**one, **given).details["teacher_logits"], given
+        kept = train(**one, **given).details["teacher_logits"]
+        assert kept.startswith("64 largest of ") and "computed in" in kept, given
     assert train(**one, autocast="bf16").details["teacher_logits"].endswith("read")
 
 
-def test_the_largest_64_of_each_position_are_kept() -> None:
-    """No more, and learned positions alone."""
-    result = train(**{**SMALL, "steps": 1, "held_out": 0}, teacher_logits="kept")
-    assert result.details["teacher_logits"].startswith("64 largest of ")
-
-
 def test_students_keep_layers_or_width() -> None:
-    """Copied layers are the teacher's; a narrower student runs, and has its heads' size."""
     teacher = load_causal_model(open_model("tiny-chatglm3"), dtype=torch.float32)
     student = distillation.make_student(teacher, 2, None)
     theirs, ours = teacher.state_dict(), student.state_dict()
@@ -177,7 +148,6 @@ def test_students_keep_layers_or_width() -> None:
 
 @pytest.mark.slow
 def test_a_student_is_saved_and_may_have_a_teacher_of_its_own() -> None:
-    """The student of one job is the model of the next, which names its teacher."""
     train(**{**SMALL, "steps": 1}, save_model="student")
     student, teacher = (load_causal_model(open_model(n)) for n in ("student", "tiny-chatglm3"))
     assert student.config.num_hidden_layers == 2
@@ -197,22 +167,13 @@ def test_a_student_is_saved_and_may_have_a_teacher_of_its_own() -> None:
         ({"student_layers": 9}, "student_layers", "4 layers to copy"),
         ({"student_layers": 4}, "student_layers", "would be its teacher"),
         ({"student_hidden": 33}, "student_hidden", "do not divide 33"),
-        ({"student_layers": 2, "teacher": "tiny-t5"}, "student_layers", "as it is"),
-        ({"student_layers": 2, "method": "full"}, "student_layers", "beside method: distill"),
-        (
-            {"student_layers": 2, "teacher_logits": "kept", "padding": "packing"},
-            "teacher_logits",
-            "one sample a row",
-        ),
-        ({"student_layers": 2, "logits": "chunked"}, "logits", "compared by logits"),
-        (
-            {"student_layers": 2, "cards": 2, "strategy": "tensor-parallel"},
-            "method",
-            "no teacher beside a model in parts",
-        ),
+        (HALF | {"teacher": "tiny-t5"}, "student_layers", "as it is"),
+        (HALF | {"method": "full"}, "student_layers", "beside method: distill"),
+        (HALF | {"teacher_logits": "kept", "padding": "packing"}, "teacher_logits", "one sample a"),
+        (HALF | {"logits": "chunked"}, "logits", "compared by logits"),
+        (HALF | {"cards": 2, "strategy": "tensor-parallel"}, "method", "beside a model in parts"),
     ],
 )
 def test_what_teaches_nothing_is_refused(given: Any, setting: str, reason: str) -> None:
-    """The setting is named, the reason, and what would be right."""
     found = refuse(asked(**{"method": "distill", "precision": "fp32", **given}))
     assert any(one.setting == setting and reason in one.reason and one.hint for one in found), found

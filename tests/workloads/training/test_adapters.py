@@ -1,20 +1,20 @@
-"""Adapters: kept and found again with the same logits, used by inference, carried between
-ChatGLM3's layouts exactly."""
+"""Adapters on disk, in use, and carried between ChatGLM3's layouts exactly."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from finetuning_cases import train
-from generation_cases import Worker, request
+from generation_cases import Worker
 
-from workloads import text_generation
 from workloads.base import BadConfiguration, DataMissing
 from workloads.models.chatglm3.conversion import convert
 from workloads.models.loading import load_causal_model, open_model
@@ -31,7 +31,6 @@ IDS = torch.tensor([[5, 9, 77, 12, 300, 41, 8, 9]])
 
 @pytest.fixture(scope="module", autouse=True)
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Adapters are kept in a directory of this module's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path_factory.mktemp("shared")))
         yield
@@ -39,7 +38,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def small(shared: None) -> str:
-    """The name of a kept adapter, whose training has changed what the model says."""
     train(learning_rate=0.1, save_adapter="small", samples=8)
     return "small"
 
@@ -53,8 +51,6 @@ def _logits(model: Any) -> torch.Tensor:
 def test_a_saved_adapter_gives_the_same_logits_again(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a fresh base model, the adapter from disk does what the trained model did; and that is
-    not what the base does."""
     trained: list[torch.Tensor] = []
     save = adapters.save_adapter
 
@@ -67,11 +63,8 @@ def test_a_saved_adapter_gives_the_same_logits_again(
     job = {"method": method, "learning_rate": 0.1, "samples": 8, "steps": 2}
     result = train(**job, save_adapter=f"kept-{method}")
     directory = Path(result.details["saved_adapter"])
-    assert {file.name for file in directory.iterdir()} >= {
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "nightgrid.json",
-    }
+    names = {"adapter_config.json", "adapter_model.safetensors", "nightgrid.json"}
+    assert {file.name for file in directory.iterdir()} >= names
     assert json.loads((directory / "nightgrid.json").read_text())["model"] == "tiny-chatglm3"
     base = load_causal_model(open_model("tiny-chatglm3"), dtype=torch.float32).eval()
     plain = _logits(base)
@@ -84,39 +77,31 @@ def test_a_saved_adapter_gives_the_same_logits_again(
 
 
 def test_inference_runs_with_the_adapter_of_a_training_job(small: str) -> None:
-    """A generation job that names it writes other texts than the base, and its row says so."""
-    settings = {"prompts": 4, "output_tokens": 8}
-    dataset = "advertisegen-synthetic"
-    run = text_generation.run
-    plain = run(request(dataset, **settings), Worker().context())
-    adapted = run(request(dataset, adapter=small, **settings), Worker().context())
+    plain, adapted, quantized = (
+        Worker().run("advertisegen-synthetic", prompts=4, output_tokens=8, **changes)
+        for changes in ({}, {"adapter": small}, {"adapter": small, "precision": "int4"})
+    )
     assert "adapter" not in plain.details
     assert adapted.details["adapter"].startswith("small: LORA, rank 8")
     assert [i.output_text for i in adapted.items] != [i.output_text for i in plain.items]
-    quantized = run(
-        request(dataset, adapter=small, precision="int4", **settings), Worker().context()
-    )
     assert "NF4" in quantized.precision_detail
 
 
-def test_training_an_adapter_again_replaces_it() -> None:
-    """The name then means the newer one; a half-written one is never seen."""
-    train(learning_rate=0.1, save_adapter="twice", steps=1)
-    first = adapters.read_state(adapters.find_adapter("twice"))
+def test_training_an_adapter_again_replaces_it(small: str) -> None:
+    first = adapters.find_adapter(small)
+    shutil.copytree(first, first.with_name("twice"))
     train(learning_rate=0.2, save_adapter="twice", steps=1, rank=4)
-    second = adapters.read_state(adapters.find_adapter("twice"))
-    assert next(iter(second.values())).shape != next(iter(first.values())).shape
+    states = [adapters.read_state(adapters.find_adapter(name)) for name in (small, "twice")]
+    assert len({next(iter(state.values())).shape for state in states}) == 2
     assert not [p.name for p in adapters.adapters_root().iterdir() if "building" in p.name]
 
 
 def test_a_missing_adapter_is_named_with_where_it_was_looked_for(small: str) -> None:
-    """The message gives the close name and how nodes share adapters."""
     with pytest.raises(DataMissing, match=rf"did you mean {small}.*NIGHTGRID_ADAPTERS"):
         adapters.find_adapter("smal")
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, small: str) -> None:
-    """Other sizes and other layers are errors, not an adapter that does nothing."""
     directory = adapters.find_adapter(small)
     model, _, _ = _converted(tmp_path)
     with pytest.raises(BadConfiguration, match=r"small' does not fit this model.*size mismatch"):
@@ -124,7 +109,6 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, small: str) -> N
 
 
 def _converted(directory: Path) -> tuple[Any, dict[str, torch.Tensor], tuple[int, int, int]]:
-    """A native model converted from a random checkpoint of the original layout, and that one."""
     from transformers import AutoModelForCausalLM
 
     state = reference.random_state()
@@ -145,13 +129,11 @@ def _fused_lora(targets: tuple[str, ...] = ("query_key_value",), rank: int = 4) 
         "dense_4h_to_h": ("mlp", 64, 96),
     }
     state = {}
-    for layer in range(int(config["num_layers"])):  # type: ignore[call-overload]
-        for target in targets:
-            block, outputs, inputs = shapes[target]
-            at = f"base_model.model.transformer.encoder.layers.{layer}.{block}.{target}"
-            for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
-                tensor = torch.randn(*shape, generator=generator) * 0.2
-                state[f"{at}.{part}.weight"] = tensor
+    for layer, target in product(range(int(config["num_layers"])), targets):  # type: ignore[call-overload]
+        block, outputs, inputs = shapes[target]
+        at = f"base_model.model.transformer.encoder.layers.{layer}.{block}.{target}"
+        for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
+            state[f"{at}.{part}.weight"] = torch.randn(*shape, generator=generator) * 0.2
     return Lora(state=state, rank=rank, alpha=6.0, targets=targets)
 
 
@@ -176,25 +158,14 @@ def _write(directory: Path, lora: Lora) -> Path:
 
     directory.mkdir()
     lora.config().save_pretrained(directory)
-    save_file(
-        {name: t.contiguous() for name, t in lora.state.items()},
-        directory / "adapter_model.safetensors",
-    )
+    tensors = {name: tensor.contiguous() for name, tensor in lora.state.items()}
+    save_file(tensors, directory / "adapter_model.safetensors")
     return directory
 
 
-@pytest.mark.parametrize(
-    "targets",
-    [("query_key_value",), ("dense", "dense_4h_to_h", "dense_h_to_4h", "query_key_value")],
-    ids=["attention", "all-linear"],
-)
-def test_lora_on_the_original_layout_works_on_the_converted_model(
-    targets: tuple[str, ...], tmp_path: Path
-) -> None:
-    """Logits of the native class with the adapter are those of the original with it merged, by
-    the reference's own arithmetic; ``attach`` converts on the way."""
+def test_lora_on_the_original_layout_works_on_the_converted_model(tmp_path: Path) -> None:
     model, state, _ = _converted(tmp_path)
-    fused = _fused_lora(targets)
+    fused = _fused_lora(("dense", "dense_4h_to_h", "dense_h_to_4h", "query_key_value"))
     plain = reference.logits(state, IDS)
     expected = reference.logits(_merged(state, fused), IDS)
     assert (expected - plain).abs().max() > 0.1
@@ -203,8 +174,7 @@ def test_lora_on_the_original_layout_works_on_the_converted_model(
     torch.testing.assert_close(_logits(model), expected, rtol=0, atol=1e-4)
 
 
-def test_from_fused_to_split_and_back_is_the_same_adapter(tmp_path: Path) -> None:
-    """Bit for bit, with its rank and alpha."""
+def test_from_fused_to_split_and_back_is_the_same_adapter() -> None:
     rows = (64, 32, 32)
     fused = _fused_lora(("dense", "query_key_value"))
     split = adapters.to_native(fused, rows)
@@ -216,7 +186,6 @@ def test_from_fused_to_split_and_back_is_the_same_adapter(tmp_path: Path) -> Non
 
 
 def test_lora_trained_on_the_converted_model_goes_back(tmp_path: Path) -> None:
-    """Three unlike adapters become one of three times the rank, with the same logits."""
     model, state, rows = _converted(tmp_path)
     split = adapters.to_native(_fused_lora(("dense", "query_key_value")), rows)
     generator = torch.Generator().manual_seed(2)
@@ -232,8 +201,8 @@ def test_lora_trained_on_the_converted_model_goes_back(tmp_path: Path) -> None:
     torch.testing.assert_close(_logits(model), expected, rtol=0, atol=1e-4)
 
 
-def test_what_is_not_plain_lora_is_refused(tmp_path: Path) -> None:
-    """DoRA and rank-stabilised LoRA are not sums of rows; a lone query adapter has no fused one."""
+def test_what_is_not_plain_lora_is_refused() -> None:
+    """DoRA and rank-stabilised LoRA are no sums of rows; a lone query adapter has no fused one."""
     from peft import LoraConfig
 
     for flag in ("use_dora", "use_rslora"):
@@ -248,7 +217,6 @@ def test_what_is_not_plain_lora_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_adapter_in_the_older_format_is_read(tmp_path: Path) -> None:
-    """Tensors of adapter_model.bin; a directory with neither file is named."""
     with pytest.raises(DataMissing, match="has no adapter_model"):
         adapters.read_state(tmp_path)
     torch.save({"a": torch.ones(2)}, tmp_path / "adapter_model.bin")

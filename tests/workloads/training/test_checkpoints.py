@@ -44,7 +44,6 @@ NAME = "run-job"
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Checkpoints lie in a place of the test's own, as on nodes that share one."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "shared"))
     return tmp_path / "shared" / f"nightgrid-checkpoints-{os.geteuid()}"
 
@@ -65,7 +64,6 @@ def attempt(
 
 
 def saved(directory: Path) -> list[str]:
-    """Names of the files of steps."""
     return sorted(path.name for path in directory.glob("*.pt"))
 
 
@@ -85,7 +83,6 @@ def killed_after(steps: int, mode: Any = None, **changes: Any) -> Training:
 
 @pytest.mark.parametrize("mode", [None, "async", "incremental"])
 def test_an_attempt_goes_on_where_the_last_one_failed(mode: Any, root: Path) -> None:
-    """With its weights, its averages, its losses and its random numbers; success removes them."""
     before = killed_after(2, mode)
     drawn = torch.rand(3)  # what the next step would have met
     assert "step-00000001.rank-0.pt" in saved(root / NAME)
@@ -116,7 +113,6 @@ def test_an_attempt_goes_on_where_the_last_one_failed(mode: Any, root: Path) -> 
 def test_an_attempt_that_cannot_go_on_begins_anew_and_says_why(
     changes: dict[str, Any], told: str
 ) -> None:
-    """Another model, a state that is not kept, nothing left to time, a rank without its part."""
     killed_after(2)
     with attempt(2, **changes) as training:
         assert training.details["resumed"].startswith("no, began with step 0: ")
@@ -125,7 +121,6 @@ def test_an_attempt_that_cannot_go_on_begins_anew_and_says_why(
 
 
 def test_an_attempt_that_began_anew_keeps_its_own_checkpoints(root: Path) -> None:
-    """Its first replaces what it could not go on from, and the next attempt goes on from that."""
     killed_after(4)
     killed_after(1, least_steps=3)
     assert saved(root / NAME) == ["step-00000000.rank-0.pt"]
@@ -133,24 +128,17 @@ def test_an_attempt_that_began_anew_keeps_its_own_checkpoints(root: Path) -> Non
         assert training.details["resumed"] == "from step 1 of 5"
 
 
-def test_a_damaged_checkpoint_costs_the_steps_and_not_the_job(root: Path) -> None:
-    """It is said that it cannot be read."""
+def test_a_checkpoint_that_is_absent_damaged_or_open_to_others_is_not_gone_on_from(
+    root: Path,
+) -> None:
+    with attempt(1) as training:
+        assert "resumed" not in training.details
+    with attempt(2) as training:
+        assert training.details["resumed"].endswith(f"no checkpoint in {root / NAME}")
     killed_after(2)
     (root / NAME / "step-00000001.rank-0.pt").write_bytes(b"not a checkpoint")
     with attempt(2) as training:
         assert "step 2 cannot be read" in training.details["resumed"]
-
-
-def test_an_attempt_on_another_node_says_that_it_found_nothing(root: Path) -> None:
-    """Unless nodes share the directory; a first attempt has nothing to say."""
-    with attempt(2) as training:
-        assert training.details["resumed"].endswith(f"no checkpoint in {root / NAME}")
-    with attempt(1) as training:
-        assert "resumed" not in training.details
-
-
-def test_what_others_may_have_written_is_not_read(root: Path) -> None:
-    """A directory that the group may write in is refused."""
     killed_after(1)
     (root / NAME).chmod(0o770)
     with pytest.raises(PermissionError, match="this user alone"), attempt(2):
@@ -160,9 +148,7 @@ def test_what_others_may_have_written_is_not_read(root: Path) -> None:
 def test_two_attempts_never_write_to_one_directory(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a shared directory the attempt of a node that was cut off may live on. The next one leaves
-    its checkpoints and files half-written alone, begins anew in a directory of its own, and says
-    so; when the first has ended, its steps are gone on from."""
+    """On a shared directory the attempt of a node that was cut off may live on."""
     monkeypatch.setattr(on_disk, "DYING_S", 0.3)
     killed_after(2)
     with contextlib.ExitStack() as cut_off:
@@ -178,8 +164,6 @@ def test_two_attempts_never_write_to_one_directory(
 
 
 def test_a_gang_moves_aside_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a gang that was cut off one rank lives on: no rank of the next one writes beside it, each
-    says as which rank it writes, and the locks that the next one got are free again."""
     monkeypatch.setattr(on_disk, "DYING_S", 0.1)
     met, parts = threading.Barrier(2), [None, None]
     because = f"no, began with step 0: another attempt still writes to {root / NAME} as rank 1"
@@ -206,8 +190,6 @@ def test_a_gang_moves_aside_together(root: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
-    """After two weeks; younger ones stay, and so does whatever holds anything that is not ours, in
-    our folder or beside it."""
     ours = ["step-00000003.rank-0.pt", "step-00000003.parts/weights", "frozen.rank-0.pt"]
     places: dict[Path, tuple[int, list[str]]] = {
         root / "old": (KEPT_DAYS + 1, ours),
@@ -237,7 +219,6 @@ def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
 def test_two_ranks_may_remove_the_same_old_checkpoints(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one is done between this one's look into the directory and its lock there."""
     old = root / "old"
     old.mkdir(parents=True)
     (old / "held.rank-0").touch()
@@ -256,7 +237,6 @@ def test_two_ranks_may_remove_the_same_old_checkpoints(
 def test_without_room_a_job_fails_before_its_first_step(
     monkeypatch: pytest.MonkeyPatch, root: Path
 ) -> None:
-    """The message has both sizes, the directory and what to do."""
     usage = on_disk.shutil.disk_usage("/")
     monkeypatch.setattr(on_disk.shutil, "disk_usage", lambda path: usage._replace(free=100))
     with pytest.raises(OSError, match=f"1e-07 GB are free.*{VARIABLE}") as failed, attempt(1):
@@ -267,8 +247,6 @@ def test_without_room_a_job_fails_before_its_first_step(
 def test_a_second_pass_begins_anew_and_checkpoints_stay_until_it_has_succeeded(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that compiled in its timed part is run again; killed then, it has not lost all. Going
-    on asks for warm-up and the timed steps that the job has at least."""
     compiled = itertools.count()
     monkeypatch.setattr(CpuDevice, "compilations", lambda _: Compilations(graphs=next(compiled)))
     seen: list[tuple[int, list[int]]] = []
@@ -289,7 +267,6 @@ def test_a_second_pass_begins_anew_and_checkpoints_stay_until_it_has_succeeded(
 
 
 def test_a_gang_keeps_the_steps_that_all_ranks_have(tmp_path: Path) -> None:
-    """The last two of each rank, of ranks that wait for their writing."""
     ranks = [Checkpoints(directory=tmp_path, rank=rank, steps_kept=2) for rank in (0, 1)]
     for step in (1, 3, 5):
         for rank in ranks:
@@ -306,7 +283,6 @@ def test_a_gang_keeps_the_steps_that_all_ranks_have(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["blocking", "async", "incremental"])
 def test_tied_weights_are_trained_by_each_of_their_names(mode: str, tmp_path: Path) -> None:
-    """They may change after the last checkpoint, and are restored as they were in it."""
     training, fresh = (training_of(tied()) for _ in range(2))
     saver = Saver(Checkpoints(directory=tmp_path, rank=0), mode)
     before: list[torch.Tensor] = []
@@ -323,7 +299,6 @@ def test_tied_weights_are_trained_by_each_of_their_names(mode: str, tmp_path: Pa
 
 
 def tied() -> torch.nn.Module:
-    """A model whose first and last layer are of the same weight; the one between is frozen."""
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3, bias=False) for _ in range(3)))
     model[2].weight = model[0].weight
     model[1].requires_grad_(False)
@@ -331,7 +306,6 @@ def tied() -> torch.nn.Module:
 
 
 def test_masks_of_gradual_pruning_are_taken_over() -> None:
-    """They grow with the steps, and the weights that they hold at zero stay there."""
     layer, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     mask = torch.tensor([[True, False], [False, True]])
     before = Pruned(layers={"a": layer, "b": other}, share=0.5)

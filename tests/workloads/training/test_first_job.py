@@ -1,5 +1,4 @@
-"""The first job of a process is no different from the next: a cost that every shape has once a
-process, planted under the model's products, is paid in warm-up, whatever generates or trains."""
+"""A cost that every shape has once a process, planted under products, is paid in warm-up."""
 
 from __future__ import annotations
 
@@ -50,7 +49,6 @@ class Planted:
             time.sleep(COST_S)
 
     def during(self, job: Callable[[], Result]) -> tuple[Result, dict[str, int]]:
-        """A job's result, and the number of its payments in each phase."""
         self.paid.clear()
         result = job()
         return result, {phase: self.paid.count(phase) for phase in self.paid}
@@ -75,24 +73,16 @@ def planted(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Planted:
 
 @pytest.mark.parametrize(
     ("engine", "batching", "shapes"),
-    [
-        ("transformers", "sorted", 3),
-        ("graph", "static", 3),
-        ("graph", "continuous", 1),
-    ],
+    [("transformers", "sorted", 3), ("graph", "static", 3), ("graph", "continuous", 1)],
 )
 def test_the_first_generation_of_a_process_is_timed_like_the_next(
     worker: Worker, planted: Planted, dataset: str, engine: str, batching: str, shapes: int
 ) -> None:
-    """All shapes are met before timing, the partial batch's, too; the second job meets nothing
-    new. Without warm-up the clock would have run meanwhile."""
 
     def job(**changes: Any) -> Result:
         chosen = {"engine": engine, "batching": batching, "measure": SETTINGS} | changes
-        precision = "bf16" if engine == "graph" else "fp32"
-        return worker.run(
-            dataset, precision=precision, batch_size=3, prompts=7, output_tokens=4, **chosen
-        )
+        chosen["precision"] = "bf16" if engine == "graph" else "fp32"
+        return worker.run(dataset, batch_size=3, prompts=7, output_tokens=4, **chosen)
 
     first, paid = planted.during(job)
     assert "measure" not in paid and paid["warmup"] >= 3
@@ -105,15 +95,14 @@ def test_the_first_generation_of_a_process_is_timed_like_the_next(
     assert "measure" in paid and cold.shapes_unmet is None and cold.warmup_end is None
 
 
-def test_the_first_training_of_a_process_is_timed_like_the_next(
+def test_the_first_training_of_a_process_is_timed_like_the_next_and_leaves_no_trace(
     worker: Worker, planted: Planted
 ) -> None:
-    """Steps of other lengths are rehearsed once each, and nothing of that is learned: the losses
-    are those of a job that rehearsed nothing."""
+    changed = {"method": "full", "learning_rate": 1e-2}
 
     def job(warmup: int = 1) -> Result:
         settings = MeasureSettings(warmup=warmup, time_limit_s=600)
-        return train(worker, measure=settings, steps=5, samples=24)
+        return train(worker, measure=settings, steps=5, samples=24, **changed)
 
     first, paid = planted.during(job)
     assert paid.keys() == {"warmup"}
@@ -124,6 +113,7 @@ def test_the_first_training_of_a_process_is_timed_like_the_next(
     assert first.warmup_steps >= first.shapes + 2  # one shape settles, and one step is real
     second, paid = planted.during(job)
     assert paid == {} and losses(second) == losses(first)
+    assert {worker.loaded[key] for key in worker.loaded if key.startswith("finetuning|")} == {None}
     planted.known.clear()
     cold, paid = planted.during(lambda: job(0))
     assert "measure" in paid
@@ -133,8 +123,7 @@ def test_the_first_training_of_a_process_is_timed_like_the_next(
 def test_rehearsals_of_training_stop_at_the_limit_of_warm_up(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no time for warm-up one shape is met, the largest, for which memory is then taken; the
-    row tells of the others, and trains whole."""
+    """One shape is met, the largest, for which memory is then taken."""
     rehearsed: list[set[tuple[int, ...]]] = []
     rehearse = Steps.rehearse
 

@@ -1,5 +1,4 @@
-"""Fused kernels in one model. Liger's need a card or an interpreter (test_liger.py); here functions
-of torch with their signatures and habits stand in their place: they overwrite what Liger's do."""
+"""Fused kernels in one model, by functions of torch that overwrite what Liger's overwrite."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from finetuning_cases import losses, small_model, train, trained, training_of
+from finetuning_cases import loading_on, losses, small_model, train, trained, training_of
 from fused_cases import distance, in_place_of_liger, passed
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ from workloads.devices.cpu import CpuDevice
 from workloads.training import fused_kernels
 from workloads.training.adapter_products import Together, put_together
 from workloads.training.fused_kernels import GATES, NORMS, TURNS, fuse
-from workloads.training.technique import Loading
 from workloads.training.techniques.kernels import FusedKernels
 
 #: Relative, in float32: sums in another order.
@@ -64,8 +62,6 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_change_no_loss_and_no_gradient(
     kind: str, changes: dict[str, Any], parts: dict[str, int], frozen: bool
 ) -> None:
-    """Twice in a row, whether weights learn or only the embedding does; what computes otherwise
-    keeps its own code."""
     model = small_model(kind, **changes, wide=True)
     if frozen:
         model.requires_grad_(False)
@@ -78,17 +74,13 @@ def test_kernels_change_no_loss_and_no_gradient(
 
 
 @pytest.mark.parametrize("kind", ["llama", "glm"])
-@pytest.mark.parametrize("more", [{}, {"use_dora": True}], ids=["lora", "dora"])
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
-def test_they_go_with_adapters_and_checkpointing(
-    kind: str, more: dict[str, Any], checkpointed: bool
-) -> None:
-    """Adapters on every layer, whose products a kernel overwrites; layers that run twice."""
+def test_they_go_with_adapters_and_checkpointing(kind: str, dora: bool, checkpointed: bool) -> None:
     gates = ["gate_proj", "up_proj"] if kind == "llama" else ["gate_up_proj"]
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", *gates, "down_proj"]
-    model = get_peft_model(
-        small_model(kind, wide=True), LoraConfig(r=2, target_modules=targets, **more)
-    )
+    config = LoraConfig(r=2, target_modules=targets, use_dora=dora)
+    model = get_peft_model(small_model(kind, wide=True), config)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -102,22 +94,19 @@ def test_they_go_with_adapters_and_checkpointing(
 
 @pytest.mark.parametrize("kind", ["llama", "glm"])
 def test_each_pass_turns_by_its_own_positions(kind: str) -> None:
-    """Also where the pass before had others, or another length."""
     model = small_model(kind, wide=True)
-    inputs = [
-        {"input_ids": torch.arange(3, 3 + length)[None], "position_ids": places[None]}
-        for length, places in ((5, torch.arange(5)), (5, torch.arange(9, 14)), (7, torch.arange(7)))
-    ]
-    plain = [model(**each, use_cache=False).logits for each in inputs]
+    places = (torch.arange(5), torch.arange(9, 14), torch.arange(7))
+
+    def logits() -> list[torch.Tensor]:
+        given = ({"input_ids": one[None] % 7 + 3, "position_ids": one[None]} for one in places)
+        return [model(**inputs, use_cache=False).logits for inputs in given]
+
+    plain = logits()
     fuse(model, in_place_of_liger())
-    for each, logits in zip(inputs, plain, strict=True):
-        torch.testing.assert_close(
-            model(**each, use_cache=False).logits, logits, rtol=SAME, atol=SAME
-        )
+    torch.testing.assert_close(logits(), plain, rtol=SAME, atol=SAME)
 
 
 def test_they_go_with_adapters_that_are_computed_together() -> None:
-    """Gate and up are then parts of one tensor."""
     layers = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
     model = get_peft_model(small_model("llama", wide=True), LoraConfig(r=2, target_modules=layers))
     plain = passed(model)
@@ -128,8 +117,6 @@ def test_they_go_with_adapters_that_are_computed_together() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "glm"])
 def test_nothing_is_left_of_it(kind: str) -> None:
-    """Classes, functions of transformers and other models stay as they are, no random number is
-    drawn, and undone (twice does no harm) a model computes as before, to the last bit."""
     other, model = small_model(kind, wide=True), small_model(kind, wide=True)
     module = sys.modules[type(model).__module__]
     known = {part: type(part).forward for part in model.modules()}
@@ -157,22 +144,10 @@ def test_a_hook_in_place_of_a_forward_comes_back() -> None:
     assert model.model.norm.forward is hook
 
 
-class Learned(torch.nn.Module):
-    """Has the parts of a norm, and wants more than states."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.eps = torch.nn.Parameter(torch.ones(8)), 1e-6
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        """Scale the states of a batch."""
-        return batch.states * self.weight
-
-
 def test_a_module_that_wants_no_states_keeps_its_own_code() -> None:
-    """It is tried like a norm, and fails in a way of its own; the others have their kernels."""
     model = small_model("llama", wide=True)
-    model.model.learned = Learned()
+    model.model.learned = learned = torch.nn.Embedding(3, 8)  # takes ids
+    learned.weight, learned.eps = torch.nn.Parameter(torch.ones(8)), 1e-6
     found, undo = fuse(model, in_place_of_liger())
     assert dict(found) == ALL and "forward" not in vars(model.model.learned)
     undo()
@@ -192,7 +167,6 @@ def test_a_trial_that_is_cut_short_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_norm_of_states_in_another_type_computes_by_itself() -> None:
-    """With weights in 32 bits, as its own code does, the result has 32 bits."""
     model = small_model("llama", wide=True)
     fuse(model, in_place_of_liger())
     states = torch.randn(1, 3, 32, dtype=torch.bfloat16)
@@ -203,19 +177,17 @@ def test_a_norm_of_states_in_another_type_computes_by_itself() -> None:
 @pytest.mark.usefixtures("in_place")
 @pytest.mark.parametrize("logits", ["all", "chunked"])
 def test_a_job_learns_as_without_them(logits: Any) -> None:
-    """Its row says what the kernels computed."""
-    asked = {"learning_rate": 1e-2, "logits": logits}
-    plain, fused = trained(**asked), train(**asked, fused_kernels="liger")
+    job = {"learning_rate": 1e-2, "logits": logits}
+    plain, fused = trained(**job), train(**job, fused_kernels="liger")
     assert losses(fused) == pytest.approx(losses(plain), rel=1e-4)
-    told = fused.details["fused_kernels"]
-    assert told.startswith("in place of liger-kernel: ") and "rotary embeddings" in told
-    assert told.endswith(", loss") == (logits == "chunked")
+    parts = fused.details["fused_kernels"]
+    assert parts.startswith("in place of liger-kernel: ") and "rotary embeddings" in parts
+    assert parts.endswith(", loss") == (logits == "chunked")
     assert "fused_kernels" not in plain.details
 
 
 @pytest.mark.usefixtures("in_place")
 def test_the_kernels_go_with_the_last_step() -> None:
-    """The model computes by its own code when it is looked at."""
     training = training_of(small_model("glm", wide=True))
     FusedKernels(fused_kernels="liger").on_model(training)
     assert "forward" in vars(training.model.model.norm)
@@ -225,7 +197,6 @@ def test_the_kernels_go_with_the_last_step() -> None:
 
 @pytest.mark.usefixtures("in_place")
 def test_a_model_without_any_such_part_is_refused() -> None:
-    """Rather than trained as it is under another name."""
     training = training_of(small_model("gpt2"))
     with pytest.raises(Unsupported, match="GPT2LMHeadModel has no norm"):
         FusedKernels(fused_kernels="liger").on_model(training)
@@ -234,23 +205,18 @@ def test_a_model_without_any_such_part_is_refused() -> None:
 @pytest.mark.parametrize("missing", ["liger-kernel", "triton"])
 @pytest.mark.usefixtures("in_place")
 def test_a_missing_package_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any weight is loaded, with the command that installs it."""
     absent = missing.replace("-", "_")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: name != absent or None)
-    loading = Loading(device=CpuDevice(), model_arguments={}, tokenizer_arguments={})
     words = rf"'{missing}', which is not installed here; .*pip install 'nightgrid\[liger\]'"
     with pytest.raises(Unsupported, match=words):
-        FusedKernels(fused_kernels="liger").before_load(loading)
+        FusedKernels(fused_kernels="liger").before_load(loading_on("cpu"))
 
-
-# Adapters of layers that read the same input: together they are what peft computes one by one.
 
 WIDTH = 6
 
 
 class Layers(torch.nn.Module):
-    """Two layers that read one input, and one that reads what they give; in place: as OLMo clips
-    its queries."""
+    """Two layers that read one input (in place: as OLMo clips its queries), and one above."""
 
     def __init__(
         self, sizes: tuple[int, int], biased: tuple[bool, bool], in_place: bool = False
@@ -268,7 +234,6 @@ class Layers(torch.nn.Module):
 
 
 def adapted(layers: Layers, rank: int, **more: Any) -> Any:
-    """The layers with adapters that change what comes out."""
     targets = ["left", "right", "top"]
     model = get_peft_model(layers, LoraConfig(r=rank, target_modules=targets, **more))
     for name, parameter in model.named_parameters():
@@ -285,7 +250,7 @@ def passed_together(model: Any, states: torch.Tensor) -> list[torch.Tensor]:
     return [found, *torch.autograd.grad(found.float().pow(2).sum(), inputs)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)),
     biased=st.tuples(st.booleans(), st.booleans()),
@@ -302,8 +267,6 @@ def test_together_they_are_what_each_is(
     in_place: bool,
     seed: int,
 ) -> None:
-    """Outputs and gradients, whatever the sizes, biases and formats, of a model that changes them
-    in place, too; afterwards the model is as it was."""
     torch.manual_seed(seed)
     kind = torch.bfloat16 if half else torch.float32
     model = adapted(Layers(sizes, biased, in_place).to(kind), rank)
@@ -320,15 +283,10 @@ def test_together_they_are_what_each_is(
     undo()
     assert sum(type(each) is Linear for each in model.modules()) == 3
     assert all(p.equal(frozen[n]) for n, p in model.named_parameters())
-    assert all(
-        one.equal(other)
-        for one, other in zip(passed_together(model, states), expected, strict=True)
-    )
+    assert all(map(torch.equal, passed_together(model, states), expected))
 
 
 def test_frozen_weights_are_held_once() -> None:
-    """Those of a group lie in one tensor, which goes with the group, though the function that
-    undoes it stays."""
     model = adapted(Layers((4, 2), (True, False)), 2)
     _, undo = put_together(model, lambda: model(torch.randn(1, WIDTH)))
     layers = [layer for layer in model.modules() if isinstance(layer, Together)]
@@ -344,7 +302,6 @@ def test_frozen_weights_are_held_once() -> None:
 
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_dropout": 0.5}, {"lora_bias": True}])
 def test_what_adds_more_than_two_products_is_refused(more: dict[str, Any]) -> None:
-    """Rather than computed as if it did not."""
     model = adapted(Layers((4, 2), (True, True)), 2, **more)
     with pytest.raises(Unsupported, match="no layer has a plain LoRA"):
         put_together(model, lambda: model(torch.randn(1, WIDTH)))

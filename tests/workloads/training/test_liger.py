@@ -31,9 +31,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def measured() -> dict[str, Any]:
-    """Differences of all cases, found in a process of its own."""
+def test_losses_and_gradients_are_those_of_plain_code() -> None:
     path = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path}
     if not torch.cuda.is_available():
@@ -41,22 +39,10 @@ def measured() -> dict[str, Any]:
     command = [sys.executable, str(HERE / "liger_equality.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def test_losses_and_gradients_are_those_of_plain_code(measured: dict[str, Any]) -> None:
-    """Of Llama, GLM, GLM-4 and Qwen3, trained whole, and by adapters with checkpointing."""
-    cases = {name: case for name, case in measured.items() if isinstance(case, list)}
-    assert len(cases) == 12
-    far = {name: case for name, case in cases.items() if not case[0] < NEAR[name.split()[-1]]}
-    assert not far
-    assert all(len(parts) == 3 for _, parts in cases.values())
-
-
-def test_the_fused_loss_is_the_one_in_chunks(measured: dict[str, Any]) -> None:
-    """And so are its gradients, whether the last layer learns or not."""
-    cases = {name: case for name, case in measured.items() if name.startswith("loss")}
-    assert len(cases) == 8
-    far = {name: case for name, case in cases.items() if not case < NEAR[name.split()[-1]]}
-    assert not far
+    measured: dict[str, Any] = json.loads(done.stdout)
+    models = {name: case for name, case in measured.items() if isinstance(case, list)}
+    assert len(models) == 12 and all(len(parts) == 3 for _, parts in models.values())
+    distances = {name: distance for name, (distance, _) in models.items()}
+    distances |= {name: case for name, case in measured.items() if name.startswith("loss")}
+    assert len(distances) == 12 + 8
+    assert not {n: apart for n, apart in distances.items() if not apart < NEAR[n.split()[-1]]}

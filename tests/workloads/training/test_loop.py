@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from finetuning_cases import MODEL, losses, parameters, train, trained
-from generation_cases import Worker
 
 from workloads.base import (
     DIVERGED,
@@ -40,16 +39,14 @@ def lora() -> Result:
 
 
 def learned(method: str, precision: str) -> Result:
-    """A job of that method on four samples."""
     rate = RATE.get(method, 1e-2)
     return trained(method=method, precision=precision, learning_rate=rate, samples=4)
 
 
-def samples_of(dataset: str, count: int, length: int = 160) -> list[TrainingSample]:
-    """The last samples of a dataset, as the embedded model learns them."""
-    source = open_model(MODEL)
-    examples = load_examples(dataset)[-count:]
-    return encode_samples(examples, count, load_tokenizer(source), source, length)
+def samples_of(dataset: str, count: int, first: int = 0) -> list[TrainingSample]:
+    """Samples of a dataset, from the one of a number on, as the embedded model learns them."""
+    source, examples = open_model(MODEL), load_examples(dataset)[first:]
+    return encode_samples(examples, count, load_tokenizer(source), source, 160)
 
 
 def plain_loss(samples: list[TrainingSample]) -> float:
@@ -78,8 +75,6 @@ def plain_loss(samples: list[TrainingSample]) -> float:
     ],
 )
 def test_every_method_learns(method: str, precision: str, trainable: int, detail: str) -> None:
-    """Trained on its few samples, the model's loss on the first batch falls; the row says how
-    much of it was trained and in which numbers it stood."""
     result = learned(method, precision)
     assert result.trainable_parameter_count == trainable
     assert detail in result.precision_detail
@@ -89,6 +84,14 @@ def test_every_method_learns(method: str, precision: str, trainable: int, detail
     assert result.metrics["first_batch_loss_after"] < before - 0.01
     if method == "qlora":  # its base takes less memory than bf16 would
         assert result.weight_bytes and result.weight_bytes < 0.8 * 2 * 3_075_008
+    if method.startswith("qat"):
+        assert result.details["converted"].startswith("24 layers to int4 weights")
+        # An adapter is added to rounded weights in training and rounded with them afterwards.
+        after, tolerance = (
+            result.metrics["first_batch_loss_after"],
+            2e-4 if method == "qat" else 2e-2,
+        )
+        assert result.metrics["converted_loss"] == pytest.approx(after, abs=tolerance)
 
 
 @pytest.mark.slow
@@ -100,14 +103,10 @@ def test_a_4_bit_base_learns_after_a_trial_in_evaluation(trial: dict[str, Any]) 
 
 
 def test_nothing_of_a_4_bit_base_is_blown_up_to_train_over_it() -> None:
-    """Embeddings, norms and output layer stay in the job's 16 bits, and only the adapter learns:
-    QLoRA's weights take less memory than LoRA's."""
     sizes = {}
     for name in ("lora", "qlora"):
-        model = load_causal_model(
-            open_model(MODEL),
-            **methods.loading_arguments(name, "bf16", device_for("cpu")),
-        )
+        arguments = methods.loading_arguments(name, "bf16", device_for("cpu"))
+        model = load_causal_model(open_model(MODEL), **arguments)
         method = method_for(parameters(method=name), probe=False)
         model = methods.apply(model, method, "bf16", "cpu").model
         wide = {n for n, p in model.named_parameters() if p.dtype == torch.float32}
@@ -117,21 +116,7 @@ def test_nothing_of_a_4_bit_base_is_blown_up_to_train_over_it() -> None:
     assert sizes["qlora"] < 0.8 * sizes["lora"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["qat", "qat-lora"])
-def test_quantization_aware_training_ends_in_int4_weights(method: str) -> None:
-    """All linear layers are converted, and the converted model has the loss that training saw."""
-    result = train(method=method, learning_rate=1e-3)
-    assert result.details["converted"].startswith("24 layers to int4 weights")
-    # An adapter is added to rounded weights in training and rounded with them afterwards.
-    tolerance = 1e-4 if method == "qat" else 2e-2
-    assert result.metrics["converted_loss"] == pytest.approx(
-        result.metrics["first_batch_loss_after"], abs=tolerance
-    )
-
-
 def test_each_step_is_a_sample(lora: Result) -> None:
-    """Warm-up steps are apart, each later step is a repeat, and its parts fit into its time."""
     steps = [(sample.repeat, sample.batch, sample.warmup) for sample in lora.samples]
     assert steps == [(number, 0, number == 0) for number in range(4)]
     assert lora.stop_reason == "max_repeats"
@@ -143,10 +128,7 @@ def test_each_step_is_a_sample(lora: Result) -> None:
 
 
 def test_padding_is_computed_but_not_counted(lora: Result) -> None:
-    """Real tokens are those of the samples, computed ones fill the rectangle of the batch."""
-    source = open_model(MODEL)
-    examples = load_examples("advertisegen-synthetic")
-    samples = encode_samples(examples, 32, load_tokenizer(source), source, 160)
+    samples = samples_of("advertisegen-synthetic", 32)
     for step, sample in enumerate(lora.samples):
         lengths = [len(one.ids) for one in samples[4 * step : 4 * step + 4]]
         assert sample.input_tokens == sum(lengths)
@@ -156,16 +138,11 @@ def test_padding_is_computed_but_not_counted(lora: Result) -> None:
 
 @pytest.mark.slow
 def test_the_loss_on_held_out_answers_is_that_of_the_trained_model(tmp_path: Path) -> None:
-    """The last examples of the dataset, in whatever batches, beside transformers' own loss; what is
-    learned, and whether dropout is on, makes the difference. Techniques that change nothing of what
-    is learned change nothing of it either."""
-    lines = [
-        json.dumps({"content": f"类型#裙{n}", "summary": f"裙{n}" * (n + 1)}) for n in range(9)
-    ]
+    records = [{"content": f"类型#裙{n}", "summary": f"裙{n}" * (n + 1)} for n in range(9)]
     data = tmp_path / "nine.json"
-    data.write_text("\n".join(lines))
+    data.write_text("\n".join(map(json.dumps, records)))
     small = {"dataset": str(data), "held_out": 4, "samples": 9, "batch_size": 2, "steps": 2}
-    plain = plain_loss(samples_of(str(data), 4))
+    plain = plain_loss(samples_of(str(data), 4, first=5))
     still = train(**small, learning_rate=1e-30)
     assert still.metrics["held_out_loss"] == pytest.approx(plain, rel=1e-4)
     moved = train(**small, learning_rate=1e-2)
@@ -180,22 +157,16 @@ def test_the_loss_on_held_out_answers_is_that_of_the_trained_model(tmp_path: Pat
 
 
 def test_the_first_loss_is_that_of_the_model_itself(lora: Result) -> None:
-    """Against transformers' own loss, sample by sample: only answers are learned, each token
-    counts alike whatever its sample's length."""
-    source = open_model(MODEL)
-    examples = load_examples("advertisegen-synthetic")[:4]
-    samples = encode_samples(examples, 4, load_tokenizer(source), source, 160)
+    samples = samples_of("advertisegen-synthetic", 4)
     assert losses(lora)[0] == pytest.approx(plain_loss(samples), abs=1e-5)
 
 
-def test_samples_end_as_the_model_should(cache: Path) -> None:
-    """A sample is the prompt as it is asked, then the answer and the end; cut, both are kept."""
+def test_samples_end_as_the_model_should() -> None:
     source = open_model(MODEL)
     tokenizer = load_tokenizer(source)
     examples = load_examples("advertisegen-synthetic")
-    for example, sample in zip(
-        examples, encode_samples(examples, 8, tokenizer, source, 4000), strict=False
-    ):
+    whole = encode_samples(examples, 8, tokenizer, source, 4000)
+    for example, sample in zip(examples, whole, strict=False):
         prompt = encode_prompt(tokenizer, source, example.content)
         assert list(sample.ids[: sample.prompt_tokens]) == prompt
         assert sample.ids[-1] == tokenizer.eos_token_id
@@ -206,7 +177,6 @@ def test_samples_end_as_the_model_should(cache: Path) -> None:
 
 
 def test_the_row_says_what_it_is(lora: Result) -> None:
-    """Sizes, shares of arithmetic, random weights and synthetic data."""
     assert lora.random_weights and lora.synthetic_data
     assert lora.parameter_count and lora.weight_bytes == 4 * lora.parameter_count
     assert lora.details["adapter"] == "rank 8, alpha 16 on q_proj, k_proj, v_proj"
@@ -219,15 +189,13 @@ def test_the_row_says_what_it_is(lora: Result) -> None:
 
 
 @pytest.mark.slow
-def test_a_loss_that_rises_is_told(cache: Path) -> None:
-    """A learning rate far too large gives a row with a flag, and the losses as they were."""
+def test_a_loss_that_rises_is_told() -> None:
     result = train(method="full", learning_rate=1.0, samples=4)
     assert "did not fall" in result.details["loss_flag"]
     assert result.details[DIVERGED] == result.details["loss_flag"]
 
 
 def test_a_loss_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NaN stays in the samples and is named with the step where it began."""
     healthy = loss_functions.next_token_loss
     calls: list[int] = []
 
@@ -250,28 +218,17 @@ def test_samples_without_labels_teach_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_job_cut_by_its_time_limit_keeps_its_steps() -> None:
-    """With no time at all there is one step, and the row says why it is only one."""
     result = train(measure=MeasureSettings(warmup=0, time_limit_s=0.0))
     assert result.stop_reason == "time_limit" and len(result.samples) == 1
 
 
 @pytest.mark.slow
 def test_a_probe_takes_the_longest_samples_twice() -> None:
-    """The second step has the optimizer's state and activations at once; nothing is kept."""
     result = train(probe=True, steps=50, batch_size=2, save_adapter="never", max_length=400)
     plain = train(steps=2, batch_size=2, max_length=400)
     assert len(result.samples) == 2 and "saved_adapter" not in result.details
     assert result.samples[0].input_tokens == result.samples[1].input_tokens
     assert result.samples[0].input_tokens > max(sample.input_tokens for sample in plain.samples)
-
-
-@pytest.mark.slow
-def test_training_leaves_no_trace_in_the_next_job() -> None:
-    """Two equal jobs in one worker give the same losses; neither gets the other's model."""
-    worker = Worker()
-    first = train(worker, method="full", learning_rate=1e-2)
-    assert losses(train(worker, method="full", learning_rate=1e-2)) == losses(first)
-    assert all(loaded is None for loaded in worker.loaded.values())
 
 
 @pytest.mark.parametrize(
@@ -282,11 +239,10 @@ def test_training_leaves_no_trace_in_the_next_job() -> None:
         (
             {
                 "messages": [
-                    {"role": "user", "content": "One?"},
+                    {"role": "user", "content": "?"},
                     {"role": "assistant", "content": "1"},
-                    {"role": "user", "content": "Two?"},
-                    {"role": "assistant", "content": "2"},
                 ]
+                * 2
             },
             {},
             "the last answer of each conversation",
@@ -297,7 +253,6 @@ def test_training_leaves_no_trace_in_the_next_job() -> None:
 def test_data_of_ones_own_is_learned_from(
     tmp_path: Path, record: dict[str, Any], parameters: dict[str, Any], learned: str
 ) -> None:
-    """In the shapes that people have it; the row says what was learned."""
     path = tmp_path / "mine.jsonl"
     path.write_text(f"{json.dumps(record)}\n" * 8)
     result = train(dataset=str(path), samples=8, steps=1, **parameters)
@@ -319,13 +274,11 @@ def test_data_of_ones_own_is_learned_from(
 def test_what_cannot_run_says_why(
     changes: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    """The job refuses what the plan would have refused, and what only the model shows."""
     with pytest.raises(error, match=words):
         train(**changes)
 
 
 def test_the_answer_of_a_chat_template_follows_its_prompt() -> None:
-    """For models with a template the answer is what the template adds, its ending included."""
     tokenizer = load_tokenizer(open_model(MODEL))
     tokenizer.init_kwargs.pop("prompt_layout")
     tokenizer.chat_template = (

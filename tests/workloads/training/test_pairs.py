@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from finetuning_cases import SUMMARIES, losses, request, train, trained
-from generation_cases import Worker
+import torch
+from finetuning_cases import SUMMARIES, losses, train, trained
+from generation_cases import Worker, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import GridError
 from orchestrator.grid.parser import parse_grid
+from workloads import quality
 from workloads.base import BadConfiguration, Unsupported
 from workloads.data.embedded import news_examples
+from workloads.models.loading import load_config, load_tokenizer, open_model
 from workloads.training.data import NOT_LEARNED, SampleFormat
 from workloads.training.pairs import Pair, collate, encode
 
-WRITING = {"model": "tiny-t5", "source_prefix": "summarize: ", "max_source_length": 48}
+PREFIXED: dict[str, Any] = {"source_prefix": "summarize: ", "max_source_length": 48}
+WRITING: dict[str, Any] = PREFIXED | {"model": "tiny-t5"}
 ARTICLES = "cnn-dailymail-synthetic"
 
 
 @pytest.fixture(scope="module")
-def form(cache: Path) -> SampleFormat:
-    """The embedded T5's tokenizer and config."""
-    from workloads.models.loading import load_config, load_tokenizer, open_model
-
+def form() -> SampleFormat:
     source = open_model("tiny-t5")
     return SampleFormat(
         tokenizer=load_tokenizer(source),
         source=source,
         config=load_config(source),
-        parameters={
-            "source_prefix": "summarize: ",
-            "max_source_length": 48,
-            "max_target_length": 24,
-        },
+        parameters=PREFIXED | {"max_target_length": 24},
         pad_token_id=0,
         context_length=None,
     )
@@ -46,20 +45,13 @@ def form(cache: Path) -> SampleFormat:
 IDS = st.lists(st.integers(2, 99), min_size=1, max_size=15).map(lambda ids: (*ids, 1))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(pairs=st.lists(st.builds(Pair, IDS, IDS), min_size=1, max_size=5), fixed=st.booleans())
 def test_a_decoder_is_given_its_target_one_place_later(pairs: list[Pair], fixed: bool) -> None:
-    """Each row begins with the model's own token and holds the target up to its last; labels are
-    the target, and padding has none, on either side."""
-    from types import SimpleNamespace
-
-    form: Any = SampleFormat(
-        tokenizer=None,
-        source=None,  # type: ignore[arg-type]
+    form: Any = SimpleNamespace(
         config=SimpleNamespace(decoder_start_token_id=77),
         parameters={"max_source_length": 20, "max_target_length": 18},
         pad_token_id=0,
-        context_length=None,
     )
     made = collate(pairs, form, fixed)
     assert made.decoder_input_ids is not None and made.attention_mask is not None
@@ -77,9 +69,7 @@ def test_a_decoder_is_given_its_target_one_place_later(pairs: list[Pair], fixed:
 
 
 def test_pairs_are_those_of_the_librarys_own_script(form: SampleFormat) -> None:
-    """Prefix, cuts, masked labels and the decoder's inputs as run_summarization.py makes them with
-    its collator, so that the first loss is the model's own."""
-    import torch
+    """Of transformers' run_summarization.py with its collator."""
     from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
     examples = news_examples(4)
@@ -96,10 +86,8 @@ def test_pairs_are_those_of_the_librarys_own_script(form: SampleFormat) -> None:
     form.tokenizer.padding_side = side
     learned = made.labels != NOT_LEARNED
     for name, tensor in made.tensors().items():
-        assert torch.equal(
-            tensor[learned] if "decoder" in name else tensor,
-            (batch[name][learned] if "decoder" in name else batch[name]),
-        ), name
+        where = learned if "decoder" in name else ...
+        assert torch.equal(tensor[where], batch[name][where]), name
     with torch.no_grad():
         loss = float(model(**batch).loss)
     assert losses(trained(**SUMMARIES))[0] == pytest.approx(loss, abs=1e-5)
@@ -117,15 +105,12 @@ def test_pairs_are_those_of_the_librarys_own_script(form: SampleFormat) -> None:
     ids=lambda asked: " ".join(asked),
 )
 def test_techniques_change_how_pairs_are_learned_and_not_what(asked: dict[str, Any]) -> None:
-    """The loss of every step is the plain one, and falls."""
     plain = losses(trained(**SUMMARIES))
     assert plain[-1] < 0.95 * plain[0]
     assert losses(trained(**SUMMARIES, **asked)) == pytest.approx(plain, abs=2e-5)
 
 
 def test_the_row_tells_both_sides(form: SampleFormat) -> None:
-    """Tokens of source and target, positions of both, what was left out; and the arithmetic of
-    each layer is that of the tokens which pass it."""
     result = trained(**SUMMARIES)
     (first, *_) = result.samples
     assert first.input_tokens == first.computed_tokens == 4 * (48 + 24)
@@ -143,23 +128,16 @@ def test_the_row_tells_both_sides(form: SampleFormat) -> None:
 
 @pytest.mark.slow
 def test_an_adapter_of_pairs_is_kept_and_put_on() -> None:
-    """LoRA on queries, keys and values of both sides; text generation takes it by its name, and
-    writes something else."""
     lora = SUMMARIES | {"method": "lora", "learning_rate": 2e-2, "save_adapter": "of-pairs"}
     result = train(**lora)
     assert result.details["adapter"] == "rank 8, alpha 16 on q, k, v"
     assert losses(result)[-1] < losses(result)[0]
-    asked = WRITING | {"prompts": 2, "output_tokens": 6}
-    texts = [
-        [item.output_text for item in Worker().run(ARTICLES, **asked, **more).items]
-        for more in ({}, {"adapter": "of-pairs"})
-    ]
-    assert texts[0] != texts[1]
+    job = WRITING | {"prompts": 2, "output_tokens": 6}
+    plain, adapted = (Worker().run(ARTICLES, **job, adapter=name) for name in (None, "of-pairs"))
+    assert [i.output_text for i in plain.items] != [i.output_text for i in adapted.items]
 
 
 def test_empty_summaries_are_counted_and_left_out(tmp_path: Path) -> None:
-    """Among articles with highlights; where none has any the job says so, and where fewer are left
-    than a step takes it says how many."""
     path = tmp_path / "news.jsonl"
     rows = [{"article": f"Report {n}.", "highlights": "Short." if n % 3 else " "} for n in range(9)]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -189,7 +167,6 @@ def grid(**asked: Any) -> bytes:
     ],
 )
 def test_the_plan_refuses_settings_of_another_kind(asked: dict[str, Any], words: str) -> None:
-    """Lengths and prefixes of pairs with a decoder alone, and the one length with a pair."""
     with pytest.raises(GridError) as found:
         parse_grid(grid(**asked), "g")
     (problem,) = found.value.problems
@@ -206,15 +183,12 @@ def test_the_plan_refuses_settings_of_another_kind(asked: dict[str, Any], words:
     ],
 )
 def test_what_t5_cannot_do_is_unsupported(asked: dict[str, Any], words: str) -> None:
-    """In the plan already, with a reason; fp16 whether of weights or of products."""
+    """fp16 whether of weights or of products."""
     with pytest.raises(Unsupported, match=words):
         train(**(SUMMARIES | asked))
 
 
 def test_a_published_t5_without_its_prefix_is_told(form: SampleFormat) -> None:
-    """By the row's details, for the names that were trained with one."""
-    from dataclasses import replace
-
     bare = replace(form, parameters={"max_source_length": 48, "max_target_length": 24})
     told = encode(news_examples(2), 2, bare).details["source_prefix"]
     assert told == "none"
@@ -224,9 +198,7 @@ def test_a_published_t5_without_its_prefix_is_told(form: SampleFormat) -> None:
     assert told == "none, although t5-3b was trained with one such as 'summarize: '"
 
 
-def test_summaries_are_the_same_whatever_the_batch(cache: Path) -> None:
-    """Sources are padded on the right under a mask; lengths vary with the article. Encoder and
-    decoder share the time of each batch."""
+def test_summaries_are_the_same_whatever_the_batch() -> None:
     worker = Worker()
     asked = WRITING | {"prompts": 6, "output_tokens": 16}
     together = worker.run(ARTICLES, **asked, batch_size=4)
@@ -245,7 +217,6 @@ def test_summaries_are_the_same_whatever_the_batch(cache: Path) -> None:
 
 
 def test_a_prefix_is_read_and_a_long_source_keeps_its_end() -> None:
-    """Another prefix is another text; a source that is cut still ends as the model expects."""
     short = {"model": "tiny-t5", "max_source_length": 12, "prompts": 2, "output_tokens": 6}
     texts, lengths = [], []
     for prefix in ("", "summarize: "):
@@ -259,24 +230,9 @@ def test_a_prefix_is_read_and_a_long_source_keeps_its_end() -> None:
 
 
 @pytest.mark.slow
-def test_quality_of_summaries_stands_beside_their_speed(cache: Path) -> None:
-    """bf16 against the plain path in fp32, on the same prefix and cut."""
-    from workloads import quality
-    from workloads.base import Request
-
-    shared = {"source_prefix": "summarize: ", "max_source_length": 48}
-    reference = Request(
-        workload="quality-reference",
-        model="tiny-t5",
-        dataset=ARTICLES,
-        precision="fp32",
-        batch_size=1,
-        engine="transformers",
-        residency_key="reference",
-        parameters={"prompts": 8, "output_tokens": 32, **shared},
-        measure=request().measure,
-    )
-    quality.run(reference, Worker().context())
+def test_quality_of_summaries_stands_beside_their_speed() -> None:
+    texts = {"workload": "quality-reference", "batch_size": 1, "prompts": 8, "output_tokens": 32}
+    quality.run(request(ARTICLES, **WRITING, **texts), Worker().context())
     asked = WRITING | {"prompts": 2, "output_tokens": 4, "quality": True}
     plain = Worker().run(ARTICLES, **asked)
     assert plain.metrics["quality_top1_agreement"] == 1.0
@@ -285,8 +241,6 @@ def test_quality_of_summaries_stands_beside_their_speed(cache: Path) -> None:
 
 
 def test_articles_are_the_same_everywhere() -> None:
-    """Prefix-stable, all different, of CNN/DailyMail's lengths, and within the tokenizer's words:
-    what it does not know is none of their words."""
     articles = news_examples(100)
     assert articles[:10] == news_examples(10) and all(one.synthetic for one in articles)
     assert len({one.content for one in articles}) == 100

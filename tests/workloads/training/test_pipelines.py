@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,24 +20,15 @@ from workloads.training.techniques import technique_notes
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    """Settings of a pipeline over all of four cards, in four micro-batches."""
     return {"cards": 4, "strategy": "pipeline", "gradient_accumulation": 4, **changes}
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_one_strategy_takes_every_layout_of_a_grid(stages: int, tensor: int) -> None:
-    """So that tensor_parallel and pipeline_parallel can be axes, and data takes what is left."""
-    settings = job(
-        cards=8, batch_size=8, gradient_accumulation=8, tensor_parallel=tensor, method="full"
-    )
-    wanted = asked(**settings, pipeline_parallel=stages)
-    assert refuse(wanted) == ()
-    assert len(technique_notes(wanted)) == (stages > 1)
-
-
-def test_the_plan_notes_the_idle_share() -> None:
-    """By the formula, with its numbers."""
+def test_the_plan_takes_every_layout_of_a_grid_and_notes_the_idle_share() -> None:
+    settings = job(cards=8, batch_size=8, gradient_accumulation=8, method="full")
+    for stages, tensor in product((1, 2, 4), (1, 2)):
+        wanted = asked(**settings, tensor_parallel=tensor, pipeline_parallel=stages)
+        assert refuse(wanted) == ()
+        assert len(technique_notes(wanted)) == (stages > 1)
     (plain,) = technique_notes(asked(**job()))
     assert "pipeline_parallel 4 with 4 micro-batches" in plain and "= 42.9%" in plain
     (looped,) = technique_notes(asked(**job(pipeline_parallel=2, pipeline_schedule="interleaved")))
@@ -45,8 +37,7 @@ def test_the_plan_notes_the_idle_share() -> None:
 
 @given(st.integers(1, 8), st.integers(0, 24))
 def test_the_idle_share_is_that_of_a_schedule_worked_off(stages: int, more: int) -> None:
-    """1F1B with passes of equal length, a backward pass twice a forward pass: each waits for its
-    neighbour's, and what is left of the cards' time is idle."""
+    """1F1B with passes of equal length, a backward pass twice a forward pass."""
     count = stages + more
     ended: dict[tuple[str, int, int], float] = {}
     orders = [_one_forward_one_backward(stage, stages, count) for stage in range(stages)]
@@ -102,10 +93,7 @@ def _older_step(self: Any, *args: Any, target: Any = None, losses: Any = None) -
     ("missing", "words"),
     [
         ("pipelining.schedules._PipelineSchedule.eval", "Schedule1F1B.eval"),
-        (
-            "pipelining.schedules.PipelineScheduleSingle.step",
-            "Schedule1F1B.step(return_outputs)",
-        ),
+        ("pipelining.schedules.PipelineScheduleSingle.step", "Schedule1F1B.step(return_outputs)"),
         ("fsdp.fully_shard", "fsdp.fully_shard"),
         ("fsdp.FSDPModule.set_custom_reduce_scatter", "FSDPModule.set_custom_reduce_scatter"),
     ],
@@ -113,7 +101,6 @@ def _older_step(self: Any, *args: Any, target: Any = None, losses: Any = None) -
 def test_an_older_torch_is_refused_by_what_it_lacks(
     missing: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is divided, with the release that has it."""
     if missing.endswith(".step"):
         monkeypatch.setattr(f"torch.distributed.{missing}", _older_step)
     else:
