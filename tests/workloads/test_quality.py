@@ -245,10 +245,10 @@ def poison(worker: Worker, key: str) -> None:
 @pytest.mark.parametrize("batching", ["static", "sorted"])
 def test_a_model_that_computes_no_numbers_is_flagged(dataset: str, batching: str) -> None:
     worker = Worker()
-    asked = request(dataset, batching=batching, output_tokens=4)
-    assert NOT_FINITE not in text_generation.run(asked, worker.context()).details
+    job = {"batching": batching, "output_tokens": 4}
+    assert NOT_FINITE not in worker.run(dataset, **job).details
     poison(worker, f"{MODEL}|fp32|transformers")
-    details = text_generation.run(asked, worker.context()).details
+    details = worker.run(dataset, **job).details
     assert "4 of 4 texts" in details[NOT_FINITE]
 
 
