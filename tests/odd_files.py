@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 
 def a_directory(path: Path) -> None:
     path.mkdir()
-    (path / "x").write_text("")
+    (path / "x.parquet").write_bytes(b"x")
 
 
 def a_pipe(path: Path) -> None:
@@ -26,3 +27,50 @@ def a_link_to_the_kernel(path: Path) -> None:
 def a_sparse_file(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(2**40)
+
+
+def a_socket(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)  # a socket's path may have 107 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def a_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def a_dangling_link(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+def a_link_up(path: Path) -> None:
+    path.symlink_to("..")
+
+
+def nothing_readable(path: Path) -> None:
+    path.write_bytes(b"x")
+    path.chmod(0)
+
+
+def no_entry(path: Path) -> None:
+    a_directory(path)
+    path.chmod(0)
+
+
+def no_search(path: Path) -> None:
+    a_directory(path)
+    path.chmod(0o444)
+
+
+def an_empty_file(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+FILES = (
+    *(a_directory, a_pipe, a_socket, a_loop, a_dangling_link, a_link_to_a_device, a_link_up),
+    *(a_link_to_the_kernel, nothing_readable, no_entry, no_search, an_empty_file, a_sparse_file),
+)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import tiny_workload
+from command_line import Nightgrid
 from example_grids import NOTEBOOK_GRID
 
 import orchestrator
 from orchestrator import Grid, Run, load, run
-from orchestrator.cli.main import main
+from orchestrator.api import ShownPlan
 from orchestrator.core.errors import GridError, NightgridError, StoreError
 from orchestrator.core.job import State
 from orchestrator.core.plan import Action
@@ -34,13 +33,7 @@ VALUES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The tiny workload is known, and the working directory is a fresh one."""
-    tiny_workload.register(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("NIGHTGRID_RESULTS", raising=False)
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 @pytest.fixture
@@ -103,33 +96,26 @@ def test_a_dict_that_no_file_could_hold_is_refused(odd: object) -> None:
         Grid.from_dict({"name": "g", "experiments": [odd]})
 
 
-def test_plan_is_the_plan_of_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_is_the_plan_of_the_command(tmp_path: Path, nightgrid: Nightgrid) -> None:
     grid = Grid.from_text(NOTEBOOK_GRID)
     (tmp_path / "grid.yaml").write_text(NOTEBOOK_GRID)
-    assert main(["plan", "grid.yaml", "--emulate", "1x2", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)["jobs"]
+    printed = nightgrid("plan", "grid.yaml", "--emulate", "1x2", "--json").json["jobs"]
     planned = grid.plan(emulate="1x2").jobs
     assert [job["job_id"] for job in printed] == [item.job.job_id for item in planned]
     assert [job["estimate_s"] for job in printed] == [item.estimate_s for item in planned]
     assert not (tmp_path / "results").exists()
 
 
-def test_a_run_has_its_rows_and_says_nothing_when_quiet(
+def test_a_run_has_its_rows_and_a_second_one_measures_nothing(
     night: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == ""  # it is quiet
     assert night.ok and dict(night.states) == {State.SUCCEEDED: 2}
     assert [row.batch_size for row in night.rows] == [1, 2]
-    assert all(item.action is Action.RUN for item in night.plan.jobs)  # type: ignore[union-attr]
+    assert night.plan is not None
+    assert all(item.action is Action.RUN for item in night.plan.jobs)
     assert night.path == Path("results/tiny-run").resolve()
     assert Store.existing(Path("results"), "tiny-run").measurements() == list(night.attempts)
-
-
-def test_a_second_run_measures_nothing_and_has_the_rows(
-    night: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
     again = run(Grid.from_text(NOTEBOOK_GRID), in_process=True)
     assert again.rows == night.rows
     assert "0 run, 2 reuse" in capsys.readouterr().out
@@ -142,7 +128,7 @@ def test_a_failed_job_is_a_row_and_no_exception() -> None:
     assert "no dataset 'nix'" in failed.rows[0].reason
 
 
-def test_frames_have_a_line_a_job(night: Run) -> None:
+def test_frames_have_a_line_a_job(night: Run, nightgrid: Nightgrid) -> None:
     throughput = [row.metrics.throughput for row in night.rows]
     frame = night.to_pandas()
     assert list(frame["throughput"]) == pytest.approx(throughput)
@@ -151,7 +137,7 @@ def test_frames_have_a_line_a_job(night: Run) -> None:
     assert set(night.to_polars().columns) == set(frame.columns)
     table = night.table()
     assert table["throughput"].to_pylist() == throughput and "samples" in table.column_names
-    main(["report", "tiny-run", "--format", "csv", "--output", "rows.csv"])
+    nightgrid("report", "tiny-run", "--format", "csv", "--output", "rows.csv")
     assert Path("rows.csv").read_text().splitlines()[0].split(",") == list(frame.columns)
 
 
@@ -162,9 +148,8 @@ def test_all_attempts_can_be_had(night: Run) -> None:
     assert anew.table(every=True).num_rows == 4
 
 
-def test_to_dict_is_what_report_json_prints(night: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["report", "tiny-run", "--json"])
-    assert json.loads(capsys.readouterr().out) == night.to_dict()
+def test_to_dict_is_what_report_json_prints(night: Run, nightgrid: Nightgrid) -> None:
+    assert nightgrid("report", "tiny-run", "--json").json == night.to_dict()
 
 
 def test_load_takes_a_name_a_path_or_nothing(night: Run, tmp_path: Path) -> None:
@@ -188,11 +173,11 @@ def test_report_compare_and_query(night: Run) -> None:
 class Shown(HTMLParser):
     """The content of a notebook's HTML: every tag and all text."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, shown: Run | ShownPlan) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.words = ""
-        self.feed(html)
+        self.feed(shown._repr_html_())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
@@ -202,12 +187,11 @@ class Shown(HTMLParser):
 
 
 def test_notebooks_show_a_table(night: Run) -> None:
-    shown = Shown(night._repr_html_())
+    shown = Shown(night)
     assert shown.tags.count("tr") == 3 and "SUCCEEDED" in shown.words
     assert "Emulated cards" in shown.words
     hostile = VALUES | {"name": "g", "experiments": [{"name": "<img src=x>", "precision": "fp8"}]}
-    plan = Grid.from_dict(hostile).plan(emulate="1x1")
-    shown = Shown(plan._repr_html_())
+    shown = Shown(Grid.from_dict(hostile).plan(emulate="1x1"))
     assert "img" not in shown.tags and "<img src=x>" in shown.words
     assert "unsupported" in shown.words
 
@@ -220,22 +204,20 @@ def test_representations_are_one_line(night: Run) -> None:
     assert repr(night).startswith("<Run 'tiny-run' at ") and "\n" not in repr(night)
 
 
-def test_the_process_is_left_as_it_was() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    level, handlers = logging.getLogger().level, list(logging.getLogger().handlers)
-    run(Grid.from_dict(VALUES), in_process=True, quiet=True)
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    assert (logging.getLogger().level, logging.getLogger().handlers) == (level, handlers)
+def test_the_process_is_left_as_it_was_and_any_thread_may_run() -> None:
+    """Outside the main thread no signal handler can be set, and none is tried."""
 
+    def state() -> tuple[object, ...]:
+        root = logging.getLogger()
+        handlers = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+        return (*handlers, root.level, *root.handlers)
 
-def test_a_run_may_be_made_in_another_thread() -> None:
-    found: list[Run] = []
-    thread = threading.Thread(
-        target=lambda: found.append(run(Grid.from_dict(VALUES), in_process=True, quiet=True))
-    )
-    thread.start()
-    thread.join()
-    assert found and found[0].ok
+    before = state()
+    assert run(Grid.from_dict(VALUES), in_process=True, quiet=True).ok
+    assert state() == before
+    with ThreadPoolExecutor() as threads:
+        again = threads.submit(run, Grid.from_dict(VALUES), in_process=True, force=True, quiet=True)
+        assert again.result().ok
 
 
 def test_errors_are_those_of_the_command() -> None:

@@ -39,9 +39,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\w+)')
 
 def signature(trouble: str) -> str:
     """The trait that findings of one cause share: the last place in our code, and the error."""
-    frames = [
-        f for f in _FRAME.findall(trouble) if "/orchestrator/" in f[0] or "/workloads/" in f[0]
-    ]
+    frames = [f for f in _FRAME.findall(trouble) if re.search("/(orchestrator|workloads)/", f[0])]
     if trouble.startswith("hang"):  # faulthandler names the innermost frame first
         frames = frames[:1]
     last = trouble.strip().splitlines()[-1] if frames else trouble.strip().splitlines()[0]
@@ -54,61 +52,47 @@ def signature(trouble: str) -> str:
 
 
 class Findings:
-    """Questions asked and their outcomes."""
+    """Inputs, exit codes of their commands, and findings by cause."""
 
     def __init__(self, *, loud: bool) -> None:
         self.loud = loud
         self.inputs: Counter[str] = Counter()
-        self.commands: Counter[str] = Counter()
         self.codes: Counter[str] = Counter()
-        self.by_command: Counter[str] = Counter()
-        self.bad: Counter[str] = Counter()
-        self.hangs: Counter[str] = Counter()
         self.causes: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        self.slowest: list[tuple[float, int, list[str]]] = []
 
-    def add(self, number: int, about: tuple[str, str], told: list[Told]) -> None:
+    def add(self, number: int, about: tuple[str, str], results: list[Told]) -> None:
         """Count a case."""
         kind, what = about
         self.inputs[kind] += 1
-        wrong = hung = False
-        for one in told:
-            self.commands[kind] += 1
+        for one in results:
             self.codes[str(one["code"])] += 1
-            self.by_command[one["line"][0]] += 1
-            self.slowest = sorted([*self.slowest, (one["seconds"], number, one["line"])])[-10:]
             if self.loud:
-                print(f"--- {number} {kind}: {what}\n{one['line']}\n{one['said']}{one['trouble']}"
-                      f"code {one['code']}, {one['seconds']:.2f} s")  # fmt: skip
+                print(f"--- {number} {kind}: {what}\n{one['line']}\n{one['said']}{one['trouble']}")
+                print(f"code {one['code']}, {one['seconds']:.2f} s")
             if one["trouble"]:
-                hung = hung or one["trouble"].startswith("hang")
-                wrong = True
                 cause = signature(one["trouble"])
                 if cause not in self.causes and not self.loud:
                     print(f"{number} {kind}: {cause}", flush=True)
                 self.causes[cause].append({"number": number, "kind": kind, "about": what, **one})
-        self.bad[kind] += wrong
         if self.inputs.total() % 500 == 0 and not self.loud:
-            print(f"{self.inputs.total():,} inputs, {self.bad.total():,} findings", flush=True)
-        self.hangs[kind] += hung
-
-    def smallest(self, cause: str) -> dict[str, Any]:
-        """The finding of this cause with the shortest description."""
-        return min(self.causes[cause], key=lambda one: len(one["about"]) + len(str(one["line"])))
+            print(f"{self.inputs.total():,} inputs, {len(self.causes)} causes", flush=True)
 
     def markdown(self) -> str:
-        """The table of inputs and findings."""
-        lines = ["| kind | inputs | commands | with a finding | hangs |", "|---|---|---|---|---|"]
-        for kind in [*sorted(self.inputs), "all"]:
-            counters = (self.inputs, self.commands, self.bad, self.hangs)
-            figures = [each.total() if kind == "all" else each[kind] for each in counters]
-            lines.append(f"| {kind} | " + " | ".join(f"{figure:,}" for figure in figures) + " |")
+        """Inputs by kind, and the shortest finding of each cause."""
+        lines = ["| kind | inputs | with a finding |", "|---|---|---|"]
+        found = [one for findings in self.causes.values() for one in findings]
+        for kind, inputs in sorted(self.inputs.items()):
+            numbers = {one["number"] for one in found if one["kind"] == kind}
+            lines.append(f"| {kind} | {inputs:,} | {len(numbers):,} |")
+        lines.append(
+            f"| all | {self.inputs.total():,} | {len({one['number'] for one in found}):,} |"
+        )
         if self.causes:
             lines += ["", "| cause | inputs | smallest |", "|---|---|---|"]
-        for cause, found in sorted(self.causes.items(), key=lambda each: -len(each[1])):
-            one = self.smallest(cause)
+        for cause, findings in sorted(self.causes.items(), key=lambda item: -len(item[1])):
+            one = min(findings, key=lambda one: len(one["about"]) + len(str(one["line"])))
             lines.append(
-                f"| {cause} | {len(found)} | {one['number']}: {one['about']!r:.90} "
+                f"| {cause} | {len(findings)} | {one['number']}: {one['about']!r:.90} "
                 f"{' '.join(one['line'])!r:.70} |"
             )
         return "\n".join(lines) + "\n"
@@ -151,8 +135,6 @@ def main() -> int:
             "seed": args.seed,
             "wall_s": time.time() - began,
             "codes": findings.codes,
-            "by_command": findings.by_command,
-            "slowest": findings.slowest,
             "causes": findings.causes,
         }
         (args.output / "hostile.json").write_text(json.dumps(figures, indent=1))

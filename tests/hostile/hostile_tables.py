@@ -10,14 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
-from hostile_values import (
-    damaged,
-    json_text,
-    nearby,
-    other_type,
-    text,
-    value_of,
-)
+from hostile_values import damaged, json_text, nearby, other_type, text, value_of
 
 from orchestrator.store import disk
 from orchestrator.store.column_docs import COLUMN_DOCS
@@ -26,12 +19,7 @@ _VERSION = b"nightgrid.schema_version"
 
 
 def hostile_file(random: Random, sound: pa.Table) -> tuple[str, bytes, str]:
-    """Name, content and a description of a file of rows.
-
-    Args:
-        random: decides.
-        sound: rows as the store writes them, two at least.
-    """
+    """Name, content and a description of a file of rows, from two ``sound`` ones at least."""
     choice = random.random()
     if choice < 0.08:
         about, data = _another_format(random, sound)
@@ -60,16 +48,11 @@ def _name(random: Random, data: bytes) -> tuple[str, str]:
 
 
 def _changed(random: Random, table: pa.Table) -> tuple[pa.Table, list[str]]:
-    told: list[str] = []
+    changes: list[str] = []
     for _ in range(random.choice([1, 1, 1, 1, 2, 5])):
-        change = random.choice(CHANGES)
-        table, what = change(random, table)
-        told.append(what)
-    return table, told
-
-
-def _column(random: Random, table: pa.Table) -> int:
-    return random.randrange(table.num_columns)
+        table, what = random.choice(CHANGES)(random, table)
+        changes.append(what)
+    return table, changes
 
 
 def _put(table: pa.Table, at: int, values: list[Any]) -> pa.Table:
@@ -81,7 +64,7 @@ def value(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
     """Another value of the right type, in one row or in all."""
     if not table.num_rows or not table.num_columns:
         return table, "nothing"
-    at = _column(random, table)
+    at = random.randrange(table.num_columns)
     field = table.schema.field(at)
     values = _plain(table, at)
     rows = range(len(values)) if random.random() < 0.3 else [random.randrange(len(values))]
@@ -110,19 +93,17 @@ def null(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
     """A column without values."""
     if not table.num_columns:
         return table, "nothing"
-    at = _column(random, table)
+    at = random.randrange(table.num_columns)
     field = table.schema.field(at)
-    return (
-        table.set_column(at, field, pa.nulls(table.num_rows, field.type)),
-        f"{field.name} null",
-    )
+    nulls = pa.nulls(table.num_rows, field.type)
+    return table.set_column(at, field, nulls), f"{field.name} null"
 
 
 def kind(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
     """A column of another type: its own values where they can be cast, else others."""
     if not table.num_columns:
         return table, "nothing"
-    at = _column(random, table)
+    at = random.randrange(table.num_columns)
     name, column = table.schema.names[at], table.column(at)
     other = other_type(random, column.type)
     try:
@@ -143,16 +124,15 @@ def binary(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
     at = random.choice(texts)
     values = [random.choice([b"\xff\xfe", b"\xed\xa0\x80", b"ok\xc3"])] * table.num_rows
     column = pa.array(values, pa.binary()).view(pa.string())
-    return table.set_column(
-        at, table.schema.field(at), column
-    ), f"{table.schema.names[at]} not UTF-8"
+    field = table.schema.field(at)
+    return table.set_column(at, field, column), f"{field.name} not UTF-8"
 
 
 def columns(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
     """Columns dropped, doubled, renamed, added, shuffled."""
     if not table.num_columns:
         return table, "nothing"
-    at = _column(random, table)
+    at = random.randrange(table.num_columns)
     name = table.schema.names[at]
     action = random.choice(["drop", "double", "rename", "add", "shuffle"])
     if action == "drop":
@@ -232,15 +212,8 @@ def ends(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
 
 
 CHANGES = [
-    *[value] * 8,
-    *[ends] * 4,
-    *[kind] * 5,
-    *[null] * 2,
-    binary,
-    columns,
-    columns,
-    rows,
-    metadata,
+    *(*[value] * 8, *[ends] * 4, *[kind] * 5, *[null] * 2, *[columns] * 2),
+    *(binary, rows, metadata),
 ]
 
 

@@ -124,14 +124,9 @@ def _stop_before_clusters() -> None:
     def refuse(*_: object, **__: object) -> Any:
         raise ClusterError("no cluster is started in this test")
 
-    for module in (session, cluster):
-        for name in (
-            "emulated_session",
-            "cluster_session",
-            "in_process_session",
-            "emulate",
-            "connect",
-        ):
+    sessions = ("emulated_session", "cluster_session", "in_process_session")
+    for name in (*sessions, "emulate", "connect"):
+        for module in (session, cluster):
             if hasattr(module, name):
                 setattr(module, name, refuse)
 
@@ -163,13 +158,8 @@ def ask(line: list[str], case: Case, base: Path) -> Told:
             if changed := _changes(was, listing(path), line):
                 trouble = f"reading changed {changed}"
     logging.getLogger("nightgrid.store").setLevel(logging.NOTSET)
-    return {
-        "line": line,
-        "seconds": seconds,
-        "code": code,
-        "trouble": trouble,
-        "said": words[-20000:],
-    }
+    said_last = words[-20000:]
+    return {"line": line, "seconds": seconds, "code": code, "trouble": trouble, "said": said_last}
 
 
 def _disagreeable(code: int | None, words: str) -> str:
@@ -271,14 +261,13 @@ def listing(directory: Path) -> dict[str, tuple[Any, ...]]:
 def _changes(was: dict[str, Any], now: dict[str, Any], line: list[str]) -> str:
     """The changes, but for the page that a report writes and for directories that hold it."""
     names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
-    allowed = {"report.html"} if line[0] == "report" else set()
-    wrong = [
-        name
-        for name in names
-        if os.path.basename(name) not in allowed
-        and not (allowed and name in now and os.path.isdir(name) and not os.path.islink(name))
-    ]
-    return ", ".join(wrong[:3])
+    if line[0] == "report":
+        names = [n for n in names if os.path.basename(n) != "report.html" and not _is_kept(n, now)]
+    return ", ".join(names[:3])
+
+
+def _is_kept(name: str, now: dict[str, Any]) -> bool:
+    return name in now and os.path.isdir(name) and not os.path.islink(name)
 
 
 class Worker:
@@ -324,13 +313,8 @@ class Worker:
         self._process = None
         stack = Path(self._stacks).read_text()[-3000:] if how == "hang" else f"exit {status}"
         line = lines[len(told)] if len(told) < len(lines) else ["(making the case)"]
-        return {
-            "line": line,
-            "seconds": seconds,
-            "code": None,
-            "trouble": f"{how}: {stack}",
-            "said": "",
-        }
+        about = {"line": line, "seconds": seconds, "code": None, "said": ""}
+        return about | {"trouble": f"{how}: {stack}"}
 
     def _start(self) -> None:
         context = multiprocessing.get_context("fork")

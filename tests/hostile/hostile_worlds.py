@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shutil
-import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import pyarrow.parquet as pq
 import yaml
-from hostile_commands import command_line, commands, reads_results
+from command_line import parsers
+from hostile_commands import CommandLines, reads_results
 from hostile_tables import hostile_file
 from hostile_values import damaged, json_text, mutated, side_file, text
 from measurements import journal_row, row
-from odd_files import (
-    a_directory,
-    a_link_to_a_device,
-    a_link_to_the_kernel,
-    a_pipe,
-    a_sparse_file,
-)
+from odd_files import FILES as ODD_FILES
 
 from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.store import disk
@@ -34,6 +27,7 @@ from orchestrator.store.store import Store
 
 #: Probes of what is no command: see ``hostile_worker.py``.
 FEED, WRITER = "(feed of the live view)", "(the next driver)"
+MODEL_COMMANDS = ("describe", "convert", "plan", "dataset", "verify", "simulate")
 #: Commands that are there to change a run's directory; all others leave it as it is.
 WRITING = (WRITER, "run", "stop", "fetch")
 GRID = """\
@@ -61,7 +55,6 @@ class Case:
     about: str
     lines: list[list[str]]
     keep: tuple[Path, ...] = ()  # directories that reading must not change
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 class Worlds:
@@ -84,27 +77,19 @@ class Worlds:
         force_remove(place)
         place.mkdir()
         about, names = KINDS[kind][1](self, random, place)
-        hostility = 0.4 if kind == "command line" else 0.03
         right = {
             "results": [str(place / "results")],
             "run": ["night", "other"],
             "grid": [str(place / "grid.yaml")],
-            "model": [str(place / "model"), "tiny-chatglm3"]
-            if kind != "model"
-            else [str(place / "model")],
+            "model": [str(place / "model"), *["tiny-chatglm3"] * (kind != "model")],
             "dataset": [str(place / "dataset")],
             "new": [str(place / "new"), str(place / "new.x"), "-"],
         }
         if kind == "command line":
-            for role, more in (("new", ["/", "/dev/null", str(place), "nowhere/x/y", "", "."]),):
-                right[role] = [*right[role], *more]
-        lines = []
-        for _ in range(random.choice([1, 1, 2])):
-            name = random.choice(names)
-            if name.startswith("("):
-                lines.append([name])
-            else:
-                lines.append(command_line(random, name, right, hostility=hostility))
+            right["new"] += ["/", "/dev/null", str(place), "nowhere/x/y", "", "."]
+        draw = CommandLines(random, right, hostility=0.4 if kind == "command line" else 0.03)
+        chosen = [random.choice(names) for _ in range(random.choice([1, 1, 2]))]
+        lines = [[name] if name.startswith("(") else draw.of(name) for name in chosen]
         # What writes into the run's directory may change it.
         keep = () if any(line[0] in WRITING for line in lines) else (place / "results",)
         return Case(number=number, kind=kind, about=about, lines=lines, keep=keep)
@@ -164,11 +149,9 @@ class Worlds:
         results, told = self._results(place), []
         for _ in range(random.choice([1, 1, 2])):
             run = results / random.choice(["night", "night", "other"])
-            names = sorted(p.name for p in run.iterdir() if p.is_file())
-            names = sorted(
-                {*names, "driver.lock", "begun.log", "run.id", "report.html", ".reserve"}
-            )
-            name = random.choice(names)
+            names = {path.name for path in run.iterdir() if path.is_file()}
+            names |= {"driver.lock", "begun.log", "run.id", "report.html", ".reserve"}
+            name = random.choice(sorted(names))
             sound = self.sound / name if name in ("driver.lock", "begun.log") else run / name
             content = sound.read_bytes() if sound.is_file() else b"0123456789ab\n"
             if name == "begun.log" and random.random() < 0.7:
@@ -179,16 +162,7 @@ class Worlds:
                 data = side_file(random, content)
             (run / name).write_bytes(data)
             told.append(f"{name}: {data[:80]!r}")
-        return " | ".join(told), [
-            *_readers(),
-            "run",
-            "status",
-            "report",
-            FEED,
-            FEED,
-            WRITER,
-            WRITER,
-        ]
+        return " | ".join(told), [*_readers(), "run", "status", "report", *[FEED, WRITER] * 2]
 
     def places(self, random: Random, place: Path) -> tuple[str, list[str]]:
         """Something else where a file or a directory should be."""
@@ -201,7 +175,7 @@ class Worlds:
         told = []
         for _ in range(random.choice([1, 1, 2])):
             path = random.choice(paths)
-            put = random.choice(PLACES)
+            put = random.choice(ODD_FILES)
             with contextlib.suppress(OSError):  # one may have closed the other's directory
                 force_remove(path)
                 put(path)
@@ -213,16 +187,7 @@ class Worlds:
         told = self._model(random, place)
         _grid_for(place, str(place / "model"))
         shutil.copytree(self.sound / "dataset", place / "dataset")
-        return told, [
-            "describe",
-            "describe",
-            "convert",
-            "convert",
-            "plan",
-            "dataset",
-            "verify",
-            "simulate",
-        ]
+        return told, ["describe", "convert", *MODEL_COMMANDS]
 
     def _model(self, random: Random, place: Path, sound: bool = False) -> str:
         model = place / "model"
@@ -236,11 +201,10 @@ class Worlds:
             action = random.random()
             if action < 0.15:
                 index = {"metadata": {}, "weight_map": {"a": "../../x", "b": "/etc/passwd"}}
-                name = random.choice(
-                    ["model.safetensors.index.json", "pytorch_model.bin.index.json"]
-                )
-                for single in ("model.safetensors", "pytorch_model.bin"):
+                singles = ("model.safetensors", "pytorch_model.bin")
+                for single in singles:
                     (model / single).unlink(missing_ok=True)
+                name = f"{random.choice(singles)}.index.json"
                 changed = index if random.random() < 0.3 else mutated(random, index)
                 (model / name).write_text(json.dumps(changed))
                 told.append(f"{name}: {changed!r:.60}")
@@ -250,7 +214,7 @@ class Worlds:
             elif action < 0.97:
                 data = side_file(random, file.read_bytes())
                 file.write_bytes(data)
-                told.append(f"{file.name}: {_difference(data)}")
+                told.append(f"{file.name}: {len(data)} bytes, {data[:60]!r}")
             else:
                 file.unlink()
                 told.append(f"no {file.name}")
@@ -319,15 +283,12 @@ KINDS: dict[str, tuple[float, Callable[..., tuple[str, list[str]]]]] = {
 
 def _readers() -> list[str]:
     """Commands that read results and start nothing."""
-    return [
-        n
-        for n in commands()
-        if reads_results(n) and n not in ("watch", "doctor", "submit", "verify", *WRITING)
-    ]
+    others = ("watch", "doctor", "submit", "verify", *WRITING)
+    return [name for name in parsers() if reads_results(name) and name not in others]
 
 
 def _all_commands() -> list[str]:
-    return [name for name in commands() if name != "watch"]
+    return [name for name in parsers() if name != "watch"]
 
 
 def _status(run: str) -> RunStatus:
@@ -377,64 +338,10 @@ def _grid_for(place: Path, model: str, **settings: str) -> None:
 def _safetensors(random: Random, data: bytes) -> bytes:
     (length,) = struct.unpack("<Q", data[:8])
     if random.random() < 0.3:
-        return (
-            struct.pack("<Q", random.choice([0, 1, length - 1, 2**32, 2**63, 2**64 - 1])) + data[8:]
-        )
+        length = random.choice([0, 1, length - 1, 2**32, 2**63, 2**64 - 1])
+        return struct.pack("<Q", length) + data[8:]
     header = side_file(random, data[8 : 8 + length])
     return struct.pack("<Q", len(header)) + header + data[8 + length :]
-
-
-def _difference(data: bytes) -> str:
-    return f"{len(data)} bytes, {data[:60]!r}"
-
-
-def a_socket(path: Path) -> None:
-    here = os.getcwd()
-    os.chdir(path.parent)
-    try:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(path.name)
-    finally:
-        os.chdir(here)
-
-
-def a_loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def a_dangling_link(path: Path) -> None:
-    path.symlink_to("nothing")
-
-
-def a_link_up(path: Path) -> None:
-    path.symlink_to("..")
-
-
-def nothing_readable(path: Path) -> None:
-    path.write_bytes(b"x")
-    path.chmod(0)
-
-
-def no_entry(path: Path) -> None:
-    path.mkdir()
-    (path / "x.parquet").write_bytes(b"x")
-    path.chmod(0)
-
-
-def no_search(path: Path) -> None:
-    path.mkdir()
-    (path / "x.parquet").write_bytes(b"x")
-    path.chmod(0o444)
-
-
-def an_empty_file(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-PLACES = [
-    *(a_directory, a_pipe, a_socket, a_loop, a_dangling_link, a_link_to_a_device, a_link_up),
-    *(a_link_to_the_kernel, nothing_readable, no_entry, no_search, an_empty_file, a_sparse_file),
-]
 
 
 def force_remove(path: Path) -> None:
@@ -449,8 +356,3 @@ def force_remove(path: Path) -> None:
             if not os.path.islink(os.path.join(directory, name)):
                 os.chmod(os.path.join(directory, name), 0o700)
     shutil.rmtree(path)
-
-
-def silence() -> contextlib.AbstractContextManager[io.StringIO]:
-    """Nothing is printed meanwhile."""
-    return contextlib.redirect_stdout(io.StringIO())

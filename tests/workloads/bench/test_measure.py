@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from patience import patience
 
@@ -47,11 +46,7 @@ class Bench:
         self.now += self.durations(repeat, batch)
         self.cpu += 2 * self.durations(repeat, batch)
 
-        def observe() -> Observation:
-            self.now += 0.0  # what it costs to count is seen by the deadline alone
-            return Observation(items=2, input_tokens=10, output_tokens=6, computed_tokens=20)
-
-        return observe
+        return lambda: Observation(items=2, input_tokens=10, output_tokens=6, computed_tokens=20)
 
     def measure(self, batches: int, settings: MeasureSettings) -> Measured:
         return measure(self.run_batch, batches, settings, self.context)
@@ -87,11 +82,12 @@ all_settings = st.builds(
 durations = st.lists(st.floats(0.01, 5.0), min_size=40, max_size=40)
 
 
-@examples(deadline=None)  # a loaded machine is no failure
 @given(settings=all_settings, batches=st.integers(1, 4), times=durations)
 def test_it_stops_as_soon_as_one_of_its_reasons_holds_and_never_later(
     settings: MeasureSettings, batches: int, times: list[float]
 ) -> None:
+    """The stop reason is true at the end and no reason was true before; samples are all kept, in
+    order, and a repeat is complete exactly when every batch of it ran."""
     bench = Bench(lambda repeat, batch: times[(repeat * batches + batch) % len(times)])
     done = bench.measure(batches, settings)
     timed = [s for s in done.samples if not s.warmup]
@@ -111,30 +107,18 @@ def test_it_stops_as_soon_as_one_of_its_reasons_holds_and_never_later(
     before_last = elapsed - timed[-1].wall_s
     assert before_last < settings.time_limit_s + 1e-9 or len(timed) == 1
 
-
-@examples(deadline=None)  # a loaded machine is no failure
-@given(settings=all_settings, batches=st.integers(1, 4), times=durations)
-def test_only_the_last_repeat_can_be_incomplete(
-    settings: MeasureSettings, batches: int, times: list[float]
-) -> None:
-    bench = Bench(lambda repeat, batch: times[(repeat * batches + batch) % len(times)])
-    done = bench.measure(batches, settings)
     assert [(s.repeat, s.batch) for s in done.samples] == bench.ran
     last = max(s.repeat for s in done.samples)
-    first = min(s.repeat for s in done.samples if not s.warmup)
+    first = min(s.repeat for s in timed)
     assert first >= settings.warmup
     for sample in done.samples:
         whole = sum(s.repeat == sample.repeat for s in done.samples) == batches
-        assert sample.complete == whole
-        assert sample.warmup == (sample.repeat < first)
-        if not sample.warmup and not sample.complete:
-            assert sample.repeat == last
-    timed = [s for s in done.samples if not s.warmup]
+        assert (sample.complete, sample.warmup) == (whole, sample.repeat < first)
+        assert sample.warmup or sample.complete or sample.repeat == last
     complete = [s.repeat for s in timed if s.complete]
     assert done.representative_repeat == (complete[-1] if complete else last)
 
 
-@examples(deadline=None)  # a loaded machine is no failure
 @given(times=durations)
 def test_samples_carry_the_clocks_differences(times: list[float]) -> None:
     bench = Bench(lambda repeat, batch: times[repeat * 2 + batch])
@@ -180,8 +164,7 @@ def test_a_cut_repeat_is_no_evidence() -> None:
     settings = MeasureSettings(warmup=0, min_repeats=2, time_limit_s=2.5)
     done = Bench(lambda r, b: 1.0).measure(2, settings)
     assert [(s.repeat, s.complete) for s in done.samples] == [(0, True), (0, True), (1, False)]
-    assert done.stop_reason == "time_limit"
-    assert done.representative_repeat == 0
+    assert (done.stop_reason, done.representative_repeat) == ("time_limit", 0)
 
 
 def test_no_batches_is_an_error() -> None:
@@ -255,7 +238,6 @@ def test_no_rank_begins_a_shared_batch_alone(
     assert alike[0] == alike[1] != []
 
 
-@examples(deadline=None)  # a loaded machine is no failure
 @given(
     settings=all_settings,
     speeds=st.lists(st.floats(0.1, 9.0), min_size=2, max_size=3),
@@ -289,12 +271,12 @@ def test_all_ranks_of_a_gang_stop_together(
 
 
 @pytest.mark.parametrize(
-    ("repeat_s", "limit_s", "repeats", "reason"),
-    [(0.5, 100.0, 10, "confidence"), (3.0, 100.0, 3, "confidence"), (0.5, 2.0, 4, "confidence")],
+    ("repeat_s", "limit_s", "repeats"), [(0.5, 100.0, 10), (3.0, 100.0, 3), (0.5, 2.0, 4)]
 )
 def test_a_timed_part_that_must_be_long_is_repeated_until_it_is(
-    repeat_s: float, limit_s: float, repeats: int, reason: str
+    repeat_s: float, limit_s: float, repeats: int
 ) -> None:
+    """Beyond the most repeats, too, so that a card's energy can be read; never beyond the limit."""
     settings = MeasureSettings(warmup=0, max_repeats=5, time_limit_s=limit_s, least_s=5.0)
     done = Bench(lambda repeat, batch: repeat_s).measure(1, settings)
-    assert (len(rates(list(done.samples))), done.stop_reason) == (repeats, reason)
+    assert (len(rates(list(done.samples))), done.stop_reason) == (repeats, "confidence")

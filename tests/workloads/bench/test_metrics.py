@@ -175,11 +175,15 @@ def test_a_static_batch_pads_to_its_longest_prompt_and_text(lengths: list[tuple[
     assert PADDING_SHARE(Timed(samples=[batch, beside], items=[])) == found
 
 
-def test_a_training_step_pads_its_rows() -> None:
-    step = sample(input_tokens=75, output_tokens=0, computed_tokens=100)
-    assert PADDING_SHARE(Timed(samples=[step, step], items=[])) == 0.25
-
-
-def test_an_engine_that_counts_no_positions_has_no_such_figure() -> None:
-    for computed in (0, 10):
-        assert PADDING_SHARE(Timed(samples=[sample(computed_tokens=computed)], items=[])) is None
+@pytest.mark.parametrize(
+    ("tokens", "share"),
+    [
+        ({"input_tokens": 75, "output_tokens": 0, "computed_tokens": 100}, 0.25),  # of training
+        ({"computed_tokens": 0}, None),  # an engine that counts no positions
+        ({"computed_tokens": 10}, None),  # fewer than are needed
+    ],
+)
+def test_padding_is_known_where_positions_are_counted(
+    tokens: dict[str, int], share: float | None
+) -> None:
+    assert PADDING_SHARE(Timed(samples=[sample(**tokens)] * 2, items=[])) == share

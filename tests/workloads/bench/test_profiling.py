@@ -115,7 +115,5 @@ def test_bytes_of_copies_on_the_host_are_those_that_are_written() -> None:
     ]
     told = figures(operators, events, on_card=False)
     assert told["profile_copies"] == "100.0% of the time, 16 bytes a step"
-
-
-def test_a_job_whose_work_is_elsewhere_says_so() -> None:
-    assert figures([], [], on_card=False) == {"profile": "no operator of torch ran in this process"}
+    nothing = {"profile": "no operator of torch ran in this process"}  # an engine's own processes
+    assert figures([], [], on_card=False) == nothing

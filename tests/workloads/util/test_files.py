@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,52 +10,30 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from odd_files import a_directory, a_link_to_a_device, a_pipe, a_socket, a_sparse_file
 
 from workloads.util import files
 
-
-def pipe(path: Path) -> Path:
-    os.mkfifo(path)
-    return path
-
-
-def listening(path: Path) -> Path:
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(path))
-    return path
-
-
-def directory(path: Path) -> Path:
-    path.mkdir()
-    return path
-
-
-def sparse(path: Path) -> Path:
-    with path.open("wb") as file:
-        file.truncate(2**40)
-    return path
-
-
-HOSTILE: dict[str, Callable[[Path], Path]] = {
-    "a pipe": pipe,
-    "a socket": listening,
-    "a directory": directory,
-    "a device": lambda _: Path("/dev/zero"),
-    "larger than 16 MiB": sparse,
+ODD: dict[str, Callable[[Path], None]] = {
+    "a pipe": a_pipe,
+    "a socket": a_socket,
+    "a directory": a_directory,
+    "a device": a_link_to_a_device,
+    "larger than 16 MiB": a_sparse_file,
 }
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("what", ODD)
 @pytest.mark.parametrize("linked", [False, True])
 def test_readers_refuse_what_is_no_file_or_too_large(
     tmp_path: Path, what: str, linked: bool
 ) -> None:
-    path = HOSTILE[what](tmp_path / "it")
+    path = tmp_path / "it"
+    ODD[what](path)
     if linked:
-        link = tmp_path / "link"
-        link.symlink_to(path)
-        path = link
+        path = tmp_path / "link"
+        path.symlink_to(tmp_path / "it")
     with pytest.raises(OSError, match=what) as refused:
         files.read_bytes(path)
     assert refused.value.filename == str(path)

@@ -1,0 +1,1 @@
+from command_line import nightgrid, workplace  # noqa: F401 - fixtures
