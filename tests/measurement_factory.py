@@ -64,7 +64,6 @@ class Night:
         attempt: int = 1,
         **changes: object,
     ) -> Measurement:
-        """Append one row of ``job`` that ended in ``state`` on the card that was free first."""
         ran = state not in (State.UNSUPPORTED, State.PRUNED, State.NOT_STARTED)
         row = self._blank(job, state, reason, final, attempt)
         if ran:
@@ -254,7 +253,6 @@ def fits(job: Job, batch: int) -> bool:
 
 
 def a_job(**changes: object) -> Job:
-    """One job of a ChatGLM3 precision grid."""
     known: dict[str, object] = {
         "experiment": "precision",
         "model": "chatglm3-6b",

@@ -17,7 +17,6 @@ from workloads.base import Item, Result, Sample
 
 
 def job(**changes: Any) -> Job:
-    """A one-card text-generation job."""
     values: dict[str, Any] = {
         "experiment": "tiny",
         "precision": "bf16",
@@ -28,7 +27,6 @@ def job(**changes: Any) -> Job:
 
 
 def sample(**changes: Any) -> Sample:
-    """One timed batch of one second."""
     values: dict[str, Any] = {
         "repeat": 0,
         "batch": 0,
@@ -45,12 +43,10 @@ def sample(**changes: Any) -> Sample:
 
 
 def worker(**changes: Any) -> WorkerInfo:
-    """The statement of a worker on an emulated card."""
     return a_worker(**{"versions": {"python": "3.11.7", "torch": "2.9.0"}, **changes})
 
 
 def rank(number: int = 0, result: Result | None = None, **changes: Any) -> RankOutcome:
-    """One rank's outcome: a good one, after ten seconds."""
     values: dict[str, Any] = {
         "rank": number,
         "state": State.SUCCEEDED,
@@ -63,7 +59,6 @@ def rank(number: int = 0, result: Result | None = None, **changes: Any) -> RankO
 
 
 def attempt(of: Job, cards: int = 1, number: int = 1) -> Attempt:
-    """An attempt on the first cards of node ``n1``."""
     held = tuple(Card(node_id="n1", index=i, accelerator=of.accelerator) for i in range(cards))
     return Attempt(
         attempt_id=f"{of.job_id}-{number}", job_id=of.job_id, number=number, job=of, cards=held
@@ -71,14 +66,12 @@ def attempt(of: Job, cards: int = 1, number: int = 1) -> Attempt:
 
 
 def outcome(of: Attempt, *ranks: RankOutcome, state: State = State.SUCCEEDED) -> Outcome:
-    """An attempt's outcome."""
     return Outcome(attempt_id=of.attempt_id, state=state, ranks=ranks)
 
 
 def recorded(
     of: Attempt, *ranks: RankOutcome, state: State = State.SUCCEEDED, reason: str = "measured"
 ) -> RecordRow:
-    """The command to record an attempt whose ranks have ended so."""
     ended = outcome(of, *ranks, state=state)
     final = state is not State.LOST
     return RecordRow(job=of.job, state=state, reason=reason, final=final, attempt=of, outcome=ended)

@@ -53,8 +53,6 @@ def _one(fits: Callable[[Measurement], bool]) -> Measurement:
 
 
 def figures(**factors: float) -> Lie:
-    """Multiply stored figures."""
-
     def lie(row: Measurement) -> Measurement:
         changed = {name: getattr(row.metrics, name) * by for name, by in factors.items()}
         return replace(row, metrics=replace(row.metrics, **changed))
@@ -63,12 +61,10 @@ def figures(**factors: float) -> Lie:
 
 
 def stored(**values: Any) -> Lie:
-    """Replace stored figures."""
     return lambda row: replace(row, metrics=replace(row.metrics, **values))
 
 
 def column(**changes: Callable[[Any], Any]) -> Lie:
-    """Change columns of the row."""
     return lambda row: replace(
         row, **{name: change(getattr(row, name)) for name, change in changes.items()}
     )
@@ -80,7 +76,6 @@ def samples(**changes: Callable[[Sample], Any]) -> Lie:
 
 
 def items(**changes: Callable[[Item], Any]) -> Lie:
-    """The same of each prompt."""
     return _each("items", changes)
 
 
@@ -103,15 +98,12 @@ def derived(row: Measurement) -> Measurement:
 
 
 def with_ids(row: Measurement, ids: Sequence[int], ends: str = "") -> Measurement:
-    """The row with the ids of its first text, and those that end one."""
     (rank, item), *others = row.items
     told = dict(row.details) | ({"end_token_ids": ends} if ends else {})
     return replace(row, details=told, items=((rank, replace(item, output_ids=tuple(ids))), *others))
 
 
 def both(*lies: Lie) -> Lie:
-    """One lie after the other."""
-
     def lie(row: Measurement) -> Measurement:
         for one in lies:
             row = one(row)
@@ -121,7 +113,6 @@ def both(*lies: Lie) -> Lie:
 
 
 def times(row: Measurement, factor: float) -> Measurement:
-    """All times of samples and prompts by a factor, and all figures: a clock that runs wrong."""
     slower = both(
         samples(
             wall_s=lambda s: s.wall_s * factor,
@@ -146,12 +137,10 @@ def _times(value: float | None, factor: float) -> float | None:
 
 
 def timed_by(factor: float) -> Lie:
-    """``times`` as a lie."""
     return lambda row: times(row, factor)
 
 
 def ran_for(factor: float) -> Lie:
-    """The attempt's own start and end, ``factor`` of what they were apart."""
     return lambda row: replace(
         row, ended_at=(row.started_at or 0) + factor * ((row.ended_at or 0) - (row.started_at or 0))
     )

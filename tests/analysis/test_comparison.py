@@ -34,7 +34,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def measured(number: int, walls: Sequence[float]) -> Measurement:
-    """A row whose repeats took so long, 1000 tokens each."""
     samples = tuple(
         (
             0,
@@ -72,7 +71,6 @@ def a_run(
 
 
 def changed(comparison: RunComparison) -> list[str]:
-    """Job ids of the significant changes."""
     return [change.after.job_id for change in comparison.changes if change.significant]
 
 
@@ -97,7 +95,6 @@ def test_noise_is_not_cried_at(between: float, jobs: int, pairs: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_planted_slowdown_is_found_among_many_jobs(seed: int) -> None:
-    """One job of thirty that takes 10 % longer stands first; nothing else fails the gate."""
     chance = random.Random(seed)
     one = a_run(chance, between=0.005)
     other = a_run(chance, between=0.005, slower={17: 0.10})
@@ -109,7 +106,6 @@ def test_a_planted_slowdown_is_found_among_many_jobs(seed: int) -> None:
 
 
 def test_a_slowdown_of_every_job_is_found() -> None:
-    """What all jobs share moves their median and is not taken for noise."""
     chance = random.Random(3)
     one = a_run(chance, between=0.005)
     other = a_run(chance, between=0.005, slower=dict.fromkeys(range(30), 0.1))
@@ -119,14 +115,12 @@ def test_a_slowdown_of_every_job_is_found() -> None:
 
 
 def test_too_few_repeats_are_never_significant() -> None:
-    """One repeat says nothing of its noise: the ratio is told, without a verdict."""
     comparison = compare([measured(0, [1.0])], [measured(0, [2.0])])
     (change,) = comparison.changes
     assert change.ratio.value == 0.5 and change.ratio.low is None and not change.significant
 
 
 def test_comparing_the_other_way_round_mirrors_every_interval() -> None:
-    """Ratio and interval of B over A are the inverses of those of A over B."""
     chance = random.Random(5)
     one, other = a_run(chance, 10), a_run(chance, 10, slower={2: 0.2})
     there = {c.after.job_id: c.ratio for c in compare(one, other).changes}
@@ -150,7 +144,6 @@ def test_comparing_the_other_way_round_mirrors_every_interval() -> None:
     ],
 )
 def test_what_is_not_comparable_is_refused_by_name(key: str, changes: dict[str, object]) -> None:
-    """A difference in what a number depends on forbids the ratio and names the key."""
     one = measured(0, [1.0, 1.01, 0.99])
     other = replace(one, **changes)  # type: ignore[arg-type]
     comparison = compare([one], [other])
@@ -161,7 +154,6 @@ def test_what_is_not_comparable_is_refused_by_name(key: str, changes: dict[str, 
 
 
 def test_jobs_of_a_version_with_more_parameters_are_matched_by_what_both_know() -> None:
-    """An update must not end the comparison with last night; what is new is told."""
     old = [measured(n, [1.0, 1.01]) for n in range(3)]
     new = [
         replace(
@@ -185,7 +177,6 @@ def test_a_setting_of_a_later_version_is_no_difference_of_one_job() -> None:
 
 
 def test_jobs_that_differ_only_in_what_is_new_are_not_matched() -> None:
-    """Which of them was meant before cannot be told; nor is a changed value of an old parameter."""
     old = measured(0, [1.0, 1.01])
     new = [
         replace(old, job_id=f"new-{value}", parameters={**old.parameters, "batching": value})
@@ -199,7 +190,6 @@ def test_jobs_that_differ_only_in_what_is_new_are_not_matched() -> None:
 
 
 def test_other_software_only_warns() -> None:
-    """Versions, driver and commit may be the very question: they are told and compared."""
     one = measured(0, [1.0, 1.01, 0.99])
     other = replace(one, versions={"python": "3.12"}, driver_version="2", git_commit="b")
     comparison = compare([one], [other])
@@ -208,7 +198,6 @@ def test_other_software_only_warns() -> None:
 
 
 def test_a_job_that_broke_is_told_and_fails_the_gate() -> None:
-    """A job that worked and fails now is broken; one whose node was lost is not."""
     one = [measured(n, [1.0, 1.01]) for n in range(3)]
     none = replace(one[0].metrics, throughput=None)
     other = [
@@ -223,7 +212,6 @@ def test_a_job_that_broke_is_told_and_fails_the_gate() -> None:
 
 
 def test_noise_between_runs_is_learnt_from_the_jobs() -> None:
-    """The estimate is near the planted one, and never below the least."""
     chance = random.Random(11)
     rates = []
     for _ in range(400):
@@ -237,7 +225,6 @@ def test_noise_between_runs_is_learnt_from_the_jobs() -> None:
 
 @given(st.lists(st.none() | st.floats(0, 1), max_size=30))
 def test_significance_never_exceeds_that_without_the_guard(p_values: list[float | None]) -> None:
-    """The rule only ever takes away, keeps the smallest, and ignores what was not tested."""
     verdicts = significant(p_values, 0.05)
     for p, verdict in zip(p_values, verdicts, strict=True):
         assert not verdict or (p is not None and p <= 0.05)
@@ -266,15 +253,12 @@ def test_intervals_of_ratios_cover_the_truth() -> None:
 
 
 def test_a_ratio_without_scatter_has_a_point_for_an_interval() -> None:
-    """Identical repeats are decided, or equal, without a division by zero."""
     one, two = (Rate(value=v, error=0.0, degrees=2) for v in (1.0, 2.0))
     assert ratio_of(two, one).p_value == 0.0 and ratio_of(two, one).decided
     assert ratio_of(one, one).p_value == 1.0 and not ratio_of(one, one).decided
 
 
 def test_the_same_settings_are_matched_across_devices_where_allowed() -> None:
-    """Jobs of two accelerators have no identity in common; with `--allow device` their settings
-    match, and what goes with a card warns. Emulated cards still meet none."""
     old = [measured(n, [1.0, 1.01, 0.99]) for n in range(3)]
     new = [
         replace(
@@ -297,7 +281,6 @@ def test_the_same_settings_are_matched_across_devices_where_allowed() -> None:
 
 
 def test_the_document_has_the_table_of_rules() -> None:
-    """docs/statistics.md names every key with its effect, and no other."""
     text = (ROOT / "docs" / "statistics.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\| `(\w+)` \| (blocks|warns)", text, re.MULTILINE))
     assert told == {rule.key: rule.effect for rule in RULES}
@@ -310,7 +293,6 @@ def test_the_document_has_the_table_of_rules() -> None:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs: a, the same again, one with a planted slow-down, one on emulated cards."""
     directory = tmp_path_factory.mktemp("results")
     chance = random.Random(0)
     runs = {
@@ -342,12 +324,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_exit_codes(results: Path, after: str, options: list[str], code: int) -> None:
-    """Scripts can tell: compared, got worse, not comparable, not readable."""
     assert main(["compare", "a", after, "--results", str(results), *options]) == code
 
 
 def test_significant_changes_come_first(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The terminal shows the slow job and says what noise was assumed."""
     main(["compare", "a", "slow", "--results", str(results)])
     out = capsys.readouterr().out
     assert "12 jobs compared, 1 slower, 0 faster" in " ".join(out.split())
@@ -360,7 +340,6 @@ def test_significant_changes_come_first(results: Path, capsys: pytest.CaptureFix
 
 
 def test_refused_rows_name_the_key(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message says in what the runs differ."""
     main(["compare", "a", "emulated", "--results", str(results)])
     captured = capsys.readouterr()
     assert "emulated differs in 12 jobs: false → true" in captured.out
@@ -368,7 +347,6 @@ def test_refused_rows_name_the_key(results: Path, capsys: pytest.CaptureFixture[
 
 
 def test_json_of_a_comparison(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Everything is in the JSON, and the exit code is the same."""
     options = ["--results", str(results), "--json", "--fail-on-regression", "5%"]
     assert main(["compare", "a", "slow", *options]) == 11
     document = json.loads(capsys.readouterr().out)
@@ -378,7 +356,6 @@ def test_json_of_a_comparison(results: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_runs_can_be_given_by_path(results: Path, tmp_path: Path) -> None:
-    """Runs of two results directories can be compared."""
     paths = [str(results / "a"), str(results / "slow")]
     options = ["--fail-on-regression", "5%", "--results", str(tmp_path)]
     assert main(["compare", *paths, *options]) == 11
@@ -386,7 +363,6 @@ def test_runs_can_be_given_by_path(results: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["5", "-1%", "0", "x", "100%"])
 def test_a_share_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A limit of 5 is surely meant as 5 %, and is not guessed."""
     with pytest.raises(SystemExit):
         main(["compare", "a", "b", "--fail-on-regression", text])
     assert "share between 0 and 1" in capsys.readouterr().err or text.startswith("-")

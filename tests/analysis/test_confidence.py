@@ -39,19 +39,16 @@ VALUES = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20)
 def test_quantiles_are_those_of_printed_tables(
     probability: float, degrees: int, expected: float
 ) -> None:
-    """Quantiles of t agree with the tables in textbooks to their three decimals."""
     assert student_t_quantile(probability, degrees) == pytest.approx(expected, abs=6e-4)
 
 
 def test_one_degree_of_freedom_is_the_cauchy_distribution() -> None:
-    """With one degree the quantile is tan(pi (p - 1/2)), for all p."""
     for probability in (0.01, 0.3, 0.6, 0.9, 0.999):
         expected = math.tan(math.pi * (probability - 0.5))
         assert student_t_quantile(probability, 1) == pytest.approx(expected, rel=1e-9)
 
 
 def test_nonsense_is_refused() -> None:
-    """Probabilities outside (0, 1) and no degrees of freedom are errors."""
     for probability, degrees in ((0.0, 3), (1.0, 3), (0.5, 0)):
         with pytest.raises(ValueError):
             student_t_quantile(probability, degrees)
@@ -70,7 +67,6 @@ def test_an_interval_by_hand() -> None:
 def test_interval_holds_its_mean_and_grows_with_confidence(
     values: list[float], confidence: float
 ) -> None:
-    """The mean lies inside; a higher level never makes the interval narrower."""
     narrow, wide = mean_interval(values, confidence), mean_interval(values, 0.995)
     assert narrow is not None and wide is not None
     assert narrow.low <= narrow.mean <= narrow.high
@@ -80,7 +76,6 @@ def test_interval_holds_its_mean_and_grows_with_confidence(
 @settings(max_examples=200)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.floats(0, 100))
 def test_percentile_is_numpys(values: list[float], percent: float) -> None:
-    """Percentiles agree with numpy's default and lie within the data."""
     ours = percentile(values, percent)
     assert ours == pytest.approx(float(np.percentile(values, percent)), rel=1e-9, abs=1e-6)
     assert ours is not None and min(values) <= ours <= max(values)
@@ -122,7 +117,6 @@ def test_an_interval_within_one_process_does_not_cover_what_processes_differ_by(
 
 
 def test_the_parts_of_the_variance_are_told_apart() -> None:
-    """Many processes: standard deviation 3 between them, standard error 1 within."""
     chance = np.random.default_rng(2)
     means = 100 + 3 * chance.standard_normal(4000) + chance.standard_normal(4000)
     found = nested_interval(means.tolist(), [1.0, None] * 2000)
@@ -132,7 +126,6 @@ def test_the_parts_of_the_variance_are_told_apart() -> None:
 
 
 def test_samples_that_a_percentile_needs() -> None:
-    """299 for a p99 at 95 %, 459 at 99 %; the largest of so many is above the percentile."""
     assert [samples_needed(p, 0.95) for p in (50, 90, 95, 99, 99.9)] == [5, 29, 59, 299, 2995]
     assert samples_needed(99, 0.99) == 459
     for percent, level in ((90.0, 0.9), (95.0, 0.95), (99.0, 0.99)):

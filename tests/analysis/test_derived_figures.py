@@ -17,7 +17,6 @@ from workloads.settings import WorkloadParameters
 
 
 def slowest(timed: Timed) -> float:
-    """Seconds of the slowest batch."""
     return max(each.wall_s for each in timed.samples)
 
 
@@ -32,7 +31,6 @@ def metric(figure: object, name: str = "slowest_s") -> Metric:
 
 
 def test_only_complete_timed_repeats_count() -> None:
-    """Neither warm-up, nor a repeat that some rank did not finish."""
     samples = [
         (0, sample(repeat=0, warmup=True, wall_s=9.0)),
         (0, sample(repeat=1, wall_s=2.0)),
@@ -51,7 +49,6 @@ def fails(timed: Timed) -> float:
 def test_a_function_that_fails_costs_its_figure_and_no_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is told once; what is not a finite number is left out, too."""
     metrics = {
         "fails": metric(fails, "fails"),
         "none": metric(lambda timed: None, "none"),
@@ -65,7 +62,6 @@ def test_a_function_that_fails_costs_its_figure_and_no_row(
 
 
 def test_a_row_from_before_the_metric_has_its_figure_all_the_same() -> None:
-    """Raw samples are kept; one that was stored is not computed again."""
     old = replace(row(1), workload="text-generation", workload_metrics={})
     declared = {"slowest_s": metric(slowest)}
     assert figure_of(old, "slowest_s", declared) == max(s.wall_s for _, s in old.samples)
@@ -78,7 +74,6 @@ def test_a_row_from_before_the_metric_has_its_figure_all_the_same() -> None:
 def test_metrics_of_other_packages_join_those_of_a_task(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they say so, or everywhere; a name that a workload has already stays that one's."""
     others = [
         replace(metric(slowest, "tuned_only"), of=("finetuning",)),
         replace(metric(slowest, "of_models"), of=("causal-lm",)),

@@ -21,7 +21,6 @@ from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN
 def a_row(
     precision: str = "fp32", cards: int = 1, rate: float = 100.0, **facts: Any
 ) -> Measurement:
-    """A succeeded row with an interval and these facts of its host's processors."""
     made = Night().add(a_job(precision=precision, cards=cards))
     return replace(with_interval(made, rate, 1.0), **facts)
 
@@ -56,7 +55,6 @@ def test_a_row_that_computed_something_else_ranks_nowhere(name: str) -> None:
 
 
 def test_a_disturbed_row_wins_nothing_and_is_listed() -> None:
-    """The fastest of three waited for a processor: another has the star."""
     rows = [
         a_row("bf16", rate=200.0, processor_wait_share=0.24, processor_cores=0.76),
         a_row("fp32", rate=100.0, processor_wait_share=0.01, processor_cores=0.99),
@@ -68,7 +66,6 @@ def test_a_disturbed_row_wins_nothing_and_is_listed() -> None:
 
 
 def test_oversubscribed_gangs_rank_among_gangs_of_their_size() -> None:
-    """Of two sizes and of one that fits, each is in a ranking of its own."""
     rows = [
         a_row("bf16", 4, oversubscribed=True, threads=1, host_cores=2),
         a_row("fp32", 4, oversubscribed=True, threads=1, host_cores=2, rate=50.0),
@@ -83,7 +80,6 @@ def test_oversubscribed_gangs_rank_among_gangs_of_their_size() -> None:
 
 
 def test_a_row_without_a_complete_repeat_is_drawn_as_such() -> None:
-    """Its rate stands in brackets, and ranks nowhere."""
     whole, cut = a_row("fp32"), a_row("bf16", rate=1206.0)
     bare = replace(cut.metrics, repeats=0, throughput_low=None, throughput_high=None)
     summary = summarize([whole, replace(cut, metrics=bare)])
@@ -96,7 +92,6 @@ def test_a_row_without_a_complete_repeat_is_drawn_as_such() -> None:
 
 
 def reasons(one: Measurement) -> dict[str, str]:
-    """The reasons of the two flags that a row has."""
     names = ("not_steady", "compiled_in_timed_part")
     return {r.flag.name: r.reason for r in raised_on([one])[0] if r.flag.name in names}
 
@@ -108,14 +103,12 @@ def drifting(drift: float | None) -> Measurement:
 
 @pytest.mark.parametrize("drift", [None, 0.0, 0.05, -0.05])
 def test_a_steady_row_has_neither(drift: float | None) -> None:
-    """Nor has a row of which nothing is known, as an older one."""
     assert reasons(drifting(drift)) == {}
     steady = replace(drifting(drift), warmup_end="complete", shapes=4, shapes_unmet=0)
     assert reasons(replace(steady, timed_parts=2, timed_compilations=0)) == {}
 
 
 def test_a_warm_up_that_was_cut_is_told_with_its_limit_and_what_it_missed() -> None:
-    """Two of four shapes were met first while the clock ran."""
     cut = replace(row(), warmup_end="limit", shapes=4, shapes_unmet=2)
     assert reasons(cut) == {
         "not_steady": "its warm-up was cut by warmup_limit_s (1800 s) before 2 of 4 shapes were met"
@@ -126,14 +119,12 @@ def test_a_warm_up_that_was_cut_is_told_with_its_limit_and_what_it_missed() -> N
 
 
 def test_drift_is_told_with_its_direction() -> None:
-    """A slow beginning, and steps that became slower."""
     slow = reasons(drifting(0.31))["not_steady"]
     assert "slow beginning makes the timed part 31% slower" in slow and "at most 5%" in slow
     assert "became slower, by 40%" in reasons(drifting(-0.2))["not_steady"]
 
 
 def test_compilation_in_the_timed_part_is_told_with_its_number() -> None:
-    """Rows that have it rank nowhere; a row without a figure has no flag."""
     compiled = replace(row(), timed_compilations=3, timed_parts=2)
     reason = reasons(compiled)["compiled_in_timed_part"]
     assert reason.startswith("3 graphs were compiled while it was timed once more")
@@ -145,7 +136,6 @@ def test_compilation_in_the_timed_part_is_told_with_its_number() -> None:
 
 
 def of(**changes: object) -> Metrics:
-    """The figures of a row with these changes."""
     return replace(row().metrics, **changes)  # type: ignore[arg-type]
 
 
@@ -161,7 +151,6 @@ def of(**changes: object) -> Metrics:
     ],
 )
 def test_what_is_flagged(changes: dict[str, float | None], said: str) -> None:
-    """Above the limit, and never where nothing is known."""
     raised = raised_on([row(metrics=of(**changes))])[0]
     assert bool(raised) is bool(said) is barred(raised)
     assert not said or str(raised[0]).startswith(said)

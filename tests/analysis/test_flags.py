@@ -40,12 +40,10 @@ CROWDED = Flag(
 
 @pytest.fixture(autouse=True)
 def own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flags of this file, so that what the product declares does not matter here."""
     monkeypatch.setattr(flags, "every_flag", lambda: (NOISY, CROWDED))
 
 
 def grid(**details: str) -> list[Measurement]:
-    """A table of one precision, whose fastest row has these details."""
     night = Night()
     precision_grid(night, precisions=("bf16", "fp16"), sizes=(1, 8))
     fastest = max(night.rows, key=lambda row: row.metrics.throughput or 0.0)
@@ -53,7 +51,6 @@ def grid(**details: str) -> list[Measurement]:
 
 
 def test_every_flag_is_declared_once_and_says_what_it_means() -> None:
-    """Each flag has a name of its own, and one line of description."""
     names = [flag.name for flag in OWN]
     assert names == sorted(set(names)) and "suspect" in names
     for flag in OWN:
@@ -61,7 +58,6 @@ def test_every_flag_is_declared_once_and_says_what_it_means() -> None:
 
 
 def test_a_flagged_row_ranks_nowhere_and_is_listed() -> None:
-    """The fastest row, flagged, wins no ranking and lies on no front, and stays in its table."""
     calm, loud = summarize(grid()), summarize(grid(noise="loud"))
     (flagged,) = loud.flagged
     ((row, reason),) = flagged.rows
@@ -80,7 +76,6 @@ def test_a_flagged_row_ranks_nowhere_and_is_listed() -> None:
 
 
 def test_rows_of_a_league_rank_among_their_like() -> None:
-    """A flag with a league takes its row out of the others' ranking, into one of its own."""
     summary = summarize(grid(noise="full"))
     leagues = {one.setting.league: one.contenders for one in summary.rankings}
     assert leagues == {"": 3, "crowded with 1 cards": 1}
@@ -88,7 +83,6 @@ def test_rows_of_a_league_rank_among_their_like() -> None:
 
 
 def test_every_output_names_flag_and_reason(tmp_path: Path) -> None:
-    """Terminal, page, Markdown, JSON, CSV and query tell them."""
     rows = grid(noise="loud")
     summary = summarize(rows)
     assert "it was loud" in render(summary, rows) and "it was loud" in to_markdown(summary)
@@ -108,7 +102,6 @@ def test_every_output_names_flag_and_reason(tmp_path: Path) -> None:
 
 
 def test_a_flagged_row_is_not_compared() -> None:
-    """Not even with a row that has the same flag; ``allow`` makes it a warning."""
     night = Night()
     row = night.add(a_job())
     loud = replace(row, details={"noise": "loud"})
@@ -121,7 +114,6 @@ def test_a_flagged_row_is_not_compared() -> None:
 
 
 def test_the_guide_lists_every_flag() -> None:
-    """docs/report.md has the description of each, and says where its rows rank."""
     text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
     for flag in OWN:
         ranks = "nowhere" if flag.league is None else "among their like"

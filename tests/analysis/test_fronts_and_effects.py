@@ -24,13 +24,11 @@ ONE = Night().add(a_job())
 def with_rate(
     row: Measurement, value: float, half: float = 1.0, latency_s: float = 1.0
 ) -> Measurement:
-    """The row with this throughput, half width of its interval, and latency."""
     return with_interval(row, value, half, latency_p50_s=latency_s, latency_p95_s=latency_s)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=25))
 def test_the_front_holds_exactly_what_nothing_beats(points: list[tuple[int, int]]) -> None:
-    """No row of the front is beaten, and every row that is left out is beaten or a copy."""
     rows = [with_rate(ONE, float(rate), latency_s=float(wait)) for rate, wait in points]
     front = pareto(rows)
     told = {(throughput(row), latency(row)) for row in front}
@@ -50,7 +48,6 @@ def test_the_front_holds_exactly_what_nothing_beats(points: list[tuple[int, int]
 
 
 def test_fronts_never_mix_devices_or_work() -> None:
-    """Each device and each amount of work has a front of its own; one row alone has none."""
     night = Night(emulated=False)
     precision_grid(night, sizes=(1, 8), precisions=("bf16",))
     precision_grid(night, sizes=(1, 8), precisions=("bf16",), cards=4)
@@ -60,7 +57,6 @@ def test_fronts_never_mix_devices_or_work() -> None:
 
 
 def effects(rows: list[Measurement]) -> dict[tuple[str, str, str, str], float]:
-    """Ratios by method and what was changed."""
     found = effects_of(rows, settings_of(rows))
     return {
         (dict(e.setting.parameters)["method"], e.name, e.before, e.after): round(e.ratio.value, 6)
@@ -69,15 +65,12 @@ def effects(rows: list[Measurement]) -> dict[tuple[str, str, str, str], float]:
 
 
 def finetuning(**parameters: object) -> dict[str, object]:
-    """A fine-tuning job's fields; what is not given is the default."""
     known = {"method": "lora", "padding": "dynamic", "gradient_checkpointing": False, "steps": 20}
     merged = {**known, **parameters}
     return {"workload": "finetuning", "parameters": tuple(sorted(merged.items()))}
 
 
 def test_effects_are_rows_that_differ_in_one_setting() -> None:
-    """Each technique is told by itself; a row with two changes tells nothing. What another method
-    trains is other work, with a baseline of its own."""
     night = Night()
     rows = [
         with_rate(night.add(a_job(**finetuning())), 100.0),
@@ -97,7 +90,6 @@ def test_effects_are_rows_that_differ_in_one_setting() -> None:
 
 
 def test_an_effect_is_the_geometric_mean_over_batch_sizes() -> None:
-    """The same change at two batch sizes is one line with both pairs."""
     night = Night()
     rows = []
     for batch, (plain, packed) in {8: (100.0, 200.0), 16: (100.0, 800.0)}.items():
@@ -111,7 +103,6 @@ def test_an_effect_is_the_geometric_mean_over_batch_sizes() -> None:
 
 
 def test_an_effect_within_noise_is_not_decided() -> None:
-    """Two rows whose intervals are wide are not told apart."""
     night = Night()
     rows = [
         with_rate(night.add(a_job(**finetuning())), 100.0, half=20.0),
@@ -122,8 +113,6 @@ def test_an_effect_within_noise_is_not_decided() -> None:
 
 
 def test_the_baseline_is_the_default_or_else_the_commonest() -> None:
-    """Of each choice by itself; a default that no row has is none, nor where that is asked one
-    that hardly any has."""
     seen = [{"a": a, "b": b} for a, b in ("10", "00", "20", "01")]
     assert baseline(seen, {"a": "0", "b": "0"}) == {"a": "0", "b": "0"}
     assert baseline(seen, {"a": "2", "b": "1"}) == {"a": "2", "b": "1"}
@@ -131,8 +120,6 @@ def test_the_baseline_is_the_default_or_else_the_commonest() -> None:
 
 
 def test_each_experiment_has_a_baseline_of_its_own() -> None:
-    """Precisions under another batching are compared there, and that batching with the default's
-    in the default precision."""
     night = Night()
     rows = []
     for experiment, batching, factor in (("plain", "static", 1.0), ("other", "continuous", 1.5)):
@@ -173,7 +160,6 @@ def test_a_change_that_needs_another_is_compared_with_that_alone() -> None:
 
 
 def test_a_default_that_hardly_any_row_has_is_no_baseline() -> None:
-    """A grid in fp32 with one row in bf16, the default, compares its techniques in fp32."""
     night = Night()
     told = [finetuning(optimizer=one) for one in ("adamw", "adafactor", "adamw-fused")]
     rows = [with_rate(night.add(a_job(**one, precision="fp32")), 100.0) for one in told]
@@ -186,7 +172,6 @@ def test_a_default_that_hardly_any_row_has_is_no_baseline() -> None:
 
 
 def test_scaling_tells_speedup_and_efficiency() -> None:
-    """Two cards that give 1.8 times one card's throughput are 90 % efficient."""
     night = Night()
     rows = [
         with_rate(night.add(a_job(cards=cards)), rate)
@@ -198,7 +183,6 @@ def test_scaling_tells_speedup_and_efficiency() -> None:
 
 
 def test_scaling_compares_equal_batches_only() -> None:
-    """Where the largest batch was searched for and differs, there is no efficiency."""
     night = Night()
     rows = [
         night.add(a_job(cards=1, batch_size=MAX), batch_size=64),
@@ -209,7 +193,6 @@ def test_scaling_compares_equal_batches_only() -> None:
 
 
 def test_effects_do_not_explode_on_a_full_factorial() -> None:
-    """Of k settings with all combinations measured, each change is told once."""
     night = Night()
     rows = [
         with_rate(night.add(a_job(**finetuning(padding=p, gradient_checkpointing=g))), 100.0)
@@ -220,7 +203,6 @@ def test_effects_do_not_explode_on_a_full_factorial() -> None:
 
 
 def test_an_effect_tells_real_tokens_apart_from_samples() -> None:
-    """Packing may leave samples/s and change the real tokens of a second; both are told."""
     night = Night()
     plain = night.add(a_job(**finetuning()))
     packed = night.add(a_job(**finetuning(padding="packing")))
@@ -237,7 +219,6 @@ def test_an_effect_tells_real_tokens_apart_from_samples() -> None:
 
 
 def test_bars_of_one_change_in_several_settings_are_labelled_apart() -> None:
-    """By the settings in which they differ, and in whole: a long label goes on in the next line."""
     night = Night()
     rows = []
     for tokens in (64, 256):

@@ -32,7 +32,6 @@ def as_published() -> tuple[Job, ...]:
 
 @pytest.mark.parametrize("cluster", ["2x8:HPU,2x8:GPU", "1x8:HPU,1x8:GPU"])
 def test_the_shipped_grid_runs_on_emulated_cards(cluster: str) -> None:
-    """Every job on embedded twins, none refused."""
     shipped = load_grid(SHIPPED)
     plan = make_plan(shipped, parse_emulation(cluster, shipped.accelerators()), [])
     assert {item.action for item in plan.jobs} == {Action.RUN}
@@ -50,7 +49,6 @@ def test_the_shipped_grid_runs_on_emulated_cards(cluster: str) -> None:
     ids=lambda figure: f"{figure.model}-{figure.device}-{figure.batch_size}",
 )
 def test_a_row_of_the_grid_stands_beside_each_published_figure(figure: Published) -> None:
-    """What a user gets who follows the arrows, on a card of the accelerator in question."""
     kind = "GPU" if figure.device.startswith("A100") else "HPU"
     night = Night(emulated=False)
     rows = [
@@ -86,7 +84,6 @@ def test_a_row_of_the_grid_stands_beside_each_published_figure(figure: Published
     ],
 )
 def test_a_chunk_of_another_length_is_another_work(changes: dict[str, object], same: bool) -> None:
-    """The settings behind a figure must agree; where the files lie need not."""
     job = next(j for j in as_published() if j.workload == "pretraining" and j.batch_size == 32)
     row = replace(Night(emulated=False).add(job), **changes)  # type: ignore[arg-type]
     figures = [f for f in PUBLISHED if f.device == "Gaudi2" and f.batch_size == 32]
@@ -105,7 +102,6 @@ def test_a_chunk_of_another_length_is_another_work(changes: dict[str, object], s
     ],
 )
 def test_a_dataset_is_told_by_the_last_part_of_its_path(dataset: str, same: bool) -> None:
-    """Without the ending of a data file; the twin is not the data."""
     job = next(j for j in as_published() if j.workload == "finetuning" and j.batch_size == 16)
     row = replace(Night(emulated=False).add(job), dataset=dataset)
     (figure,) = [f for f in PUBLISHED if f.dataset and f.batch_size == 16]

@@ -16,18 +16,15 @@ ROWS = Path(__file__).resolve().parents[2] / "results" / "h100" / "grids.parquet
 
 @cache
 def rows() -> tuple[Measurement, ...]:
-    """All rows of the seven grids."""
     return tuple(from_table(pq.read_table(ROWS), source=str(ROWS)))
 
 
 @cache
 def summary(run: str) -> Summary:
-    """The summary of one grid."""
     return summarize([row for row in rows() if row.run == run])
 
 
 def effects(run: str) -> dict[tuple[str, str, str, str], set[str]]:
-    """Method, name and the two values of each effect, with its batch sizes."""
     found: dict[tuple[str, str, str, str], set[str]] = {}
     for effect in summary(run).effects:
         method = dict(effect.setting.parameters).get("method", "")
@@ -37,7 +34,6 @@ def effects(run: str) -> dict[tuple[str, str, str, str], set[str]]:
 
 
 def test_each_precision_is_held_against_bf16_at_every_batch_size_that_both_have() -> None:
-    """int8, which has one row, is compared at that one; bf16 stays the baseline."""
     sizes: dict[str, set[str]] = {}
     for row in summary("g2-precision").rows:
         if row.metrics.throughput is not None:
@@ -51,7 +47,6 @@ def test_each_precision_is_held_against_bf16_at_every_batch_size_that_both_have(
 
 
 def test_techniques_are_held_against_lora_and_optimizers_against_full() -> None:
-    """What was measured with another technique only is held against that one."""
     assert effects("g4-finetune") == {
         ("lora", "logits", "all", "learned"): {"16"},
         ("lora", "padding", "dynamic", "packing"): {"16"},
@@ -66,7 +61,6 @@ def test_techniques_are_held_against_lora_and_optimizers_against_full() -> None:
 
 
 def test_continuous_batching_is_held_against_static() -> None:
-    """At both batch sizes, which are of unlike work."""
     found = [e for e in summary("g3-batching").effects if e.after == "continuous"]
     assert [(e.before, e.pairs[0].row.batch_size_requested) for e in found] == [
         ("static", "32"),
@@ -75,7 +69,6 @@ def test_continuous_batching_is_held_against_static() -> None:
 
 
 def test_every_pair_differs_in_one_choice() -> None:
-    """In one setting of that role, the batch size not among them."""
     for run in {row.run for row in rows()}:
         for effect in summary(run).effects:
             for pair in effect.pairs:

@@ -52,13 +52,11 @@ def replicate(number: int, value: float, pid: int | None = None, **changes: Any)
 
 
 def joined(*rows: Measurement) -> Joined:
-    """The rows as a report joins them."""
     raised = raised_by_job(rows)
     return join(rows, settings_of(rows, raised), raised)
 
 
 def test_the_interval_is_students_over_the_means_of_processes() -> None:
-    """Not over repeats: three processes that differ by 10 % are not known to 1 %."""
     found = joined(*[replicate(n, value) for n, value in enumerate((90.0, 100.0, 110.0), 1)])
     (cell,) = found.cells
     assert found.rows == (cell.row,)
@@ -82,7 +80,6 @@ def test_rows_of_one_process_stay_within_one_process() -> None:
 
 
 def test_a_flagged_or_failed_replicate_is_left_out() -> None:
-    """The others make the figure; where all are flagged, so is the cell."""
     good = [replicate(n, 100.0 + n) for n in (1, 2)]
     humped = replicate(3, 50.0)
     humped = replace(humped, metrics=replace(humped.metrics, hump_ratio=1.4))
@@ -97,7 +94,6 @@ def test_a_flagged_or_failed_replicate_is_left_out() -> None:
 
 
 def test_without_replicates_rows_stay_as_they_are() -> None:
-    """And rows that only look alike are not joined."""
     rows = (row(0), row(1))
     assert joined(*rows) == Joined(rows=rows)
     alike = (row(0), replace(row(0), job_id="other"), replicate(2, 5.0))
@@ -106,7 +102,6 @@ def test_without_replicates_rows_stay_as_they_are() -> None:
 
 
 def test_replicates_of_max_that_found_another_size_are_left_out() -> None:
-    """The commonest size counts."""
     sizes = {1: 32, 2: 64, 3: 64}
     rows = [
         replicate(n, 100.0 + n, batch_size=size, batch_size_requested="max")
@@ -117,7 +112,6 @@ def test_replicates_of_max_that_found_another_size_are_left_out() -> None:
 
 
 def test_the_report_says_over_what_an_interval_is() -> None:
-    """In tables, for the winner, and in a table of its own."""
     summary = summarize([replicate(n, 100.0 + n) for n in (1, 2, 3)] + [row(30)])
     assert len(summary.rows) == 4 and summary.counts[State.SUCCEEDED] == 4
     (table,) = summary.tables
@@ -132,8 +126,6 @@ def test_the_report_says_over_what_an_interval_is() -> None:
 
 
 def test_a_drift_over_the_night_is_said_above_the_tables() -> None:
-    """Cells of other speeds, which all get slower over the night; and not in a steady one."""
-
     def night(drift: float) -> list[Measurement]:
         chance = random.Random(3)
         rows = []
@@ -156,7 +148,6 @@ def test_a_drift_over_the_night_is_said_above_the_tables() -> None:
 
 
 def test_runs_are_compared_by_their_cells() -> None:
-    """The noise between processes is in the interval of both sides."""
     before, after = (
         joined(*[replicate(n, value + shift) for n, value in enumerate((90.0, 100.0, 110.0), 1)])
         for shift in (0.0, 3.0)

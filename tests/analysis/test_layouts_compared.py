@@ -31,7 +31,6 @@ experiments:
 
 
 def test_all_layouts_of_the_grid_meet_in_one_ranking() -> None:
-    """Pipelines are ranked with copies and split matrices on the same cards."""
     path = ROOT / "grids" / "parallelism.yaml"
     night = Night(emulated=False)
     rows = [
@@ -46,7 +45,6 @@ def test_all_layouts_of_the_grid_meet_in_one_ranking() -> None:
 
 
 def test_a_pipeline_has_its_ratio_beside_copies() -> None:
-    """Where nothing but the strategy differs, the report tells how many times as fast it is."""
     night = Night(emulated=False)
     rates = {"ddp": 100.0, "fsdp2": 80.0, "pipeline": 140.0}
     rows = [

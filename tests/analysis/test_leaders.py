@@ -46,8 +46,6 @@ values = st.lists(st.floats(0, 1e6), min_size=2, max_size=4)
 def test_the_leader_is_the_best_in_the_declared_direction(
     values: list[float], higher: bool
 ) -> None:
-    """The lowest difference of logits, the largest number of compared tokens; no row is better,
-    and figures that are equal throughout name nobody."""
     name = "compared_tokens" if higher else "largest_logit_difference"
     found = leaders(verified(name, values))
     best = max(values) if higher else min(values)
@@ -62,7 +60,6 @@ def test_the_leader_is_the_best_in_the_declared_direction(
 
 
 def test_a_figure_without_a_better_way_names_nobody() -> None:
-    """It explains others; nor does one that nobody declares, one not-a-number."""
     assert not leaders(verified("logit_spread", [1.0, 2.0]))
     assert not leaders(verified("of_nobody", [1.0, 2.0]))
     nan = float("nan")
@@ -72,7 +69,6 @@ def test_a_figure_without_a_better_way_names_nobody() -> None:
 
 
 def test_every_form_of_the_report_names_the_leader() -> None:
-    """Terminal, Markdown, page and JSON say which row it is; the fastest is another one."""
     rows = verified("largest_logit_difference", [0.5, 0.75, 0.125])
     summary = summarize(rows)
     (ranking,) = summary.rankings

@@ -32,7 +32,6 @@ _RANKED = st.lists(st.tuples(st.integers(0, 1), _SAMPLES), max_size=12)
 
 
 def _complete(timed: list[tuple[int, Sample]]) -> list[list[tuple[int, Sample]]]:
-    """The samples of each repeat that is complete on every rank, by repeat."""
     ranks = {rank for rank, _ in timed}
     numbers = sorted({sample.repeat for _, sample in timed})
     each = [[pair for pair in timed if pair[1].repeat == number] for number in numbers]
@@ -44,13 +43,11 @@ def _complete(timed: list[tuple[int, Sample]]) -> list[list[tuple[int, Sample]]]
 
 
 def _wall_s(pairs: list[tuple[int, Sample]]) -> float:
-    """The time of the slowest rank."""
     return max(math.fsum(s.wall_s for r, s in pairs if r == rank) for rank, _ in pairs)
 
 
 @given(_RANKED)
 def test_rates_and_times_are_those_of_their_definitions(ranked: list[tuple[int, Sample]]) -> None:
-    """Rates are means over complete timed repeats, or of what there is where none is complete."""
     found = metrics_of(ranked)
     timed = [pair for pair in ranked if not pair[1].warmup]
     if not timed:
@@ -79,7 +76,6 @@ def test_rates_and_times_are_those_of_their_definitions(ranked: list[tuple[int, 
 def test_a_figure_is_there_where_something_was_timed_for_it(
     ranked: list[tuple[int, Sample]], latencies_s: list[float]
 ) -> None:
-    """Steps, first tokens and latencies each have a median if there is one of them at least."""
     items = [
         (0, Item(index=number, input_tokens=1, output_tokens=1, latency_s=latency_s))
         for number, latency_s in enumerate(latencies_s)

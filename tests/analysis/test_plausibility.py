@@ -33,13 +33,11 @@ NAMES = [name for name, *_ in LIES]
 
 
 def contradictions(row: Measurement) -> tuple[str, ...]:
-    """Statements of one row that cannot be true."""
     return plausibility.contradictions([row])[0]
 
 
 @pytest.mark.parametrize(("make", "lie", "words"), [lie[1:] for lie in LIES], ids=NAMES)
 def test_a_planted_lie_is_caught(make: Callable[[], Measurement], lie: Lie, words: str) -> None:
-    """The row passes, and with the lie it is suspect for a reason that names the figure."""
     assert contradictions(make()) == ()
     assert "suspect" in {one.flag.name for one in raised_on([lie(make())])[0]}
     found = contradictions(lie(make()))
@@ -47,7 +45,6 @@ def test_a_planted_lie_is_caught(make: Callable[[], Measurement], lie: Lie, word
 
 
 def test_an_unknown_card_has_no_limits_and_no_share_of_them() -> None:
-    """A card without a data sheet has no MFU; nothing is flagged for what is not known."""
     fast = replace(times(training(), 0.2), device_name="A card of next year", started_at=None)
     assert contradictions(fast) == ()
     roofline = roofline_of([fast], reference().devices)
@@ -56,7 +53,6 @@ def test_an_unknown_card_has_no_limits_and_no_share_of_them() -> None:
 
 
 def test_a_processor_decodes_with_as_many_cores_as_it_has_threads() -> None:
-    """The row is flagged with one thread less than its tokens take for as long as it was timed."""
     lied = column(
         emulated=lambda _: True,
         peak_device_memory_bytes=lambda _: None,
@@ -74,7 +70,6 @@ def test_a_processor_decodes_with_as_many_cores_as_it_has_threads() -> None:
 
 
 def test_facts_that_are_not_known_never_flag() -> None:
-    """Taking any fact away from an honest row leaves it honest."""
     names = [n for n in generation().metrics.__dataclass_fields__ if n != "repeats"]
     for row in (generation(), training(), continuous()):
         for name in names:
@@ -96,7 +91,6 @@ def test_facts_that_are_not_known_never_flag() -> None:
 
 
 def test_rows_and_columns_give_the_same_verdicts() -> None:
-    """Whether samples and prompts come with the rows or as columns of a file."""
     lies = [lie(make()) for _, make, lie, _ in LIES]
     rows = [*rows_of_the_card(), *every_state(items=2), *lies]
     table = to_table([replace(row, metrics=Metrics()) for row in rows])  # a lie has any numbers
@@ -117,12 +111,10 @@ def test_rows_and_columns_give_the_same_verdicts() -> None:
 @settings(max_examples=150, deadline=None)
 @given(honest_rows())
 def test_an_honest_row_passes(row: Measurement) -> None:
-    """Whatever ranks, batches, repeats and lengths, cut by the time limit or not."""
     assert contradictions(row) == ()
 
 
 def test_clean_rows_raise_no_alarm() -> None:
-    """Those of a real card, and the nights that other tests of the report are made of."""
     night = [*every_state(), *every_state(emulated=False), *large_run(300, items=3)]
     clean = [*rows_of_the_card(), *night]
     assert len(clean) >= 400

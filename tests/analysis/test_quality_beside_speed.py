@@ -18,8 +18,6 @@ AGREEMENT = {"fp32": 1.0, "bf16": 0.97, "int4": 0.6}
 
 
 def rows() -> list[Measurement]:
-    """Three precisions at two batch sizes; what int4 writes is another text, and one row of bf16
-    was not compared."""
     night = Night(emulated=False)
     for precision, agreement in AGREEMENT.items():
         for size in (8, 16):
@@ -31,7 +29,6 @@ def rows() -> list[Measurement]:
 
 
 def test_a_cell_has_its_quality_beside_its_speed() -> None:
-    """As text, in every format; a row that was not compared says nothing."""
     summary = summarize(rows())
     (table,) = summary.tables
     notes = {size: cell(table, "bf16", size).notes[0] for size in ("8", "16")}
@@ -40,7 +37,6 @@ def test_a_cell_has_its_quality_beside_its_speed() -> None:
 
 
 def test_fine_tuning_names_the_loss_on_held_out_examples() -> None:
-    """Beside its speed; of one row alone it says not whether it is the plain path's."""
     night = Night(emulated=False)
     told = {"held_out_loss": 2.25, "first_batch_loss_after": 1.0}
     row = night.add(a_job(workload="finetuning"), workload_metrics=told)
@@ -49,8 +45,6 @@ def test_fine_tuning_names_the_loss_on_held_out_examples() -> None:
 
 
 def test_speed_is_what_is_judged_unless_asked() -> None:
-    """int4 may be the fastest; at equal quality the front has rows alone that were compared and
-    agree."""
     summary = summarize(rows())
     (front,) = summary.fronts
     assert {row.precision for row in (*front.best, *front.beaten)} == set(AGREEMENT)
@@ -69,8 +63,6 @@ def test_speed_is_what_is_judged_unless_asked() -> None:
 def test_the_command_draws_fronts_at_equal_quality(
     tmp_path: Path, option: list[str], left: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the limit that the figure declares: int4, which beat the others, is not among them. The
-    tables of the page stay whole."""
     with Store.open(tmp_path, "compared") as store:
         store.append(*rows())
     line = ["report", "compared", "--results", str(tmp_path), "--format", "html", "--output", "-"]

@@ -74,7 +74,6 @@ def chatglm3(**changes: object) -> Measurement:
 def test_a_row_below_half_of_what_its_card_is_known_to_do_is_named(
     changes: dict[str, object], said: str
 ) -> None:
-    """Only where card, model, precision, batch and output length are the published ones."""
     row = replace(chatglm3(), **changes)  # type: ignore[arg-type]
     (sentence,) = far_below([row], PUBLISHED).values() or [""]
     assert said in sentence if said else not sentence
@@ -91,7 +90,6 @@ def test_a_row_above_half_of_it_is_not_doubted() -> None:
 
 
 def test_the_published_figures_are_there_with_their_speedups() -> None:
-    """The figures read back, and the speed-ups are those that the comparison gave."""
     assert len(PUBLISHED) == 18
     comparisons = against_published([], PUBLISHED)
     assert [one.about.task for one in comparisons] == [
@@ -137,7 +135,6 @@ def test_unlike_batch_sizes_are_best_against_best() -> None:
 
 
 def test_what_is_told_of_a_figure_is_what_it_was() -> None:
-    """Precisions are those of weights and products, and times fit steps and rates."""
     for figure in PUBLISHED:
         if figure.task == "pretraining":
             assert figure.precision in ("bf16-mixed", "fp16-mixed")
@@ -150,7 +147,6 @@ def test_what_is_told_of_a_figure_is_what_it_was() -> None:
 
 
 def test_our_row_stands_beside_published_ones_and_is_marked() -> None:
-    """A matching row of ours is a line of its own, with its own device and speed-ups."""
     (one,) = [c for c in against_published([t5()], PUBLISHED) if c.measured]
     (ours,) = [line for line in one.lines if line.ours]
     assert ours.figure.device == "Gaudi2" and ours.figure.value == 40.0
@@ -171,19 +167,16 @@ def test_our_row_stands_beside_published_ones_and_is_marked() -> None:
     ],
 )
 def test_a_row_that_did_something_else_is_not_set_beside(changes: dict[str, object]) -> None:
-    """One difference in task, model, data, precision, batch or cards is enough."""
     assert not any(c.measured for c in against_published([t5(**changes)], PUBLISHED))
 
 
 def test_emulated_rows_are_counted_and_left_out() -> None:
-    """A processor's figure never stands beside a card's."""
     comparisons = against_published([t5(emulated=True)], PUBLISHED)
     assert not any(one.measured for one in comparisons)
     assert [one.emulated for one in comparisons] == [0, 0, 1, 0, 0, 0, 0]
 
 
 def test_names_and_precisions_are_matched_by_meaning() -> None:
-    """The owner of a model does not count; bf16-mixed is fp32 weights under autocast."""
     assert same_model("google-bert/bert-base-uncased", "bert-base-uncased")
     assert not same_model("bert-large-uncased", "bert-base-uncased")
     mixed = t5(parameters={"autocast": "bf16"})
@@ -213,7 +206,6 @@ def test_names_and_precisions_are_matched_by_meaning() -> None:
     ],
 )
 def test_a_data_sheet_is_of_exactly_that_card(driver: str, sheet: str | None) -> None:
-    """Other boards of the same chip and slices of a card have no sheet here."""
     found = sheet_of(replace(t5(), device_name=driver), SHEETS)
     assert (found.device if found else None) == sheet
 
@@ -250,7 +242,6 @@ def test_shares_of_bandwidth_and_compute_by_hand() -> None:
 
 
 def test_emulated_cards_have_no_roofline() -> None:
-    """Nothing is given for them, and how many there were is said."""
     night = Night()
     precision_grid(night, sizes=(1, 2), precisions=("bf16",))
     roofline = roofline_of(night.rows, SHEETS)

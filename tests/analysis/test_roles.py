@@ -28,7 +28,6 @@ NAMES = {
 
 
 def values_of(info: FieldInfo) -> st.SearchStrategy[Any]:
-    """Values of a setting's type; limits are no matter of a report."""
     kinds = get_args(info.annotation) or (info.annotation,)
     kinds = (info.annotation,) if get_origin(info.annotation) is Literal else kinds
     known: dict[Any, st.SearchStrategy[Any]] = {
@@ -63,7 +62,6 @@ def strategy_of(workload: str, name: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def jobs(draw: st.DrawFn, workload: str) -> Job:
-    """A job that differs from the defaults in a few settings."""
     entry = WORKLOADS[workload]
     said = {n: d.default for n, d in entry.declared(entry.engines[0]).items()}
     job = a_job(workload=workload, engine=entry.engines[0], parameters=tuple(sorted(said.items())))
@@ -75,7 +73,6 @@ def jobs(draw: st.DrawFn, workload: str) -> Job:
 
 
 def changed(job: Job, name: str, value: Any) -> Job:
-    """The job with another value of one setting; with another engine it has that one's settings."""
     if name == "engine":
         declared = WORKLOADS[job.workload].declared(value)
         said = dict(job.parameters)
@@ -87,14 +84,12 @@ def changed(job: Job, name: str, value: Any) -> Job:
 
 
 def row_of(job: Job) -> Measurement:
-    """A measured row; all are on one device and within each other's intervals."""
     row = replace(Night(emulated=False).add(job, items=0), device_name="card")
     return with_interval(row, row.metrics.throughput or 0.0, row.metrics.throughput)
 
 
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[str, Measurement, Measurement]:
-    """The name of a setting, and two rows that differ in it alone."""
     workload = draw(st.sampled_from(sorted(WORKLOADS)))
     name = draw(st.sampled_from(NAMES[workload]))
     first = draw(jobs(workload))
@@ -136,7 +131,6 @@ def test_a_role_decides_what_two_rows_are_to_each_other(
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), workload=st.sampled_from(sorted(WORKLOADS)))
 def test_no_label_stands_for_two(data: st.DataObject, workload: str) -> None:
-    """Not for two tables of a report, and not for two contenders of one ranking."""
     drawn = data.draw(
         st.lists(jobs(workload), min_size=2, max_size=6, unique_by=lambda j: j.job_id)
     )
@@ -149,7 +143,6 @@ def test_no_label_stands_for_two(data: st.DataObject, workload: str) -> None:
 
 
 def job_of(row: Measurement) -> Job:
-    """The job that a row is of."""
     size = row.batch_size_requested
     return a_job(
         **{name: getattr(row, name) for name in FIELDS if name != "batch_size"},
@@ -159,7 +152,6 @@ def job_of(row: Measurement) -> Job:
 
 
 def test_what_changes_nothing_is_told_only_where_nothing_else_tells_two_apart() -> None:
-    """A label is not made longer by what all rows have in common, or by what does not matter."""
     kept = (("keep_texts", 0), ("output_tokens", 128))
     alone = [row_of(a_job(parameters=kept, precision=name)) for name in ("bf16", "fp32")]
     assert set(map(str, summarize(alone).labels.values())) == {"bf16", "fp32"}
@@ -172,7 +164,6 @@ def test_what_changes_nothing_is_told_only_where_nothing_else_tells_two_apart() 
 
 
 def test_what_nobody_declares_is_work_and_is_told() -> None:
-    """Rows of a package that is not here: their own settings keep them apart, with a flag."""
     rows = [
         row_of(a_job(workload="elsewhere", parameters=(("speed", value),)))
         for value in (1, 2, None)
@@ -184,7 +175,6 @@ def test_what_nobody_declares_is_work_and_is_told() -> None:
 
 
 def test_rows_of_an_earlier_version_meet_those_of_this_one() -> None:
-    """A row that lacks a setting has its default; a value under its old name is the same one."""
     now = row_of(a_job(parameters=(("batching", "continuous"), ("output_tokens", 128))))
     earlier = row_of(a_job(parameters=(("batching", "refill"),), precision="fp32"))
     summary = summarize([now, earlier])

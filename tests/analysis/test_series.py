@@ -44,7 +44,6 @@ def test_steady_repeats_are_hardly_ever_flagged(shape: str, count: int) -> None:
 
 @pytest.mark.parametrize("count", [15, 60])
 def test_a_trend_is_found_and_measured(count: int) -> None:
-    """Ten per cent slower at the end, with 2 % of scatter: found nearly always, and about right."""
     chance = random.Random(count)
     found = []
     for _ in range(200):
@@ -59,7 +58,6 @@ def test_a_trend_is_found_and_measured(count: int) -> None:
 @pytest.mark.parametrize("count", [12, 20, 200])
 @pytest.mark.parametrize("share", [0.35, 0.5])
 def test_two_humps_are_found_and_measured(count: int, share: float) -> None:
-    """Two speeds, one 1.3 times the other, with 2 % of scatter."""
     chance = random.Random(f"{count} {share}")
     found = []
     for _ in range(200):
@@ -73,7 +71,6 @@ def test_two_humps_are_found_and_measured(count: int, share: float) -> None:
 
 
 def test_too_few_samples_say_nothing() -> None:
-    """Fewer than ten, or a speed that is none."""
     assert hump_ratio_of([1.0] * (LEAST_SAMPLES - 1)) is None
     assert hump_ratio_of([-1.0] * 20) is None and hump_ratio_of([0.0] * 20) is None
     assert hump_ratio_of([5.0] * 20) == 1.0 and mann_kendall([5.0] * 20) == 1.0
@@ -89,7 +86,6 @@ def test_the_trend_by_hand() -> None:
 
 
 def test_the_cluster_index_by_hand() -> None:
-    """0, 0, 0, 1, 1, 1 is all between the groups; the split is in the middle."""
     assert cluster_index([0, 1, 0, 1, 0, 1])[:2] == (0.0, 3)
     assert [critical_index(n) for n in (10, 100, 10_000)] == [0.092, 0.279, 0.349]
     assert 0.206 < critical_index(40) < 0.243

@@ -40,7 +40,6 @@ PARTS = {"data_s": 0.1, "forward_s": 0.5, "backward_s": 1.0, "optimizer_s": 0.2}
 
 
 def test_shares_are_of_the_timed_steps_alone() -> None:
-    """Warm-up steps count for nothing; what is between the parts is nobody's share."""
     row = trained(
         step(0, warmup=True, data_s=2.0, forward_s=0.0, backward_s=0.0, optimizer_s=0.0),
         step(1, **PARTS),
@@ -54,7 +53,6 @@ def test_shares_are_of_the_timed_steps_alone() -> None:
 
 
 def test_waiting_for_cards_is_told_beside_the_parts() -> None:
-    """It lies within them; a step that cannot tell it makes the whole share unknown."""
     (found,) = step_times_of([trained(step(0, **PARTS, communication_s=0.4), cards=2)])
     assert found.communication == pytest.approx(0.2)
     half_known = trained(step(0, **PARTS, communication_s=0.4), step(1, **PARTS), cards=2)
@@ -62,14 +60,12 @@ def test_waiting_for_cards_is_told_beside_the_parts() -> None:
 
 
 def test_rows_that_did_not_train_or_failed_have_none() -> None:
-    """Generation has no forward time of a step; a failed row's steps are no result."""
     generated = trained(step(0))
     failed = replace(trained(step(0, **PARTS)), state=State.FAILED)
     assert step_times_of([generated, failed]) == ()
 
 
 def test_the_terminal_names_every_part() -> None:
-    """One line a row, shares as per cent."""
     row = trained(step(0, **PARTS, communication_s=0.4), cards=2)
     found = {one.title: one for one in sections(summarize([row]))}
     training = found["Training"]

@@ -24,14 +24,12 @@ from orchestrator.report.wording import cell
 
 
 def measured(values: dict[str, tuple[float, float | None]]) -> list[Measurement]:
-    """One succeeded row for each precision, with throughput and half width."""
     night = Night()
     rows = [night.add(a_job(precision=precision)) for precision in values]
     return [with_interval(row, *values[row.precision]) for row in rows]
 
 
 def test_the_newest_final_row_of_a_job_counts() -> None:
-    """A job measured again is told by its newest row; attempts that are not final never are."""
     night = Night()
     old = night.add(a_job(), State.FAILED, recorded_at=START)
     new = night.add(a_job(), invocation_id="night-2", recorded_at=START + 2)
@@ -41,7 +39,6 @@ def test_the_newest_final_row_of_a_job_counts() -> None:
 
 
 def test_a_row_without_times_is_as_new_as_its_place() -> None:
-    """A row that never ran has no times; it supersedes the rows written before it."""
     night = Night()
     ran = night.add(a_job())
     unsupported = night.add(a_job(), State.UNSUPPORTED)
@@ -49,7 +46,6 @@ def test_a_row_without_times_is_as_new_as_its_place() -> None:
 
 
 def test_what_measured_nothing_never_hides_a_success() -> None:
-    """A run that measures everything anew and is cut short keeps the answers it had."""
     night = Night()
     measured = night.add(a_job(), recorded_at=START)
     cut_short = night.add(a_job(), State.NOT_STARTED, recorded_at=START + 2)
@@ -57,7 +53,6 @@ def test_what_measured_nothing_never_hides_a_success() -> None:
 
 
 def test_emulated_cards_never_hide_what_real_ones_measured() -> None:
-    """The same grid rehearsed on emulated cards after the real night leaves the night's rows."""
     real = Night(emulated=False).add(a_job(), recorded_at=START)
     emulated = Night(emulated=True).add(a_job(), recorded_at=START + 2)
     assert newest_final([real, emulated]) == (real,)
@@ -65,7 +60,6 @@ def test_emulated_cards_never_hide_what_real_ones_measured() -> None:
 
 
 def test_the_time_of_recording_decides_which_row_is_newest() -> None:
-    """A row recorded later wins, whatever clock the card's node had."""
     night = Night()
     first = replace(night.add(a_job()), recorded_at=START, ended_at=START + 9e6)
     later = replace(night.add(a_job(), State.UNSUPPORTED), recorded_at=START + 1)
@@ -74,7 +68,6 @@ def test_the_time_of_recording_decides_which_row_is_newest() -> None:
 
 @given(st.randoms(use_true_random=False))
 def test_counts_add_up_whatever_the_rows(source: random.Random) -> None:
-    """Every job is counted once, in one state, and stands in exactly one cell."""
     night = Night(seed=source.randrange(1000))
     for _ in range(source.randrange(1, 25)):
         job = a_job(
@@ -95,7 +88,6 @@ def test_counts_add_up_whatever_the_rows(source: random.Random) -> None:
 
 
 def test_out_of_memory_and_its_kin_are_answers() -> None:
-    """OUT_OF_MEMORY, PRUNED and UNSUPPORTED settle a question; FAILED and LOST do not."""
     night = Night()
     for batch, state in enumerate((State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED), 1):
         night.add(a_job(batch_size=batch), state)
@@ -105,7 +97,6 @@ def test_out_of_memory_and_its_kin_are_answers() -> None:
 
 
 def test_a_table_orders_precisions_and_sizes() -> None:
-    """Precisions go from wide to narrow, batch sizes by number, and `max` comes last."""
     night = Night()
     for precision in ("int8", "mystery", "fp32", "bf16"):
         for size in (MAX, 16, 2):
@@ -116,8 +107,6 @@ def test_a_table_orders_precisions_and_sizes() -> None:
 
 
 def test_unequal_work_is_not_in_one_table_nor_ranked_together() -> None:
-    """Rows of other output lengths, cards or datasets make rankings of their own, and tables, but
-    for the lengths: where precision and batch size leave an axis free, they are its lines."""
     night = Night()
     night.add(a_job())
     night.add(a_job(parameters=(("attention", "sdpa"), ("output_tokens", 16))))
@@ -141,7 +130,6 @@ def test_unequal_work_is_not_in_one_table_nor_ranked_together() -> None:
 def test_settings_are_lines_where_precision_or_size_leaves_an_axis(
     precisions: tuple[str, ...], sizes: tuple[int, ...], columns: list[tuple[str, ...]]
 ) -> None:
-    """Where both vary, each setting has a table of its own."""
     night = Night()
     for attention, precision, size in product(("sdpa", "eager"), precisions, sizes):
         parameters = (("attention", attention),)
@@ -150,7 +138,6 @@ def test_settings_are_lines_where_precision_or_size_leaves_an_axis(
 
 
 def test_attention_and_engine_are_free_choices() -> None:
-    """Settings that do the same work in another way compete with each other."""
     night = Night()
     night.add(a_job())
     night.add(a_job(parameters=(("attention", "eager"), ("output_tokens", 128))))
@@ -160,7 +147,6 @@ def test_attention_and_engine_are_free_choices() -> None:
 
 
 def test_a_parameter_nobody_knows_is_part_of_the_work() -> None:
-    """Rows that differ in an unknown parameter are not ranked against each other."""
     night = Night()
     for steps in (10, 20):
         night.add(a_job(parameters=(("steps", steps),)))
@@ -168,8 +154,6 @@ def test_a_parameter_nobody_knows_is_part_of_the_work() -> None:
 
 
 def test_overlapping_intervals_are_a_tie() -> None:
-    """A setting whose interval reaches the fastest's is tied, one that does not is not; those that
-    share the first place are marked so, and none has a star."""
     rows = measured({"bf16": (100.0, 5.0), "fp16": (92.0, 3.0), "fp32": (91.0, 3.5)})
     (ranking,) = summarize(rows).rankings
     assert ranking.fastest.precision == "bf16" and ranking.winner is None
@@ -190,7 +174,6 @@ def test_overlapping_intervals_are_a_tie() -> None:
 def test_a_clear_winner_needs_the_intervals_of_the_first_and_the_second(
     bf16: float | None, fp32: float | None, verdict: str, star: str
 ) -> None:
-    """Where either is not known nobody has won, and nothing is starred."""
     rows = measured({"bf16": (100.0, bf16), "fp32": (90.0, fp32)})
     (ranking,) = summarize(rows).rankings
     assert ranking.verdict == verdict and not ranking.tied
@@ -199,13 +182,11 @@ def test_a_clear_winner_needs_the_intervals_of_the_first_and_the_second(
 
 
 def marks(rows: list[Measurement]) -> dict[str, str]:
-    """The marks of the cells of the only table, by precision."""
     (table,) = summarize(rows).tables
     return {precision: cell(table, precision, size).mark for precision, size in table.cells}
 
 
 def test_emulated_and_real_rows_are_kept_apart() -> None:
-    """A run resumed on real cards never mixes their figures with emulated ones."""
     night = Night()
     night.add(a_job(precision="fp32"))
     night.emulated = False
@@ -217,7 +198,6 @@ def test_emulated_and_real_rows_are_kept_apart() -> None:
 
 
 def test_a_row_that_never_ran_joins_the_table_of_its_like() -> None:
-    """UNSUPPORTED rows know no device; they stand in the table of the one device there is."""
     night = Night()
     night.add(a_job())
     night.add(a_job(precision="int4"), State.UNSUPPORTED, emulated=False)
@@ -226,7 +206,6 @@ def test_a_row_that_never_ran_joins_the_table_of_its_like() -> None:
 
 
 def test_a_row_that_never_ran_is_not_guessed_among_two_devices() -> None:
-    """With two kinds of device of one accelerator, such a row has a table of its own."""
     night = Night(emulated=False)
     night.add(a_job(), device_name="Gaudi2")
     night.add(a_job(precision="fp32"), device_name="Gaudi3")
@@ -236,7 +215,6 @@ def test_a_row_that_never_ran_is_not_guessed_among_two_devices() -> None:
 
 
 def test_causes_gather_rows_that_differ_in_numbers_only() -> None:
-    """One cause for the same reason at many sizes; accidents come before answers."""
     summary = summarize(every_state())
     out_of_memory = [c for c in summary.causes if c.state is State.OUT_OF_MEMORY]
     assert len(out_of_memory) == 1 and len(out_of_memory[0].rows) == 10
@@ -246,13 +224,11 @@ def test_causes_gather_rows_that_differ_in_numbers_only() -> None:
 
 
 def test_retried_jobs_tell_how_each_attempt_ended() -> None:
-    """A job that was lost and then measured is listed with both ends; probes are no retries."""
     (item,) = summarize(every_state()).retried
     assert [attempt.state for attempt in item.attempts] == [State.LOST, State.SUCCEEDED]
 
 
 def test_idle_time_is_counted_within_invocations_only() -> None:
-    """The day between two invocations is not idle time."""
     night = Night()
     first = replace(night.add(a_job(batch_size=1)), started_at=0.0, ended_at=10.0)
     other = replace(night.add(a_job(batch_size=2)), started_at=0.0, ended_at=4.0, card_indices=(5,))
@@ -264,14 +240,12 @@ def test_idle_time_is_counted_within_invocations_only() -> None:
 
 
 def test_a_gang_over_two_nodes_holds_cards_on_both() -> None:
-    """Two node names and sixteen indices mean eight cards of each node."""
     row = replace(Night().add(a_job()), nodes=("a", "b"), card_indices=(*range(8), *range(8)))
     held = list(cards_of(row))
     assert len(held) == 16 and held.count(("a", 3)) == held.count(("b", 3)) == 1
 
 
 def test_nodes_are_sorted_as_people_count() -> None:
-    """node-10 comes after node-9."""
     night = Night()
     rows = [
         replace(night.add(a_job(batch_size=n)), nodes=(f"n-{n}",), card_indices=(0,))
@@ -284,7 +258,6 @@ def test_nodes_are_sorted_as_people_count() -> None:
 def test_the_cards_figure_tells_times_in_a_unit_of_the_run_s_length(
     wall_s: float, tick: str
 ) -> None:
-    """Seconds of a run of some seconds, minutes of one of some minutes."""
     row = replace(Night().add(a_job()), started_at=0.0, ended_at=wall_s)
     drawn = cards_figure(timeline_of([row]), "cards", lambda row: ["fp32"])
     assert tick in drawn
@@ -292,7 +265,6 @@ def test_the_cards_figure_tells_times_in_a_unit_of_the_run_s_length(
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
 def test_union_covers_exactly_what_its_intervals_cover(pairs: list[tuple[int, int]]) -> None:
-    """Busy time counts each second once, however spans overlap."""
     intervals = [(float(a), float(a + length)) for a, length in pairs]
     merged = union(intervals)
     covered = {s for a, b in intervals for s in range(int(a), int(b))}
@@ -301,7 +273,6 @@ def test_union_covers_exactly_what_its_intervals_cover(pairs: list[tuple[int, in
 
 
 def test_memory_is_the_devices_or_what_the_host_grew_by() -> None:
-    """Device memory where there is some, else peak less what the process had before."""
     row = Night().add(a_job())
     host = replace(row, peak_host_memory_bytes=900, baseline_host_memory_bytes=400)
     assert peak_memory_bytes(host) == 500
@@ -310,7 +281,6 @@ def test_memory_is_the_devices_or_what_the_host_grew_by() -> None:
 
 
 def test_mixed_software_is_a_warning() -> None:
-    """Rows made with two versions of a library are not comparable without saying so."""
     night = Night()
     night.add(a_job(batch_size=1))
     night.add(a_job(batch_size=2), versions={"torch": "2.14.0"})
@@ -319,7 +289,6 @@ def test_mixed_software_is_a_warning() -> None:
 
 @given(st.floats(1e-6, 1e12))
 def test_an_axis_holds_its_values_with_few_ticks(value: float) -> None:
-    """The top of an axis is at least the value, with two to seven ticks."""
     top, step = nice_top(value)
     assert top >= value * 0.999999
     assert 2 <= round(top / step) + 1 <= 8
@@ -327,7 +296,6 @@ def test_an_axis_holds_its_values_with_few_ticks(value: float) -> None:
 
 @pytest.mark.parametrize("accelerator", list(Accelerator))
 def test_a_whole_grid_has_a_cell_for_every_job(accelerator: Accelerator) -> None:
-    """A grid's table has all its precisions and sizes, whatever became of them."""
     night = Night()
     precision_grid(night, accelerator=accelerator, items=1)
     (table,) = summarize(night.rows).tables

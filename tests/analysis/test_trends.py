@@ -24,7 +24,6 @@ DAY_S = 86_400.0
 def nights(
     seed: int, *, jobs: int = 12, count: int = 8, noise: float = 0.01, slower: dict[int, float]
 ) -> list[Measurement]:
-    """Rows of so many nights, with noise between them; ``slower``: the factor from night 5 on."""
     chance = random.Random(seed)
     rows = []
     for number in range(jobs):
@@ -40,7 +39,6 @@ def nights(
 
 
 def changed(found: Trends) -> dict[str, list[tuple[int, float]]]:
-    """Place and ratio of each job's changes."""
     return {
         one.label: [(change.at, round(change.ratio, 1)) for change in one.changes]
         for one in found.changed
@@ -61,7 +59,6 @@ def test_a_change_is_found_where_it_is_and_noise_is_not_one() -> None:
 
 
 def test_what_all_jobs_share_is_found_too() -> None:
-    """A night from which on everything is slower is a change of every job, and no noise."""
     found = trends_of(nights(1, slower=dict.fromkeys(range(12), 0.9)))
     assert len(found.changed) == 12 and found.noise < 0.03
 
@@ -74,7 +71,6 @@ def test_the_noise_of_nights_is_learnt_from_eight_steps_on(jobs: int, learnt: bo
 
 
 def test_flagged_failed_and_single_rows_have_no_trend() -> None:
-    """They are no points; a job of one night is counted."""
     rows = nights(2, jobs=2, count=2, slower={})
     failed = [replace(row, state=State.FAILED) for row in rows if row.batch_size == 1]
     disturbed = [
@@ -88,7 +84,6 @@ def test_flagged_failed_and_single_rows_have_no_trend() -> None:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Six runs of the same two jobs; the second is slower from the sixth on."""
     for row in nights(3, jobs=2, count=6, noise=0.002, slower={1: 0.7}):
         with Store.open(tmp_path, row.run) as store:
             store.append(row)
@@ -96,7 +91,6 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_one_page_over_all_runs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The headline names the change; every run and trend is there; nothing is loaded."""
     assert main(["report", "--all", "--results", str(results)]) == 0
     out = capsys.readouterr().out
     headline = "1 of 2 jobs changed over 6 nights: b=2 is 0.70× since night-5."
@@ -108,7 +102,6 @@ def test_one_page_over_all_runs(results: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_notice_says_what_changed_since_the_last_run(results: Path) -> None:
-    """Against the run that measured the same jobs last, or an earlier invocation of the same."""
     store = Store.existing(results, "night-5")
     found = since_last(store)
     assert found is not None and found.before == "night-4"

@@ -11,6 +11,5 @@ from orchestrator.report.html import render
 
 @pytest.fixture(scope="session")
 def large_page() -> str:
-    """The page of 10,000 rows."""
     rows = large_run(10_000, items=1)
     return render(summarize(rows), rows)

@@ -1,9 +1,4 @@
-"""A headless Chromium for tests, spoken to over a pipe: no port, no extra package, no network.
-
-The DevTools protocol runs over two file descriptors (3 to the browser, 4 from it), messages are
-JSON ended by a zero byte. Every request that is not of the page itself, every console error and
-every uncaught exception is kept, so that a test can say there was none.
-"""
+"""A headless Chromium for tests, spoken to over a pipe: no port, no extra package, no network."""
 
 from __future__ import annotations
 
@@ -38,7 +33,6 @@ PATIENCE_S = 60.0
 
 
 def find_chromium() -> str | None:
-    """The browser's path, or None where there is none."""
     return next(
         filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
     )
@@ -57,7 +51,6 @@ class Page:
         self.events: list[str] = []
 
     def attach(self) -> None:
-        """Open a tab and listen to all that it says."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)[
             "sessionId"
@@ -66,7 +59,6 @@ class Page:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol and wait for its answer."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -87,7 +79,6 @@ class Page:
         touch: bool = False,
         ratio: float = 1.0,
     ) -> float:
-        """Load a file or an address; the seconds until its ``load`` event was over."""
         self.send(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -111,14 +102,12 @@ class Page:
         return elapsed
 
     def open_without_scripts(self, path: Path) -> None:
-        """Load a file while scripts are off; nothing can be evaluated then."""
         self.events.clear()
         self.send("Page.navigate", url=path.resolve().as_uri())
         while "Page.loadEventFired" not in self.events:
             self._next()
 
     def visible_text(self) -> str:
-        """The text that a reader of the page gets, from the accessibility tree."""
         nodes = self.send("Accessibility.getFullAXTree")["nodes"]
         return " ".join(
             str(node["name"].get("value", ""))
@@ -127,7 +116,6 @@ class Page:
         )
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression; promises are awaited."""
         result = self.send(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -135,18 +123,15 @@ class Page:
         return result["result"].get("value")
 
     def settle(self) -> None:
-        """Wait until what was asked of the next frames has been drawn."""
         self.evaluate("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
     def wait_for(self, script: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait until a JavaScript expression is true."""
         deadline = time.monotonic() + patience(patience_s)
         while not self.evaluate(script):
             assert time.monotonic() < deadline, f"not true after {patience_s:g} s: {script}"
             time.sleep(0.05)
 
     def press(self, key: str) -> None:
-        """Press a key on whatever has the focus."""
         for kind in ("keyDown", "keyUp"):
             self.send(
                 "Input.dispatchKeyEvent",
@@ -159,7 +144,6 @@ class Page:
     def drag(
         self, start: tuple[float, float], end: tuple[float, float], touch: bool = False
     ) -> None:
-        """Drag with the mouse or one finger, in ten steps."""
         steps = [
             (start[0] + (end[0] - start[0]) * i / 10, start[1] + (end[1] - start[1]) * i / 10)
             for i in range(11)
@@ -193,7 +177,6 @@ class Page:
         self.settle()
 
     def screenshot(self, path: Path, whole: bool = True) -> Path:
-        """A PNG of the page, down to its end if ``whole``."""
         self.settle()
         shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))
@@ -226,7 +209,6 @@ class Page:
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[Page]:
-    """Start a browser with a profile of its own; it is gone afterwards."""
     program = find_chromium()
     assert program is not None
     child_in, to_browser = os.pipe()

@@ -23,19 +23,16 @@ from orchestrator.util import format as units
 
 
 def measured(rate: float, half: float | None = 1.0, **changes: object) -> Measurement:
-    """A row of a real card with this throughput."""
     return with_interval(Night(emulated=False).add(a_job(**changes), items=0), rate, half)
 
 
 def printed(summary: Summary, **options: object) -> str:
-    """The terminal's text."""
     out = io.StringIO()
     print_summary(summary, Console(file=out, width=120), **options)  # type: ignore[arg-type]
     return out.getvalue()
 
 
 def trained(rate: float, method: str, **changes: object) -> Measurement:
-    """A row of fine-tuning whose loss went from 2.5 to 1.25."""
     row = measured(
         rate, workload="finetuning", parameters=(("method", method), ("samples", 64)), **changes
     )
@@ -46,7 +43,6 @@ def trained(rate: float, method: str, **changes: object) -> Measurement:
 
 
 def test_the_headline_is_the_answer() -> None:
-    """Winner, device, times the widest precision, and those that it ties with."""
     rows = [
         measured(100.0, precision="fp32", batch_size=16),
         measured(180.0, precision="bf16", batch_size=16),
@@ -65,7 +61,6 @@ def test_the_headline_is_the_answer() -> None:
 
 
 def test_the_next_row_of_a_headline_is_the_first_that_is_no_tie() -> None:
-    """The row behind the winner may be tied with it, and then is not what it has beaten."""
     rows = [
         measured(180.0, precision="fp32", batch_size=16),
         measured(179.5, precision="fp16", batch_size=16),
@@ -76,7 +71,6 @@ def test_the_next_row_of_a_headline_is_the_first_that_is_no_tie() -> None:
 
 
 def test_too_few_repeats_and_a_single_row_are_no_winners() -> None:
-    """The headline says why there is none."""
     (unsure,) = answers(summarize([measured(9.0, None), measured(8.0, None, precision="fp32")]))
     assert "too few repeats" in unsure
     (alone,) = answers(summarize([measured(9.0)]))
@@ -93,7 +87,6 @@ def test_too_few_repeats_and_a_single_row_are_no_winners() -> None:
     ],
 )
 def test_when_nothing_was_measured_failures_come_first(reason: str) -> None:
-    """Cause first, in page and terminal, without the rule of retries; and no empty section."""
     night = Night(emulated=False)
     for size in (1, 2):
         night.add(a_job(batch_size=size), State.FAILED, reason=reason)
@@ -108,8 +101,6 @@ def test_when_nothing_was_measured_failures_come_first(reason: str) -> None:
 
 
 def test_measured_rows_that_all_have_a_flag_are_shown_with_the_reason() -> None:
-    """A busy machine disturbs every row: tables and flags are there, and nothing claims that
-    nothing was measured."""
     rows = [replace(measured(9.0, batch_size=size), processor_wait_share=0.76) for size in (1, 2)]
     failed = Night(emulated=False).add(a_job(batch_size=4), State.FAILED, reason="no driver")
     summary = summarize([*rows, failed])
@@ -125,7 +116,6 @@ def test_measured_rows_that_all_have_a_flag_are_shown_with_the_reason() -> None:
 
 
 def test_versions_and_cards_are_printed_when_asked_for() -> None:
-    """The terminal is for the answer; --verbose has the rest."""
     summary = summarize(every_state(items=1))
     assert "Made with" not in printed(summary) and "time assigned" not in printed(summary)
     told = printed(summary, verbose=True)
@@ -136,7 +126,6 @@ def test_versions_and_cards_are_printed_when_asked_for() -> None:
 
 
 def test_several_accelerators_meet_head_to_head() -> None:
-    """A column each, ratios with intervals at equal settings, first of all sections."""
     night = Night(emulated=False)
     for accelerator in (Accelerator.HPU, Accelerator.GPU):
         precision_grid(
@@ -166,7 +155,6 @@ def test_several_accelerators_meet_head_to_head() -> None:
 
 
 def test_the_first_side_may_be_the_faster_one_and_ties_are_said() -> None:
-    """The sentence names the faster side, or neither."""
     for rates, words in (
         ((30.0, 20.0), "Gaudi2 is 1.50× NVIDIA H200"),
         ((20.0, 20.1), "Gaudi2 and NVIDIA H200 are tied at equal settings."),
@@ -179,7 +167,6 @@ def test_the_first_side_may_be_the_faster_one_and_ties_are_said() -> None:
 
 
 def test_emulated_cards_never_meet_real_ones_and_unequal_settings_never_meet() -> None:
-    """A processor's number is no card's; other output lengths are other work."""
     real = measured(30.0, accelerator=Accelerator.GPU)
     assert not summarize([real, replace(measured(20.0), emulated=True)]).head_to_head
     other = measured(20.0, parameters=(("output_tokens", 16),))
@@ -190,7 +177,6 @@ def test_emulated_cards_never_meet_real_ones_and_unequal_settings_never_meet() -
 
 
 def test_methods_are_the_lines_of_one_table() -> None:
-    """full, lora and qlora × batch size: one table, each method with a winner of its own."""
     rows = [
         trained(rate * size, method, batch_size=size)
         for method, rate in (("full", 10.0), ("lora", 30.0), ("qlora", 20.0))
@@ -202,7 +188,6 @@ def test_methods_are_the_lines_of_one_table() -> None:
 
 
 def test_precision_is_the_other_axis_where_batch_size_does_not_vary() -> None:
-    """And two settings that vary alone are both axes."""
     kinds = ("sdpa", "eager")
     rows = [
         measured(9.0, precision=p, parameters=(("attention", a), ("output_tokens", 8)))
@@ -222,7 +207,6 @@ def test_precision_is_the_other_axis_where_batch_size_does_not_vary() -> None:
 
 
 def test_one_value_does_not_bleach_the_rest() -> None:
-    """Where most cells are far below the highest, colours are logarithmic, and it is said."""
     rows = [measured(rate, batch_size=n) for n, rate in enumerate((1.0, 2.0, 4.0, 500.0), 1)]
     (table,) = summarize(rows).tables
     heats = [table.heat(row) for row in rows]
@@ -241,7 +225,6 @@ def test_one_value_does_not_bleach_the_rest() -> None:
 
 
 def test_training_shows_the_first_and_the_last_loss() -> None:
-    """In page, terminal and Markdown, the fastest row first."""
     rows = [trained(10.0, "lora", batch_size=1), trained(30.0, "lora", batch_size=4)]
     summary = summarize(rows)
     for text in (render(summary, rows), printed(summary), to_markdown(summary)):
@@ -251,7 +234,6 @@ def test_training_shows_the_first_and_the_last_loss() -> None:
 
 
 def test_what_is_the_same_is_said_per_workload() -> None:
-    """A training's settings do not hide what all generations share."""
     summary = summarize([measured(9.0), measured(8.0, batch_size=2), trained(5.0, "lora")])
     assert summary.shared["text-generation"]["attention"] == "sdpa"
     assert summary.shared["finetuning"]["method"] == "lora"
@@ -262,7 +244,6 @@ def test_what_is_the_same_is_said_per_workload() -> None:
 
 
 def test_a_job_and_its_row_have_one_label() -> None:
-    """What the run prints is what the report prints; choices end it."""
     night = Night()
     jobs: list[Job] = []
     for model in ("chatglm3-6b", "tiny-chatglm3"):

@@ -52,7 +52,6 @@ evidence = st.builds(
 
 @st.composite
 def atlases(draw: Any) -> Atlas:
-    """Some of four cells, in any order, with rows that no site has twice."""
     names = draw(st.lists(st.sampled_from("pqrs"), unique=True))
     cells = []
     for name in names:
@@ -69,7 +68,6 @@ def known(atlas: Atlas) -> dict[str, tuple[Evidence, ...]]:
 
 @given(atlases(), atlases(), atlases())
 def test_it_does_not_matter_who_merges_what_first_or_twice(a: Atlas, b: Atlas, c: Atlas) -> None:
-    """Associative, commutative, idempotent; nothing that a site knew is lost."""
     assert known(merged(a, b)) == known(merged(b, a))
     assert (
         known(merged(merged(a, b), c)) == known(merged(a, merged(b, c))) == known(merged(a, b, c))
@@ -83,7 +81,6 @@ def test_it_does_not_matter_who_merges_what_first_or_twice(a: Atlas, b: Atlas, c
 
 @given(atlases())
 def test_a_bundle_holds_all_of_an_atlas(atlas: Atlas) -> None:
-    """Written and read it is the same, and so is its text."""
     text = to_json(atlas)
     assert from_json(text, "f") == atlas and to_json(from_json(text, "f")) == text
     assert sum(atlas.counts().values()) == len(atlas.cells)
@@ -91,7 +88,6 @@ def test_a_bundle_holds_all_of_an_atlas(atlas: Atlas) -> None:
 
 @given(atlases(), st.data())
 def test_a_bundle_with_something_else_in_it_is_refused(atlas: Atlas, data: Any) -> None:
-    """By the place, whatever stands there: it comes from somebody else."""
     whole = json.loads(to_json(atlas))
     places: list[tuple[Any, Any]] = [(whole, "cells"), (whole, "grid"), (whole, "format")]
     for cell in whole["cells"]:
@@ -107,13 +103,11 @@ def test_a_bundle_with_something_else_in_it_is_refused(atlas: Atlas, data: Any) 
     "text", ["", "[]", "{", "7", '{"format": "nightgrid-atlas-9"}', "[" * 9999]
 )
 def test_what_is_no_bundle_is_refused(text: str) -> None:
-    """One sentence with the file's name."""
     with pytest.raises(StoreError, match=r"f is not an? (valid )?atlas bundle"):
         from_json(text, "f")
 
 
 def test_atlases_of_other_grids_do_not_meet() -> None:
-    """Their cells would never be the same."""
     with pytest.raises(StoreError, match="an atlas of b cannot be merged into one of a"):
         merged(Atlas(grid="a", cells=()), Atlas(grid="b", cells=()))
 
@@ -145,8 +139,6 @@ def test_a_cell_is_known_by_where_its_rows_ran() -> None:
 def test_the_gaudi_atlas_is_made_merged_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the command, of the shipped grid, whose models need not be here: of one site's rows, and
-    of another's with them. Twice gives the same file."""
     grid = ROOT / "grids/gaudi-atlas.yaml"
     jobs = load_grid(grid, check_data=False).jobs()
     assert len({each.model for each in jobs}) >= 25
@@ -176,7 +168,6 @@ def test_the_gaudi_atlas_is_made_merged_and_kept(
 def test_a_bundle_that_cannot_be_read_costs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 4 and a sentence; the file that was there stays."""
     (tmp_path / "mine.json").write_text("mine")
     options = ["--atlas", str(ROOT / "grids/gaudi-atlas.yaml"), "--results", str(tmp_path / "none")]
     for wrong, words in (

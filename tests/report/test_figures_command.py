@@ -27,7 +27,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs: every state on emulated cards, and a small real one over several cards."""
     directory = tmp_path_factory.mktemp("results")
     with Store.open(directory, "every") as store:
         for row in every_state(items=2):
@@ -45,7 +44,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_figure_has_a_picture_and_its_data(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each kind of figure is there as CSV, PNG and PDF, and what was written is said."""
     pytest.importorskip("typst")
     directory = tmp_path / "figures"
     options = ["report", "real", "--results", str(results), "--figures", str(directory)]
@@ -66,7 +64,6 @@ def test_every_figure_has_a_picture_and_its_data(
 
 
 def test_hostile_and_odd_rows_are_drawn(results: Path, tmp_path: Path) -> None:
-    """Names that hold markup, dollars and control characters do not stop the drawing."""
     pytest.importorskip("typst")
     from orchestrator.report.figures import write_pictures
 
@@ -81,8 +78,6 @@ def test_hostile_and_odd_rows_are_drawn(results: Path, tmp_path: Path) -> None:
 
 
 def test_pictures_hold_the_pages_drawings_in_literal_colours() -> None:
-    """A picture is the page's drawing with its heading and its warnings, and no CSS variable. What
-    others published is drawn beside rows of ours alone on the page."""
     rows = every_state(items=2)
     summary = summarize(rows, reference=reference())
     page = render(summary, rows)
@@ -102,7 +97,6 @@ def test_without_typst_the_data_is_written_and_the_way_out_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The message names the extra; the CSV files are there all the same."""
     monkeypatch.setitem(sys.modules, "typst", None)
     options = ["report", "real", "--results", str(results), "--figures", str(tmp_path)]
     assert main(options) == 7
@@ -112,7 +106,6 @@ def test_without_typst_the_data_is_written_and_the_way_out_said(
 
 @pytest.mark.slow
 def test_the_report_loads_no_typst_without_being_asked(results: Path) -> None:
-    """Tables and page need no extra."""
     import subprocess
 
     code = (
@@ -126,7 +119,6 @@ def test_the_report_loads_no_typst_without_being_asked(results: Path) -> None:
 
 
 def test_figure_data_is_whole() -> None:
-    """Every cell, prompt and span is a line; numbers are those of the rows."""
     rows = every_state(items=3)
     summary = summarize(rows, reference=reference())
     data = {name: list(records) for name, records in figure_records(summary).items()}
@@ -147,7 +139,6 @@ def test_figure_data_is_whole() -> None:
 
 
 def test_a_huge_grid_is_not_drawn_picture_by_picture() -> None:
-    """Of each kind at most so many are drawn, and the rest is counted."""
     night = Night()
     for number in range(MOST_PICTURES + 5):
         night.add(a_job(model=f"model-{number}"))
@@ -159,7 +150,6 @@ def test_a_huge_grid_is_not_drawn_picture_by_picture() -> None:
 def test_the_vendors_table_has_their_columns(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Model, cards, precision, lengths, batch of the whole job and tokens/s; one line a row."""
     assert main(["report", "real", "--results", str(results), "--format", "vendor"]) == 0
     read = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(line["cards"], line["batch_size"]) for line in read] == [
@@ -173,7 +163,6 @@ def test_the_vendors_table_has_their_columns(
 
 
 def test_lengths_are_fixed_only_where_the_job_fixed_them() -> None:
-    """Without ignore_eos a prompt may end early, and the mean is told."""
     row = Night().add(a_job())
     fixed = {"input_tokens": 128, "output_tokens": 64, "ignore_eos": True}
     assert lengths(replace(row, parameters=fixed)) == (128, 64, "fixed")
@@ -182,7 +171,6 @@ def test_lengths_are_fixed_only_where_the_job_fixed_them() -> None:
 
 
 def test_the_vendors_table_says_what_is_not_real() -> None:
-    """Emulated cards and random weights are columns of it."""
     (line,) = csv.DictReader(io.StringIO(to_vendor_csv(summarize([Night().add(a_job())]))))
     assert line["emulated"] == line["random_weights"] == line["synthetic_data"] == "true"
 
@@ -190,7 +178,6 @@ def test_the_vendors_table_says_what_is_not_real() -> None:
 def test_a_file_where_the_folder_would_be_is_named(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message says that a folder is wanted, and the file stays as it is."""
     file = tmp_path / "afile"
     file.write_text("mine")
     assert main(["report", "real", "--results", str(results), "--figures", str(file)]) != 0

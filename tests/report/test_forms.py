@@ -15,7 +15,6 @@ from orchestrator.report.text import to_markdown
 
 
 def rows() -> list[Measurement]:
-    """A model quantised by a step of the run, as itself and in int8, and a row that is neither."""
     night = Night(emulated=False)
     step = night.add(a_job(workload="quantization", model="trained"))
     made = {"save_model": "small", "method": "static", "numbers": "int8", "sparsity": "none"}
@@ -36,12 +35,10 @@ def rows() -> list[Measurement]:
 
 
 def forms(summary: Summary) -> Section | None:
-    """The section of forms, where there is one."""
     return next((one for one in sections(summary) if one.id == "forms"), None)
 
 
 def test_each_form_says_how_it_was_made_and_what_it_is_worth() -> None:
-    """The step that saved a model, its settings, and the row's bytes, quality and tokens/s."""
     section = forms(summarize(rows()))
     assert section is not None
     found = section.table
@@ -56,7 +53,6 @@ def test_each_form_says_how_it_was_made_and_what_it_is_worth() -> None:
 
 
 def test_the_table_is_on_the_page_and_in_markdown_and_nowhere_without_forms() -> None:
-    """Where something was held against another model's texts."""
     summary = summarize(rows())
     assert 'id="forms"' in render(summary, summary.rows) and "Forms of one model" in to_markdown(
         summary

@@ -20,7 +20,6 @@ PNG = base64.b64decode(
 
 
 def test_an_image_comes_back_from_the_tables_as_it_went_in(tmp_path: Path) -> None:
-    """In a row's own file, and through the reader of large runs, which leaves it out at first."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0, image=PNG))
         store.append(row(1))
@@ -32,7 +31,6 @@ def test_an_image_comes_back_from_the_tables_as_it_went_in(tmp_path: Path) -> No
 
 
 def test_the_page_shows_the_first_image_of_each_job(tmp_path: Path) -> None:
-    """Inline, since the page needs no other file; a page without images has no such section."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0, image=PNG, random_weights=True))
     text = page_text(store, *read_summary(store))
@@ -50,7 +48,6 @@ def test_what_is_no_image_is_not_shown() -> None:
 
 
 def test_a_page_carries_so_many_bytes_of_images() -> None:
-    """Further ones are counted, and smaller ones that still fit are shown."""
     large = PNG + bytes(MOST_BYTES // 2)
     rows = [replace(row(number), image=large) for number in range(3)] + [row(3, image=PNG)]
     found = images_of(rows)

@@ -28,7 +28,6 @@ from orchestrator.store.store import Store
 
 
 def test_differences_are_what_some_settings_have_otherwise() -> None:
-    """Fields and parameters with one value in all are left out; one that a setting lacks is not."""
     blank = Setting(
         **dict.fromkeys(("workload", "model", "dataset", "accelerator", "device"), "w"),
         engine="a",
@@ -65,7 +64,6 @@ def calls(act: Callable[[], object]) -> int:
 
 
 def in_groups(count: int) -> list[Any]:
-    """A run in which every pair of rows is a piece of work of its own."""
     night = Night()
     for number in range(count):
         for precision in ("bf16", "fp16"):
@@ -76,7 +74,6 @@ def in_groups(count: int) -> list[Any]:
 
 
 def in_one_table(count: int) -> list[Any]:
-    """A run whose rows are all cells of one table."""
     night = Night()
     for number in range(count):
         night.add(a_job(batch_size=1 + number), items=0)
@@ -84,7 +81,6 @@ def in_one_table(count: int) -> list[Any]:
 
 
 def failed_alike(count: int) -> list[Any]:
-    """A run in which every job was tried twice and failed for a reason of its own."""
     night = Night()
     for number in range(count):
         job = a_job(batch_size=1 + number)
@@ -97,8 +93,6 @@ def failed_alike(count: int) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [in_groups, in_one_table, failed_alike])
 def test_the_work_grows_with_the_rows(make: Callable[[int], list[Any]]) -> None:
-    """Four times the rows take four times the calls, and no more, to be summarized and printed."""
-
     def report(rows: list[Any]) -> None:
         summary = summarize(rows)
         render(summary, rows)
@@ -113,7 +107,6 @@ def test_the_work_grows_with_the_rows(make: Callable[[int], list[Any]]) -> None:
 
 
 def test_rows_are_counted_by_the_names_of_their_files() -> None:
-    """Which tells an ordinary run from a large one without reading either."""
     digest = "0" * 16
     names = [f"compacted-250-{digest}.parquet", f"ab-1-{digest}.parquet", ".x.partial", "note.txt"]
     assert about_how_many(names) == 251
@@ -138,14 +131,12 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """The data that a page's scripts draw from."""
     found = re.search(r"<script[^>]*application/json[^>]*>(.*?)</script>", page, re.DOTALL)
     assert found is not None
     return dict(json.loads(found[1]))
 
 
 def test_a_large_run_is_read_lean_and_says_the_same(large: Store) -> None:
-    """Rows come without raw values; the findings are those of the whole rows."""
     whole, every = read_summary(large)
     lean, rows = read_summary(large, lean=True)
     assert len(rows) == len(every) and not any(row.items or row.samples for row in rows)
@@ -155,7 +146,6 @@ def test_a_large_run_is_read_lean_and_says_the_same(large: Store) -> None:
 
 
 def test_the_page_of_a_large_run_says_what_it_leaves_out(large: Store) -> None:
-    """Rows without an answer are in it, its links lead to rows, and its points to prompts."""
     summary, rows = read_summary(large, lean=True)
     page = page_text(large, summary, rows)
     assert f"30 of {len(summary.rows)} rows are in this page" in page
@@ -171,7 +161,6 @@ def test_the_page_of_a_large_run_says_what_it_leaves_out(large: Store) -> None:
 
 
 def test_an_ordinary_page_leaves_nothing_out() -> None:
-    """Its list has every row, and it has no word about a large run."""
     rows = every_state(items=2)
     page = render(summarize(rows), rows)
     assert data_of(page)["count"] == len(summarize(rows).rows)
@@ -179,7 +168,6 @@ def test_an_ordinary_page_leaves_nothing_out() -> None:
 
 
 def test_spans_of_a_moment_are_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are too many to be told apart; each is counted, and none reaches further."""
     rows = large_run(400, items=0)
     whole = data_of(render(summarize(rows), rows))["timeline"]
     monkeypatch.setattr(interactive, "MOST_SPANS", 60)
@@ -194,7 +182,6 @@ def test_spans_of_a_moment_are_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("rows", [[], every_state(items=1), large_run(40)], ids=["0", "few", "40"])
 def test_json_in_parts_is_json(rows: list[Any]) -> None:
-    """Put together, the parts are the whole document, with each row on a line of its own."""
     summary = summarize(rows)
     text = "".join(json_parts(summary))
     wanted = json.dumps(document(summary), allow_nan=False)

@@ -22,8 +22,6 @@ VOID = {"meta", "link", "input", "br", "img", "path", "rect"}
 
 
 class Outline(HTMLParser):
-    """Elements, text and attributes of a page; asserts that every element is closed."""
-
     def __init__(self, page: str) -> None:
         super().__init__()
         self.open: list[str] = []
@@ -56,19 +54,16 @@ class Outline(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    """The page of a night with every state and hostile texts."""
     rows = every_state()
     return render(summarize(rows), rows)
 
 
 @pytest.fixture(scope="module")
 def outline(page: str) -> Outline:
-    """That page, parsed."""
     return Outline(page)
 
 
 def test_the_page_refers_to_nothing_outside(page: str, outline: Outline) -> None:
-    """No element loads anything: no address of the web, no other file."""
     assert not re.search(r"https?://", page.replace("http://www.w3.org/2000/svg", ""))
     assert "url(" not in page and "@import" not in page
     for tag, attributes in outline.tags:
@@ -80,7 +75,6 @@ def test_the_page_refers_to_nothing_outside(page: str, outline: Outline) -> None
 
 
 def test_hostile_text_makes_no_element(outline: Outline) -> None:
-    """A failure that contains a script stays text: there are exactly the page's two scripts."""
     tags = [tag for tag, _ in outline.tags]
     assert tags.count("script") == 2
     assert "img" not in tags
@@ -90,7 +84,6 @@ def test_hostile_text_makes_no_element(outline: Outline) -> None:
 
 
 def test_the_policy_allows_this_script_and_no_request(page: str, outline: Outline) -> None:
-    """The content security policy names the hash of the script that is in the page."""
     (policy,) = [
         a["content"] or ""
         for tag, a in outline.tags
@@ -103,7 +96,6 @@ def test_the_policy_allows_this_script_and_no_request(page: str, outline: Outlin
 
 
 def test_the_data_reads_back(page: str, outline: Outline) -> None:
-    """The embedded JSON is what the payload says, hostile texts included."""
     rows = every_state()
     summary = summarize(rows)
     data = json.loads(outline.scripts[0])
@@ -113,7 +105,6 @@ def test_the_data_reads_back(page: str, outline: Outline) -> None:
 
 
 def test_every_state_and_figure_is_on_the_page(outline: Outline) -> None:
-    """Each state has its word, each measured cell its figure, without any script."""
     summary = summarize(every_state())
     for state in State:
         if state.terminal:
@@ -126,13 +117,11 @@ def test_every_state_and_figure_is_on_the_page(outline: Outline) -> None:
 
 
 def test_banners_say_what_is_not_real(outline: Outline) -> None:
-    """Emulated cards, random weights and synthetic data each have a banner."""
     for words in ("Emulated cards in every row", "Random weights in every", "Synthetic data in"):
         assert words in outline.text
 
 
 def test_real_rows_have_no_banner() -> None:
-    """A run on real cards with real weights and data is not warned about."""
     night = Night(emulated=False)
     night.add(a_job(dataset="english-prompts"))
     text = Outline(render(summarize(night.rows), night.rows)).text
@@ -140,7 +129,6 @@ def test_real_rows_have_no_banner() -> None:
 
 
 def test_figures_have_names_and_tables_beside_them(outline: Outline) -> None:
-    """Every drawing is named for those who do not see it, and has its values in a table."""
     figures = [a for tag, a in outline.tags if tag in ("svg", "canvas") and a.get("role") == "img"]
     assert len(figures) >= 4
     assert [tag for tag, _ in outline.tags].count("title") >= 3
@@ -153,18 +141,15 @@ def test_figures_have_names_and_tables_beside_them(outline: Outline) -> None:
 
 
 def test_rendering_is_deterministic() -> None:
-    """The same rows give the same page, byte by byte."""
     rows = every_state(items=3)
     assert render(summarize(rows), rows) == render(summarize(rows), rows)
 
 
 def test_an_empty_run_has_a_page() -> None:
-    """A page can be written before the first row, and says so."""
     assert "No row has been written yet." in Outline(render(summarize([]), [])).text
 
 
 def test_odd_rows_do_not_break_the_page() -> None:
-    """Rows with hardly any field, odd numbers or odd names still make a page."""
     night = Night()
     row = night.add(a_job(batch_size="max"), State.OUT_OF_MEMORY)
     bare = replace(row, device_name=None, nodes=(), card_indices=(), started_at=None)
@@ -176,7 +161,6 @@ def test_odd_rows_do_not_break_the_page() -> None:
 
 
 def test_outputs_can_be_read_and_are_bounded() -> None:
-    """The first outputs of a row are in the data; beyond the budget a note stands for them."""
     night = Night()
     row = night.add(a_job())
     huge = "x" * 500
@@ -193,7 +177,6 @@ def test_outputs_can_be_read_and_are_bounded() -> None:
 
 @pytest.mark.slow
 def test_the_scatter_is_sampled_and_keeps_the_slowest() -> None:
-    """Of many prompts a fixed number is shown, the slowest always, and the total is said."""
     rows = large_run(1400, items=10)
     data = payload(summarize(rows), rows)["scatter"]
     latencies = [i.latency_s for r in rows for _, i in r.items if r.state is State.SUCCEEDED]
@@ -204,12 +187,10 @@ def test_the_scatter_is_sampled_and_keeps_the_slowest() -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_rows_stay_below_eight_megabytes(large_page: str) -> None:
-    """A page of 10,000 rows is complete and small enough to open at once."""
     assert len(large_page.encode()) < 8_000_000
     assert large_page.count('class="table"') >= 250
 
 
 def test_no_text_of_the_rows_is_lost_on_the_way(outline: Outline) -> None:
-    """The hostile output of a model arrives in the data, spelled out."""
     outputs = json.loads(outline.scripts[0])["columns"]["outputs"]["d"]
     assert any(HOSTILE[:40] in text for text in outputs)

@@ -25,14 +25,12 @@ VIEW = "document.querySelector('#scatter svg').innerHTML"
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """One browser for all tests of this module."""
     with chromium(tmp_path_factory.mktemp("profile")) as page:
         yield page
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a night with every state."""
     rows = every_state()
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(render(summarize(rows), rows), encoding="utf-8")
@@ -40,7 +38,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def centre(page: Page, selector: str) -> tuple[float, float]:
-    """The middle of an element, after scrolling to it."""
     page.evaluate(
         f"document.querySelector({selector!r})"
         ".scrollIntoView({block: 'center', behavior: 'instant'})"
@@ -58,7 +55,6 @@ def centre(page: Page, selector: str) -> tuple[float, float]:
 def test_the_page_loads_without_an_error(
     browser: Page, report: Path, dark: bool, width: int
 ) -> None:
-    """No console error, no exception, no request, and nothing wider than the screen."""
     browser.open(report, width=width, dark=dark, touch=width < 500)
     assert browser.errors == []
     assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
@@ -79,7 +75,6 @@ def test_every_text_stands_out_from_what_is_behind_it(
 
 
 def test_columns_that_say_the_same_of_every_row_are_left_out(browser: Page, tmp_path: Path) -> None:
-    """One model on one device: the figures come first, and the facts of a row still have both."""
     rows = every_state()
     rows = [one for one in rows if one.model == rows[0].model][:8]
     page = tmp_path / "one.html"
@@ -94,7 +89,6 @@ def test_columns_that_say_the_same_of_every_row_are_left_out(browser: Page, tmp_
 
 
 def test_figures_are_drawn(browser: Page, report: Path) -> None:
-    """The scatter has its points, and every span of the timeline a place."""
     browser.open(report)
     browser.settle()
     points = browser.evaluate(
@@ -112,7 +106,6 @@ def test_figures_are_drawn(browser: Page, report: Path) -> None:
 
 
 def test_filter_sort_and_page_the_rows(browser: Page, report: Path) -> None:
-    """The table of all rows filters by text and state, has the fastest first, and turns pages."""
     browser.open(report)
     count = "document.getElementById('rows-count').textContent"
     body = "document.getElementById('rows-table').tBodies[0].rows"
@@ -139,7 +132,6 @@ def test_filter_sort_and_page_the_rows(browser: Page, report: Path) -> None:
 
 
 def test_a_row_unfolds_by_keyboard_and_its_texts_stay_texts(browser: Page, report: Path) -> None:
-    """Enter on a row shows its outputs and the end of its log; nothing of them runs."""
     browser.open(report)
     browser.evaluate(
         "(() => { const f = document.getElementById('filters'); f.elements.text.value = 'evil';"
@@ -157,7 +149,6 @@ def test_a_row_unfolds_by_keyboard_and_its_texts_stay_texts(browser: Page, repor
 
 
 def test_a_cell_leads_to_its_row(browser: Page, report: Path) -> None:
-    """A click on a cell of the heat map unfolds the row behind it."""
     browser.open(report)
     browser.evaluate(
         "document.querySelector('.heat-map .first').dispatchEvent("
@@ -170,7 +161,6 @@ def test_a_cell_leads_to_its_row(browser: Page, report: Path) -> None:
 
 @pytest.mark.parametrize("touch", [False, True])
 def test_the_scatter_turns_by_dragging(browser: Page, report: Path, touch: bool) -> None:
-    """Mouse and finger turn the scatter."""
     browser.open(report, touch=touch)
     x, y = centre(browser, "#scatter")
     before = browser.evaluate(VIEW)
@@ -179,7 +169,6 @@ def test_the_scatter_turns_by_dragging(browser: Page, report: Path, touch: bool)
 
 
 def test_the_scatter_turns_by_keyboard_and_returns(browser: Page, report: Path) -> None:
-    """Arrow keys turn it, Home brings the first view back exactly."""
     browser.open(report)
     centre(browser, "#scatter")
     browser.evaluate("document.getElementById('scatter').focus({preventScroll: true})")
@@ -193,7 +182,6 @@ def test_the_scatter_turns_by_keyboard_and_returns(browser: Page, report: Path) 
 
 
 def test_a_precision_can_be_hidden(browser: Page, report: Path) -> None:
-    """The legend's buttons hide a precision in the drawing and in its table."""
     browser.open(report)
     rows = "document.getElementById('scatter-table').tBodies[0].rows.length"
     before = browser.evaluate(rows)
@@ -204,7 +192,6 @@ def test_a_precision_can_be_hidden(browser: Page, report: Path) -> None:
 
 
 def test_the_scatter_shows_one_batch_size(browser: Page, report: Path) -> None:
-    """Of the points those alone remain whose batch has the chosen size."""
     browser.open(report)
     note = "document.getElementById('scatter-note').textContent"
     browser.evaluate(
@@ -217,7 +204,6 @@ def test_the_scatter_shows_one_batch_size(browser: Page, report: Path) -> None:
 
 
 def test_the_timeline_zooms(browser: Page, report: Path) -> None:
-    """Buttons and keys change the stretch of time that is drawn."""
     browser.open(report)
     centre(browser, "#timeline")
     drawn = "document.querySelector('#timeline .spans').getAttribute('viewBox')"
@@ -231,7 +217,6 @@ def test_the_timeline_zooms(browser: Page, report: Path) -> None:
 
 
 def test_a_span_says_its_job_and_leads_to_its_row(browser: Page, report: Path) -> None:
-    """The pointer on a span shows its job; a click unfolds the job's row."""
     browser.open(report)
     x, y = centre(browser, "#timeline .spans rect")
     browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
@@ -245,7 +230,6 @@ def test_a_span_says_its_job_and_leads_to_its_row(browser: Page, report: Path) -
 
 
 def test_every_control_has_a_name(browser: Page, report: Path) -> None:
-    """Whatever can have the focus has a name for a screen reader."""
     browser.open(report)
     browser.send("Accessibility.enable")
     nodes = browser.send("Accessibility.getFullAXTree")["nodes"]
@@ -256,7 +240,6 @@ def test_every_control_has_a_name(browser: Page, report: Path) -> None:
 
 
 def test_without_scripts_the_tables_remain(browser: Page, report: Path) -> None:
-    """With scripts off, what needs them is hidden and the rest is there."""
     browser.send("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.open_without_scripts(report)
@@ -288,7 +271,6 @@ def test_ten_thousand_rows_open_fast(browser: Page, tmp_path: Path, large_page: 
 
 
 def test_looking_for_a_table_hides_tables_alone(browser: Page, tmp_path: Path) -> None:
-    """With many tables only the first are shown, and other sections keep all that they have."""
     night = Night()
     for number in range(16):
         for cards in (1, 2):

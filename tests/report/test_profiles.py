@@ -20,7 +20,6 @@ DETAILS = {
 
 
 def test_the_page_links_the_trace_of_each_profile(tmp_path: Path) -> None:
-    """A page whose jobs asked for none has no such section."""
     with Store.open(tmp_path, "night") as store:
         first = row(0, details=DETAILS)
         store.append(first, row(1))

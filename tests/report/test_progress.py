@@ -35,7 +35,6 @@ def a_status(**changes: object) -> RunStatus:
 
 
 def test_a_run_under_way_says_how_far_it_is() -> None:
-    """Jobs done of all, those running and the time left."""
     underway = underway_of(a_status(), 1001.0)
     assert underway is not None
     assert underway.sentence == (
@@ -44,20 +43,17 @@ def test_a_run_under_way_says_how_far_it_is() -> None:
 
 
 def test_a_silent_driver_is_named() -> None:
-    """A status that is old says so instead of a time left."""
     underway = underway_of(a_status(), 1000.0 + 3600)
     assert underway is not None and underway.stale
     assert underway.sentence.startswith("Not finished: 12 of 48 jobs done. The driver has been si")
 
 
 def test_a_finished_or_unknown_run_is_told_by_its_rows() -> None:
-    """The driver's last word is finished, or there is none."""
     assert underway_of(a_status(finished=True), 1e9) is None
     assert underway_of(None, 0.0) is None
 
 
 def test_a_row_that_cannot_be_read_is_counted_against_the_plan() -> None:
-    """Of twenty planned jobs nineteen have a row: the run is not called complete."""
     night = Night()
     for size in range(1, 20):
         night.add(a_job(batch_size=size), items=0)
@@ -68,7 +64,6 @@ def test_a_row_that_cannot_be_read_is_counted_against_the_plan() -> None:
 
 
 def test_the_page_of_a_run_under_way(tmp_path: Path) -> None:
-    """The status beside the rows is read; one that cannot be understood is ignored."""
     with Store.open(tmp_path, "live") as store:
         store.append(Night(run="live").add(a_job()))
         store.write_file("status.json", a_status().to_json())
@@ -81,7 +76,6 @@ def test_the_page_of_a_run_under_way(tmp_path: Path) -> None:
 
 
 def one_table(low: float | None = None, high: float | None = None) -> Table:
-    """A table of three batch sizes, of which the last has this interval."""
     night = Night()
     precision_grid(night, sizes=(1, 2, 4), precisions=("bf16",))
     from dataclasses import replace
@@ -95,7 +89,6 @@ def one_table(low: float | None = None, high: float | None = None) -> Table:
 
 
 def test_error_bars_stay_inside_the_figure() -> None:
-    """An interval below zero or far above the values ends in an arrow head at the frame."""
     plain, wild = one_table(), one_table(-1e5, 1e6)
     assert not clipped(plain) and clipped(wild)
     drawn = throughput_curve(wild, "title")
@@ -110,7 +103,6 @@ def test_error_bars_stay_inside_the_figure() -> None:
 
 
 def test_terminal_and_markdown_tell_the_findings() -> None:
-    """Techniques, scaling and shares of limits are tables there too, and JSON has their data."""
     import io
     import json
 

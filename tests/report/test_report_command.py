@@ -15,7 +15,6 @@ from orchestrator.store.store import Store
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results directory with one run in which every state occurs."""
     directory = tmp_path_factory.mktemp("results")
     with Store.open(directory, "smoke") as store:
         store.append(*every_state(items=2))
@@ -23,7 +22,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tables_and_page_by_default(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without options: tables on the screen, the page beside the rows, and its path."""
     assert main(["report", "--results", str(results)]) == 0
     out = capsys.readouterr().out
     page = results / "smoke" / "report.html"
@@ -46,7 +44,6 @@ def test_tables_and_page_by_default(results: Path, capsys: pytest.CaptureFixture
 def test_every_format_to_screen_and_file(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, start: str
 ) -> None:
-    """Each format can be printed and written, and nothing else is on standard output then."""
     options = ["report", "smoke", "--results", str(results), "--format", form, "--output"]
     assert main([*options, "-"]) == 0
     assert capsys.readouterr().out.startswith(start)
@@ -57,7 +54,6 @@ def test_every_format_to_screen_and_file(
 
 
 def test_json_can_be_piped(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The JSON on standard output is nothing but JSON."""
     main(["report", "--results", str(results), "--format", "json"])
     assert json.loads(capsys.readouterr().out)["run"] == "smoke"
 
@@ -65,7 +61,6 @@ def test_json_can_be_piped(results: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_an_unknown_run_lists_those_that_exist(
     results: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A wrong name is refused with the right ones."""
     assert main(["report", "somke", "--results", str(results)]) == 4
     error = capsys.readouterr().err
     assert "somke" in error and "    smoke" in error
@@ -74,7 +69,6 @@ def test_an_unknown_run_lists_those_that_exist(
 def test_an_empty_results_directory_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without any run the message names the directory and the way out."""
     assert main(["report", "--results", str(tmp_path)]) == 4
     assert "nightgrid run" in capsys.readouterr().err
 
@@ -82,14 +76,12 @@ def test_an_empty_results_directory_says_what_to_do(
 def test_a_file_that_cannot_be_written_is_an_error(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Writing where a directory stands fails with a message, not a traceback."""
     code = main(["report", "--results", str(results), "--format", "md", "--output", str(tmp_path)])
     assert code == 4
     assert "cannot write" in capsys.readouterr().err
 
 
 def test_a_running_run_can_be_reported(tmp_path: Path) -> None:
-    """The page can be written while another holds the run's lock, and again later."""
     with Store.open(tmp_path, "live") as store:
         night = Night(run="live")
         store.append(night.add(a_job()))
@@ -102,7 +94,6 @@ def test_a_running_run_can_be_reported(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named_on_the_page(tmp_path: Path) -> None:
-    """A torn fragment does not stop the report; the page says that rows are missing."""
     night = Night(run="torn")
     for batch_size in (8, 16):
         with Store.open(tmp_path, "torn") as store:

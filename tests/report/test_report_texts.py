@@ -22,7 +22,6 @@ from orchestrator.util import format as units
 
 
 def printed(summary: Summary, width: int = 80, colour: bool = False) -> str:
-    """The terminal's output."""
     file = io.StringIO()
     system = "standard" if colour else None
     console = Console(file=file, width=width, force_terminal=colour, color_system=system)
@@ -32,26 +31,22 @@ def printed(summary: Summary, width: int = 80, colour: bool = False) -> str:
 
 @pytest.mark.parametrize("width", [80, 60, 120])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    """Tables are cut into blocks of columns that fit."""
     lines = printed(summarize(every_state(items=1)), width).splitlines()
     assert max(map(len, lines)) <= width
 
 
 def test_piped_output_is_plain() -> None:
-    """Without a terminal there are no control codes at all, not even those in a failure."""
     text = printed(summarize(every_state(items=1)))
     assert "\x1b" not in text and "\x00" not in text
 
 
 def test_colour_does_not_let_a_failure_write_control_codes() -> None:
-    """In a terminal the failure's own escape codes are spelled out, and markup stays text."""
     text = printed(summarize(every_state(items=1)), colour=True)
     assert "\x1b[31mansi" not in text
     assert "\\x1b[31mansi" in text and "[red]markup[/red]" in text
 
 
 def test_the_terminal_shows_every_state_and_figure() -> None:
-    """All cells are there: throughput with its interval, and each state's short name."""
     summary = summarize(every_state(items=1))
     text = printed(summary)
     for state in State:
@@ -65,20 +60,17 @@ def test_the_terminal_shows_every_state_and_figure() -> None:
 
 
 def test_what_the_terminal_leaves_out_it_counts() -> None:
-    """A long run is cut, and the cut is said."""
     text = printed(summarize(large_run(1000, items=0)))
     assert "more tables; the page has all of them" in text
 
 
 def test_a_damaged_file_is_reported_everywhere() -> None:
-    """A file that could not be read is named in each form of the report."""
     summary = summarize([Night().add(a_job())], ["torn.parquet (too short)"])
     for text in (printed(summary), to_markdown(summary), to_json(summary)):
         assert "torn.parquet" in text
 
 
 def test_empty_runs_have_every_form() -> None:
-    """A run without rows prints as words, not as an error."""
     summary = summarize([])
     assert "No row has been written yet." in printed(summary)
     assert "No row has been written yet." in to_markdown(summary)
@@ -87,7 +79,6 @@ def test_empty_runs_have_every_form() -> None:
 
 
 def test_csv_has_one_line_a_job_and_computes_nothing() -> None:
-    """Every job is a line; a text that a spreadsheet would compute is quoted."""
     rows = every_state(items=1)
     rows.append(replace(rows[-1], job_id="f" * 16, reason="=HYPERLINK(1)"))
     summary = summarize(rows)
@@ -100,7 +91,6 @@ def test_csv_has_one_line_a_job_and_computes_nothing() -> None:
 
 
 def test_json_holds_findings_and_rows() -> None:
-    """The JSON names the winner, its ties, the causes and every row, with numbers as numbers."""
     summary = summarize(every_state(items=1))
     document = json.loads(to_json(summary))
     assert document["best"][0]["job_id"] == summary.rankings[0].fastest.job_id
@@ -110,7 +100,6 @@ def test_json_holds_findings_and_rows() -> None:
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:
-    """NaN and infinity have no place in JSON; they are left out, not written as text."""
     row = Night().add(a_job())
     row = replace(row, metrics=replace(row.metrics, ttft_s=float("nan"), cpu_s=float("inf")))
     (read,) = json.loads(to_json(summarize([row])))["rows"]
@@ -118,7 +107,6 @@ def test_numbers_that_are_not_finite_become_null() -> None:
 
 
 def test_markdown_is_not_torn_by_hostile_text() -> None:
-    """No name or reason opens a tag, a cell or an emphasis."""
     summary = summarize(every_state(items=1))
     text = to_markdown(summary)
     # Tails stand as indented code, where nothing has a meaning.
@@ -130,7 +118,6 @@ def test_markdown_is_not_torn_by_hostile_text() -> None:
 
 
 def test_a_tail_keeps_its_end() -> None:
-    """Of a long log the end is shown, from the start of a line."""
     text = "\n".join(f"line {n}" for n in range(1000))
     cut = safe.tail(text, 100)
     assert cut.endswith("line 999") and cut.startswith("…\nline ")
@@ -138,7 +125,6 @@ def test_a_tail_keeps_its_end() -> None:
 
 @given(st.text())
 def test_visible_text_has_no_control_characters(text: str) -> None:
-    """Whatever a job wrote, what is shown has only newlines and tabs to move a cursor."""
     shown = safe.visible(text + HOSTILE)
     assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
     assert "\u2028" not in shown and "\u202e" not in safe.visible("\u202e")
@@ -147,7 +133,6 @@ def test_visible_text_has_no_control_characters(text: str) -> None:
 
 @given(st.recursive(st.text() | st.integers() | st.none(), st.lists, max_leaves=8))
 def test_script_json_cannot_end_its_element_and_reads_back(value: object) -> None:
-    """No character of the data has a meaning in HTML, and parsing gives the same value."""
     text = safe.script_json([value, "</script><!--"])
     assert not set(text) & set("<>&\u2028\u2029")
     lone = json.dumps([value, "</script><!--"]).encode("utf-8")
@@ -172,7 +157,6 @@ def test_script_json_cannot_end_its_element_and_reads_back(value: object) -> Non
     ],
 )
 def test_seconds_are_written_in_their_unit(value: float | None, text: str) -> None:
-    """Durations have three figures below a minute, then minutes, hours and days."""
     assert units.seconds(value) == ("0 s" if value == 0 else text)
 
 
@@ -181,11 +165,9 @@ def test_seconds_are_written_in_their_unit(value: float | None, text: str) -> No
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (6.5 * 2**30, "6.50 GiB"), (None, "–")],
 )
 def test_sizes_are_binary(value: float | None, text: str) -> None:
-    """Bytes are written with binary prefixes."""
     assert units.size(value) == text
 
 
 @given(st.floats(1e-6, 1e15))
 def test_numbers_keep_four_figures(value: float) -> None:
-    """What is written is within half a unit of the fourth figure of the value."""
     assert float(units.number(value).replace(",", "")) == pytest.approx(value, rel=5.1e-4)

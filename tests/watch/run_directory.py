@@ -15,15 +15,12 @@ from orchestrator.store.store import Store
 
 
 class RunDirectory:
-    """The writer's side of a run under way."""
-
     def __init__(self, results: Path, run: str = "night") -> None:
         self.store = Store.open(results, run)
         with self.store:
             pass
 
     def append(self, *numbers: int, **changes: Any) -> None:
-        """Write rows, recorded now, a second apart, unless they say otherwise."""
         now = time.time()
         with self.store:
             self.store.append(
@@ -31,7 +28,6 @@ class RunDirectory:
             )
 
     def status(self, **changes: Any) -> RunStatus:
-        """Replace the status; by default that of a run which started a minute ago."""
         now = time.time()
         status = dataclasses.replace(
             STATUS,
@@ -48,7 +44,6 @@ class RunDirectory:
 
 
 def failure(at: float, **changes: Any) -> FailedAttempt:
-    """A crash."""
     values: dict[str, Any] = {
         "at": at,
         "job": "tiny-chatglm3 text-generation int4 b=32 HPU",

@@ -49,12 +49,10 @@ def test_on_loopback_a_foreign_name_that_points_here_is_refused(host: str) -> No
 def test_with_a_token_only_the_token_lets_in(
     headers: dict[str, str], query: str, verdict: Verdict
 ) -> None:
-    """In the address, in a cookie, or as a bearer; a host name is no substitute."""
     assert CLOSED.verdict(headers, query) is verdict
 
 
 def test_the_name_of_a_host_header_is_found_without_its_port() -> None:
-    """IPv6 addresses have colons of their own."""
     assert [host_of(text) for text in ("a:1", "a", "[::1]:2", "[fe80::1]")] == [
         "a",
         "a",

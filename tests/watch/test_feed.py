@@ -20,8 +20,6 @@ from orchestrator.watch.state import NEWEST_ROWS, RunFeed
 
 
 class Clock:
-    """Seconds that pass when told to."""
-
     def __init__(self, now: float) -> None:
         self.now = now
 
@@ -31,12 +29,10 @@ class Clock:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    """A run that was just started."""
     return RunDirectory(tmp_path)
 
 
 def test_a_run_without_a_status_shows_its_rows(directory: RunDirectory) -> None:
-    """Rows of a driver that wrote no status are there all the same."""
     directory.append(0)
     state = RunFeed(directory.store).snapshot()
     assert state["status"] is None and state["stale"] is False
@@ -45,7 +41,6 @@ def test_a_run_without_a_status_shows_its_rows(directory: RunDirectory) -> None:
 
 
 def test_a_run_under_way_says_how_far_it_is(directory: RunDirectory) -> None:
-    """The status as the driver wrote it, with what follows from it, and valid JSON."""
     directory.status()
     state = RunFeed(directory.store).snapshot()
     json.dumps(state, allow_nan=False)
@@ -56,7 +51,6 @@ def test_a_run_under_way_says_how_far_it_is(directory: RunDirectory) -> None:
 
 
 def test_a_finished_run_is_never_stale(directory: RunDirectory) -> None:
-    """Nobody is expected to say more, however long ago it was."""
     directory.status(at=2000.0, started_at=1000.0, finished=True, stopping="SIGTERM received")
     state = RunFeed(directory.store).snapshot()
     assert not state["stale"]
@@ -68,7 +62,6 @@ def test_a_finished_run_is_never_stale(directory: RunDirectory) -> None:
 def test_silence_is_measured_by_our_own_clock_once_the_status_was_seen_to_change(
     directory: RunDirectory,
 ) -> None:
-    """A driver whose clock is an hour behind is not taken for dead, and one that stops is."""
     steady = Clock(0.0)
     feed = RunFeed(directory.store, clock=Clock(10_000.0), steady=steady)
     directory.status(at=6400.0, started_at=6300.0)
@@ -84,7 +77,6 @@ def test_silence_is_measured_by_our_own_clock_once_the_status_was_seen_to_change
 
 
 def test_a_status_that_is_not_understood_leaves_the_last_good_one(directory: RunDirectory) -> None:
-    """Half a file is said, not shown; the next good one ends the word about it."""
     directory.status()
     feed = RunFeed(directory.store)
     feed.snapshot()
@@ -96,7 +88,6 @@ def test_a_status_that_is_not_understood_leaves_the_last_good_one(directory: Run
 
 
 def test_rows_come_newest_first_and_only_so_many(directory: RunDirectory) -> None:
-    """All are counted; those of a job that was tried again count once in the states."""
     directory.append(*range(NEWEST_ROWS + 3))
     feed = RunFeed(directory.store)
     assert feed.snapshot()["row_count"] == NEWEST_ROWS + 3
@@ -110,7 +101,6 @@ def test_rows_come_newest_first_and_only_so_many(directory: RunDirectory) -> Non
 
 
 def test_only_files_that_came_since_are_read(directory: RunDirectory) -> None:
-    """Following a night of rows costs what is new: what was read once may even be gone."""
     directory.append(0)
     feed = RunFeed(directory.store)
     feed.snapshot()
@@ -125,7 +115,6 @@ def test_only_files_that_came_since_are_read(directory: RunDirectory) -> None:
 def test_the_status_does_not_wait_for_thousands_of_rows(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first look at a long run takes a while: until then the page says that it is reading."""
     directory.append(0)
     directory.status()
     slow = threading.Event()
@@ -147,7 +136,6 @@ def test_the_status_does_not_wait_for_thousands_of_rows(
 
 
 def test_a_compaction_shows_every_row_once(directory: RunDirectory) -> None:
-    """One big file stands for the many that it replaces."""
     for number in range(3):
         directory.append(number)
     feed = RunFeed(directory.store)
@@ -158,7 +146,6 @@ def test_a_compaction_shows_every_row_once(directory: RunDirectory) -> None:
 
 
 def test_gangs_probes_and_rates_without_an_interval_read_well(directory: RunDirectory) -> None:
-    """The row's words are those of the terminal."""
     directory.append(
         0,
         cards=2,
@@ -173,7 +160,6 @@ def test_gangs_probes_and_rates_without_an_interval_read_well(directory: RunDire
 
 
 def test_jobs_have_the_labels_of_the_report(directory: RunDirectory) -> None:
-    """All that varies in the grid, and nothing else; an attempt has the label of its job."""
     directory.append(0, precision="bf16", parameters={"output_tokens": 8})
     directory.append(1, precision="fp16", parameters={"output_tokens": 8})
     directory.append(2, precision="fp16", parameters={"output_tokens": 32}, cards=2)
@@ -186,7 +172,6 @@ def test_jobs_have_the_labels_of_the_report(directory: RunDirectory) -> None:
 
 
 def test_states_are_those_of_the_invocation_under_way(directory: RunDirectory) -> None:
-    """Rows of an earlier one, which is being measured anew, are not added to what is done now."""
     directory.append(*range(30))
     directory.status(done=17)
     state = RunFeed(directory.store).snapshot()

@@ -19,7 +19,6 @@ DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "nightgri
 
 
 def queries() -> list[str]:
-    """Every PromQL query of the dashboard, that of its variable included."""
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     found: list[str] = []
 
@@ -45,7 +44,6 @@ BY_PATTERN = re.compile(r'__name__(=~|!=)"([^"]+)"')
 
 
 def drawn(query: str) -> set[str]:
-    """The throughputs that a query asks for by a pattern of their names."""
     conditions = BY_PATTERN.findall(query)
     return {
         PREFIX + name
@@ -69,7 +67,6 @@ def test_the_dashboard_draws_every_metric_and_no_other() -> None:
 
 
 def test_a_throughput_is_called_by_its_unit() -> None:
-    """Names that Prometheus takes; those of dashboards made for earlier versions stay."""
     assert rate_name("tokens/s") == "nightgrid_tokens_per_s"
     assert rate_name("samples/s") == "nightgrid_samples_per_s"
     assert len(RATES) == len(UNITS)
@@ -77,7 +74,6 @@ def test_a_throughput_is_called_by_its_unit() -> None:
 
 
 def test_the_dashboard_groups_by_tags_that_exist() -> None:
-    """Labels of queries and legends are those that a metric has."""
     for query in queries():
         (name, *_) = re.findall(r"ray_(nightgrid_\w+)", query)
         known = {"run", "__name__", *METRICS.get(name, ((),))[0]}
@@ -87,7 +83,6 @@ def test_the_dashboard_groups_by_tags_that_exist() -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    """Each has room of its own on a grid of twenty-four columns."""
     taken: set[tuple[int, int]] = set()
     for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]:
         at = panel["gridPos"]
@@ -120,7 +115,6 @@ def test_readings_have_the_tags_that_their_metric_is_declared_with() -> None:
 
 
 def test_what_is_not_known_is_not_recorded() -> None:
-    """No rate before the first job, no estimate, no sensor: no reading, rather than zero."""
     status = dataclasses.replace(STATUS, eta_s=None)
     names = {reading.name for reading in readings_of(status)}
     assert names == {

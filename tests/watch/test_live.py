@@ -28,7 +28,6 @@ from orchestrator.watch.live import (
 
 @pytest.fixture
 def board() -> Board:
-    """A board that knows one node."""
     board = Board(run="night", plan=plan(job(1)), started_at=MOMENT)
     board.saw(NodeJoined(at=MOMENT, node=node()))
     return board
@@ -38,12 +37,10 @@ def board() -> Board:
     ("seconds", "text"), [(0.2, "0s"), (59.4, "59s"), (61, "1m01s"), (3600, "1h00m"), (-3, "0s")]
 )
 def test_durations_read_well(seconds: float, text: str) -> None:
-    """Seconds, minutes or hours, whichever fits."""
     assert duration(seconds) == text
 
 
 def test_the_summary_line_has_counts_cards_and_time() -> None:
-    """One line answers: how far, how it went, what is busy, how long."""
     assert summary_line(STATUS) == (
         "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1/3 emulated cards assigned | 1 starting | "
         "1m05s so far | about 2m10s left"
@@ -51,7 +48,6 @@ def test_the_summary_line_has_counts_cards_and_time() -> None:
 
 
 def test_a_card_that_waits_for_the_processor_is_not_called_busy() -> None:
-    """Emulated cards take turns: the line says so, and says nothing of zero seconds left."""
     cards = [dataclasses.replace(card, phase="queued") for card in STATUS.cards]
     queued = dataclasses.replace(STATUS, cards=cards, eta_low_s=0.0, eta_high_s=3495.0)
     line = summary_line(queued)
@@ -60,7 +56,6 @@ def test_a_card_that_waits_for_the_processor_is_not_called_busy() -> None:
 
 
 def test_the_summary_line_has_tokens_and_samples_apart_and_jobs_by_the_hour() -> None:
-    """Rates of different units stand side by side; what is not known yet is left out."""
     rates = (
         Rate(unit="tokens/s", per_s=1204.4, jobs=12),
         Rate(unit="samples/s", per_s=8.123, jobs=1),
@@ -70,14 +65,12 @@ def test_the_summary_line_has_tokens_and_samples_apart_and_jobs_by_the_hour() ->
 
 
 def test_a_finished_run_promises_no_time() -> None:
-    """No estimate once it is over; a requested end says why."""
     ended = dataclasses.replace(STATUS, finished=True, stopping="SIGTERM received")
     assert "left" not in summary_line(ended)
     assert summary_line(ended).endswith("stopping: SIGTERM received")
 
 
 def test_a_row_says_how_far_what_where_and_how_fast(board: Board) -> None:
-    """The line of a measured job carries its throughput and its card."""
     command = _row(State.SUCCEEDED)
     measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
     board.did(command, MOMENT)
@@ -86,7 +79,6 @@ def test_a_row_says_how_far_what_where_and_how_fast(board: Board) -> None:
 
 
 def test_a_failed_row_says_why(board: Board) -> None:
-    """The reason is in the line; a row that will be retried is marked as an attempt."""
     command = dataclasses.replace(_row(State.FAILED), reason="error: no such layer", final=False)
     measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
     line = row_line(command, measurement, board)
@@ -95,7 +87,6 @@ def test_a_failed_row_says_why(board: Board) -> None:
 
 
 def test_jobs_that_never_ran_share_a_line_by_state_and_reason(board: Board) -> None:
-    """Two of a kind are counted, one alone is named; no card is mentioned."""
     rows = [
         RecordRow(job=job(batch), state=State.UNSUPPORTED, reason="no fp8 on HPU", final=True)
         for batch in (1, 2)
@@ -111,14 +102,12 @@ def test_jobs_that_never_ran_share_a_line_by_state_and_reason(board: Board) -> N
 
 
 def test_long_reasons_are_shortened_in_a_line(board: Board) -> None:
-    """A log line stays a line; the row has the whole reason."""
     long = RecordRow(job=job(1), state=State.UNSUPPORTED, reason="x " * 500, final=True)
     (line,) = unrun_lines([long], board)
     assert len(line) < 260 and line.endswith("…")
 
 
 def test_a_log_that_nobody_reads_any_more_does_not_end_the_run() -> None:
-    """A closed pipe silences the view."""
     read, write = os.pipe()
     os.close(read)
     with open(write, "w") as stream:
@@ -128,7 +117,6 @@ def test_a_log_that_nobody_reads_any_more_does_not_end_the_run() -> None:
 
 
 def test_people_hear_of_nodes_and_deaths_but_not_of_orderly_stops(board: Board) -> None:
-    """Lines only for events that somebody wants to know of."""
     assert event_line(NodeJoined(at=MOMENT, node=node()), board) == (
         "node hpu-1: 2 HPU cards, emulated HPU on CPU"
     )
@@ -141,14 +129,12 @@ def test_people_hear_of_nodes_and_deaths_but_not_of_orderly_stops(board: Board) 
 
 
 def test_trouble_with_the_cluster_is_in_the_summary() -> None:
-    """Also in `nightgrid status`, which shows the same line."""
     silent = "the cluster's control store has not answered since 03:00:00, for 12 s"
     assert f"TROUBLE: {silent}" in summary_line(dataclasses.replace(STATUS, trouble=silent))
     assert "TROUBLE" not in summary_line(STATUS)
 
 
 def test_logs_hold_no_control_characters_and_one_line_an_event() -> None:
-    """Whatever a job's error contains, the log stays lines of text."""
     out = io.StringIO()
     PlainView(out).line("FAILED: \x1b[31mred\nsecond\rthird\x07")
     assert out.getvalue().count("\n") == 1
@@ -156,7 +142,6 @@ def test_logs_hold_no_control_characters_and_one_line_an_event() -> None:
 
 
 def test_summaries_come_at_intervals_and_at_the_end() -> None:
-    """A log is not flooded: one summary per interval, and one when the run is over."""
     out = io.StringIO()
     view = PlainView(out, interval_s=30)
     for second in range(62):
@@ -167,7 +152,6 @@ def test_summaries_come_at_intervals_and_at_the_end() -> None:
 
 
 def test_the_view_suits_the_stream() -> None:
-    """No terminal: plain lines; --quiet: nothing."""
     out = io.StringIO()
     assert isinstance(open_view(stream=out), PlainView)
     quiet = open_view(quiet=True, stream=out)

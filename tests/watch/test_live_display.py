@@ -12,14 +12,12 @@ from orchestrator.watch.live import TerminalView, render
 
 
 def text_of(status: RunStatus, *, height: int | None = None, width: int = 120) -> str:
-    """The display as plain text."""
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(render(status, height=height))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
 def big_status(servers: int) -> RunStatus:
-    """A run on servers of eight busy cards each; card 3 of server 2 is the slowest."""
     cards = [
         CardStatus(
             card=f"hpu-{server}/HPU{index}",
@@ -36,7 +34,6 @@ def big_status(servers: int) -> RunStatus:
 
 
 def test_the_display_shows_bar_counts_and_busy_cards() -> None:
-    """Cards without a worker take no line; emulation is said."""
     text = text_of(STATUS)
     assert "17/48" in text and "about 2m10s left" in text and "EMULATED" in text
     assert "hpu-1/HPU0" in text and "measure" in text and "12s" in text
@@ -44,13 +41,11 @@ def test_the_display_shows_bar_counts_and_busy_cards() -> None:
 
 
 def test_markup_in_names_is_shown_and_not_obeyed() -> None:
-    """A model called ``[bold]x[/]`` is printed as it is."""
     card = dataclasses.replace(STATUS.cards[0], job="[bold]x[/bold]")
     assert "[bold]x[/bold]" in text_of(dataclasses.replace(STATUS, cards=(card,)))
 
 
 def test_the_terminal_view_prints_lines_above_the_display_and_removes_it() -> None:
-    """Lines stay after the display is gone."""
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True)
     view = TerminalView(console)
@@ -68,7 +63,6 @@ def test_any_number_of_cards_fits_into_any_height(servers: int, height: int) -> 
 
 
 def test_cards_that_do_not_fit_are_folded_by_server() -> None:
-    """Sixty-four cards in nineteen lines: each server with its cards' phases and its slowest."""
     lines = text_of(big_status(8), height=19).splitlines()
     (second,) = [line for line in lines if line.startswith("hpu-2")]
     assert second.split() == ["hpu-2", "LMMMMMMM", "8/8", "HPU3", "measure", "8m20s", "job-2-3"]
@@ -76,7 +70,6 @@ def test_cards_that_do_not_fit_are_folded_by_server() -> None:
 
 
 def test_servers_that_do_not_fit_are_counted() -> None:
-    """Thirty servers in twelve lines: those left out are said, with what their cards do."""
     text = text_of(big_status(30), height=12)
     shown = sum(line.startswith("hpu-") for line in text.splitlines())
     hidden = 30 - shown
@@ -84,7 +77,6 @@ def test_servers_that_do_not_fit_are_counted() -> None:
 
 
 def test_rates_stand_apart_by_unit() -> None:
-    """Tokens, samples and jobs by the hour are three figures."""
     rates = (
         Rate(unit="tokens/s", per_s=1204.4, jobs=12),
         Rate(unit="samples/s", per_s=8.123, jobs=1),
@@ -97,7 +89,6 @@ def test_rates_stand_apart_by_unit() -> None:
 
 
 def test_the_last_three_failures_say_job_class_and_reason() -> None:
-    """What went wrong last is on the screen; older failures are in the rows."""
     failures = tuple(
         FailedAttempt(
             at=MOMENT + 60 - number,

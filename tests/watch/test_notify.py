@@ -49,8 +49,6 @@ NOTICE = Notice(
 
 @dataclass
 class Receiver:
-    """A web server that keeps what it is sent and answers as told, the last answer for ever."""
-
     answers: list[int] = field(default_factory=lambda: [200])
     bodies: list[dict[str, Any]] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -58,13 +56,11 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """An address with a secret in it."""
         return f"http://127.0.0.1:{self.port}/services/{SECRET}?key=also-secret"
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A receiver on a free port of loopback."""
     kept = Receiver()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -81,7 +77,7 @@ def receiver() -> Iterator[Receiver]:
         do_GET = do_POST
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         kept.port = server.server_address[1]
@@ -93,7 +89,6 @@ def receiver() -> Iterator[Receiver]:
 
 
 def said(hook: Any, notice: Notice = NOTICE) -> str:
-    """The output after one hook was told."""
     lines: list[str] = []
     tell_all([hook], notice, lines.append)
     return "\n".join(lines)
@@ -103,7 +98,6 @@ def said(hook: Any, notice: Notice = NOTICE) -> str:
 
 
 def test_an_address_gets_the_notice_as_json(receiver: Receiver) -> None:
-    """One POST, with a text for chat programs and the facts for others."""
     assert said(hook_of(receiver.url)) == f"notified http://127.0.0.1:{receiver.port}/…"
     ((method, path, kind),) = receiver.requests
     assert (method, kind) == ("POST", "application/json") and SECRET in path
@@ -114,7 +108,6 @@ def test_an_address_gets_the_notice_as_json(receiver: Receiver) -> None:
 
 
 def test_a_busy_receiver_is_asked_again(receiver: Receiver) -> None:
-    """Server errors pass; the pauses between the tries grow."""
     receiver.answers = [503, 429, 200]
     pauses: list[float] = []
     WebHook(receiver.url, sleep=pauses.append).tell(NOTICE)
@@ -123,7 +116,6 @@ def test_a_busy_receiver_is_asked_again(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize(("answer", "tries"), [(404, 1), (302, 1), (500, 3)])
 def test_a_refusal_is_said_without_the_secret(receiver: Receiver, answer: int, tries: int) -> None:
-    """What is wrong is said, the address is not; a redirection is not followed."""
     receiver.answers = [answer]
     text = said(WebHook(receiver.url, sleep=lambda _: None))
     assert f"could not notify http://127.0.0.1:{receiver.port}/…: it answers {answer}" in text
@@ -133,7 +125,6 @@ def test_a_refusal_is_said_without_the_secret(receiver: Receiver, answer: int, t
 
 
 def test_nobody_there_is_said() -> None:
-    """A closed port; the run is not touched by it."""
     text = said(WebHook("http://127.0.0.1:9/x/secret", sleep=lambda _: None))
     assert "cannot be reached" in text and "secret" not in text
 
@@ -155,7 +146,6 @@ def test_what_is_no_address_is_refused_before_anything_starts(url: str) -> None:
 def test_a_command_gets_the_notice_on_its_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the run's name, its end, the exit code and the report as variables."""
     monkeypatch.delenv("NIGHTGRID_TURNS", raising=False)  # which all tests have
     out = tmp_path / "out.json"
     script = (
@@ -184,13 +174,11 @@ def test_a_command_gets_the_notice_on_its_input(
     ],
 )
 def test_a_command_that_fails_is_said(words: tuple[str, ...], reason: str) -> None:
-    """With the end of what it printed."""
     text = said(CommandHook(words))
     assert reason in text and text.startswith("could not notify" if reason else "notified")
 
 
 def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
-    """Nothing of it outlives the run."""
     pid_file = tmp_path / "pid"
     hook = CommandHook(("sh", "-c", f"sleep 60 & echo $! > {pid_file}; wait"), timeout_s=0.5)
     with pytest.raises(HookFailed, match=r"longer than 0\.5 s"):
@@ -211,7 +199,6 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
 def test_a_hook_can_stand_in_a_file_or_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where others who list processes or jobs cannot read it; what is given goes first."""
     file = tmp_path / "hook"
     file.write_text("https://hooks.example.com/x\n")
     assert hook_of(f"@{file}") == WebHook("https://hooks.example.com/x")
@@ -225,7 +212,6 @@ def test_a_hook_can_stand_in_a_file_or_in_the_environment(
 
 
 def test_a_command_line_is_shown_without_the_secret_of_an_address() -> None:
-    """As `nightgrid submit` and `nightgrid status` print it."""
     line = "python -m orchestrator run g.yaml --notify https://u:p@hooks.example.com/T0/B1 --force"
     assert concealed(line) == (
         "python -m orchestrator run g.yaml --notify https://hooks.example.com/… --force"
@@ -239,7 +225,6 @@ def test_a_command_line_is_shown_without_the_secret_of_an_address() -> None:
 
 
 def test_the_notice_has_counts_and_the_best_results() -> None:
-    """Of the same summary as the report, with intervals, and emulation is said."""
     rows = [row(0), row(1), row(2, state=State.FAILED, reason="no")]
     notice = Notice(
         run="night",
@@ -266,7 +251,6 @@ def test_the_notice_has_counts_and_the_best_results() -> None:
 
 @pytest.fixture
 def grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A grid of two jobs that run in this process, in a fresh working directory."""
     tiny_workload.register(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NIGHTGRID_RESULTS", raising=False)
@@ -278,7 +262,6 @@ def grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_run_tells_that_it_has_finished(
     grid: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its counts and where the report lies; the secret is nowhere in the output."""
     assert main(["run", str(grid), "--in-process", "--notify", receiver.url]) == 0
     (body,) = receiver.bodies
     assert (body["state"], body["counts"]) == ("finished", {"SUCCEEDED": 2})
@@ -291,7 +274,6 @@ def test_a_run_tells_that_it_has_finished(
 def test_a_hook_that_fails_changes_nothing(
     grid: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is the run's own; each of several hooks is told."""
     receiver.answers = [404]
     hooks = ["--notify", receiver.url, "--notify", "false"]
     assert main(["run", str(grid), "--in-process", *hooks]) == 0
@@ -302,7 +284,6 @@ def test_a_hook_that_fails_changes_nothing(
 def test_a_stopped_run_tells_why(
     grid: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal during the first job: the second never runs, and the notice says so."""
     original = tiny_workload.run
 
     def interrupting(*arguments: object) -> object:
@@ -318,7 +299,6 @@ def test_a_stopped_run_tells_why(
 
 
 def test_a_run_that_cannot_go_on_tells_so(grid: Path, receiver: Receiver) -> None:
-    """Results cannot be written: the run fails, and who asked hears of it."""
     Path("results").write_text("a file is in the way")
     assert main(["run", str(grid), "--in-process", "--notify", receiver.url]) == 4
     (body,) = receiver.bodies
@@ -329,7 +309,6 @@ def test_a_run_that_cannot_go_on_tells_so(grid: Path, receiver: Receiver) -> Non
 def test_a_refused_grid_or_hook_tells_nobody(
     grid: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever typed it is still there, and nothing was started."""
     grid.write_text("name: g\n")
     assert main(["run", str(grid), "--in-process", "--notify", receiver.url]) == 2
     grid.write_text(GRID)

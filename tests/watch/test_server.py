@@ -26,7 +26,6 @@ TOKEN = "a-token-of-this-test"
 
 @contextmanager
 def serving(directory: RunDirectory, token: str | None = None) -> Iterator[WatchServer]:
-    """A server on a free port of loopback, in a thread."""
     feed = RunFeed(directory.store)
     with WatchServer("127.0.0.1", 0, store=directory.store, feed=feed, token=token) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -41,7 +40,6 @@ def serving(directory: RunDirectory, token: str | None = None) -> Iterator[Watch
 def get(
     server: WatchServer, path: str, method: str = "GET", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of one request; the path goes out as it is."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
     try:
         connection.request(method, path, headers=headers)
@@ -53,7 +51,6 @@ def get(
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    """A run under way, with one row, and a file beside it that is none of the page's business."""
     directory = RunDirectory(tmp_path / "results")
     directory.status()
     directory.append(0)
@@ -62,7 +59,6 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def test_the_state_is_what_the_files_say_now(directory: RunDirectory) -> None:
-    """Asked again after the run went on, it says more."""
     with serving(directory) as server:
         status, headers, body = get(server, "/state")
         assert status == 200 and headers["content-type"].startswith("application/json")
@@ -72,7 +68,6 @@ def test_the_state_is_what_the_files_say_now(directory: RunDirectory) -> None:
 
 
 def test_every_answer_forbids_what_the_page_does_not_need(directory: RunDirectory) -> None:
-    """No foreign script, no frame, no guessing of types, no address to other sites, no cache."""
     with serving(directory) as server:
         for path in ("/", "/watch.css", "/watch.js", "/state", "/nothing"):
             _, headers, _ = get(server, path)
@@ -99,7 +94,6 @@ def test_every_answer_forbids_what_the_page_does_not_need(directory: RunDirector
     ],
 )
 def test_no_path_leads_to_a_file(directory: RunDirectory, path: str) -> None:
-    """Only the five addresses are answered, whatever a path looks like."""
     with serving(directory) as server:
         status, _, body = get(server, path)
         assert status == 404 and b"secret" not in body
@@ -107,13 +101,11 @@ def test_no_path_leads_to_a_file(directory: RunDirectory, path: str) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_nothing_can_be_changed(directory: RunDirectory, method: str) -> None:
-    """The page only looks."""
     with serving(directory) as server:
         assert get(server, "/state", method)[0] == 501
 
 
 def test_a_foreign_host_name_is_refused_on_loopback(directory: RunDirectory) -> None:
-    """DNS rebinding gets neither the page nor the state."""
     with serving(directory) as server:
         for path in ("/", "/state"):
             status, _, body = get(server, path, Host="evil.example")
@@ -121,7 +113,6 @@ def test_a_foreign_host_name_is_refused_on_loopback(directory: RunDirectory) -> 
 
 
 def test_with_a_token_nothing_is_shown_without_it(directory: RunDirectory) -> None:
-    """Not the page, not its script, not even whether an address exists."""
     with serving(directory, TOKEN) as server:
         for path in ("/", "/state", "/watch.js", "/nothing", "/?token=wrong"):
             status, headers, body = get(server, path)
@@ -130,7 +121,6 @@ def test_with_a_token_nothing_is_shown_without_it(directory: RunDirectory) -> No
 
 
 def test_the_token_in_the_address_becomes_a_cookie(directory: RunDirectory) -> None:
-    """The address bar and the history of the browser do not keep it."""
     with serving(directory, TOKEN) as server:
         status, headers, _ = get(server, f"/?token={TOKEN}")
         assert (status, headers["location"]) == (303, "/")
@@ -142,7 +132,6 @@ def test_the_token_in_the_address_becomes_a_cookie(directory: RunDirectory) -> N
 
 
 def test_the_report_is_served_once_there_is_one(directory: RunDirectory) -> None:
-    """As it was written, with the rules that the page itself brings."""
     with serving(directory) as server:
         assert get(server, "/report")[0] == 404
         assert json.loads(get(server, "/state")[2])["report"] is False
@@ -168,7 +157,6 @@ def test_a_report_that_leads_elsewhere_is_not_followed(
 def test_a_report_that_is_no_file_does_not_keep_the_server_busy(
     directory: RunDirectory, kind: str
 ) -> None:
-    """It says so at once, and answers other viewers."""
     path = directory.store.path / "report.html"
     if kind == "a pipe":
         os.mkfifo(path)
@@ -189,7 +177,6 @@ def test_a_report_that_is_no_file_does_not_keep_the_server_busy(
 
 
 def test_the_served_report_is_held_to_the_policy_that_it_states(directory: RunDirectory) -> None:
-    """Also where somebody else wrote the page, without a policy or with another one."""
     rows = every_state()
     written = render(summarize(rows), rows)
     (stated,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', written)
@@ -203,7 +190,6 @@ def test_the_served_report_is_held_to_the_policy_that_it_states(directory: RunDi
 
 
 def test_a_head_request_has_no_body(directory: RunDirectory) -> None:
-    """For those who only ask whether the page is there."""
     with serving(directory) as server:
         status, headers, body = get(server, "/", "HEAD")
         assert status == 200 and body == b"" and int(headers["content-length"]) > 0

@@ -55,7 +55,6 @@ def watching(
 
 
 def status_of(url: str) -> int:
-    """The status that answers a request."""
     try:
         with urllib.request.urlopen(url, timeout=patience(10)) as answer:
             return int(answer.status)
@@ -65,7 +64,6 @@ def status_of(url: str) -> int:
 
 
 def test_it_serves_the_newest_run_on_loopback_until_ctrl_c(tmp_path: Path) -> None:
-    """Without a token, since only this machine can reach it."""
     RunDirectory(tmp_path).status()
     with watching(tmp_path) as url:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
@@ -84,7 +82,6 @@ def test_in_the_background_it_ends_on_sigterm(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_beyond_loopback_it_makes_a_token_and_refuses_without(tmp_path: Path) -> None:
-    """The printed address lets in, the bare one does not; each start has a token of its own."""
     RunDirectory(tmp_path).status()
     seen = set()
     for _ in range(2):
@@ -105,7 +102,6 @@ def test_beyond_loopback_it_makes_a_token_and_refuses_without(tmp_path: Path) ->
 def test_what_cannot_be_served_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No such run, a port that is taken, a port that is none."""
     assert main(["watch", "--results", str(tmp_path)]) == 4
     RunDirectory(tmp_path)
     assert main(["watch", "other", "--results", str(tmp_path)]) == 4

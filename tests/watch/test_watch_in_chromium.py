@@ -26,14 +26,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """One browser for all tests of this module."""
     with chromium(tmp_path_factory.mktemp("profile")) as page:
         yield page
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
-    """A run under way with one good and one failed row."""
     directory = RunDirectory(tmp_path)
     directory.append(0)
     directory.append(1, state=State.FAILED, reason="<b>no</b> such layer", final=False)
@@ -42,7 +40,6 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 def text(page: Page, selector: str) -> str:
-    """The text of an element as a reader sees it."""
     return str(page.evaluate(f"document.querySelector({selector!r}).innerText"))
 
 
@@ -51,8 +48,6 @@ def text(page: Page, selector: str) -> str:
 def test_the_page_loads_and_shows_the_run(
     browser: Page, directory: RunDirectory, dark: bool, width: int
 ) -> None:
-    """Cards, failures and rows, without a console error, nothing wider than the screen, and
-    nothing loaded from anywhere else."""
     with serving(directory) as server:
         origin = f"http://127.0.0.1:{server.server_address[1]}/"
         browser.open(origin, width=width, dark=dark, touch=width < 500)
@@ -73,8 +68,6 @@ def test_the_page_loads_and_shows_the_run(
 
 
 def test_the_page_follows_the_run_by_itself(browser: Page, directory: RunDirectory) -> None:
-    """New rows, a card that goes on to another job, the end: without a reload, and what stays is
-    the same element, so that a selection survives."""
     with serving(directory) as server:
         browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
         browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
@@ -96,7 +89,6 @@ def test_the_page_follows_the_run_by_itself(browser: Page, directory: RunDirecto
 def test_what_sensors_say_and_why_nothing_new_starts_is_shown(
     browser: Page, directory: RunDirectory
 ) -> None:
-    """Power, temperature, use and memory of a card, where they are known; a full disk."""
     read = dataclasses.replace(
         STATUS.cards[0],
         power_w=412.4,
@@ -116,7 +108,6 @@ def test_what_sensors_say_and_why_nothing_new_starts_is_shown(
 
 
 def test_a_silent_driver_is_said(browser: Page, directory: RunDirectory) -> None:
-    """A status that is no longer renewed: the page does not go on as if somebody worked."""
     directory.status(at=time.time() - STALE_AFTER_S - 60)
     with serving(directory) as server:
         browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
@@ -130,7 +121,6 @@ def test_a_silent_driver_is_said(browser: Page, directory: RunDirectory) -> None
 
 
 def test_a_page_whose_server_has_gone_says_so(browser: Page, directory: RunDirectory) -> None:
-    """What is shown is old then, and the page tells how old."""
     with serving(directory) as server:
         browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
         browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
@@ -140,7 +130,6 @@ def test_a_page_whose_server_has_gone_says_so(browser: Page, directory: RunDirec
 
 
 def test_the_report_works_in_its_own_origin(browser: Page, directory: RunDirectory) -> None:
-    """Its scripts run, and cannot read what the watch page reads."""
     rows = every_state()
     directory.store.write_file("report.html", render(summarize(rows), rows))
     with serving(directory) as server:
@@ -154,7 +143,6 @@ def test_the_report_works_in_its_own_origin(browser: Page, directory: RunDirecto
 
 
 def test_a_foreign_script_in_a_report_does_not_run(browser: Page, directory: RunDirectory) -> None:
-    """Neither as an element nor as a handler; nothing is loaded from elsewhere."""
     page = """<!DOCTYPE html><title>ours</title><script>document.title = 'theirs'</script>
 <img src="x" onerror="document.title = 'theirs'"><script src="/watch.js"></script>"""
     directory.store.write_file("report.html", page)
@@ -168,7 +156,6 @@ def test_a_foreign_script_in_a_report_does_not_run(browser: Page, directory: Run
 def test_the_printed_address_lets_a_browser_in_for_good(
     browser: Page, directory: RunDirectory
 ) -> None:
-    """With the token once; afterwards the address without it shows the page too."""
     with serving(directory, TOKEN) as server:
         origin = f"http://127.0.0.1:{server.server_address[1]}/"
         browser.open(origin)
