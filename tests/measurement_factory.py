@@ -8,14 +8,18 @@ data and nothing else; every row says that it is emulated, random and synthetic 
 
 from __future__ import annotations
 
+import io
 import random
 from dataclasses import replace
 
 import core_cases
+from rich.console import Console
 
 from orchestrator.analysis.samples import derived_figures, metrics_of
+from orchestrator.analysis.summary import Summary
 from orchestrator.core.job import MAX, Accelerator, Job, State
 from orchestrator.core.measurement import Measurement
+from orchestrator.report.text import print_summary
 from workloads import registry
 from workloads.base import Item, Sample
 
@@ -221,6 +225,14 @@ class Night:
         )
 
 
+def printed(summary: Summary, width: int = 120, *, colour: bool = False, **options: object) -> str:
+    file = io.StringIO()
+    system = "standard" if colour else None
+    console = Console(file=file, width=width, force_terminal=colour, color_system=system)
+    print_summary(summary, console, **options)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
 def with_interval(
     row: Measurement, value: float, half: float | None, **metrics: float
 ) -> Measurement:
@@ -334,27 +346,31 @@ def every_state(*, emulated: bool = True, items: int = 12) -> list[Measurement]:
 
 
 def large_run(rows: int = 10_000, *, items: int = 10) -> list[Measurement]:
-    """A run of exactly ``rows`` jobs over many output lengths, on eight nodes of two kinds."""
+    """A run of exactly ``rows`` jobs over many output lengths, on eight nodes of two kinds; the
+    first 600 are repeated with other numbers of prompts."""
     night = Night(run="overnight")
-    sizes = (1, 2, 4, 8, 16)
-    work = 0
-    while len(night.rows) < rows:
-        length, prompts = 16 + 8 * (work % 12), 1 + work // 12
+    for length in range(16, 112, 8):
+        if len(night.rows) >= rows:
+            break
         for accelerator in (Accelerator.HPU, Accelerator.GPU):
             precision_grid(
                 night,
                 accelerator=accelerator,
-                sizes=sizes,
+                sizes=(1, 2, 4, 8, 16),
                 nodes=4,
                 items=items,
-                parameters=(
-                    ("attention", "sdpa"),
-                    ("output_tokens", length),
-                    ("prompts", prompts),
-                ),
+                parameters=(("attention", "sdpa"), ("output_tokens", length), ("prompts", 1)),
             )
-        work += 1
-    return night.rows[:rows]
+    copies = [
+        replace(
+            row,
+            job_id=f"{number:04x}{row.job_id[4:]}",
+            parameters={**row.parameters, "prompts": 1 + number},
+        )
+        for number in range(1, -(-rows // len(night.rows)))
+        for row in night.rows
+    ]
+    return [*night.rows, *copies][:rows]
 
 
 def _reason(job: Job, state: State) -> str:

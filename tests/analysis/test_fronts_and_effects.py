@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job, precision_grid, with_interval
+from planted_lies import rows_of_the_card
 
 from orchestrator.analysis.effects import baseline, effects_of, scalings_of
-from orchestrator.analysis.rankings import fronts_of, latency, pareto, throughput
+from orchestrator.analysis.rankings import (
+    Verdict,
+    fronts_of,
+    latency,
+    pareto,
+    rankings_of,
+    throughput,
+)
 from orchestrator.analysis.selection import settings_of
-from orchestrator.analysis.summary import summarize
+from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.job import MAX, State
 from orchestrator.core.measurement import Measurement
+from orchestrator.grid.parser import parse_grid
 from orchestrator.report.charts import LABEL_CHARACTERS, effects_chart
 
+LAYOUTS = Path(__file__).resolve().parents[2] / "grids" / "parallelism.yaml"
 ONE = Night().add(a_job())
 
 
@@ -31,19 +43,16 @@ def with_rate(
 def test_the_front_holds_exactly_what_nothing_beats(points: list[tuple[int, int]]) -> None:
     rows = [with_rate(ONE, float(rate), latency_s=float(wait)) for rate, wait in points]
     front = pareto(rows)
-    told = {(throughput(row), latency(row)) for row in front}
-    assert len(told) == len(front)
+    on_it = [(throughput(row), latency(row)) for row in front]
+    assert len(set(on_it)) == len(on_it)
 
     def beaten(row: Measurement) -> bool:
-        return any(
-            throughput(other) >= throughput(row)
-            and latency(other) <= latency(row)
-            and (throughput(other), latency(other)) != (throughput(row), latency(row))
-            for other in rows
-        )
+        own = throughput(row), latency(row)
+        others = ((throughput(other), latency(other)) for other in rows)
+        return any(t >= own[0] and l_s <= own[1] and (t, l_s) != own for t, l_s in others)
 
     for row in rows:
-        assert beaten(row) is ((throughput(row), latency(row)) not in told)
+        assert beaten(row) is ((throughput(row), latency(row)) not in on_it)
     assert [latency(row) for row in front] == sorted(latency(row) for row in front)
 
 
@@ -56,46 +65,100 @@ def test_fronts_never_mix_devices_or_work() -> None:
     assert [front.setting.cards for front in fronts] == [1, 4]
 
 
-def effects(rows: list[Measurement]) -> dict[tuple[str, str, str, str], float]:
-    found = effects_of(rows, settings_of(rows))
+# ---------------------------------------------------------------- techniques
+
+DEFAULTS = {"method": "lora", "padding": "dynamic", "gradient_checkpointing": False, "steps": 20}
+_Effects = dict[tuple[str, str, str, str], float]
+
+
+def tuned(rate: float, half: float = 1.0, **changes: object) -> Measurement:
+    """A row of fine-tuning with these fields of the job and parameters, others at defaults."""
+    fields = {n: changes.pop(n) for n in ("precision", "batch_size") if n in changes}
+    parameters = tuple(sorted({**DEFAULTS, **changes}.items()))
+    job = a_job(workload="finetuning", parameters=parameters, **fields)
+    return with_rate(Night().add(job), rate, half)
+
+
+def effects(rows: list[Measurement]) -> _Effects:
+    """Ratios by method, name and the values before and after."""
     return {
         (dict(e.setting.parameters)["method"], e.name, e.before, e.after): round(e.ratio.value, 6)
-        for e in found
+        for e in effects_of(rows, settings_of(rows))
     }
 
 
-def finetuning(**parameters: object) -> dict[str, object]:
-    known = {"method": "lora", "padding": "dynamic", "gradient_checkpointing": False, "steps": 20}
-    merged = {**known, **parameters}
-    return {"workload": "finetuning", "parameters": tuple(sorted(merged.items()))}
-
-
-def test_effects_are_rows_that_differ_in_one_setting() -> None:
-    night = Night()
-    rows = [
-        with_rate(night.add(a_job(**finetuning())), 100.0),
-        with_rate(night.add(a_job(**finetuning(padding="packing"))), 170.0),
-        with_rate(night.add(a_job(**finetuning(gradient_checkpointing=True))), 70.0),
-        with_rate(night.add(a_job(**finetuning(method="full"))), 67.0),
-        with_rate(night.add(a_job(**finetuning(method="full", padding="packing"))), 120.0),
-        with_rate(night.add(a_job(**finetuning(), precision="fp32")), 45.0),
-        with_rate(night.add(a_job(**finetuning(steps=40))), 99.0),
-    ]
-    assert effects(rows) == {
-        ("lora", "padding", "dynamic", "packing"): 1.7,
-        ("lora", "gradient_checkpointing", "false", "true"): 0.7,
-        ("lora", "precision", "bf16", "fp32"): 0.45,
-        ("full", "padding", "dynamic", "packing"): 1.791045,
-    }
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param(
+            [
+                tuned(100),
+                tuned(170, padding="packing"),
+                tuned(70, gradient_checkpointing=True),
+                tuned(67, method="full"),
+                tuned(120, method="full", padding="packing"),
+                tuned(45, precision="fp32"),
+                tuned(99, steps=40),
+            ],
+            {
+                ("lora", "padding", "dynamic", "packing"): 1.7,
+                ("lora", "gradient_checkpointing", "false", "true"): 0.7,
+                ("lora", "precision", "bf16", "fp32"): 0.45,
+                ("full", "padding", "dynamic", "packing"): 1.791045,
+            },
+            id="one change each, none across work",
+        ),
+        pytest.param(
+            [
+                tuned(100),
+                tuned(70, padding="fixed"),
+                tuned(105, padding="fixed", torch_compile=True),
+                tuned(500, padding="packing", attention="eager", torch_compile=True),
+            ],
+            {
+                ("lora", "padding", "dynamic", "fixed"): 0.7,
+                ("lora", "torch_compile", "false", "true"): 1.5,
+            },
+            id="compilation, measured with a fixed length only, is held against that length",
+        ),
+        pytest.param(
+            [
+                *(tuned(100, optimizer=o, precision="fp32") for o in ("adamw", "adafactor")),
+                tuned(100, optimizer="adamw-fused", precision="fp32"),
+                tuned(200, optimizer="adamw"),
+            ],
+            {
+                ("lora", "optimizer", "adamw", "adafactor"): 1.0,
+                ("lora", "optimizer", "adamw", "adamw-fused"): 1.0,
+                ("lora", "precision", "fp32", "bf16"): 2.0,
+            },
+            id="a default that hardly any row has is no baseline",
+        ),
+        pytest.param(
+            [
+                tuned(100, padding=p, gradient_checkpointing=g)
+                for p in ("dynamic", "packing", "fixed")
+                for g in (False, True)
+            ],
+            {
+                ("lora", "padding", "dynamic", "packing"): 1.0,
+                ("lora", "padding", "dynamic", "fixed"): 1.0,
+                ("lora", "gradient_checkpointing", "false", "true"): 1.0,
+            },
+            id="a full factorial does not explode",
+        ),
+    ],
+)
+def test_effects_are_rows_that_differ_in_one_setting(
+    rows: list[Measurement], expected: _Effects
+) -> None:
+    assert effects(rows) == expected
 
 
 def test_an_effect_is_the_geometric_mean_over_batch_sizes() -> None:
-    night = Night()
     rows = []
-    for batch, (plain, packed) in {8: (100.0, 200.0), 16: (100.0, 800.0)}.items():
-        rows.append(with_rate(night.add(a_job(**finetuning(), batch_size=batch)), plain))
-        job = a_job(**finetuning(padding="packing"), batch_size=batch)
-        rows.append(with_rate(night.add(job), packed))
+    for batch, packed in ((8, 200.0), (16, 800.0)):
+        rows += [tuned(100, batch_size=batch), tuned(packed, batch_size=batch, padding="packing")]
     (effect,) = effects_of(rows, settings_of(rows))
     assert effect.ratio.value == pytest.approx(4.0)
     assert [pair.row.batch_size for pair in effect.pairs] == [8, 16]
@@ -103,11 +166,7 @@ def test_an_effect_is_the_geometric_mean_over_batch_sizes() -> None:
 
 
 def test_an_effect_within_noise_is_not_decided() -> None:
-    night = Night()
-    rows = [
-        with_rate(night.add(a_job(**finetuning())), 100.0, half=20.0),
-        with_rate(night.add(a_job(**finetuning(padding="packing"))), 104.0, half=20.0),
-    ]
+    rows = [tuned(100, half=20), tuned(104, half=20, padding="packing")]
     (effect,) = effects_of(rows, settings_of(rows))
     assert not effect.ratio.decided
 
@@ -127,12 +186,11 @@ def test_each_experiment_has_a_baseline_of_its_own() -> None:
             parameters = (("batching", batching), ("output_tokens", 128))
             job = a_job(experiment=experiment, precision=precision, parameters=parameters)
             rows.append(with_rate(night.add(job), rate * factor))
-    found = {
+    there = (("batching", "continuous"),)
+    assert {
         (e.name, e.before, e.after, e.label_setting.parameters)
         for e in effects_of(rows, settings_of(rows))
-    }
-    there = (("batching", "continuous"),)
-    assert found == {
+    } == {
         ("precision", "bf16", "fp32", ()),
         ("precision", "bf16", "int8", ()),
         ("precision", "bf16", "fp32", there),
@@ -141,74 +199,10 @@ def test_each_experiment_has_a_baseline_of_its_own() -> None:
     }
 
 
-def test_a_change_that_needs_another_is_compared_with_that_alone() -> None:
-    """Compilation was measured with a fixed length only: it is held against that length."""
-    night = Night()
-    rows = [
-        with_rate(night.add(a_job(**finetuning(**changes))), rate)
-        for changes, rate in (
-            ({}, 100.0),
-            ({"padding": "fixed"}, 70.0),
-            ({"padding": "fixed", "torch_compile": True}, 105.0),
-            ({"padding": "packing", "attention": "eager", "torch_compile": True}, 500.0),
-        )
-    ]
-    assert effects(rows) == {
-        ("lora", "padding", "dynamic", "fixed"): 0.7,
-        ("lora", "torch_compile", "false", "true"): 1.5,
-    }
-
-
-def test_a_default_that_hardly_any_row_has_is_no_baseline() -> None:
-    night = Night()
-    told = [finetuning(optimizer=one) for one in ("adamw", "adafactor", "adamw-fused")]
-    rows = [with_rate(night.add(a_job(**one, precision="fp32")), 100.0) for one in told]
-    rows.append(with_rate(night.add(a_job(**told[0])), 200.0))
-    assert set(effects(rows)) == {
-        ("lora", "optimizer", "adamw", "adafactor"),
-        ("lora", "optimizer", "adamw", "adamw-fused"),
-        ("lora", "precision", "fp32", "bf16"),
-    }
-
-
-def test_scaling_tells_speedup_and_efficiency() -> None:
-    night = Night()
-    rows = [
-        with_rate(night.add(a_job(cards=cards)), rate)
-        for cards, rate in ((1, 100.0), (2, 180.0), (4, 300.0))
-    ]
-    (scaling,) = scalings_of(rows, settings_of(rows))
-    assert [round(step.speedup.value, 3) for step in scaling.steps] == [1.0, 1.8, 3.0]
-    assert [round(step.efficiency, 3) for step in scaling.steps] == [1.0, 0.9, 0.75]
-
-
-def test_scaling_compares_equal_batches_only() -> None:
-    night = Night()
-    rows = [
-        night.add(a_job(cards=1, batch_size=MAX), batch_size=64),
-        night.add(a_job(cards=2, batch_size=MAX), batch_size=32),
-        night.add(a_job(cards=2, precision="fp32"), State.OUT_OF_MEMORY),
-    ]
-    assert scalings_of(rows, settings_of(rows)) == ()
-
-
-def test_effects_do_not_explode_on_a_full_factorial() -> None:
-    night = Night()
-    rows = [
-        with_rate(night.add(a_job(**finetuning(padding=p, gradient_checkpointing=g))), 100.0)
-        for p in ("dynamic", "packing", "fixed")
-        for g in (False, True)
-    ]
-    assert len(summarize(rows).effects) == 3
-
-
 def test_an_effect_tells_real_tokens_apart_from_samples() -> None:
-    night = Night()
-    plain = night.add(a_job(**finetuning()))
-    packed = night.add(a_job(**finetuning(padding="packing")))
     rows = [
         replace(row, metrics=replace(row.metrics, total_tokens_per_s=tokens))
-        for row, tokens in ((with_rate(plain, 10.0), 500.0), (with_rate(packed, 12.0), 900.0))
+        for row, tokens in ((tuned(10), 500.0), (tuned(12, padding="packing"), 900.0))
     ]
     (effect,) = effects_of(rows, settings_of(rows))
     assert effect.ratio.value == pytest.approx(1.2)
@@ -226,10 +220,111 @@ def test_bars_of_one_change_in_several_settings_are_labelled_apart() -> None:
             parameters = (("output_tokens", tokens),)
             job = a_job(precision=precision, parameters=parameters, dataset="english-prompts")
             rows.append(with_rate(night.add(job), rate))
-    found = effects_of(rows, settings_of(rows))
-    texts = re.findall(r"<text[^>]*>([^<]*)</text>", effects_chart(found, "Techniques"))
-    told = " ".join(texts)
-    assert len(found) == 2
-    assert "precision bf16 → fp32 · output tokens 64" in told
-    assert "precision bf16 → fp32 · output tokens 256" in told
-    assert max(map(len, texts)) <= LABEL_CHARACTERS
+    both = effects_of(rows, settings_of(rows))
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", effects_chart(both, "Techniques"))
+    assert len(both) == 2 and max(map(len, texts)) <= LABEL_CHARACTERS
+    for tokens in (64, 256):
+        assert f"precision bf16 → fp32 · output tokens {tokens}" in " ".join(texts)
+
+
+# ---------------------------------------------------------------- techniques on an H100
+
+
+@cache
+def on_the_card(run: str) -> Summary:
+    return summarize([row for row in rows_of_the_card() if row.run == run])
+
+
+def sizes_of_effects(run: str) -> dict[tuple[str, str, str, str], set[str]]:
+    """Batch sizes of each effect, by method, name and the two values."""
+    sizes: dict[tuple[str, str, str, str], set[str]] = {}
+    for effect in on_the_card(run).effects:
+        method = dict(effect.setting.parameters).get("method", "")
+        key = (method, effect.name, effect.before, effect.after)
+        sizes.setdefault(key, set()).update(p.row.batch_size_requested for p in effect.pairs)
+    return sizes
+
+
+def test_each_precision_is_held_against_bf16_at_every_batch_size_that_both_have() -> None:
+    sizes: dict[str, set[str]] = {}
+    for row in on_the_card("g2-precision").rows:
+        if row.metrics.throughput is not None:
+            sizes.setdefault(row.precision, set()).add(row.batch_size_requested)
+    assert sizes.keys() == {"bf16", "fp16", "fp32", "fp8", "int8", "int4"}
+    assert sizes_of_effects("g2-precision") == {
+        ("", "precision", "bf16", precision): own & sizes["bf16"]
+        for precision, own in sizes.items()
+        if precision != "bf16"
+    }
+
+
+def test_techniques_are_held_against_lora_and_optimizers_against_full() -> None:
+    assert sizes_of_effects("g4-finetune") == {
+        ("lora", "logits", "all", "learned"): {"16"},
+        ("lora", "padding", "dynamic", "packing"): {"16"},
+        ("lora", "padding", "dynamic", "fixed"): {"16"},
+        ("lora", "attention", "sdpa", "eager"): {"16"},
+        ("lora", "gradient_checkpointing", "false", "true"): {"16"},
+        ("lora", "torch_compile", "false", "true"): {"16"},  # with padding fixed
+        ("lora", "packed_attention", "masked", "apart"): {"16"},  # with padding packing
+        ("full", "optimizer", "adamw", "adamw-fused"): {"4"},
+        ("full", "optimizer", "adamw", "adamw-8bit"): {"4"},
+    }
+    batching = [e for e in on_the_card("g3-batching").effects if e.after == "continuous"]
+    assert [(e.before, e.pairs[0].row.batch_size_requested) for e in batching] == [
+        ("static", "32"),
+        ("static", "1"),
+    ]
+
+
+def test_every_pair_differs_in_one_choice() -> None:
+    for run in {row.run for row in rows_of_the_card()}:
+        for effect in on_the_card(run).effects:
+            for pair in effect.pairs:
+                one = {**pair.row.parameters, "precision": pair.row.precision}
+                other = {**pair.base.parameters, "precision": pair.base.precision}
+                assert [n for n in one if one[n] != other[n]] == [effect.name]
+                assert pair.row.batch_size_requested == pair.base.batch_size_requested
+
+
+# ---------------------------------------------------------------- several cards
+
+
+def test_scaling_tells_speedup_and_efficiency() -> None:
+    rates = {1: 100.0, 2: 180.0, 4: 300.0}
+    rows = [with_rate(Night().add(a_job(cards=cards)), rate) for cards, rate in rates.items()]
+    (scaling,) = scalings_of(rows, settings_of(rows))
+    assert [round(step.speedup.value, 3) for step in scaling.steps] == [1.0, 1.8, 3.0]
+    assert [round(step.efficiency, 3) for step in scaling.steps] == [1.0, 0.9, 0.75]
+
+
+def test_scaling_compares_equal_batches_only() -> None:
+    night = Night()
+    rows = [
+        night.add(a_job(cards=1, batch_size=MAX), batch_size=64),
+        night.add(a_job(cards=2, batch_size=MAX), batch_size=32),
+        night.add(a_job(cards=2, precision="fp32"), State.OUT_OF_MEMORY),
+    ]
+    assert scalings_of(rows, settings_of(rows)) == ()
+
+
+def test_all_layouts_of_the_grid_meet_in_one_ranking() -> None:
+    night = Night(emulated=False)
+    rows = [
+        with_interval(night.add(job), 100.0 + number * 10, 1.0)
+        for number, job in enumerate(parse_grid(LAYOUTS.read_bytes(), LAYOUTS.name).jobs())
+    ]
+    (ranking,) = rankings_of(rows, settings_of(rows))
+    assert ranking.contenders == len(rows) == 9 and ranking.verdict is Verdict.CLEAR_WINNER
+    strategies = {row.parameters["strategy"] for row in ranking.ranked}
+    assert strategies == {"ddp", "fsdp2", "zero1", "pipeline"}
+    assert ranking.fastest.parameters["strategy"] == "pipeline"
+
+
+def test_a_pipeline_has_its_ratio_beside_copies() -> None:
+    rates = {"ddp": 100.0, "fsdp2": 80.0, "pipeline": 140.0}
+    rows = [tuned(rate, method="full", strategy=name) for name, rate in rates.items()]
+    assert effects(rows) == {
+        ("full", "strategy", "ddp", "fsdp2"): 0.8,
+        ("full", "strategy", "ddp", "pipeline"): 1.4,
+    }

@@ -24,7 +24,8 @@ from workloads.util.statistics import Spread, mean_interval
 
 def replicate(number: int, value: float, pid: int | None = None, **changes: Any) -> Measurement:
     """A row of a replicate of one cell, with five repeats of 1 % of scatter."""
-    this = replace(job(batch_size=8), replicate=number)
+    size = changes.get("batch_size", 8)
+    this = replace(job(batch_size=size), replicate=number)
     half = 0.01 * value * 2.776 / 5**0.5
     metrics = Metrics(
         throughput=value,
@@ -40,8 +41,8 @@ def replicate(number: int, value: float, pid: int | None = None, **changes: Any)
     told = {
         "job_id": this.job_id,
         "attempt_id": f"{this.job_id}-1",
-        "batch_size": 8,
-        "batch_size_requested": "8",
+        "batch_size": size,
+        "batch_size_requested": str(size),
         "replicate": number,
         "metrics": metrics,
         "worker_pid": 1000 + number if pid is None else pid,
@@ -133,10 +134,8 @@ def test_a_drift_over_the_night_is_said_above_the_tables() -> None:
             for number in (1, 2, 3):
                 at = chance.random()
                 value = 100 * (size + 1) * (1 - drift * at) * (1 + chance.gauss(0, 0.005))
-                one = replicate(number, value, started_at=1e9 + 36_000 * at)
-                this = replace(job(batch_size=size + 1), replicate=number)
-                own = {"batch_size": size + 1, "batch_size_requested": str(size + 1)}
-                rows.append(replace(one, job_id=this.job_id, **own))
+                own = {"batch_size": size + 1, "started_at": 1e9 + 36_000 * at}
+                rows.append(replicate(number, value, **own))
         return rows
 
     def banner(rows: list[Measurement]) -> list[str]:

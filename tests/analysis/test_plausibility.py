@@ -7,18 +7,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from honest_rows import honest_rows
 from hypothesis import given, settings
 from measurement_factory import every_state, large_run
 from planted_lies import (
     LIES,
     Lie,
-    column,
+    both,
+    columns,
     continuous,
     generation,
+    honest_rows,
+    replaced,
     rows_of_the_card,
+    samples,
     stored,
-    times,
+    timed_by,
     training,
 )
 
@@ -45,7 +48,7 @@ def test_a_planted_lie_is_caught(make: Callable[[], Measurement], lie: Lie, word
 
 
 def test_an_unknown_card_has_no_limits_and_no_share_of_them() -> None:
-    fast = replace(times(training(), 0.2), device_name="A card of next year", started_at=None)
+    fast = replace(timed_by(0.2)(training()), device_name="A card of next year", started_at=None)
     assert contradictions(fast) == ()
     roofline = roofline_of([fast], reference().devices)
     assert roofline.shares == () and roofline.unknown == ("A card of next year",)
@@ -53,12 +56,8 @@ def test_an_unknown_card_has_no_limits_and_no_share_of_them() -> None:
 
 
 def test_a_processor_decodes_with_as_many_cores_as_it_has_threads() -> None:
-    lied = column(
-        emulated=lambda _: True,
-        peak_device_memory_bytes=lambda _: None,
-        parameter_count=lambda count: 20 * count,
-        samples=lambda made: tuple((rank, replace(one, cpu_s=0.0)) for rank, one in made),
-    )(generation())
+    processor = replaced(emulated=True, peak_device_memory_bytes=None)
+    lied = both(processor, columns(parameter_count=20), samples(cpu_s=0))(generation())
     per_core_s = most_decoded_per_core_s(lied)
     assert per_core_s is not None
     timed = [sample for _, sample in lied.samples if not sample.warmup]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from grid_cases import grid
 from measurement_factory import Night, a_job, precision_grid
 
 from orchestrator.analysis import hardware
 from orchestrator.analysis.hardware import (
+    Published,
     against_published,
     far_below,
+    matches,
     reference,
     roofline_of,
     same_model,
@@ -20,10 +27,18 @@ from orchestrator.analysis.hardware import (
     sheet_of,
 )
 from orchestrator.analysis.summary import summarize
+from orchestrator.core.job import Job
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import Action
+from orchestrator.core.topology import parse_emulation
+from orchestrator.grid.parser import load_grid
+from orchestrator.planning.planner import make_plan
 
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "grids" / "gaudi2-vs-a100.yaml"
 PUBLISHED = reference().published
 SHEETS = reference().devices
+COMPARED = ("pretraining", "summarization-finetuning", "text-to-image")
 
 
 def t5(**changes: object) -> Measurement:
@@ -154,20 +169,95 @@ def test_our_row_stands_beside_published_ones_and_is_marked() -> None:
     assert [line.figure.value for line in one.lines if not line.ours] == [19.7, 8.07]
 
 
+@cache
+def jobs_as_published() -> tuple[Job, ...]:
+    """The jobs of the shipped grid once each arrow is followed, as its head says."""
+    text = SHIPPED.read_text(encoding="utf-8")
+    changed, count = re.subn(r"(?m)^( *\w+: ).*# <- ([^(\n]*).*$", r"\1\2", text)
+    assert count > 10
+    return tuple(grid(changed).jobs())
+
+
+def shipped(workload: str, batch_size: int) -> Callable[..., Measurement]:
+    def make(**changes: Any) -> Measurement:
+        sought = (workload, batch_size)
+        job = next(j for j in jobs_as_published() if (j.workload, j.batch_size) == sought)
+        return replace(Night(emulated=False).add(job), **changes)
+
+    return make
+
+
+BERT, T5_16 = shipped("pretraining", 32), shipped("finetuning", 16)
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("make", "changes", "same"),
     [
-        {"workload": "text-generation"},
-        {"model": "t5-large"},
-        {"dataset": "advertisegen"},
-        {"precision": "bf16"},
-        {"batch_size": 2},
-        {"cards": 1},
-        {"parameters": {"autocast": "bf16"}},
+        (BERT, {}, True),
+        (BERT, {"model": "/data/bert-base-uncased/"}, True),
+        (BERT, {"model": "/data/bert-large-uncased"}, False),
+        (BERT, {"parameters": {"max_length": 128, "autocast": "bf16"}}, False),
+        (BERT, {"parameters": {"max_length": 512, "autocast": "none"}}, False),
+        (BERT, {"precision": "bf16"}, False),
+        (BERT, {"cards": 4}, False),
+        (t5, {}, True),
+        (t5, {"workload": "text-generation"}, False),
+        (t5, {"batch_size": 2}, False),
+        (t5, {"parameters": {"autocast": "bf16"}}, False),
+        (T5_16, {"dataset": "abisee/cnn_dailymail"}, True),
+        (T5_16, {"dataset": "/data/cnn_dailymail.jsonl"}, True),
+        (T5_16, {"dataset": "data/CNN-DailyMail.parquet"}, True),
+        (T5_16, {"dataset": "cnn_dailymail"}, True),
+        (T5_16, {"dataset": "/data/cnn_dailymail/train.jsonl"}, False),
+        (T5_16, {"dataset": "cnn-dailymail-synthetic"}, False),
+        (T5_16, {"dataset": "advertisegen"}, False),
     ],
 )
-def test_a_row_that_did_something_else_is_not_set_beside(changes: dict[str, object]) -> None:
-    assert not any(c.measured for c in against_published([t5(**changes)], PUBLISHED))
+def test_a_row_stands_beside_figures_of_the_same_work(
+    make: Callable[..., Measurement], changes: dict[str, Any], same: bool
+) -> None:
+    row = make(**changes)
+    figures = [f for f in PUBLISHED if f.task in COMPARED and matches(row, f)]
+    assert bool(figures) is same
+    assert any(one.measured for one in against_published([row], PUBLISHED)) is same
+
+
+@pytest.mark.parametrize("cluster", ["2x8:HPU,2x8:GPU", "1x8:HPU,1x8:GPU"])
+def test_the_shipped_grid_runs_on_emulated_cards(cluster: str) -> None:
+    shipped = load_grid(SHIPPED)
+    plan = make_plan(shipped, parse_emulation(cluster, shipped.accelerators()), [])
+    assert {item.action for item in plan.jobs} == {Action.RUN}
+    experiments = {"bert-pretraining", "t5-summarization", "t5-deepspeed", "stable-diffusion"}
+    assert {job.experiment for job in shipped.jobs()} == experiments
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        one
+        for one in PUBLISHED
+        if one.task in COMPARED and one.batch_size and "first version" not in one.note
+    ],
+    ids=lambda figure: f"{figure.model}-{figure.device}-{figure.batch_size}",
+)
+def test_a_row_of_the_grid_stands_beside_each_published_figure(figure: Published) -> None:
+    kind = "GPU" if figure.device.startswith("A100") else "HPU"
+    night = Night(emulated=False)
+    rows = [
+        replace(
+            row := night.add(job),
+            device_name=figure.device,
+            metrics=replace(row.metrics, items_per_s=100.0 * row.cards),
+        )
+        for job in jobs_as_published()
+        if job.accelerator == kind
+    ]
+    assert len({row.batch_size for row in rows if matches(row, figure)}) == 1
+    of_task = [one for one in PUBLISHED if one.task in COMPARED]
+    (one,) = [c for c in against_published(rows, of_task) if c.about.model == figure.model]
+    mine = next(line for line in one.lines if line.ours)
+    value = 0.01 if one.about.metric == "latency" else 100.0 * mine.figure.cards
+    assert mine.figure.value == value
 
 
 def test_emulated_rows_are_counted_and_left_out() -> None:
@@ -257,7 +347,6 @@ def test_the_files_travel_with_the_package(tmp_path: Path) -> None:
     from setuptools import Distribution
     from setuptools.config.pyprojecttoml import apply_configuration
 
-    root = Path(__file__).resolve().parents[2]
-    packaged = apply_configuration(Distribution(), root / "pyproject.toml").package_data
+    packaged = apply_configuration(Distribution(), ROOT / "pyproject.toml").package_data
     copied = hardware.DIRECTORY.glob(*packaged["orchestrator.analysis"])
     assert {"published.csv", "devices.csv"} <= {path.name for path in copied}

@@ -89,7 +89,8 @@ def row_of(job: Job) -> Measurement:
 
 
 @st.composite
-def pairs(draw: st.DrawFn) -> tuple[str, Measurement, Measurement]:
+def pairs(draw: st.DrawFn) -> tuple[str, Job, Job]:
+    """The name of a setting, and two jobs that differ in it alone."""
     workload = draw(st.sampled_from(sorted(WORKLOADS)))
     name = draw(st.sampled_from(NAMES[workload]))
     first = draw(jobs(workload))
@@ -99,32 +100,29 @@ def pairs(draw: st.DrawFn) -> tuple[str, Measurement, Measurement]:
     if name == "engine":  # alone: the settings of either are at their defaults
         assume(all(declared[n].is_default(dict(first.parameters)[n]) for n in own))
     second = changed(first, name, draw(strategy_of(workload, name)))
-    return name, row_of(first), row_of(second)
+    assume(first.job_id != second.job_id)
+    return name, first, second
 
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(pair=pairs())
-def test_a_role_decides_what_two_rows_are_to_each_other(
-    pair: tuple[str, Measurement, Measurement],
-) -> None:
+def test_a_role_decides_what_two_rows_are_to_each_other(pair: tuple[str, Job, Job]) -> None:
     """Rows that differ in a choice alone, or in what is neutral, meet in one ranking and are told
     apart there; rows that differ in work never meet. One choice is one effect, by its name. A
     resident model is shared unless a setting that loads differs."""
     name, first, second = pair
-    assume(first.job_id != second.job_id)
-    rows = [first, second]
+    rows = [row_of(first), row_of(second)]
     declared = {**FIELDS, **WORKLOADS[first.workload].declared(first.engine)}
     rankings = rankings_of(rows, settings_of(rows))
     assert len(rankings) == (2 if declared[name].role == "work" else 1)
     if declared[name].role != "work":
         summary = summarize(rows)
-        assert summary.chosen(first) != summary.chosen(second)
+        assert len({summary.chosen(row) for row in rows}) == 2
     compared = declared[name].role == "choice" and name != "batch_size"
     effects = effects_of(rows, settings_of(rows))
     assert [effect.name for effect in effects] == ([name] if compared else [])
-    keys = {job_of(row).residency_key for row in rows}
-    assert (len(keys) == 2) is declared[name].loads
+    assert (first.residency_key != second.residency_key) is declared[name].loads
 
 
 @pytest.mark.slow
@@ -140,15 +138,6 @@ def test_no_label_stands_for_two(data: st.DataObject, workload: str) -> None:
     for ranking in summary.rankings:
         told = [summary.chosen(row) for row in (ranking.fastest, *ranking.tied)]
         assert len(set(told)) == len(told) == ranking.contenders
-
-
-def job_of(row: Measurement) -> Job:
-    size = row.batch_size_requested
-    return a_job(
-        **{name: getattr(row, name) for name in FIELDS if name != "batch_size"},
-        batch_size=int(size) if size.isdecimal() else size,
-        parameters=tuple(sorted(row.parameters.items())),
-    )
 
 
 def test_what_changes_nothing_is_told_only_where_nothing_else_tells_two_apart() -> None:

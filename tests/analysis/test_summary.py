@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,41 +30,36 @@ def measured(values: dict[str, tuple[float, float | None]]) -> list[Measurement]
     return [with_interval(row, *values[row.precision]) for row in rows]
 
 
-def test_the_newest_final_row_of_a_job_counts() -> None:
-    night = Night()
-    old = night.add(a_job(), State.FAILED, recorded_at=START)
-    new = night.add(a_job(), invocation_id="night-2", recorded_at=START + 2)
-    retry = night.add(a_job(), State.LOST, final=False, recorded_at=START + 3)
-    assert newest_final([old, new, retry]) == (new,)
-    assert summarize([new, old, retry]).rows == (new,), "by time, not by place"
+def row_of(state: State = State.SUCCEEDED, *, real: bool = False, **changes: Any) -> Measurement:
+    return Night(emulated=not real).add(a_job(), state, **changes)
 
 
-def test_a_row_without_times_is_as_new_as_its_place() -> None:
-    night = Night()
-    ran = night.add(a_job())
-    unsupported = night.add(a_job(), State.UNSUPPORTED)
-    assert newest_final([ran, unsupported]) == (unsupported,)
+FAILED = row_of(State.FAILED, recorded_at=START)
+AGAIN = row_of(invocation_id="night-2", recorded_at=START + 2)
+RETRY = row_of(State.LOST, final=False, recorded_at=START + 3)
+MEASURED = row_of(recorded_at=START)
+CUT_SHORT = row_of(State.NOT_STARTED, recorded_at=START + 2)
+REAL = row_of(real=True, recorded_at=START)
+REHEARSAL = row_of(recorded_at=START + 2)
+WRONG_CLOCK = row_of(recorded_at=START, ended_at=START + 9e6)
+LATER = row_of(State.UNSUPPORTED, recorded_at=START + 1)
+WITHOUT_TIMES = row_of(State.UNSUPPORTED)
 
 
-def test_what_measured_nothing_never_hides_a_success() -> None:
-    night = Night()
-    measured = night.add(a_job(), recorded_at=START)
-    cut_short = night.add(a_job(), State.NOT_STARTED, recorded_at=START + 2)
-    assert newest_final([measured, cut_short]) == (measured,)
-
-
-def test_emulated_cards_never_hide_what_real_ones_measured() -> None:
-    real = Night(emulated=False).add(a_job(), recorded_at=START)
-    emulated = Night(emulated=True).add(a_job(), recorded_at=START + 2)
-    assert newest_final([real, emulated]) == (real,)
-    assert newest_final([emulated, real]) == (real,)
-
-
-def test_the_time_of_recording_decides_which_row_is_newest() -> None:
-    night = Night()
-    first = replace(night.add(a_job()), recorded_at=START, ended_at=START + 9e6)
-    later = replace(night.add(a_job(), State.UNSUPPORTED), recorded_at=START + 1)
-    assert newest_final([first, later]) == (later,)
+@pytest.mark.parametrize(
+    ("rows", "newest"),
+    [
+        pytest.param([FAILED, AGAIN, RETRY], AGAIN, id="attempts that are not final never count"),
+        pytest.param([AGAIN, FAILED, RETRY], AGAIN, id="by time, not by place"),
+        pytest.param([row_of(), WITHOUT_TIMES], WITHOUT_TIMES, id="without times: by place"),
+        pytest.param([MEASURED, CUT_SHORT], MEASURED, id="no answer never hides a success"),
+        pytest.param([REAL, REHEARSAL], REAL, id="emulated cards never hide real ones"),
+        pytest.param([REHEARSAL, REAL], REAL, id="real ones hide emulated cards"),
+        pytest.param([WRONG_CLOCK, LATER], LATER, id="the time of recording decides"),
+    ],
+)
+def test_the_newest_final_row_of_a_job_counts(rows: list[Measurement], newest: Measurement) -> None:
+    assert newest_final(rows) == summarize(rows).rows == (newest,)
 
 
 @given(st.randoms(use_true_random=False))
@@ -137,53 +133,48 @@ def test_settings_are_lines_where_precision_or_size_leaves_an_axis(
     assert [table.columns for table in summarize(night.rows).tables] == columns
 
 
-def test_attention_and_engine_are_free_choices() -> None:
+@pytest.mark.parametrize(
+    ("choices", "contenders"),
+    [
+        (
+            [{}, {"parameters": (("attention", "eager"), ("output_tokens", 128))}, {"engine": "o"}],
+            [3],
+        ),
+        ([{"parameters": (("steps", steps),)} for steps in (10, 20)], [1, 1]),
+    ],
+    ids=["attention and engine are free choices", "an unknown parameter is work"],
+)
+def test_settings_that_do_the_same_work_compete(
+    choices: list[dict[str, Any]], contenders: list[int]
+) -> None:
     night = Night()
-    night.add(a_job())
-    night.add(a_job(parameters=(("attention", "eager"), ("output_tokens", 128))))
-    night.add(a_job(engine="other"))
-    (ranking,) = summarize(night.rows).rankings
-    assert ranking.contenders == 3
-
-
-def test_a_parameter_nobody_knows_is_part_of_the_work() -> None:
-    night = Night()
-    for steps in (10, 20):
-        night.add(a_job(parameters=(("steps", steps),)))
-    assert len(summarize(night.rows).rankings) == 2
-
-
-def test_overlapping_intervals_are_a_tie() -> None:
-    rows = measured({"bf16": (100.0, 5.0), "fp16": (92.0, 3.0), "fp32": (91.0, 3.5)})
-    (ranking,) = summarize(rows).rankings
-    assert ranking.fastest.precision == "bf16" and ranking.winner is None
-    assert [row.precision for row in ranking.tied] == ["fp16"]
-    assert ranking.verdict == "tied"
-    assert marks(rows) == {"bf16": "~", "fp16": "~", "fp32": ""}
+    for changes in choices:
+        night.add(a_job(**changes))
+    assert [one.contenders for one in summarize(night.rows).rankings] == contenders
 
 
 @pytest.mark.parametrize(
-    ("bf16", "fp32", "verdict", "star"),
+    ("halves", "verdict", "marks"),
     [
-        (None, None, "not known", ""),
-        (5.0, None, "not known", ""),
-        (None, 5.0, "not known", ""),
-        (2.0, 2.0, "clear winner", "*"),
+        ((5.0, 3.0, 3.5), "tied", ("~", "~", "")),
+        ((None, None), "not known", ("", "")),
+        ((5.0, None), "not known", ("", "")),
+        ((None, 5.0), "not known", ("", "")),
+        ((2.0, 2.0), "clear winner", ("*", "")),
     ],
 )
-def test_a_clear_winner_needs_the_intervals_of_the_first_and_the_second(
-    bf16: float | None, fp32: float | None, verdict: str, star: str
+def test_a_winner_needs_intervals_of_the_first_and_the_second_that_do_not_overlap(
+    halves: tuple[float | None, ...], verdict: str, marks: tuple[str, ...]
 ) -> None:
-    rows = measured({"bf16": (100.0, bf16), "fp32": (90.0, fp32)})
-    (ranking,) = summarize(rows).rankings
-    assert ranking.verdict == verdict and not ranking.tied
-    assert (ranking.winner is not None) == bool(star)
-    assert marks(rows) == {"bf16": star, "fp32": ""}
-
-
-def marks(rows: list[Measurement]) -> dict[str, str]:
-    (table,) = summarize(rows).tables
-    return {precision: cell(table, precision, size).mark for precision, size in table.cells}
+    rates = {"bf16": 100.0, "fp16": 92.0, "fp32": 91.0}
+    rows = measured(dict(zip(rates, zip(rates.values(), halves, strict=False), strict=False)))
+    summary = summarize(rows)
+    (ranking,), (table,) = summary.rankings, summary.tables
+    assert ranking.verdict == verdict and ranking.fastest.precision == "bf16"
+    assert (ranking.winner is not None) == ("*" in marks)
+    assert [row.precision for row in ranking.tied] == ["fp16"] * (verdict == "tied")
+    (size,) = table.columns
+    assert tuple(cell(table, precision, size).mark for precision in rates)[: len(marks)] == marks
 
 
 def test_emulated_and_real_rows_are_kept_apart() -> None:
@@ -197,15 +188,12 @@ def test_emulated_and_real_rows_are_kept_apart() -> None:
     assert summary.banners[0].name == "Emulated cards" and summary.banners[0].count == 1
 
 
-def test_a_row_that_never_ran_joins_the_table_of_its_like() -> None:
+def test_a_row_that_never_ran_joins_the_table_of_the_only_device() -> None:
     night = Night()
     night.add(a_job())
     night.add(a_job(precision="int4"), State.UNSUPPORTED, emulated=False)
     (table,) = summarize(night.rows).tables
     assert table.lines == ("bf16", "int4")
-
-
-def test_a_row_that_never_ran_is_not_guessed_among_two_devices() -> None:
     night = Night(emulated=False)
     night.add(a_job(), device_name="Gaudi2")
     night.add(a_job(precision="fp32"), device_name="Gaudi3")
@@ -215,16 +203,13 @@ def test_a_row_that_never_ran_is_not_guessed_among_two_devices() -> None:
 
 
 def test_causes_gather_rows_that_differ_in_numbers_only() -> None:
-    summary = summarize(every_state())
+    summary = summarize(every_state(items=1))
     out_of_memory = [c for c in summary.causes if c.state is State.OUT_OF_MEMORY]
     assert len(out_of_memory) == 1 and len(out_of_memory[0].rows) == 10
     states = [cause.state for cause in summary.causes]
     assert states.index(State.FAILED) < states.index(State.OUT_OF_MEMORY)
     assert summary.causes[0].example.failure_tail
-
-
-def test_retried_jobs_tell_how_each_attempt_ended() -> None:
-    (item,) = summarize(every_state()).retried
+    (item,) = summary.retried  # probes are no retries
     assert [attempt.state for attempt in item.attempts] == [State.LOST, State.SUCCEEDED]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import fcntl
 import json
 import os
 import select
@@ -10,10 +10,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from patience import patience
 
 FLAGS = (
@@ -32,14 +32,17 @@ FLAGS = (
 PATIENCE_S = 60.0
 
 
-def find_chromium() -> str | None:
-    return next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
+PROGRAM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+needs_chromium = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine"),
+]
 
 
 class Page:
-    """One tab."""
+    """One tab, with its errors, the addresses of its requests, and the names of all events."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._out, self._in = to_browser, from_browser
@@ -52,9 +55,8 @@ class Page:
 
     def attach(self) -> None:
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
+        answer = self.send("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = answer["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
@@ -64,123 +66,85 @@ class Page:
         if self._session:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
-        while True:
-            answer = self._next()
-            if answer.get("id") == self._number:
-                assert "error" not in answer, (method, answer["error"])
-                return dict(answer["result"])
+        while (answer := self._next()).get("id") != self._number:
+            pass
+        assert "error" not in answer, (method, answer["error"])
+        return dict(answer["result"])
 
     def open(
-        self,
-        page: Path | str,
-        width: int = 1280,
-        height: int = 900,
-        dark: bool = False,
-        touch: bool = False,
-        ratio: float = 1.0,
+        self, page: Path | str, width: int = 1280, dark: bool = False, touch: bool = False
     ) -> float:
-        self.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=ratio,
-            mobile=touch,
-        )
+        """Load a file or an address; return the seconds until its ``load`` event."""
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": touch}
+        self.send("Emulation.setDeviceMetricsOverride", **screen)
         self.send("Emulation.setTouchEmulationEnabled", enabled=touch)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
-        self.errors.clear()
-        self.requests.clear()
-        self.events.clear()
-        started = time.monotonic()
-        url = page if isinstance(page, str) else page.resolve().as_uri()
-        self.send("Page.navigate", url=url)
-        while "Page.loadEventFired" not in self.events:
-            self._next()
-        elapsed = time.monotonic() - started
+        elapsed = self.load(page)
         self.settle()
         return elapsed
 
-    def open_without_scripts(self, path: Path) -> None:
-        self.events.clear()
-        self.send("Page.navigate", url=path.resolve().as_uri())
+    def load(self, page: Path | str) -> float:
+        """Load a file or an address, maybe without scripts: nothing can be evaluated then."""
+        for log in (self.errors, self.requests, self.events):
+            log.clear()
+        started = time.monotonic()
+        self.send("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while "Page.loadEventFired" not in self.events:
             self._next()
+        return time.monotonic() - started
 
     def visible_text(self) -> str:
+        """The text that a reader of the page gets, from the accessibility tree."""
         nodes = self.send("Accessibility.getFullAXTree")["nodes"]
-        return " ".join(
-            str(node["name"].get("value", ""))
-            for node in nodes
-            if not node["ignored"] and "name" in node
-        )
+        named = (node["name"] for node in nodes if not node["ignored"] and "name" in node)
+        return " ".join(str(name.get("value", "")) for name in named)
 
     def evaluate(self, script: str) -> Any:
-        result = self.send(
-            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
-        )
+        """The value of a JavaScript expression; promises are awaited."""
+        options = {"returnByValue": True, "awaitPromise": True}
+        result = self.send("Runtime.evaluate", expression=script, **options)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def settle(self) -> None:
+        """Wait until what was asked of the next frames has been drawn."""
         self.evaluate("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
-    def wait_for(self, script: str, patience_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + patience(patience_s)
+    def wait_for(self, script: str) -> None:
+        deadline = time.monotonic() + patience(PATIENCE_S)
         while not self.evaluate(script):
-            assert time.monotonic() < deadline, f"not true after {patience_s:g} s: {script}"
+            assert time.monotonic() < deadline, f"not true after {PATIENCE_S:g} s: {script}"
             time.sleep(0.05)
 
     def press(self, key: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self.send(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=key,
-                **({"text": key} if len(key) == 1 and kind == "keyDown" else {}),
-            )
+        text = {"text": key} if len(key) == 1 else {}
+        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
         self.settle()
 
-    def drag(
-        self, start: tuple[float, float], end: tuple[float, float], touch: bool = False
-    ) -> None:
-        steps = [
-            (start[0] + (end[0] - start[0]) * i / 10, start[1] + (end[1] - start[1]) * i / 10)
-            for i in range(11)
-        ]
-        for i, (x, y) in enumerate(steps):
+    def mouse(self, kind: str, x: float, y: float) -> None:
+        button = {} if kind == "Moved" else {"button": "left", "buttons": 1, "clickCount": 1}
+        self.send("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **button)
+
+    def drag(self, start: tuple[float, float], across: float, touch: bool = False) -> None:
+        """Drag to the right with the mouse or one finger."""
+        x, y = start
+        places = [(x + across * share, y) for share in (0, 0.5, 1)]
+        for number, (x, y) in enumerate(places):
             if touch:
-                kind = "touchStart" if i == 0 else "touchMove"
-                self.send("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y}])
+                kind, points = "touchMove" if number else "touchStart", [{"x": x, "y": y}]
+                self.send("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+            elif number:
+                drag = {"type": "mouseMoved", "button": "left", "buttons": 1}
+                self.send("Input.dispatchMouseEvent", x=x, y=y, **drag)
             else:
-                kind = "mousePressed" if i == 0 else "mouseMoved"
-                self.send(
-                    "Input.dispatchMouseEvent",
-                    type=kind,
-                    x=x,
-                    y=y,
-                    button="left",
-                    buttons=1,
-                    clickCount=1,
-                )
+                self.mouse("Pressed", x, y)
         if touch:
             self.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
         else:
-            self.send(
-                "Input.dispatchMouseEvent",
-                type="mouseReleased",
-                x=end[0],
-                y=end[1],
-                button="left",
-                clickCount=1,
-            )
+            self.mouse("Released", x, y)
         self.settle()
-
-    def screenshot(self, path: Path, whole: bool = True) -> Path:
-        self.settle()
-        shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
-        return path
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -207,17 +171,18 @@ class Page:
             self.requests.append(parameters["request"]["url"])
 
 
-@contextmanager
-def chromium(profile: Path) -> Iterator[Page]:
-    program = find_chromium()
-    assert program is not None
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """One browser with a profile of its own for all tests; it is gone afterwards."""
+    assert PROGRAM is not None
     child_in, to_browser = os.pipe()
     from_browser, child_out = os.pipe()
     # The browser reads descriptor 3 and writes 4; copies above them keep the two from colliding.
-    high_in, high_out = _above(child_in), _above(child_out)
+    high_in, high_out = (fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (child_in, child_out))
     command = f'exec 3<&{high_in} 4>&{high_out}; exec "$0" "$@"'
+    profile = f"--user-data-dir={tmp_path_factory.mktemp('profile')}"
     process = subprocess.Popen(
-        ["bash", "-c", command, program, *FLAGS, f"--user-data-dir={profile}"],
+        ["bash", "-c", command, PROGRAM, *FLAGS, profile],
         pass_fds=(high_in, high_out),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -238,9 +203,3 @@ def chromium(profile: Path) -> Iterator[Page]:
             process.kill()
             process.wait()
         os.close(from_browser)
-
-
-def _above(descriptor: int) -> int:
-    import fcntl
-
-    return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10)

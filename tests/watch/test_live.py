@@ -1,29 +1,49 @@
 """Progress: one plain line an event in logs, bars and cards in a terminal."""
 
-import dataclasses
+from __future__ import annotations
+
 import io
 import os
 import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from driver_cases import MOMENT, STATUS, attempt, job, node, plan, result
+from rich.console import Console
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import NodeJoined, NodeLeft, RecordRow, WorkerStopped
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
-from orchestrator.core.status import Rate
+from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.util.format import duration
 from orchestrator.watch.live import (
     PlainView,
     QuietView,
+    TerminalView,
     event_line,
     open_view,
+    render,
     row_line,
     summary_line,
     unrun_lines,
 )
+
+
+def a_row(state: State) -> RecordRow:
+    tried = attempt(job(1), node().cards[0])
+    good = state is State.SUCCEEDED
+    rank = RankOutcome(
+        rank=0,
+        state=state,
+        started_at=MOMENT,
+        ended_at=MOMENT + 4,
+        result=result() if good else None,
+    )
+    outcome = Outcome(attempt_id=tried.attempt_id, state=state, ranks=(rank,))
+    return RecordRow(job=job(1), state=state, reason="", final=True, attempt=tried, outcome=outcome)
 
 
 @pytest.fixture
@@ -40,38 +60,49 @@ def test_durations_read_well(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_the_summary_line_has_counts_cards_and_time() -> None:
-    assert summary_line(STATUS) == (
-        "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1/3 emulated cards assigned | 1 starting | "
-        "1m05s so far | about 2m10s left"
-    )
+QUEUED = tuple(replace(card, phase="queued") for card in STATUS.cards)
+SILENT = "the cluster's control store has not answered since 03:00:00, for 12 s"
+RATES = (
+    Rate(unit="tokens/s", per_s=1204.4, jobs=12),
+    Rate(unit="samples/s", per_s=8.123, jobs=1),
+)
 
 
-def test_a_card_that_waits_for_the_processor_is_not_called_busy() -> None:
-    cards = [dataclasses.replace(card, phase="queued") for card in STATUS.cards]
-    queued = dataclasses.replace(STATUS, cards=cards, eta_low_s=0.0, eta_high_s=3495.0)
-    line = summary_line(queued)
-    assert "3 waiting for the processor" in line and line.endswith("up to 58m15s left")
-    assert "cards" not in summary_line(dataclasses.replace(queued, cards=()))
-
-
-def test_the_summary_line_has_tokens_and_samples_apart_and_jobs_by_the_hour() -> None:
-    rates = (
-        Rate(unit="tokens/s", per_s=1204.4, jobs=12),
-        Rate(unit="samples/s", per_s=8.123, jobs=1),
-    )
-    line = summary_line(dataclasses.replace(STATUS, rates=rates, jobs_run=13))
-    assert "1,204 tokens/s (12 jobs) | 8.12 samples/s (1 job) | 720 jobs/h | 1m05s" in line
-
-
-def test_a_finished_run_promises_no_time() -> None:
-    ended = dataclasses.replace(STATUS, finished=True, stopping="SIGTERM received")
-    assert "left" not in summary_line(ended)
-    assert summary_line(ended).endswith("stopping: SIGTERM received")
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {},
+            "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1/3 emulated cards assigned | 1 starting | "
+            "1m05s so far | about 2m10s left",
+        ),
+        # Emulated cards take turns, and zero seconds left are no estimate.
+        (
+            {"cards": QUEUED, "eta_low_s": 0.0, "eta_high_s": 3495.0},
+            "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1/3 emulated cards assigned | "
+            "3 waiting for the processor | 1m05s so far | up to 58m15s left",
+        ),
+        (
+            {"cards": (), "rates": RATES, "jobs_run": 13},
+            "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1,204 tokens/s (12 jobs) | "
+            "8.12 samples/s (1 job) | 720 jobs/h | 1m05s so far | about 2m10s left",
+        ),
+        (
+            {"cards": (), "finished": True, "stopping": "SIGTERM received"},
+            "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1m05s so far | stopping: SIGTERM received",
+        ),
+        (
+            {"cards": (), "eta_s": None, "trouble": SILENT},
+            f"17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1m05s so far | TROUBLE: {SILENT}",
+        ),
+    ],
+)
+def test_the_summary_line_has_counts_cards_and_time(changes: dict[str, Any], line: str) -> None:
+    assert summary_line(replace(STATUS, **changes)) == line
 
 
 def test_a_row_says_how_far_what_where_and_how_fast(board: Board) -> None:
-    command = _row(State.SUCCEEDED)
+    command = a_row(State.SUCCEEDED)
     measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
     board.did(command, MOMENT)
     line = row_line(command, measurement, board)
@@ -79,7 +110,7 @@ def test_a_row_says_how_far_what_where_and_how_fast(board: Board) -> None:
 
 
 def test_a_failed_row_says_why(board: Board) -> None:
-    command = dataclasses.replace(_row(State.FAILED), reason="error: no such layer", final=False)
+    command = replace(a_row(State.FAILED), reason="error: no such layer", final=False)
     measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
     line = row_line(command, measurement, board)
     assert line.startswith("[attempt] FAILED")
@@ -99,9 +130,6 @@ def test_jobs_that_never_ran_share_a_line_by_state_and_reason(board: Board) -> N
         "[3/1] NOT_STARTED   tiny-chatglm3 text-generation fp32 b=4 HPU: stopped",
     ]
     assert unrun_lines([], board) == []
-
-
-def test_long_reasons_are_shortened_in_a_line(board: Board) -> None:
     long = RecordRow(job=job(1), state=State.UNSUPPORTED, reason="x " * 500, final=True)
     (line,) = unrun_lines([long], board)
     assert len(line) < 260 and line.endswith("…")
@@ -125,13 +153,7 @@ def test_people_hear_of_nodes_and_deaths_but_not_of_orderly_stops(board: Board) 
     death = Failure(failure_class=FailureClass.CRASH, message="died of SIGSEGV")
     stopped = WorkerStopped(at=MOMENT, worker_id="w1", failure=death)
     assert event_line(stopped, board) == "worker w1 died: died of SIGSEGV"
-    assert event_line(dataclasses.replace(stopped, failure=None), board) is None
-
-
-def test_trouble_with_the_cluster_is_in_the_summary() -> None:
-    silent = "the cluster's control store has not answered since 03:00:00, for 12 s"
-    assert f"TROUBLE: {silent}" in summary_line(dataclasses.replace(STATUS, trouble=silent))
-    assert "TROUBLE" not in summary_line(STATUS)
+    assert event_line(replace(stopped, failure=None), board) is None
 
 
 def test_logs_hold_no_control_characters_and_one_line_an_event() -> None:
@@ -145,9 +167,9 @@ def test_summaries_come_at_intervals_and_at_the_end() -> None:
     out = io.StringIO()
     view = PlainView(out, interval_s=30)
     for second in range(62):
-        view.show(dataclasses.replace(STATUS, at=MOMENT + second))
+        view.show(replace(STATUS, at=MOMENT + second))
     assert out.getvalue().count("17/48 jobs") == 2
-    view.show(dataclasses.replace(STATUS, at=MOMENT + 63, finished=True))
+    view.show(replace(STATUS, at=MOMENT + 63, finished=True))
     assert out.getvalue().count("17/48 jobs") == 3
 
 
@@ -161,15 +183,93 @@ def test_the_view_suits_the_stream() -> None:
     assert out.getvalue() == ""
 
 
-def _row(state: State) -> RecordRow:
-    tried = attempt(job(1), node().cards[0])
-    good = state is State.SUCCEEDED
-    rank = RankOutcome(
-        rank=0,
-        state=state,
-        started_at=MOMENT,
-        ended_at=MOMENT + 4,
-        result=result() if good else None,
+# ---------------------------------------------------------------- the live display
+
+
+def text_of(status: RunStatus, *, height: int | None = None, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(render(status, height=height))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def big_status(servers: int) -> RunStatus:
+    cards = [
+        CardStatus(
+            card=f"hpu-{server}/HPU{index}",
+            worker_id=f"w{server}{index}",
+            phase="measure" if index else "load",
+            phase_age_s=500.0 if (server, index) == (2, 3) else 10.0,
+            job=f"job-{server}-{index}",
+            attempt_id=f"a-{server}-{index}",
+        )
+        for server in range(1, servers + 1)
+        for index in range(8)
+    ]
+    return replace(STATUS, cards=tuple(cards))
+
+
+def test_the_display_shows_bar_counts_and_busy_cards() -> None:
+    text = text_of(STATUS)
+    assert "17/48" in text and "about 2m10s left" in text and "EMULATED" in text
+    assert "hpu-1/HPU0" in text and "measure" in text and "12s" in text
+    assert "hpu-1/HPU1" in text and "hpu-1/HPU2" not in text
+    rates = "1,204 tokens/s (12 jobs)   8.12 samples/s (1 job)   720 jobs/h"
+    assert f"1/3 cards assigned   {rates}" in text_of(replace(STATUS, rates=RATES, jobs_run=13))
+
+
+def test_markup_in_names_is_shown_and_not_obeyed() -> None:
+    card = replace(STATUS.cards[0], job="[bold]x[/bold]")
+    assert "[bold]x[/bold]" in text_of(replace(STATUS, cards=(card,)))
+
+
+def test_the_terminal_view_prints_lines_above_the_display_and_removes_it() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True)
+    view = TerminalView(console)
+    view.show(STATUS)
+    view.line("node hpu-1: [2 cards]")
+    view.close()
+    assert "node hpu-1: [2 cards]" in out.getvalue()
+
+
+@pytest.mark.parametrize("height", [8, 12, 19, 40, 80])
+@pytest.mark.parametrize("servers", [1, 8, 30])
+def test_any_number_of_cards_fits_into_any_height(servers: int, height: int) -> None:
+    """The display is never higher than the room it is given, so it can always be removed again."""
+    assert len(text_of(big_status(servers), height=height).splitlines()) <= height
+
+
+def test_cards_that_do_not_fit_are_folded_by_server() -> None:
+    lines = text_of(big_status(8), height=19).splitlines()
+    (second,) = [line for line in lines if line.startswith("hpu-2")]
+    assert second.split() == ["hpu-2", "LMMMMMMM", "8/8", "HPU3", "measure", "8m20s", "job-2-3"]
+    assert sum(line.startswith("hpu-") for line in lines) == 8
+
+
+def test_servers_that_do_not_fit_are_counted() -> None:
+    text = text_of(big_status(30), height=12)
+    shown = sum(line.startswith("hpu-") for line in text.splitlines())
+    hidden = 30 - shown
+    assert f"{8 * hidden} more cards: {7 * hidden} measure, {hidden} load" in text
+
+
+def test_the_last_three_failures_say_job_class_and_reason() -> None:
+    failures = tuple(
+        FailedAttempt(
+            at=MOMENT + 60 - number,
+            job=f"job-{number}",
+            state="FAILED",
+            failure_class="crash",
+            reason="died of\nSIGSEGV",
+            card="hpu-1/HPU1",
+            final=number > 0,
+        )
+        for number in range(5)
     )
-    outcome = Outcome(attempt_id=tried.attempt_id, state=state, ranks=(rank,))
-    return RecordRow(job=job(1), state=state, reason="", final=True, attempt=tried, outcome=outcome)
+    text = text_of(replace(STATUS, failures=failures))
+    first, second, _ = (" ".join(line.split()) for line in text.splitlines()[-3:])
+    assert first == "FAILED 5s ago, tried again job-0 crash: died of SIGSEGV"
+    assert second == "FAILED 6s ago job-1 crash: died of SIGSEGV"
+    assert "job-2" in text and "job-3" not in text
+    narrow = text_of(replace(STATUS, failures=failures), width=70).splitlines()
+    assert len(narrow) == len(text.splitlines())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from driver_cases import STATUS
-from headless_chromium import Page, chromium, find_chromium
+from headless_chromium import Page, needs_chromium
 from measurement_factory import every_state
 from run_directory import RunDirectory, failure
 from test_server import TOKEN, serving
@@ -18,16 +17,7 @@ from orchestrator.analysis.summary import STALE_AFTER_S, summarize
 from orchestrator.core.job import State
 from orchestrator.report.html import render
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium(tmp_path_factory.mktemp("profile")) as page:
-        yield page
+pytestmark = needs_chromium
 
 
 @pytest.fixture

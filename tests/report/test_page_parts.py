@@ -1,0 +1,247 @@
+"""Parts of the report: a run under way, curves, findings, forms of a model, images, profiles."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_cases import STATUS
+from measurement_factory import Night, a_job, precision_grid, printed
+from measurements import row
+
+from orchestrator.analysis.hardware import reference
+from orchestrator.analysis.summary import Summary, Table, summarize, underway_of
+from orchestrator.core.measurement import Measurement
+from orchestrator.report import svg
+from orchestrator.report.blocks import Section
+from orchestrator.report.charts import clipped, throughput_curve
+from orchestrator.report.export import to_json
+from orchestrator.report.html import MOST_BYTES, images_of, profiles_of, render
+from orchestrator.report.run_report import page_text, read_summary, write_page
+from orchestrator.report.sections import sections
+from orchestrator.report.text import to_markdown
+from orchestrator.store.reader import with_raw
+from orchestrator.store.store import Store
+
+# ---------------------------------------------------------------- a run under way
+
+
+@pytest.mark.parametrize(
+    ("changes", "silent_s", "sentence"),
+    [
+        ({}, 1, "Under way: 17 of 48 jobs done, 1 running, about 2 min 10 s left."),
+        (
+            {"eta_low_s": 60.0, "eta_high_s": 600.0},
+            1,
+            "Under way: 17 of 48 jobs done, 1 running, 1 min 00 s to 10 min 00 s left.",
+        ),
+        (
+            {"stopping": "SIGTERM received"},
+            1,
+            "Under way: 17 of 48 jobs done, 1 running, stopping: SIGTERM received.",
+        ),
+        (
+            {},
+            3600,
+            "Not finished: 17 of 48 jobs done. The driver has been silent for 1 h 00 min, since "
+            "2023-11-14 22:14:25 UTC.",
+        ),
+        (
+            {"driver_died": True},
+            1,
+            "Not finished: 17 of 48 jobs done. Its driver died; the same `nightgrid run` resumes "
+            "it. Last heard of at 2023-11-14 22:14:25 UTC.",
+        ),
+    ],
+)
+def test_a_run_under_way_says_how_far_it_is(
+    changes: dict[str, Any], silent_s: float, sentence: str
+) -> None:
+    underway = underway_of(replace(STATUS, **changes), STATUS.at + silent_s)
+    assert underway is not None and underway.sentence == sentence
+    assert underway.stale is (silent_s > 1)
+
+
+def test_a_finished_or_unknown_run_is_told_by_its_rows() -> None:
+    assert underway_of(replace(STATUS, finished=True), 1e10) is None
+    assert underway_of(None, 0.0) is None
+
+
+def test_a_row_that_cannot_be_read_is_counted_against_the_plan() -> None:
+    night = Night()
+    for size in range(1, 20):
+        night.add(a_job(batch_size=size), items=0)
+    verdict = summarize(night.rows, ["rows/x.parquet (torn)"], planned=20).verdict
+    assert verdict == "1 job of 20 planned have no row; 1 file could not be read; 19 measured."
+    assert summarize(night.rows, planned=19).verdict == "All 19 jobs have an answer; 19 measured."
+    assert summarize(night.rows, planned=3).verdict.startswith("All 19")
+
+
+def test_the_page_of_a_run_under_way(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "live") as store:
+        store.append(Night(run="live").add(a_job()))
+        store.write_file("status.json", STATUS.to_json())
+        text = write_page(store, *read_summary(store, lean=True)).read_text(encoding="utf-8")
+        assert "17 of 48 jobs done" in text and 'aria-valuenow="17"' in text
+        assert "hpu-1/HPU0" in text
+        store.write_file("status.json", "{")
+        summary, _ = read_summary(store)
+        assert summary.underway is None
+
+
+# ---------------------------------------------------------------- curves and findings
+
+
+def one_table(**last: float) -> Table:
+    """A table of three batch sizes, of which the last has this interval."""
+    night = Night()
+    precision_grid(night, sizes=(1, 2, 4), precisions=("bf16",))
+    *others, end = night.rows
+    (table,) = summarize([*others, replace(end, metrics=replace(end.metrics, **last))]).tables
+    return table
+
+
+def test_error_bars_stay_inside_the_figure() -> None:
+    wild = one_table(throughput_low=-1e5, throughput_high=1e6)
+    assert not clipped(one_table()) and clipped(wild)
+    drawn = throughput_curve(wild, "title")
+    (bars,) = re.findall(r'class="bar" d="([^"]+)"', drawn)
+    assert "l3 4l3-4" in bars and "l3-4l3 4" in bars
+    heights = [float(y) for y in re.findall(r"M[\d.]+ (-?[\d.]+)V", bars)]
+    heights += [float(y) for y in re.findall(r"V(-?[\d.]+)", bars)]
+    assert all(svg.TOP <= y <= svg.HEIGHT - svg.BOTTOM for y in heights)
+    tick = max(float(t.replace(",", "")) for t in re.findall(r'"end">([\d.,]+)<', drawn))
+    assert tick < 2000, "the curve is not pressed down by one interval"
+
+
+def test_terminal_and_markdown_tell_the_findings() -> None:
+    night = Night(emulated=False)
+    for cards in (1, 2):
+        precision_grid(night, cards=cards, sizes=(8, 32), precisions=("bf16", "int8"))
+    underway = underway_of(STATUS, STATUS.at + 1)
+    summary = summarize(night.rows, reference=reference(), underway=underway)
+    text = printed(summary, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    for form in (text, to_markdown(summary)):
+        assert "Under way: 17 of 48 jobs done" in " ".join(form.split())
+        for title in ("What each technique buys", "Scaling over cards", "Share of the card's lim"):
+            assert title in form
+    document = json.loads(to_json(summary))
+    assert document["underway"]["done"] == 17
+    assert {line["after"] for line in document["figures"]["techniques"]} == {"int8"}
+    assert len(document["figures"]["published"]) == len(reference().published)
+
+
+# ---------------------------------------------------------------- forms of one model
+
+
+def rows_of_forms() -> list[Measurement]:
+    """A model quantised by a step of the run, as itself and in int8, and a row that is neither."""
+    night = Night(emulated=False)
+    made = {"save_model": "small", "method": "static", "numbers": "int8", "sparsity": "none"}
+    forms = (
+        ("trained", "fp32", {"quality_of": "trained"}, 4_000_000),
+        ("small", "int8", {"quality_of": "trained", "calibration": "ranges"}, 1_000_000),
+        ("another", "fp32", {}, 4_000_000),
+    )
+    night.add(a_job(workload="quantization", model="trained"), parameters=made)
+    for model, precision, parameters, weight_bytes in forms:
+        night.add(
+            a_job(model=model, precision=precision),
+            parameters=parameters,
+            weight_bytes=weight_bytes,
+            workload_metrics={"quality_top1_agreement": 0.97, "quality_kl": 0.001},
+        )
+    return night.rows
+
+
+def forms(summary: Summary) -> Section | None:
+    return next((one for one in sections(summary) if one.id == "forms"), None)
+
+
+def test_each_form_says_how_it_was_made_and_what_it_is_worth() -> None:
+    summary = summarize(rows_of_forms())
+    section = forms(summary)
+    assert section is not None
+    trained, small = section.table.rows
+    assert trained[:2] == ("trained", "")
+    assert small[:2] == ("small", "quantization of trained: method static, numbers int8")
+    assert small[2].startswith("int8 ") and small[2].endswith("calibration ranges")
+    assert small[3:6] == ("977 KiB", "0.9700", "0.001000")
+    assert "±" in small[7] and "trained in fp32" in section.note
+    assert 'id="forms"' in render(summary, summary.rows)
+    assert "Forms of one model" in to_markdown(summary)
+    plain = summarize(rows_of_forms()[-1:])
+    assert forms(plain) is None and 'id="forms"' not in render(plain, plain.rows)
+
+
+# ---------------------------------------------------------------- images
+
+#: A red point.
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+
+
+def page_of(directory: Path, *rows: Measurement) -> tuple[Store, str]:
+    with Store.open(directory, "night") as store:
+        store.append(*rows)
+    return store, page_text(store, *read_summary(store))
+
+
+def test_the_page_shows_the_first_image_of_each_job(tmp_path: Path) -> None:
+    first = row(0, image=PNG, random_weights=True)
+    store, page = page_of(tmp_path / "with", first, row(1))
+    assert f'src="data:image/png;base64,{base64.b64encode(PNG).decode()}"' in page
+    assert 'id="images"' in page and "Random weights: they mean nothing" in page
+    assert 'id="images"' not in page_of(tmp_path / "without", row(1))[1]
+    assert [one.image for one in store.measurements()] == [PNG, None]
+    lean = store.measurements(samples=False)
+    assert [one.image for one in lean] == [None, None]
+    assert [one.image for one in with_raw(store.tables_path, lean, "items", "image")] == [PNG, None]
+
+
+def test_what_is_no_image_is_not_shown() -> None:
+    """Rows come from files that anybody may have written."""
+    odd = [row(0, image=b"<script>alert(1)</script>"), row(1, image=b""), row(2)]
+    assert images_of(odd)["shown"] == []
+
+
+def test_a_page_carries_so_many_bytes_of_images() -> None:
+    large = PNG + bytes(MOST_BYTES // 2)
+    rows = [row(number, image=large) for number in range(3)] + [row(3, image=PNG)]
+    images = images_of(rows)
+    assert [row.job_id for row, _ in images["shown"]] == [rows[0].job_id, rows[3].job_id]
+    assert images["left_out"] == 2 and images["random_weights"] is False
+
+
+# ---------------------------------------------------------------- profiles
+
+DETAILS = {
+    "profile": "2 untimed steps, 4 ms each of operators",
+    "profile_operators": "aten::mm 75.0% (4 calls a step); aten::<b> 25.0% (1 calls a step)",
+    "profile_copies": "2.0% of the time, 2048 bytes a step",
+    "profile_launches": "5 operators a step",
+    "profile_trace_bytes": "1234",
+}
+
+
+def test_the_page_links_the_trace_of_each_profile(tmp_path: Path) -> None:
+    first = row(0, details=DETAILS)
+    _, page = page_of(tmp_path / "with", first, row(1))
+    assert f'<a href="trace-{first.attempt_id}.json.gz" download>' in page
+    assert "<li>aten::mm 75.0% (4 calls a step)</li><li>aten::&lt;b&gt; 25.0%" in page
+    assert "copies: 2.0% of the time" in page
+    assert 'id="profiles"' not in page_of(tmp_path / "without", row(1))[1]
+
+
+def test_a_trace_that_was_left_out_or_lies_elsewhere_is_not_linked() -> None:
+    """Rows come from files that anybody may have written."""
+    left_out = {"profile_trace_bytes": "99 are above 10: the trace is left out"}
+    odd = [row(0, details=DETAILS | left_out), row(1, details=DETAILS, attempt_id="../../evil")]
+    assert [one["trace"] for one in profiles_of(odd)] == ["", ""]
