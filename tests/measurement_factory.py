@@ -74,7 +74,7 @@ class Night:
             row = self._placed(row, job, state, nodes)
         if state is State.SUCCEEDED:
             row = self._measured(row, job, items)
-        row = replace(row, **changes)  # type: ignore[arg-type]
+        row = replace(row, **changes)
         self.rows.append(row)
         return row
 
@@ -229,7 +229,7 @@ def printed(summary: Summary, width: int = 120, *, colour: bool = False, **optio
     file = io.StringIO()
     system = "standard" if colour else None
     console = Console(file=file, width=width, force_terminal=colour, color_system=system)
-    print_summary(summary, console, **options)  # type: ignore[arg-type]
+    print_summary(summary, console, **options)
     return file.getvalue()
 
 
@@ -246,7 +246,7 @@ def with_interval(
         throughput_low=None if half is None else value - half,
         throughput_high=None if half is None else value + half,
         relative_half_width=None if half is None else half / value if value else None,
-        **metrics,  # type: ignore[arg-type]
+        **metrics,
     )
     return replace(row, metrics=changed, samples=(), items=())
 
@@ -306,7 +306,7 @@ def precision_grid(
                 state = State.PRUNED
             elif not fits(job, size):
                 state, full = State.OUT_OF_MEMORY, True
-            night.add(job, state, **options)  # type: ignore[arg-type]
+            night.add(job, state, **options)
 
 
 def every_state(*, emulated: bool = True, items: int = 12) -> list[Measurement]:

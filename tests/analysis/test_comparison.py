@@ -129,7 +129,7 @@ def test_comparing_the_other_way_round_mirrors_every_interval() -> None:
 )
 def test_what_is_not_comparable_is_refused_by_name(key: str, changes: dict[str, object]) -> None:
     one = measured(0, [1.0, 1.01, 0.99])
-    other = replace(one, **changes)  # type: ignore[arg-type]
+    other = replace(one, **changes)
     comparison = compare([one], [other])
     assert not comparison.changes
     assert [d.key for r in comparison.refused for d in r.differences] == [key]

@@ -33,7 +33,7 @@ def reasons(one: Measurement) -> dict[str, str]:
 
 
 def with_metrics(**changes: object) -> Measurement:
-    return row(metrics=replace(row().metrics, **changes))  # type: ignore[arg-type]
+    return row(metrics=replace(row().metrics, **changes))
 
 
 CUT = {"warmup_end": "limit", "shapes": 4}

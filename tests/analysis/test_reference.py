@@ -54,7 +54,7 @@ def t5(**changes: object) -> Measurement:
     )
     row = Night(emulated=False).add(job)
     metrics = replace(row.metrics, items_per_s=40.0, throughput_unit="samples/s")
-    return replace(row, metrics=metrics, **changes)  # type: ignore[arg-type]
+    return replace(row, metrics=metrics, **changes)
 
 
 def chatglm3(**changes: object) -> Measurement:
@@ -69,7 +69,7 @@ def chatglm3(**changes: object) -> Measurement:
     )
     row = Night(emulated=False).add(job)
     metrics = replace(row.metrics, generated_tokens_per_s=60.0)
-    return replace(row, metrics=metrics, device_name="GAUDI2", **changes)  # type: ignore[arg-type]
+    return replace(row, metrics=metrics, device_name="GAUDI2", **changes)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def chatglm3(**changes: object) -> Measurement:
 def test_a_row_below_half_of_what_its_card_is_known_to_do_is_named(
     changes: dict[str, object], said: str
 ) -> None:
-    row = replace(chatglm3(), **changes)  # type: ignore[arg-type]
+    row = replace(chatglm3(), **changes)
     (sentence,) = far_below([row], PUBLISHED).values() or [""]
     assert said in sentence if said else not sentence
     banners = summarize([row], reference=reference()).banners

@@ -48,7 +48,7 @@ def fails(timed: Timed) -> float:
 
 def metric(figure: object = slowest, name: str = "slowest_s") -> Metric:
     about = {"title": "slowest", "description": "Slowest.", "better": "lower"}
-    return Metric(name=name, figure=figure, **about)  # type: ignore[arg-type]
+    return Metric(name=name, figure=figure, **about)
 
 
 def test_only_complete_timed_repeats_count() -> None:
@@ -165,7 +165,7 @@ def test_every_form_of_the_report_names_the_leader() -> None:
     words = f"best largest logit difference {summary.chosen(leader.row)}: 0.1250"
     for text in (printed(summary, 200), to_markdown(summary), render(summary, rows)):
         assert words in text.replace("difference: ", "difference ")
-    (best,) = document(summary)["best"]  # type: ignore[misc]
+    (best,) = document(summary)["best"]
     (one,) = best["best_by_figure"]
     assert (one["job_id"], one["better"]) == (leader.row.job_id, "lower")
 
@@ -202,7 +202,7 @@ def test_speed_is_what_is_judged_unless_asked() -> None:
     summary = summarize(compared())
 
     def on_front(summary: object) -> set[tuple[str, int]]:
-        (front,) = summary.fronts  # type: ignore[attr-defined]
+        (front,) = summary.fronts
         return {(row.precision, row.batch_size) for row in (*front.best, *front.beaten)}
 
     assert {precision for precision, _ in on_front(summary)} == set(AGREEMENT)

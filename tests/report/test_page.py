@@ -169,7 +169,7 @@ def test_outputs_can_be_read_and_are_bounded() -> None:
         rank, item = row.items[0]
         items = ((rank, replace(item, output_text=f"{number} {huge}")),)
         rows.append(replace(row, job_id=f"{number:016x}", items=items))
-    outputs = payload(summarize(rows), rows)["columns"]["outputs"]  # type: ignore[index]
+    outputs = payload(summarize(rows), rows)["columns"]["outputs"]
     assert outputs["d"][0].startswith("0 xxx")
     assert sum(map(len, outputs["d"])) < MOST_TEXT + 1000
     assert "Left out of the page for its size" in outputs["d"][-1]
@@ -186,9 +186,9 @@ def test_the_scatter_is_sampled_and_keeps_the_slowest() -> None:
     rows = large_run(1400, items=10)
     data = payload(summarize(rows), rows)["scatter"]
     latencies = [i.latency_s for r in rows for _, i in r.items if r.state is State.SUCCEEDED]
-    assert data["total"] == len(latencies) > MOST_POINTS  # type: ignore[index]
-    assert len(data["row"]) == MOST_POINTS  # type: ignore[index]
-    assert max(data["latency"]) == pytest.approx(max(latencies), rel=1e-4)  # type: ignore[index]
+    assert data["total"] == len(latencies) > MOST_POINTS
+    assert len(data["row"]) == MOST_POINTS
+    assert max(data["latency"]) == pytest.approx(max(latencies), rel=1e-4)
 
 
 def test_no_text_of_the_rows_is_lost_on_the_way(outline: Outline) -> None:

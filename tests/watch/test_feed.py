@@ -123,7 +123,7 @@ def test_the_status_does_not_wait_for_thousands_of_rows(
 
     def read_slowly(*arguments: object) -> object:
         slow.wait(patience(30))
-        return read(*arguments)  # type: ignore[arg-type]
+        return read(*arguments)
 
     monkeypatch.setattr(feed_module, "read_rows", read_slowly)
     feed = RunFeed(directory.store)

@@ -189,7 +189,7 @@ def test_the_view_suits_the_stream() -> None:
 def text_of(status: RunStatus, *, height: int | None = None, width: int = 120) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(render(status, height=height))
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return console.file.getvalue()
 
 
 def big_status(servers: int) -> RunStatus:

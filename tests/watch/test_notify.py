@@ -288,7 +288,7 @@ def test_a_stopped_run_tells_why(
 
     def interrupting(*arguments: object) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
-        return original(*arguments)  # type: ignore[arg-type]
+        return original(*arguments)
 
     monkeypatch.setattr(tiny_workload, "run", interrupting)
     grid.write_text(GRID.replace("[1, 2]", "[1, 2, 4, 8]"))
