@@ -113,7 +113,12 @@ def _directory_of(run_id: str) -> Path | None:
     except OSError as error:
         output.say_aside(f"outcomes are not kept: {error}")
         return None
-    _remove(p for p in base.glob("*/*") if _age_s(p) > FORGOTTEN_S)
+    for run in base.iterdir():
+        is_forgotten = run != directory and _age_s(run) > FORGOTTEN_S
+        _remove(path for path in run.glob("*") if _age_s(path) > FORGOTTEN_S)
+        if is_forgotten:
+            with contextlib.suppress(OSError):  # it has younger outcomes
+                run.rmdir()
     return directory
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -246,3 +248,17 @@ def test_a_directory_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
     run(OutcomeKeeper(FIRST), "job-2")
     base.chmod(0o700)
     assert len(kept_here("run")) == 1
+
+
+def test_what_lies_for_a_week_goes_with_its_directory(tmp_path: Path) -> None:
+    run(OutcomeKeeper(FIRST), "job-1")
+    [base] = tmp_path.glob("nightgrid-outcomes-*")
+    for name in ("empty", "forgotten", "young"):
+        (base / name).mkdir(mode=0o700)
+    (base / "forgotten" / "a.job-1.0").touch()
+    (base / "young" / "a.job-1.0").touch()
+    long_ago = time.time() - outcomes.FORGOTTEN_S - 60
+    for path in (base / "forgotten" / "a.job-1.0", *base.iterdir()):
+        os.utime(path, (long_ago, long_ago))
+    assert len(kept_here("run")) == 1
+    assert {path.name for path in base.iterdir()} == {"run", "young"}
