@@ -81,11 +81,11 @@ experiments:
 def nightgrid(arguments: list[str]) -> int:
     """Run one command with a watchdog of little patience."""
     from orchestrator.cli.main import main as command
-    from orchestrator.driver import watchdog
+    from orchestrator.driver import board
 
-    limits: Any = watchdog.LIMITS
+    limits: Any = board.PHASE_LIMITS_S
     limits.update(measure=HANG_S)
-    setattr(watchdog, "MEASURE_FACTOR", 0.0)  # noqa: B010
+    setattr(board, "MEASURE_FACTOR", 0.0)  # noqa: B010
     return command(arguments)
 
 

@@ -29,11 +29,10 @@ from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.topology import parse_emulation
-from orchestrator.driver.board import Board
+from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.rows import row_thread
 from orchestrator.driver.session import with_memory
-from orchestrator.driver.watchdog import Watchdog
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.planning.planner import estimator_for

@@ -37,10 +37,9 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Failure, FailureClass, Outcome
 from orchestrator.core.status import RunStatus
-from orchestrator.driver.board import Board
-from orchestrator.driver.rows import Delayed, RowWriter
-from orchestrator.driver.stop_signal import AT_ONCE, Patience, StopSignal
-from orchestrator.driver.watchdog import Watchdog
+from orchestrator.driver.board import Board, Watchdog
+from orchestrator.driver.rows import Delayed, Patience, RowWriter
+from orchestrator.driver.supervisor import AT_ONCE, StopSignal
 from orchestrator.scheduler.scheduler import Schedule
 from orchestrator.store import files as run_files
 from orchestrator.store.card_checks import card_checks_table, earlier_card_checks, read_card_checks
@@ -223,7 +222,6 @@ class Driver:
         return [ClockSet(at=now, ahead_s=ahead_s, by_s=by_s)]
 
     def _look(self) -> list[Event]:
-        """Events available now; ``_poll`` handles a failing executor."""
         try:
             return self.executor.events(0.0)
         except Exception as error:
@@ -344,7 +342,6 @@ class Driver:
             self.publish(status)
 
     def _tell_trouble(self) -> None:
-        """Print when trouble with the cluster begins and ends; attempts go on."""
         before, self.board.trouble = self.board.trouble, self.trouble()
         if self.board.trouble and not before:
             self.view.line(f"TROUBLE: {self.board.trouble}; what runs goes on")

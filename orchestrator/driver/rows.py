@@ -15,14 +15,16 @@ import importlib
 import logging
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import TypeVar
 
-from orchestrator.core.errors import StoreError, StoreFull, StoreLocked
+from orchestrator.core.errors import ControlStoreLost, StoreError, StoreFull, StoreLocked
 from orchestrator.core.events import (
     AttemptEnded,
     Event,
@@ -37,7 +39,7 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
 from orchestrator.driver.board import Board
-from orchestrator.driver.stop_signal import Patience
+from orchestrator.driver.supervisor import AT_ONCE, StopSignal
 from orchestrator.store.files import trace_of
 from orchestrator.store.store import Store
 from orchestrator.util import output
@@ -52,6 +54,7 @@ MOST_TOGETHER = 1000  # rows of one batch
 _LOG = logging.getLogger("nightgrid.store")
 _NO_ROOM = "not started: no room was left for its results"
 
+T = TypeVar("T")
 #: The schedule's command and its row, which is made once: written again it is the same.
 Row = tuple[RecordRow, Measurement]
 #: Commands that wait while there is no room.
@@ -150,6 +153,37 @@ def journal_row(
 
 
 @dataclass(slots=True, kw_only=True)
+class Patience:
+    """Retries for transient failures of an executor or a disk."""
+
+    view: View
+    stop: StopSignal
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    limit_s: float = 120.0
+
+    def act(self, what: str, attempt: Callable[[], T], last: type[Exception]) -> T:
+        """Call ``attempt``, with retries.
+
+        Raises:
+            last: it kept failing for ``limit_s``, or the run is to end at once.
+            StoreLocked, StoreFull, ControlStoreLost: never retried.
+        """
+        began, pause = self.clock(), 0.5
+        while True:
+            try:
+                return attempt()
+            except (StoreLocked, StoreFull, ControlStoreLost):
+                raise  # another driver took the run; or there is no room, and more to do than wait
+            except Exception as error:
+                if self.clock() - began >= self.limit_s or self.stop.requests >= AT_ONCE:
+                    raise last(f"{what} keeps failing: {error}") from error
+                self.view.line(f"{what} failed, trying again in {pause:g} s: {error!r}")
+            self.sleep(pause)
+            pause = min(2 * pause, 15.0)
+
+
+@dataclass(slots=True, kw_only=True)
 class RowWriter:
     """Writes the rows of one run.
 
@@ -242,7 +276,6 @@ class RowWriter:
             self._writing = self.thread.submit(self.store.append, *rows)
 
     def _finish_writing(self) -> None:
-        """Wait for the thread, and finish its batch."""
         if self._writing is not None and self._in_batch:
             self._write_batch()
         elif self._writing is not None:  # a Parquet file
@@ -289,7 +322,6 @@ class RowWriter:
             self.view.line(text)  # of many at a time
 
     def _keep_trace(self, command: RecordRow) -> None:
-        """Write the trace of an attempt, if any; errors are only printed."""
         ranks = command.outcome.ranks if command.outcome is not None else ()
         for result in (rank.result for rank in ranks):
             if result is not None and result.trace is not None and command.attempt is not None:

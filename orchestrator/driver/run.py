@@ -26,7 +26,7 @@ from orchestrator.core.plan import Action, PastRow, Plan
 from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node
 from orchestrator.driver import session as sessions
-from orchestrator.driver.board import Board
+from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.local import InProcessExecutor
 from orchestrator.driver.loop import Driver, DriveResult, PassportBook
 from orchestrator.driver.options import (
@@ -56,8 +56,7 @@ from orchestrator.driver.recovery import (
 )
 from orchestrator.driver.rows import clean_row, row_thread
 from orchestrator.driver.session import Session
-from orchestrator.driver.stop_signal import StopSignal
-from orchestrator.driver.watchdog import Watchdog
+from orchestrator.driver.supervisor import StopSignal
 from orchestrator.grid.parser import Grid
 from orchestrator.on_ray.run_queue import QueueOptions
 from orchestrator.planning.planner import estimator_for
@@ -106,7 +105,7 @@ def drive(
     history: Sequence[PastRow],
     deadline: Deadline | None,
     seed: int,
-    say: Callable[[str], None],
+    say: Say,
     mirror: Mirror | None = None,
     logs: Sequence[RowLog] = (),
 ) -> DriveResult:
@@ -146,9 +145,8 @@ def drive(
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
         if any(planned.action is Action.RUN for planned in plan.jobs):
             say(f"starting on {session.description} …")
-            opening = session.executor(
-                store.run, store.path / run_files.LOGS, plan.host_packages, board.label
-            )
+            logs_dir = store.path / run_files.LOGS
+            opening = session.executor(store.run, logs_dir, plan.host_packages, board.label)
             executor = stack.enter_context(opening)
         else:
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
@@ -181,7 +179,7 @@ def drive(
             view=CleanView(view),
             publish=publish,
             logged=logged,
-            trouble=lambda: next(filter(None, map(trouble_of, outer)), ""),
+            trouble=lambda: next(filter(None, (getattr(e, "trouble", "") for e in outer)), ""),
             waiting=lambda: getattr(executor, "waiting", ""),
             asked_to_stop=lambda: stop_requests(store.path),
             write_status=lambda text: store.write_file(run_files.STATUS, redact(text, os.environ)),
@@ -194,27 +192,16 @@ def drive(
         ).drive()
 
 
-def trouble_of(edge: object) -> str:
-    """Current trouble of an executor, mirror or log, or ""."""
-    trouble: str = getattr(edge, "trouble", "")
-    return trouble
-
-
 #: Time that nodes may take to join a restarted head.
 NODES_PATIENCE_S = 180.0
 
 
 def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
     """Count the cards of each kind."""
-    counts: Counter[str] = Counter()
-    for node in nodes:
-        counts[node.accelerator.value] += len(node.card_indices)
-    return dict(counts)
+    return dict(Counter(node.accelerator.value for node in nodes for _ in node.card_indices))
 
 
-def with_its_nodes(
-    options: RunOptions, session: Session, say: Callable[[str], None], run: Path
-) -> Session:
+def with_its_nodes(options: RunOptions, session: Session, say: Say, run: Path) -> Session:
     """Wait for the nodes that the cluster had before its head died: a plan without them would give
     up jobs for good. A run resumed by a user needs only a node of each kind of card it had; raises
     ClusterError if a kind does not come back."""
@@ -396,7 +383,6 @@ def _announce(
     deadline: Deadline | None,
     say: Say,
 ) -> None:
-    """Announce the plan and the place of rows."""
     say(f"Run {store.run}: grid {plan.grid_name}, {len(plan.jobs)} jobs")
     say(f"cards: {nodes_text(plan.nodes)}")
     for line in summary_lines(plan):

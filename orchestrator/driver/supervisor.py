@@ -1,4 +1,4 @@
-"""Supervisor of a driver: ``nightgrid run`` on a cluster or on emulated cards.
+"""Supervisor of a driver (``nightgrid run`` on a cluster or emulated cards), and stop requests.
 
 Ray can end its process from C++ without an exception, and so can a kernel out of memory. The driver
 is therefore a child of a small process that imports neither Ray nor torch and passes on signals and
@@ -51,8 +51,11 @@ HEAD_PATIENCE_S = 8 * 3600.0
 USELESS_S = 60.0
 #: Number of stop requests that ends the run at once.
 AT_ONCE = 3
-#: After the third request a driver ends by itself within ten seconds (``stop_signal.py``).
-FORCE_AFTER_S = 20.0
+#: From then a driver has this time to end in order, whatever it hangs in; later it exits.
+EXIT_AFTER_S = 10.0
+EXIT_FORCED = 130
+#: And this is when its supervisor kills it, should it not get to its exit.
+KILL_AFTER_S = 20.0
 #: Exit codes of a refused driver; from a restarted one: cluster or disk are not back yet.
 REFUSED = (2, 3, 4)
 #: Holds a ``SupervisorLink`` as JSON.
@@ -107,6 +110,51 @@ def link_to_supervisor() -> SupervisorLink | None:
     if os.getppid() != link.supervisor:
         os.kill(os.getpid(), signal.SIGKILL)
     return link
+
+
+class StopSignal:
+    """Stop requests. First: start nothing more; second: stop running attempts too (both write a
+    row for every job); third: leave the loop at once."""
+
+    def __init__(self) -> None:
+        self._reasons: list[str] = []
+
+    def request(self, reason: str) -> None:
+        """Request a stop; safe in signal handlers and other threads."""
+        self._reasons.append(reason)
+
+    @property
+    def requests(self) -> int:
+        """Count the requests to stop."""
+        return len(self._reasons)
+
+    @property
+    def reason(self) -> str:
+        """Reason of the last request."""
+        return self._reasons[-1] if self._reasons else ""
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[StopSignal]:
+        """Let SIGINT and SIGTERM request an end while the block runs (main thread only)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+
+        def handler(number: int, _frame: FrameType | None) -> None:
+            self.request(f"{signal.Signals(number).name} received")
+            if self.requests == AT_ONCE:
+                # A call into a dead cluster can hang beyond the reach of any exception.
+                force = threading.Timer(EXIT_AFTER_S, os._exit, [EXIT_FORCED])
+                force.daemon = True
+                force.start()
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, handler) for number in numbers}
+        try:
+            yield self
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +282,6 @@ class Supervisor:
                     return code
 
     def _run_driver(self) -> DriverEnd:
-        """Start a driver and wait for its end."""
         reading, writing = os.pipe()
         link = SupervisorLink(
             supervisor=os.getpid(),
@@ -297,7 +344,7 @@ class Supervisor:
         self._stopped.set()
         self._pass_on(number)
         if self._stops == AT_ONCE:
-            force = threading.Timer(FORCE_AFTER_S, self._pass_on, [signal.SIGKILL])
+            force = threading.Timer(KILL_AFTER_S, self._pass_on, [signal.SIGKILL])
             force.daemon = True
             force.start()
 
@@ -316,7 +363,6 @@ class Supervisor:
         return len(self._ends) < 2 or any(end.wrote_rows for end in self._ends[-2:])
 
     def _report(self, ending: str, reason: str, code: int) -> None:
-        """Write the page and notify the hooks in another process."""
         if "run" not in self._facts:
             return
         order = {

@@ -30,9 +30,8 @@ from orchestrator.on_ray.outcomes import OutcomeKeeper
 from orchestrator.util import output
 from orchestrator.util.host import usable_cores
 from orchestrator.util.redaction import error_line, redact
-from orchestrator.worker.card_sampler import CardSampler
 from orchestrator.worker.environment import threads_of_worker
-from orchestrator.worker.node_workers import NodeWorkers
+from orchestrator.worker.node_workers import CardSampler, NodeWorkers
 from orchestrator.worker.orphans import VARIABLE, Owner, end_orphans
 from orchestrator.worker.protocol import (
     Durable,

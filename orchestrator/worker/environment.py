@@ -72,7 +72,8 @@ def provenance() -> Provenance:
 
 
 @lru_cache(maxsize=1)
-def _versions() -> tuple[tuple[str, str], ...]:
+def versions() -> dict[str, str]:
+    """Versions of this process's software and host, by name; what is not installed is left out."""
     from orchestrator import __version__
 
     known = {
@@ -87,12 +88,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
             known[package] = metadata.version(package)
     for spec in all_devices():
         known |= spec.versions()
-    return tuple(known.items())
-
-
-def versions() -> dict[str, str]:
-    """Versions of this process's software and host, by name; what is not installed is left out."""
-    return dict(_versions())
+    return known
 
 
 def git_state(directory: Path | None = None) -> GitState:

@@ -92,7 +92,6 @@ def _print_traceback() -> None:
 
 
 def _failure_of(error: Exception) -> Failure:
-    """The failure record of an exception that no worker was there to describe."""
     text = redact(str(error).strip(), os.environ) or type(error).__name__
     tail = redact("".join(traceback.format_exception(error)), os.environ)
     return Failure(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import resource
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,12 +28,12 @@ class LimitUnavailable(Exception):
 def private_bytes() -> int:
     """Return the bytes that RLIMIT_DATA counts; raise LimitUnavailable where they are unknown."""
     try:
-        for line in STATUS.read_text().splitlines():
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) * 1024
+        found = re.search(r"^VmData:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
     except OSError as error:
         raise LimitUnavailable(f"cannot read {STATUS}: {error}") from error
-    raise LimitUnavailable(f"{STATUS} has no VmData line")
+    if found is None:
+        raise LimitUnavailable(f"{STATUS} has no VmData line")
+    return int(found[1]) * 1024
 
 
 def _return_freed_memory() -> None:
@@ -121,11 +122,7 @@ def _candidates(root: Path, lines: Iterable[str]) -> Iterator[Path]:
 
 def _count(file: Path) -> int | None:
     """The number after ``oom_kill``; None where there is none (before Linux 4.13)."""
-    try:
-        for line in file.read_text().splitlines():
-            name, _, number = line.partition(" ")
-            if name == "oom_kill":
-                return int(number)
-    except (OSError, ValueError):
-        pass
+    with contextlib.suppress(OSError, ValueError):
+        if found := re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE):
+            return int(found[1])
     return None

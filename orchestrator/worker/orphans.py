@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workloads.util.processes import (
@@ -61,15 +61,15 @@ class Process:
     parent: int
     started_ticks: int  # since boot
     ended: bool = False  # a zombie, which waits for its parent to look
+    command: str = ""  # of an orphan, which may be gone
 
     @property
     def identity(self) -> Identity:
         """Permanent identity of the process."""
         return self.pid, self.started_ticks
 
-    @property
-    def command(self) -> str:
-        """Its command line, for people."""
+    def read_command(self) -> str:
+        """Its command line, for people; empty once it is gone."""
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ")
             return words.decode(errors="replace").strip()
@@ -161,15 +161,13 @@ def die_with_parent(*, then: bool = True) -> None:
 
 def end_descendants() -> None:
     """Kill all descendants of this process; give up after a few seconds."""
-    deadline = time.monotonic() + _END_S / 2
-    while time.monotonic() < deadline:
+
+    def alive() -> list[Process]:
         beneath = descendants(os.getpid(), processes(ended=True))
-        alive = [process for process in beneath if not process.ended]
-        if not alive:
-            return
-        for process in alive:
-            process.kill()
-        time.sleep(0.02)
+        return [process for process in beneath if not process.ended]
+
+    with contextlib.suppress(TimeoutError):
+        _end(alive, _END_S / 2)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -211,20 +209,7 @@ class Owner:
         return variables({VARIABLE: str(self)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orphan:
-    """A process that an earlier driver has left running on this host."""
-
-    process: Process
-    command: str
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        return self.process.pid
-
-
-def orphans_of(owner: Owner) -> list[Orphan]:
+def orphans_of(owner: Owner) -> list[Process]:
     """Processes on this host of ``owner``'s predecessors; none without ``/proc``."""
 
     def precedes(process: Process) -> bool:
@@ -234,7 +219,7 @@ def orphans_of(owner: Owner) -> list[Orphan]:
     return _with_descendants(precedes)
 
 
-def end_orphans(owner: Owner) -> list[Orphan]:
+def end_orphans(owner: Owner) -> list[Process]:
     """Kill and return processes of ``owner``'s predecessors; TimeoutError if one does not end."""
     return _end(lambda: orphans_of(owner))
 
@@ -247,7 +232,7 @@ def end_users_of(directory: OwnedDirectory) -> None:
     """
     path = str(directory.path)
 
-    def users() -> list[Orphan]:
+    def users() -> list[Process]:
         users = _with_descendants(lambda process: process.variable(DIRECTORY_VARIABLE) == path)
         if directory.is_abandoned:
             return users
@@ -257,21 +242,21 @@ def end_users_of(directory: OwnedDirectory) -> None:
     _end(users)
 
 
-def _end(orphans: Callable[[], list[Orphan]]) -> list[Orphan]:
-    ended: dict[int, Orphan] = {}
-    deadline = time.monotonic() + _END_S
+def _end(orphans: Callable[[], list[Process]], limit_s: float = _END_S) -> list[Process]:
+    ended: dict[int, Process] = {}
+    deadline = time.monotonic() + limit_s
     while alive := orphans():  # again: what dies may just have started another
         if time.monotonic() > deadline:
             stuck = ", ".join(f"{orphan.pid} ({orphan.command[:60]})" for orphan in alive[:5])
             raise TimeoutError(f"processes of an earlier driver do not end: {stuck}")
         for orphan in alive:
             ended[orphan.pid] = orphan
-            orphan.process.kill()
+            orphan.kill()
         time.sleep(0.02)
     return list(ended.values())
 
 
-def _with_descendants(belongs: Callable[[Process], bool]) -> list[Orphan]:
+def _with_descendants(belongs: Callable[[Process], bool]) -> list[Process]:
     """Matching processes and descendants, without our ancestors and other drivers' subtrees."""
     table = processes()
     own, pid = set[int](), os.getpid()
@@ -288,7 +273,7 @@ def _with_descendants(belongs: Callable[[Process], bool]) -> list[Orphan]:
         for child in descendants(root, table, leave_out=is_somebody_elses):
             orphans[child.pid] = child
     return [
-        Orphan(process=process, command=process.command)
+        replace(process, command=process.read_command())
         for pid, process in orphans.items()
         if pid not in own
     ]

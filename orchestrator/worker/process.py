@@ -58,7 +58,6 @@ class WorkerProcess:
                 self._request.server,
                 environment=environment,
                 log=self._request.log,
-                cwd=os.getcwd(),
                 channel=theirs.fileno(),
             )
         except OSError as error:
@@ -167,7 +166,6 @@ class WorkerProcess:
         return self._receive()
 
     def _receive(self) -> tuple[str, Any]:
-        """The next answer; progress is noted on the way."""
         assert self._channel is not None
         while True:
             kind, value = self._channel.recv()

@@ -82,11 +82,11 @@ class SpawnedProcess:
     """Client's handle of one worker process."""
 
     def __init__(
-        self, spawner: str, *, environment: Mapping[str, str], log: str, cwd: str, channel: int
+        self, spawner: str, *, environment: Mapping[str, str], log: str, channel: int
     ) -> None:
         """Start a process with this end of a socket pair; raise OSError if the spawner is gone."""
         self._socket = _connected(spawner)
-        request = {"environment": dict(environment), "log": log, "cwd": cwd}
+        request = {"environment": dict(environment), "log": log, "cwd": os.getcwd()}
         data = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(self._socket, [data], [channel])
         self._socket.sendall(data[sent:])
@@ -238,8 +238,6 @@ def _connected(path: str) -> socket.socket:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A worker process and the connection of its client."""
-
     pid: int
     connection: socket.socket
     memory_kills_before: int
@@ -326,7 +324,6 @@ class Spawner:
     def _become_worker(
         self, request: Mapping[str, Any], channel: int, connection: socket.socket
     ) -> NoReturn:
-        """Turn the new process into the worker: drop what is the spawner's."""
         status = 70
         try:
             spawner = os.getppid()
@@ -425,7 +422,6 @@ def _request_on(connection: socket.socket) -> tuple[Mapping[str, Any] | None, in
 
 
 def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    """Send a message to a client, which may be gone."""
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps(message).encode() + b"\n")
 

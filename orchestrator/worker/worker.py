@@ -496,7 +496,6 @@ def describe(
 
 
 def _known(error: BaseException, device: Device | None, memory_bytes: int | None) -> BaseException:
-    """Return the known exception that ``error`` stands for, else ``error``."""
     if memory_bytes is not None and _memory_was_refused(error):
         return OutOfMemory(
             f"the emulated card's {memory_bytes:,} bytes are exhausted: "

@@ -12,8 +12,8 @@ from patience import until
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.readings import Energy, Reading, energy_between
-from orchestrator.worker import card_sampler
-from orchestrator.worker.card_sampler import EMPTY_READINGS, FRESH_S, KEEP_S, CardSampler
+from orchestrator.worker import node_workers
+from orchestrator.worker.node_workers import EMPTY_READINGS, FRESH_S, KEEP_S, CardSampler
 from workloads.base import Result
 from workloads.devices.monitor.host import CardTelemetry
 
@@ -134,7 +134,7 @@ def test_old_readings_are_not_shown_as_new_and_very_old_ones_are_dropped() -> No
 
 def test_a_host_without_tools_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few empty readings nobody asks again; a tool that raises counts as empty."""
-    monkeypatch.setattr(card_sampler, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(node_workers, "SHORTEST_S", 0.0)
     asked = []
 
     def read() -> dict[int, CardTelemetry]:

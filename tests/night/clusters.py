@@ -34,8 +34,8 @@ from orchestrator.core.events import (
 from orchestrator.core.job import State
 from orchestrator.core.outcome import FailureClass, Outcome
 from orchestrator.core.topology import Card
+from orchestrator.driver.board import MEASURE_FACTOR, PHASE_LIMITS_S
 from orchestrator.driver.loop import WRITING_LOOK_S
-from orchestrator.driver.watchdog import LIMITS, MEASURE_FACTOR
 from orchestrator.scheduler.retry import POLICIES
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulator import VirtualCluster
@@ -342,7 +342,7 @@ class Books:
             card = command.card
             self.starting[command.worker_id] = card
             self.started[command.worker_id] = card, now
-            self.busy_since[command.worker_id] = now, LIMITS["starting"]
+            self.busy_since[command.worker_id] = now, PHASE_LIMITS_S["starting"]
             rested_s = now - self.no_start_at.get(card, -inf)
             must(rested_s >= _HOW.card_rest_s - 0.01, f"{card} had {rested_s:.1f} s of rest")
             senseless = night.shape.broken and now > SENSELESS_S
@@ -358,7 +358,7 @@ class Books:
                 self.told_off[self.started[command.worker_id][0]] = now
         else:
             job = command.attempt.job
-            limit = LIMITS["measure"] + MEASURE_FACTOR * job.measure.time_limit_s
+            limit = PHASE_LIMITS_S["measure"] + MEASURE_FACTOR * job.measure.time_limit_s
             for worker_id in command.worker_ids:
                 self.busy_since[worker_id] = now, limit
             self._may_be_tried_again(command.attempt.job_id)

@@ -31,9 +31,8 @@ from orchestrator.core.events import (
     WorkerStopped,
 )
 from orchestrator.driver import loop as driver_module
-from orchestrator.driver.rows import DelayedCommands, RowWriter
-from orchestrator.driver.stop_signal import Patience
-from orchestrator.driver.watchdog import Watchdog
+from orchestrator.driver.board import Watchdog
+from orchestrator.driver.rows import DelayedCommands, Patience, RowWriter
 from orchestrator.on_ray import channel
 from orchestrator.scheduler import outcomes, retry, state
 from orchestrator.scheduler import scheduler as schedule_module

@@ -34,10 +34,9 @@ from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Card
 from orchestrator.driver import loop as driver_module
-from orchestrator.driver.board import Board
+from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.loop import Driver
-from orchestrator.driver.stop_signal import StopSignal
-from orchestrator.driver.watchdog import Watchdog
+from orchestrator.driver.supervisor import StopSignal
 from orchestrator.scheduler.invariants import InvariantViolated
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulated_faults import SimulationSettings

@@ -18,7 +18,7 @@ from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node
 from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
-from orchestrator.driver.stop_signal import StopSignal
+from orchestrator.driver.supervisor import StopSignal
 from orchestrator.scheduler.estimator import Estimator
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 
