@@ -24,8 +24,6 @@ _NOT_THESE = re.compile(r"not \w+(?: and not \w+)*")
 
 
 class Cost:
-    """Notes what each test takes, and tells what it costs too much to run often."""
-
     def __init__(self) -> None:
         self._since_s = 0.0
 
@@ -39,20 +37,17 @@ class Cost:
         return True if re.search(whole, collection_path.read_text(), re.MULTILINE) else None
 
     def pytest_runtest_logstart(self) -> None:
-        """Begin to count."""
         self._since_s = _processor_s()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Note what the set-up, the test or the tear-down that just ended took."""
         since_s, self._since_s = self._since_s, _processor_s()
         item.user_properties.append((_NAME, self._since_s - since_s))
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the functions that should be marked."""
         if "not slow" not in str(terminalreporter.config.option.markexpr):
             return
         taken: Counter[str] = Counter()

@@ -67,7 +67,6 @@ STATUS = RunStatus(
 
 
 def node(name: str = "hpu-1", cards: int = 2, *, emulated: bool = True) -> Node:
-    """An emulated HPU node."""
     return Node(
         node_id=f"id-{name}",
         name=name,
@@ -79,12 +78,10 @@ def node(name: str = "hpu-1", cards: int = 2, *, emulated: bool = True) -> Node:
 
 
 def job(batch_size: int = 1, **changes: object) -> Job:
-    """A text-generation job; ``changes`` are fields of ``Job``."""
     return a_job(batch_size=batch_size, **changes)
 
 
 def plan(*jobs: Job, nodes: tuple[Node, ...] = (), estimate_s: float = 10.0) -> Plan:
-    """A plan that runs all these jobs."""
     return Plan(
         grid_name="case",
         jobs=tuple(PlannedJob(job=each, action=Action.RUN, estimate_s=estimate_s) for each in jobs),
@@ -100,7 +97,6 @@ def attempt(of: Job, card: Card, number: int = 1) -> Attempt:
 
 
 def result(wall_s: float = 2.0) -> Result:
-    """Two complete timed repeats of one batch each."""
     samples = tuple(
         Sample(
             repeat=repeat,
@@ -129,27 +125,24 @@ class FakeClock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
         self.now += seconds
 
 
 class Later(Threads):
-    """A thread in virtual time: a call happens when somebody waits for it or has looked a number
-    of times whether it has, and refuses a second call beside the first."""
+    """A thread in virtual time: a call happens when somebody waits for it or has looked a number of
+    times whether it has, and refuses a second call beside the first."""
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
         self._last: _Call | None = None
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
-        """Have it called later."""
         assert not self.busy, "two files at once"
         self._last = _Call(lambda: function(*args, **named), self._looks)
         return self._last
 
     @property
     def busy(self) -> bool:
-        """Return whether a call is still to happen."""
         return self._last is not None and not self._last.happened
 
 
@@ -160,14 +153,12 @@ class _Call(Future[Any]):
         self.happened = False
 
     def done(self) -> bool:
-        """Return whether it has happened."""
         if not self._left:
             self._happen()
         self._left -= 1
         return self.happened
 
     def result(self, timeout: float | None = None) -> Any:
-        """Let it happen."""
         self._happen()
         return super().result(timeout)
 
@@ -211,7 +202,6 @@ class FakeExecutor:
         self.attempt_s = 2.0
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
-        """Accept one command, or refuse it with AssertionError."""
         self._faults("perform")
         assert not self.closed
         self.log.append(command)
@@ -231,7 +221,6 @@ class FakeExecutor:
             self._later(0.1, lambda: self._go(command.worker_id))
 
     def events(self, timeout_s: float) -> list[Event]:
-        """Events that are due; waits in virtual time."""
         self._faults("events")
         if not self._events:
             until = self._clock.now + timeout_s
@@ -245,14 +234,12 @@ class FakeExecutor:
         return happened
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
-        """Card 0 alone has a sensor."""
         return {card: CardTelemetry(power_w=412.5) for card in self._cards if card.index == 0}
 
     def durable(self, attempt_ids: Sequence[str]) -> None:
         """Keep no outcome."""
 
     def progress(self) -> Mapping[str, Progress]:
-        """Busy workers are always measuring."""
         return {
             worker_id: Progress(
                 worker_id=worker_id,
@@ -263,7 +250,6 @@ class FakeExecutor:
         }
 
     def close(self) -> None:
-        """Nothing may be asked any more."""
         self.closed = True
 
     def _later(self, seconds: float, act: Callable[[], list[Event]]) -> None:
@@ -280,7 +266,6 @@ class FakeExecutor:
         ]
 
     def info(self, worker_id: str) -> WorkerInfo:
-        """The provenance a fake worker gives."""
         return a_worker(
             worker_id=worker_id, node_name=self._names[self._held[worker_id].node_id], pid=1
         )

@@ -53,13 +53,11 @@ class FaultyDisk:
     log: list[str] = field(default_factory=list)  # of faults and acts, to explain a failure
 
     def put_in_place(self, patch: pytest.MonkeyPatch) -> None:
-        """Have the store make its calls here."""
         for name in CALLS:
             patch.setattr(disk, name, self._faulty(name, getattr(disk, name)))
 
     @contextlib.contextmanager
     def faults(self) -> Iterator[None]:
-        """Let calls fail within the block."""
         self.on = True
         try:
             yield
@@ -113,7 +111,6 @@ class Drivers:
         self.disk.put_in_place(patch)
 
     def drive(self) -> None:
-        """Let a driver write for a while, until it ends, gives up or dies."""
         lock = RunLock(self.results / "night")
         store = Store(self.results, "night", lock=lock)
         try:
@@ -139,7 +136,6 @@ class Drivers:
         assert not self.acknowledged - rows.keys(), told
 
     def _act(self, store: Store) -> bool:
-        """One act of a driver; False: it gives up."""
         act = self.random.random()
         if act < 0.7:
             return self._append(store)
@@ -148,7 +144,6 @@ class Drivers:
         return True
 
     def _append(self, store: Store) -> bool:
-        """Write rows, again where that fails, as the driver's row writer."""
         count = self.random.randrange(1, 4)
         numbers = range(self._next, self._next + count)
         self._next += count

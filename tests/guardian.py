@@ -49,8 +49,6 @@ def guard_this_process() -> None:
 
 @dataclass(slots=True)
 class _Seen:
-    """One process of this host."""
-
     identity: Identity
     parent: int
     zombie: bool
@@ -58,8 +56,6 @@ class _Seen:
 
 @dataclass(slots=True)
 class Guardian:
-    """Notes on the processes that descend from pytest."""
-
     pytest: Identity
     mark: bytes
     noted: set[Identity] = field(default_factory=set)
@@ -147,7 +143,6 @@ def _watch(pytest: int, mark: str) -> None:
 
 
 def main() -> None:
-    """``guardian PID MARK``: leave the parent, then watch."""
     pytest, mark = int(sys.argv[1]), sys.argv[2]
     if os.fork():
         os._exit(0)

@@ -23,8 +23,6 @@ def rank(file: Path) -> int:
 
 
 class Lanes(LoadScopeScheduling):
-    """A process takes one file at a time, and all files with clusters at once."""
-
     def __init__(self, config: pytest.Config, log: object = None) -> None:
         super().__init__(config, log)
         config.option.loadscopereorder = False  # the number of its tests says nothing of a file

@@ -6,7 +6,6 @@ from typing import Any
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a document, its root last."""
     inner: list[tuple[Any, ...]] = []
     if isinstance(value, dict):
         inner = [p for key, item in value.items() for p in places(item, (*path, key))]

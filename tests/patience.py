@@ -32,7 +32,6 @@ def share_waiting() -> float:
 
 
 def patience(seconds: float) -> float:
-    """The limit for what takes ``seconds`` at most on an idle machine."""
     return seconds * busyness()
 
 
@@ -47,7 +46,6 @@ def until(condition: Callable[[], object], seconds: float, *, every_s: float = 0
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process is there and not merely waiting to be collected."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:

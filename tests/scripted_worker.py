@@ -17,14 +17,13 @@ from workloads.base import Result
 
 
 class WorkloadsOwn:
-    """Part of a result that no other process can read: the module of its class is not there."""
+    """Part of a result that no other process can read: the module of its class is missing."""
 
     def __reduce__(self) -> Any:
         return importlib.import_module, ("module_of_a_workload_elsewhere",)
 
 
 def unreadable_result() -> Result:
-    """Make a result that can be pickled, and not unpickled."""
     part: Any = WorkloadsOwn()
     return Result(samples=(), stop_reason="max_repeats", details={"part": part})
 
@@ -69,8 +68,6 @@ class ScriptedWorker:
 
 @dataclass(frozen=True)
 class KindConfig:
-    """The configuration of a worker that may become another kind of process."""
-
     kind: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     run: str = ""

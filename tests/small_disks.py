@@ -48,7 +48,7 @@ def disk_of(path: Path) -> Path | None:
 
 
 def fill(disk: Path) -> Path:
-    """Leave no byte of a small file system; the file that holds it all, to be removed."""
+    """Leave no byte of a small file system; returns the file that holds it all, to be removed."""
     filler = disk / FILLER
     for piece in (65536, 1):
         with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:

@@ -1,9 +1,8 @@
-"""A driver with real worker processes and no Ray: `python stepped_driver.py DIR [GRID]`.
+"""A driver with real worker processes and no Ray: `python stepped_driver.py DIR GRID`.
 
 All is real, from the schedule to the workers' processes, except for the calls between the driver
-and its one node, which are made directly. ``test_clock.py`` runs it with a clock that can be set
-while jobs run, which wait; ``test_largest_batch.py`` with a grid on cards of ``CARD_MEMORY_BYTES``.
-Printed as JSON, last line: the rows.
+and its one node, which are made directly. If its clock can be set (``chaos_clock.py``), it jumps
+while attempts run. Printed as JSON, last line: the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from core_cases import a_job
+from chaos_clock import SteppedClock
 
 from orchestrator import __version__
 from orchestrator.analysis.measurement import measurement_of
@@ -26,9 +25,8 @@ from orchestrator.core.events import NodeJoined
 from orchestrator.core.job import Accelerator, Job
 from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.topology import Node
-from orchestrator.driver.board import Board
+from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.loop import Driver
-from orchestrator.driver.watchdog import Watchdog
 from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray import executor as executor_module
 from orchestrator.scheduler.estimator import Estimate
@@ -39,7 +37,9 @@ from orchestrator.worker.node_workers import NodeWorkers
 from orchestrator.worker.protocol import Durable, HostFacts, Outbox, Request, ResponseBatch
 from orchestrator.worker.spawn import PRELOAD, OwnSpawner
 
-CARDS, JOBS = 2, 4
+CARDS = 2
+#: Hours by which the clock is wrong from so many rows on.
+STEPS = {1: 2, 4: -2}
 NODE = Node(
     node_id="node",
     name="hpu-1",
@@ -52,8 +52,6 @@ NODE = Node(
 
 
 class Known:
-    """Some seconds."""
-
     def estimate(self, job: Job) -> Estimate:
         return Estimate(load_s=0.1, run_s=5.0)
 
@@ -67,7 +65,6 @@ class Channel:
         self._workers = NodeWorkers(lambda response, _: self._responses.put(response))
 
     def put(self, request: Request) -> None:
-        """Do it at once; nothing is kept here of which it matters that rows are synced."""
         if not isinstance(request, Durable):
             self._workers.do(request)
 
@@ -113,28 +110,27 @@ class OneNode:
         return [self._claim]
 
     def lose_if_silent(self, claim: Any, patience_s: float) -> bool:
-        """It speaks as long as its server lives."""
         return False
 
     def close(self) -> None:
         """The processes end with their server."""
 
 
-def waiting(number: int) -> Job:
-    """A job that lasts until the test has seen enough."""
-    return a_job(model="sleep:0", dataset=str(HOME / "go-on"), batch_size=number)
+def step_clock(_: object) -> None:
+    ROWS.append(time.monotonic())
+    hours = STEPS.get(len(ROWS))
+    if hours is not None and "CHAOS_CLOCK" in os.environ:
+        SteppedClock(Path(os.environ["CHAOS_CLOCK"]), Path()).step(3600 * hours)
 
 
 def main() -> list[dict[str, Any]]:
     executor_module.Claims = OneNode  # type: ignore[assignment,misc]
     quiet = SimpleNamespace(wait=lambda _: None, clear=lambda: None, add=lambda *_: None)
     executor_module.Calls = lambda: quiet  # type: ignore[assignment,misc]
-    asked = [waiting(number) for number in range(1, JOBS + 1)] if GRID is None else GRID.jobs()
-    jobs = [PlannedJob(job=job, action=Action.RUN) for job in asked]
+    jobs = [PlannedJob(job=job, action=Action.RUN) for job in load_grid(sys.argv[2]).jobs()]
     clock = inspect.signature(executor_module.RayExecutor).parameters["clock"].default
     with Store.open(HOME, "night") as store:
-        factory = {} if GRID is not None else {"factory": "fake_workers:WaitingWorker"}
-        executor = executor_module.RayExecutor(run="night", **factory)
+        executor = executor_module.RayExecutor(run="night")
         driver = Driver(
             schedule=Schedule(jobs, ScheduleSettings(), Known()),
             executor=executor,
@@ -148,7 +144,7 @@ def main() -> list[dict[str, Any]]:
                 started_at=clock(),
             ),
             view=PlainView(sys.stdout),
-            write_status=lambda text: store.write_file("status.json", text),
+            logged=step_clock,
             watchdog=Watchdog(),
             sleep=time.sleep,
         )
@@ -162,7 +158,6 @@ def main() -> list[dict[str, Any]]:
             "asked": row.batch_size_requested,
             "batch_size": row.batch_size,
             "final": row.final,
-            "attempt": row.attempt_number,
             "took_s": (row.ended_at or 0) - (row.started_at or 0),
         }
         for row in rows
@@ -171,8 +166,7 @@ def main() -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     HOME = Path(sys.argv[1])
-    GRID = load_grid(sys.argv[2]) if sys.argv[2:] else None
+    ROWS: list[float] = []
     (HOME / "logs").mkdir()
-    preloaded = PRELOAD if GRID is not None else ()
-    spawner = OwnSpawner(preloaded, threads=1, log=HOME / "logs" / "spawner.log")
+    spawner = OwnSpawner(PRELOAD, threads=1, log=HOME / "logs" / "spawner.log")
     print(json.dumps(main()))

@@ -20,7 +20,6 @@ class SteppedClock:
     library: Path
 
     def environment(self) -> dict[str, str]:
-        """For the process whose clock it is."""
         return {"LD_PRELOAD": str(self.library), "CHAOS_CLOCK": str(self.offset)}
 
     def step(self, seconds: int) -> None:

@@ -44,16 +44,13 @@ class ChaosCluster:
 
     @property
     def address(self) -> str:
-        """Of the control store."""
         return f"127.0.0.2:{self.port}"
 
     @property
     def names(self) -> list[str]:
-        """The servers."""
         return [f"hpu-{number}" for number in range(1, self.nodes + 1)]
 
     def environment(self) -> dict[str, str]:
-        """For every process of the cluster, and for drivers."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
         kept |= {k: v for k, v in os.environ.items() if k == cpu_slots.VARIABLE}
         paths = [ROOT, ROOT / "tests" / "chaos", ROOT / "tests" / "ray"]
@@ -103,7 +100,6 @@ class ChaosCluster:
             self._hurry.touch()
 
     def start(self, name: str) -> None:
-        """Start a server that is not there."""
         self._down.discard(name)
         number = self.names.index(name) + 1
         resources = {"HPU": self.cards, "emulated": 1, "server_cards": self.cards}
@@ -159,11 +155,9 @@ class ChaosCluster:
         return None
 
     def stay_away(self, *names: str) -> None:
-        """Do not start these nodes again until ``come_back``."""
         self._down |= set(names)
 
     def come_back(self, *names: str) -> None:
-        """Let them be started again."""
         self._down -= set(names)
 
     def end(self, name: str, number: signal.Signals) -> None:
@@ -175,7 +169,6 @@ class ChaosCluster:
             self._processes[name].send_signal(number)
 
     def kill_raylet(self, name: str) -> None:
-        """``kill -9`` of a server's raylet alone. All else there is to end by itself."""
         self._down.add(name)
         for process in psutil.Process(self._processes[name].pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):  # workers come and go meanwhile
@@ -199,7 +192,6 @@ class ChaosCluster:
         return left
 
     def node_of(self, pid: int) -> str:
-        """The server whose `ray start` a process descends from; empty if none."""
         starts = {process.pid: name for name, process in self._processes.items()}
         with contextlib.suppress(psutil.Error):
             for parent in psutil.Process(pid).parents():
@@ -208,7 +200,6 @@ class ChaosCluster:
         return ""
 
     def close(self) -> None:
-        """End every process that carries the mark."""
         for _ in range(50):
             left = self.processes()
             if not left:
@@ -223,7 +214,6 @@ class ChaosCluster:
         shutil.rmtree(self.temp_dir, ignore_errors=True)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that carries the mark, this one left out."""
         found = []
         sign = f"{MARK}={self.mark}".encode()
         for entry in Path("/proc").glob("[0-9]*"):
@@ -247,8 +237,8 @@ class ChaosCluster:
         return log.parent == self.log_dir or log.is_relative_to(self.temp_dir)
 
     def held_cards(self) -> float:
-        """Cards that Ray does not call free, of the servers that are there; it is asked again for
-        some seconds before it is believed, for it hears late of what was given back."""
+        """Cards that Ray does not call free; it is asked for some seconds, since it hears late of
+        what was given back."""
         code = (
             "import ray, time\n"
             f"ray.init({self.address!r}, log_to_driver=False, logging_level='ERROR',"
@@ -307,7 +297,6 @@ class ChaosCluster:
             )
 
     def _wait_for_raylet(self, name: str) -> None:
-        """Until the imports of a server's `ray start` are done and its own processes start."""
         process = self._processes[name]
         while process.poll() is None:
             with contextlib.suppress(psutil.Error):
@@ -316,7 +305,6 @@ class ChaosCluster:
             time.sleep(0.2)
 
     def _wait_for(self, nodes: int) -> None:
-        """Until so many nodes have registered, the head among them."""
         deadline = time.monotonic() + _START_PATIENCE_S
         while True:
             if self._processes["head"].poll() is not None:
@@ -329,7 +317,6 @@ class ChaosCluster:
             time.sleep(0.5)
 
     def alive(self) -> int:
-        """Nodes that the control store counts as alive."""
         from ray._raylet import GcsClient
 
         with contextlib.suppress(OSError):
@@ -340,5 +327,51 @@ class ChaosCluster:
         return 0
 
     def log(self, name: str) -> str:
-        """The end of what a node's `ray start` printed."""
         return Path(f"{self.temp_dir}/{name}.log").read_text(errors="replace")[-2000:]
+
+
+# ---------------------------------------------------------------- what is left behind
+
+#: Words in the command lines of processes that a run starts; Ray's own go on.
+_OURS = ("worker.spawn", "NodeAgent", "SIG_IGN", "chaos_run.py", "worker.main")
+#: Set in the environment of all that a driver starts.
+_OWNED = b"NIGHTGRID_OWNER="
+
+
+def left_behind(cluster: ChaosCluster, patience_s: float = 20.0) -> list[str]:
+    """Processes on cards and of drivers, sockets on which they listen, and cards that Ray does not
+    call free."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        left = [f"left running: {log} ({pid})" for log, pid in cluster.worker_processes()]
+        left += processes_left(cluster.processes())
+        left += listening(cluster.processes())
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    held = cluster.held_cards()
+    return left + ([f"{held:g} cards are held"] if held else [])
+
+
+def processes_left(processes: list[psutil.Process]) -> list[str]:
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            title = " ".join(process.cmdline())
+            if any(word in title for word in _OURS):
+                found.append(f"left running: {title[:80]} ({process.pid})")
+    return found
+
+
+def listening(processes: list[psutil.Process]) -> list[str]:
+    """Ports of processes that belong to a driver, by the mark in their environment."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            if _OWNED not in Path(f"/proc/{process.pid}/environ").read_bytes():
+                continue
+            for connection in process.net_connections("inet"):
+                if connection.status == psutil.CONN_LISTEN:
+                    port = connection.laddr.port
+                    found.append(f"port {port} is open: {process.name()} ({process.pid})")
+    return found

@@ -37,11 +37,9 @@ class Drivers:
 
     @property
     def run(self) -> Path:
-        """The run's directory."""
         return self.results / RUN
 
     def command(self, *more: str, results: Path | None = None) -> list[str]:
-        """The command that a user would type."""
         return [
             *(sys.executable, str(ROOT / "tests" / "chaos" / "chaos_run.py"), "run"),
             *(str(self.grid), "--address", self.cluster.address),
@@ -49,7 +47,6 @@ class Drivers:
         ]
 
     def start(self, *more: str) -> None:
-        """Start the next one."""
         output = self.log_dir / f"driver-{len(self.outputs) + 1}.log"
         self.outputs.append(output)
         clock = self.clock.environment() if self.clock is not None else {}
@@ -101,11 +98,6 @@ class Drivers:
         return working
 
     def nightgrid(self, *arguments: str, timeout_s: float = 90.0) -> subprocess.CompletedProcess:
-        """Run another command of ours to its end.
-
-        Raises:
-            subprocess.TimeoutExpired: it does not end.
-        """
         return subprocess.run(
             [sys.executable, "-m", "orchestrator", *arguments],
             env=self.cluster.environment(),
@@ -117,12 +109,9 @@ class Drivers:
         )
 
     def rival(self) -> subprocess.CompletedProcess | None:
-        """The same command again, to its end; None if it has got the run, as it may when the one
-        before has just ended. It is ended then, before it has started anything.
-
-        Raises:
-            subprocess.TimeoutExpired: it does not end.
-        """
+        """The same command again, to its end; None if it got the run, as it may when the one before
+        has just ended, and is ended itself before it has started anything. Raises
+        subprocess.TimeoutExpired."""
         with subprocess.Popen(
             self.command(),
             env=self.cluster.environment(),
@@ -147,18 +136,13 @@ class Drivers:
                 process.kill()  # what it watches dies with it
 
     def tail(self) -> str:
-        """The end of what the last one printed."""
         return self.outputs[-1].read_text(errors="replace")[-3000:]
 
     def had_no_head(self) -> bool:
-        """Return whether the last one was refused because no head answered when it came, as it
-        should be."""
         text = self.outputs[-1].read_text(errors="replace")
         return self.process.poll() == 3 and "no Ray cluster answers at" in text
 
     def had_no_room(self) -> bool:
-        """Return whether the last one was refused because the disk was full when it came, as it
-        should be."""
         text = self.outputs[-1].read_text(errors="replace")
         return (
             self.process.poll() == 4

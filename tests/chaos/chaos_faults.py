@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chaos_cluster import ChaosCluster
-from chaos_fault import Fault
+from chaos_plan import KINDS, Fault
 from small_disks import FILLER, disk_of, fill
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ STEPPED_S = 20.0
 #: Raylets end themselves a minute after the head that they knew.
 _ALL_ANEW_S = 75.0
 
+AGENT = "ray::NodeAgent"
 Act = Callable[[], "Fault | None"]
 
 
@@ -65,7 +66,6 @@ class Injector:
             self._outage = None
 
     def settle(self) -> None:
-        """Wait until all of it is done."""
         while self._later or self._outage is not None:
             time.sleep(0.2)
             self.due()
@@ -81,19 +81,18 @@ class Injector:
             "kill a worker": lambda: self._signal_worker(kind, signal.SIGKILL),
             "segfault a worker": lambda: self._signal_worker(kind, signal.SIGSEGV),
             "freeze a worker": lambda: self._signal_worker(kind, signal.SIGSTOP),
-            "kill a node's agent": lambda: self._kill_named(kind, "ray::NodeAgent"),
-            "freeze a node's agent": lambda: self._freeze_agent(kind),
-            "kill a spawner": lambda: self._kill_named(kind, "worker.spawn"),
+            "kill a node's agent": lambda: self._hit_named(kind, AGENT),
+            "freeze a node's agent": lambda: self._hit_named(kind, AGENT, AGENT_FROZEN_S),
+            "kill a spawner": lambda: self._hit_named(kind, "worker.spawn"),
             "kill a raylet": lambda: self._kill_raylet(kind),
             "freeze a raylet": lambda: self._freeze_raylet(kind),
             "fill the disk": lambda: self._fill(kind, self.run),
             "fill the log's disk": lambda: self._fill(kind, self.drivers.log_dir),
             "step the clock": lambda: self._step_clock(kind),
             "freeze the driver": lambda: self._freeze_driver(kind),
-            "kill the control store": lambda: self._kill_control_store(kind),
-            "freeze the control store": lambda: self._freeze_control_store(kind),
-            "restart the head": lambda: self._restart_head(kind),
-            "restart the cluster": lambda: self._restart_cluster(kind),
+            **dict.fromkeys(
+                (name for name in KINDS if KINDS[name].heavy), lambda: self._take_cluster_away(kind)
+            ),
             **self.more,
         }
         fault = acts[kind]()
@@ -102,7 +101,6 @@ class Injector:
         return fault
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Have ``due`` do something so many seconds from now."""
         self._later.append((time.monotonic() + seconds, act))
 
     # ------------------------------------------------------------ workers
@@ -155,22 +153,18 @@ class Injector:
                     there.append((self.cluster.node_of(process.pid), process.pid))
         return sorted((node, pid) for node, pid in there if node)
 
-    def _kill_named(self, kind: str, words: str) -> Fault | None:
+    def _hit_named(self, kind: str, words: str, frozen_s: float | None = None) -> Fault | None:
+        """Kill a process with these words in its title, or freeze it for a while."""
         there = self._named(words) if self._outage is None else []
         if not there:
             return None
         node, pid = self.random.choice(there)
         fault = Fault(kind=kind, at=time.time(), node=node)
+        if frozen_s is not None:
+            return self._freeze(fault, pid, frozen_s)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         return fault
-
-    def _freeze_agent(self, kind: str) -> Fault | None:
-        there = self._named("ray::NodeAgent") if self._outage is None else []
-        if not there:
-            return None
-        node, pid = self.random.choice(there)
-        return self._freeze(Fault(kind=kind, at=time.time(), node=node), pid, AGENT_FROZEN_S)
 
     def _server(self) -> str | None:
         """A server that may be taken away: one always stays."""
@@ -261,36 +255,22 @@ class Injector:
 
     # ------------------------------------------------------------ the whole cluster
 
-    def _freeze_control_store(self, kind: str) -> Fault | None:
+    def _take_cluster_away(self, kind: str) -> Fault | None:
         gcs = self.cluster.part("head", "gcs_server") if self.is_calm else None
         if gcs is None:
             return None
         fault = self._outage = Fault(kind=kind, at=time.time())
-        return self._freeze(fault, gcs.pid, CONTROL_STORE_FROZEN_S)
-
-    def _kill_control_store(self, kind: str) -> Fault | None:
-        gcs = self.cluster.part("head", "gcs_server") if self.is_calm else None
-        if gcs is None:
-            return None
-        fault = self._outage = Fault(kind=kind, at=time.time())
-        self.cluster.stay_away("head")
-        gcs.kill()
-        self.after(AWAY_S, lambda: self.cluster.come_back("head"))
-        return fault
-
-    def _restart_head(self, kind: str) -> Fault | None:
-        if not self.is_calm:
-            return None
-        fault = self._outage = Fault(kind=kind, at=time.time())
-        self.cluster.end("head", signal.SIGTERM)
-        return fault
-
-    def _restart_cluster(self, kind: str) -> Fault | None:
-        if not self.is_calm:
-            return None
-        fault = self._outage = Fault(kind=kind, at=time.time())
-        for name in ("head", *self.cluster.names):
-            self.cluster.end(name, signal.SIGKILL)
+        if kind == "freeze the control store":
+            return self._freeze(fault, gcs.pid, CONTROL_STORE_FROZEN_S)
+        if kind == "kill the control store":
+            self.cluster.stay_away("head")
+            gcs.kill()
+            self.after(AWAY_S, lambda: self.cluster.come_back("head"))
+        elif kind == "restart the head":
+            self.cluster.end("head", signal.SIGTERM)
+        else:
+            for name in ("head", *self.cluster.names):
+                self.cluster.end(name, signal.SIGKILL)
         return fault
 
     def _is_over(self, outage: Fault) -> bool:
@@ -316,7 +296,6 @@ def flip_a_bit(rows: Path, random_: random.Random) -> tuple[Path, str] | None:
 
 
 def _is_group_leader(pid: int) -> bool:
-    """Return whether it is the worker itself and not a child of one."""
     try:
         return os.getpgid(pid) == pid
     except ProcessLookupError:

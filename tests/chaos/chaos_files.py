@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 from chaos_drivers import RUN, Drivers
-from chaos_fault import Fault
 from chaos_faults import Injector
+from chaos_plan import Fault
 
 _REFUSED = 4
 #: How long another driver may work on a copy, from the moment when its run has an id.
@@ -53,7 +53,6 @@ class Canaries:
         return [*sorted(self.directory.glob("canary-*")), self.directory / "nowhere"]
 
     def harmed(self) -> list[str]:
-        """Targets that are no longer as they were."""
         now = self._state()
         return [
             f"outside the run: {name}: {self._before.get(name, 'not there')} "
@@ -83,7 +82,6 @@ class FileFaults:
     refused: int = 0  # rivals
 
     def acts(self) -> dict[str, object]:
-        """The function that injects each kind."""
         return {
             "start a second driver": self.start_a_second_driver,
             "open a copied run": self.open_a_copy,
@@ -134,8 +132,8 @@ class FileFaults:
         return fault
 
     def _rival(self, who: str, pid: int) -> subprocess.CompletedProcess | None:
-        """The end of another driver beside the one with this process id; None if it got the run,
-        which it may have only once that one is gone."""
+        """The end of another driver; None if it got the run, as it may once process ``pid`` is
+        gone."""
         holder = psutil.Process(pid) if psutil.pid_exists(pid) else None
         try:
             done = self.drivers.rival()
@@ -152,8 +150,8 @@ class FileFaults:
         return done
 
     def open_a_copy(self) -> Fault | None:
-        """A driver on a copy of the run's directory, on the same cluster. It may not touch what the
-        original has: no process, no actor, no row."""
+        """A driver on a copy of the run, on the same cluster, may touch nothing of the
+        original's."""
         pid = self.drivers.working_pid()
         if pid is None or not self.injector.is_calm or self._disk_is_full():
             return None
@@ -205,8 +203,7 @@ class FileFaults:
     # ------------------------------------------------------------ garbage and links
 
     def corrupt_the_status(self) -> Fault | None:
-        """`nightgrid status` of a run whose status holds garbage. Its driver is halted meanwhile,
-        which would write it anew within a second."""
+        """Its driver is halted meanwhile: it would write the status anew within a second."""
         pid = self.drivers.working_pid()
         status = self.drivers.run / "status.json"
         if pid is None or not status.exists() or self._disk_is_full():
@@ -257,7 +254,6 @@ class FileFaults:
         return False
 
     def _next_worker_logs(self) -> list[Path]:
-        """The logs that workers of one server would get that start next."""
         directory, cluster = self.drivers.log_dir, self.drivers.cluster
         newest = max(self.drivers.log_dir.glob("*-HPU*.log"), key=_made_at, default=None)
         ending = re.search(r"-(\d+)\.log$", newest.name) if newest is not None else None
@@ -276,14 +272,12 @@ class FileFaults:
 
 
 def _overwrite(path: Path, data: bytes) -> None:
-    """Change what a file holds and nothing else of it."""
     with path.open("r+b", buffering=0) as file:
         file.write(data)
         file.truncate()
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Return whether a file is there and holds just this."""
     with contextlib.suppress(OSError):
         return path.read_bytes() == data
     return False

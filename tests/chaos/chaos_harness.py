@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +17,12 @@ from typing import Any
 
 import chaos_invariants
 from chaos_clock import SteppedClock
-from chaos_cluster import ROOT, ChaosCluster
+from chaos_cluster import ROOT, ChaosCluster, left_behind
 from chaos_drivers import RUN, Drivers
-from chaos_fault import Fault, by_kind
 from chaos_faults import Injector, flip_a_bit
 from chaos_files import Canaries, FileFaults
 from chaos_invariants import OF_CLUSTER
-from chaos_left import left_behind
-from chaos_plan import KINDS, ROT
+from chaos_plan import KINDS, ROT, Fault, counts
 from small_disks import disk_of, fill
 
 from orchestrator.core.measurement import Measurement
@@ -101,7 +100,6 @@ class Night:
 
     @property
     def store(self) -> Store:
-        """The run's rows."""
         return Store.existing(self.results, RUN)
 
     def drive(
@@ -184,7 +182,6 @@ class Night:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Figures of the night so far."""
         faults = self.injector.faults
         return {
             "seed": self.seed,
@@ -194,7 +191,7 @@ class Night:
             "drivers_refused_without_head": self.refused_without_head,
             "drivers_that_died": self.died,
             "rivals_refused": self.files.refused,
-            "faults": by_kind(faults),
+            "faults": counts(fault.kind for fault in faults),
             "faults_total": len(faults),
             "not_injected": sorted(self.not_injected),
             "peak_memory_mib": self.peak_memory_bytes >> 20,
@@ -203,7 +200,6 @@ class Night:
     # ------------------------------------------------------------ while it runs
 
     def _inject_one(self, waiting: list[tuple[float, str]], now: float) -> bool:
-        """Inject the first of the faults that are due for which there is something to hit."""
         for number, (at, kind) in enumerate(waiting):
             if at > now:
                 return False
@@ -223,8 +219,6 @@ class Night:
         )
 
     def _work_has_begun(self, limit_s: float) -> float:
-        """Wait for the first busy worker, since faults hit work; the moment, as the clock of faults
-        counts."""
         deadline = time.monotonic() + limit_s
         while not self.injector.busy_workers():
             ended = self.drivers.process.poll() is not None
@@ -251,7 +245,6 @@ class Night:
         return True
 
     def _head_went_lately(self) -> bool:
-        """Return whether a fault has taken the head away in the last two minutes."""
         since = time.time() - _HEAD_AWAY_S
         faults = self.injector.faults
         return any(fault.kind in OF_CLUSTER and fault.at > since for fault in faults)
@@ -270,7 +263,6 @@ class Night:
         return fault
 
     def _kill_the_child(self) -> Fault | None:
-        """``kill -9`` of the driver; what watches it starts the next one."""
         if not self.injector.is_calm or self._any_lasts():
             return None
         pid = self.drivers.kill_child()
@@ -292,7 +284,6 @@ class Night:
         return fault
 
     def _any_lasts(self) -> bool:
-        """Return whether a disk is full, or the driver is halted or has another time of day."""
         kinds = ("fill the disk", "fill the log's disk", "freeze the driver", "step the clock")
         return any(f.kind in kinds and f.until is None for f in self.injector.faults)
 
@@ -313,7 +304,6 @@ class Night:
 
 
 def missing(figures: dict[str, Any], least: int, left_out: Sequence[str] = ()) -> list[str]:
-    """Kinds of which there were too few."""
     found = figures["faults"]
     wanted = [kind for kind in KINDS if kind not in left_out]
     wanted += [ROT] * ("kill the driver" in wanted)
@@ -339,7 +329,4 @@ def _median_and_max(times: list[float]) -> dict[str, float]:
 
 
 def _states(rows: Sequence[Measurement]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for row in chaos_invariants.standing(rows).values():
-        counts[str(row.state)] = counts.get(str(row.state), 0) + 1
-    return counts
+    return dict(Counter(str(row.state) for row in chaos_invariants.standing(rows).values()))

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from chaos_fault import Fault
+from chaos_plan import Fault
 
 from orchestrator.core.job import State, supersedes
 from orchestrator.core.measurement import Measurement
@@ -62,7 +62,6 @@ _DRIVER_NAMED = re.compile(r"its driver, process (\d+) on ")
 
 
 def expected_end(row: Measurement) -> tuple[set[State], str]:
-    """The required end of this row's job, and a word of its reason."""
     behaviour = str(row.parameters["behaviour"])
     if behaviour == "grow":
         fits = (row.batch_size or 0) <= int(str(row.parameters["largest"]))
@@ -94,7 +93,6 @@ def with_true_times(rows: Iterable[Measurement], faults: Iterable[Fault]) -> lis
 
 
 def lost(rows: Iterable[Measurement], jobs: Collection[str]) -> list[str]:
-    """Jobs without any final row."""
     there = {row.job_id for row in rows if row.final}
     return sorted(set(jobs) - there)
 

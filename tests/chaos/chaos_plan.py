@@ -1,4 +1,4 @@
-"""The plan of a night's faults: how often each kind, when, in what order. Pure, and by a seed.
+"""The plan of a night: its grid and its faults, of each kind how often and when, by a seed. Pure.
 
 Faults that take the whole cluster away ("heavy") cost a minute or two each, so they have slots of
 their own, evenly spread, with time between them for what they hit to work again. All others have
@@ -8,8 +8,10 @@ slots between those.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +130,89 @@ def _spread(
     ]
 
 
-def counts(planned: Sequence[tuple[float, str]]) -> dict[str, int]:
-    """Count the faults of each kind in a plan."""
-    found: dict[str, int] = {}
-    for _, kind in planned:
-        found[kind] = found.get(kind, 0) + 1
-    return found
+def counts(kinds: Iterable[str]) -> dict[str, int]:
+    """Count each kind, the most frequent first."""
+    return dict(sorted(Counter(kinds).items(), key=lambda item: (-item[1], item[0])))
+
+
+# ---------------------------------------------------------------- a fault as it was injected
+
+#: All workers of the node die of these.
+_OF_NODES = ("kill a raylet", "kill a spawner", "kill a node's agent", "freeze a raylet")
+
+
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """A fault: its kind, its time and its target."""
+
+    kind: str
+    at: float  # seconds since the epoch
+    until: float | None = None  # when its effect ended, if it lasted
+    node: str = ""
+    card: int | None = None
+    pid: int | None = None  # of the worker process, or of the driver, that it hit
+    offset_s: int = 0  # by which the driver's clock was wrong until then
+    note: str = ""
+
+    @property
+    def hits_node(self) -> bool:
+        """Return whether all workers of the node die of it."""
+        return self.kind in _OF_NODES
+
+    @property
+    def ended_at(self) -> float:
+        return self.at if self.until is None else self.until
+
+
+def injected(faults: Sequence[Fault]) -> list[dict[str, Any]]:
+    """The faults as plain values, for a file."""
+    return [asdict(fault) for fault in faults]
+
+
+# ---------------------------------------------------------------- the grid
+
+
+def chaos_grid(*, seed: int, single: int, pairs: int, nodes: int, seconds: tuple[int, int]) -> str:
+    """A grid file with ``single`` jobs of one card, ``pairs`` of two cards, ``nodes`` of eight,
+    each working for some seconds in the given range; and 13 that do not work, of each kind. Those
+    that hang come first: each takes two patient waits, in which the others are done."""
+    random_ = random.Random(seed)
+
+    def lengths(count: int) -> str:
+        return f"[{', '.join(str(random_.randint(*seconds)) for _ in range(count))}]"
+
+    def numbers(count: int, first: int) -> str:
+        return f"[{', '.join(str(first + number) for number in range(count))}]"
+
+    def working(name: str, count: int, cards: int, first: int) -> str:
+        return f"""\
+  - name: {name}
+    cards: {cards}
+    zip: {{seconds: {lengths(count)}, number: {numbers(count, first)}}}
+"""
+
+    return f"""\
+name: night
+defaults:
+  workload: chaos
+  model: tiny-chatglm3
+  accelerator: HPU
+  precision: fp32
+  batch_size: 1
+measure: {{warmup: 0, min_repeats: 1, max_repeats: 1, time_limit_s: 3600}}
+experiments:
+  - name: poison
+    axes:
+      behaviour: [segfault, abort, allocate, hold-gil, hang, stubborn, raise]
+{working("single", single, 1, 0)}\
+{working("pairs", pairs, 2, 1000)}\
+{working("whole nodes", nodes, 8, 2000)}\
+  - name: too large at last
+    behaviour: grow
+    seconds: 2.0
+    axes: {{batch_size: [1, 2, 4, 8, 16, 32]}}
+"""
+
+
+def jobs_of(*, single: int, pairs: int, nodes: int) -> int:
+    return single + pairs + nodes + 7 + 6

@@ -16,17 +16,16 @@ HANG_S = 15.0
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command of `nightgrid`."""
     register()
     from orchestrator.cli.main import main as nightgrid
-    from orchestrator.driver import watchdog
+    from orchestrator.driver import board
     from orchestrator.on_ray import executor
     from orchestrator.worker import spawn
 
-    limits: Any = watchdog.LIMITS
+    limits: Any = board.PHASE_LIMITS_S
     # A worker that is frozen between two jobs never tells that the next one began.
     limits.update(start=2 * HANG_S, warmup=HANG_S, measure=HANG_S)
-    setattr(watchdog, "MEASURE_FACTOR", 0.0)  # noqa: B010
+    setattr(board, "MEASURE_FACTOR", 0.0)  # noqa: B010
     spawn.PRELOAD = ("orchestrator.worker.worker", "chaos_worker")
     logs = Path(os.environ[LOGS]) if os.environ.get(LOGS) else None
     light: Any = partial(executor.RayExecutor, factory="chaos_worker:ChaosWorker", log_dir=logs)

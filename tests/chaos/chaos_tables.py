@@ -18,14 +18,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "rehearsal.md"
 
 
 def kinds_table() -> str:
-    """The table of kinds of faults."""
     lines = ["| fault | how |", "|---|---|"]
     lines += [f"| {name} | {kind.how} |" for name, kind in KINDS.items()]
     return "\n".join(lines) + "\n"
 
 
 def markdown(figures: Mapping[str, Any]) -> str:
-    """The results as a page."""
     states = ", ".join(f"{count} {state}" for state, count in sorted(figures["states"].items()))
     lines = [
         "| figure | value |",
@@ -66,7 +64,6 @@ def with_tables(page: str, tables: Mapping[str, str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the tables into the page."""
     tables = {"kinds": kinds_table()}
     if arguments:
         tables["rehearsal"] = markdown(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))

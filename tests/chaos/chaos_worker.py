@@ -37,8 +37,6 @@ _LOOK_S = 0.5
 
 
 class ChaosParameters(WorkloadParameters):
-    """The action of a job, and its duration if it works."""
-
     behaviour: Behaviour = setting("work", role="work", description="What the job does.")
     seconds: float = setting(5.0, role="work", description="How long it works.")
     number: int = setting(0, role="neutral", description="Tells jobs apart.")
@@ -46,7 +44,6 @@ class ChaosParameters(WorkloadParameters):
 
 
 def register() -> None:
-    """Make ``chaos`` a workload in this process."""
     entry = WorkloadSpec(
         name="chaos",
         function="chaos_worker:never_called",
@@ -57,7 +54,6 @@ def register() -> None:
 
 
 def never_called(request: Request, context: JobContext) -> Result:
-    """``ChaosWorker`` does the work itself, without devices."""
     raise NotImplementedError
 
 

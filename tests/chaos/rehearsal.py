@@ -30,10 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from chaos_clock import stepped_clock
 from chaos_cluster import ChaosCluster
 from chaos_drivers import RUN
-from chaos_fault import injected
-from chaos_grids import chaos_grid, jobs_of
 from chaos_harness import Night, missing
-from chaos_plan import KINDS, NEED_SMALL_DISKS, counts, plan
+from chaos_plan import KINDS, NEED_SMALL_DISKS, chaos_grid, counts, injected, jobs_of, plan
 from chaos_tables import markdown
 from small_disks import mounted_disk
 
@@ -81,7 +79,8 @@ def rehearse(
             left_out.append("step the clock")  # no C compiler
         chosen = [kind for kind in kinds if kind not in left_out]
         faults = plan(seed, minutes * 60 * FAULTS_UNTIL, EVERY_S, least=least, kinds=chosen)
-        print(f"{len(faults)} faults: {counts(faults)}; left out: {left_out or 'none'}", flush=True)
+        of_kinds = counts(kind for _, kind in faults)
+        print(f"{len(faults)} faults: {of_kinds}; left out: {left_out or 'none'}", flush=True)
         results = output / "disk" / "results"
         results.mkdir(exist_ok=True)
         night = Night(
@@ -110,8 +109,6 @@ def rehearse(
 
 
 def _teller(night: Night, output: Path) -> Callable[[str], None]:
-    """Says what happens, and keeps the figures so far."""
-
     def tell(text: str) -> None:
         load = os.getloadavg()[0]
         print(f"{time.strftime('%H:%M:%S')} load {load:4.1f} {text}", flush=True)
@@ -139,8 +136,6 @@ def report_problems(night: Night, figures: Mapping[str, Any]) -> list[str]:
 
 
 class Text(HTMLParser):
-    """Reads a page to its end."""
-
     closed = False
 
     def handle_endtag(self, tag: str) -> None:
@@ -163,7 +158,6 @@ def _write(path: Path, value: Any) -> None:
 
 
 def main() -> int:
-    """Rehearse, write the figures, say what does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=20261121)
     parser.add_argument("--minutes", type=float, default=MINUTES, help="(default: %(default)g)")

@@ -1,11 +1,14 @@
-"""The board knows from events and commands alone what runs where and how far the run is."""
+"""The board knows from events and commands alone what runs where, and what hangs."""
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
 from driver_cases import MOMENT, attempt, job, node, plan
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import (
@@ -24,43 +27,43 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Metrics
 from orchestrator.core.outcome import Outcome
 from orchestrator.core.plan import Action, Plan, PlannedJob, Span
-from orchestrator.core.status import Rate, RunStatus
-from orchestrator.driver.board import KEPT_FAILURES, Board
+from orchestrator.core.status import CardStatus, Rate, RunStatus
+from orchestrator.driver.board import (
+    KEPT_FAILURES,
+    LONGEST_PAUSE_S,
+    PHASE_LIMITS_S,
+    Board,
+    Watchdog,
+)
+
+SERVER = node()
+FIRST = attempt(job(1), SERVER.cards[0])
 
 
 def board_with_a_running_job(jobs: int = 4) -> Board:
-    """Card 0 of two runs the first of some jobs."""
     board = Board(
         run="night",
         plan=plan(*(job(batch) for batch in range(1, jobs + 1))),
         started_at=MOMENT,
     )
-    server = node()
-    board.saw(NodeJoined(at=MOMENT, node=server))
-    board.did(StartWorker(worker_id="w1", card=server.cards[0]), MOMENT)
-    board.did(RunAttempt(attempt=attempt(job(1), server.cards[0]), worker_ids=("w1",)), MOMENT + 5)
+    board.saw(NodeJoined(at=MOMENT, node=SERVER))
+    board.did(StartWorker(worker_id="w1", card=SERVER.cards[0]), MOMENT)
+    board.did(RunAttempt(attempt=FIRST, worker_ids=("w1",)), MOMENT + 5)
     return board
 
 
 def record(
     board: Board, state: State, *, final: bool = True, reason: str = "", **changes: Any
 ) -> None:
-    """Tell the board of a row of an attempt on card 0; ``changes`` are of the measurement."""
-    tried = attempt(job(1), node().cards[0])
-    row = RecordRow(job=job(1), state=state, reason=reason, final=final, attempt=tried)
+    row = RecordRow(job=job(1), state=state, reason=reason, final=final, attempt=FIRST)
     measurement = measurement_of(row, run="night", invocation_id="i", recorded_at=MOMENT)
     board.did(row, MOMENT)
     board.measured(row, dataclasses.replace(measurement, **changes), MOMENT)
 
 
 def test_a_card_shows_the_phase_its_worker_reports() -> None:
-    """The worker's own word on its phase counts, as long as it is about this attempt."""
     board = board_with_a_running_job()
-    heard = Progress(
-        worker_id="w1",
-        attempt_id=attempt(job(1), node().cards[0]).attempt_id,
-        phase="warmup",
-    )
+    heard = Progress(worker_id="w1", attempt_id=FIRST.attempt_id, phase="warmup")
     stale = dataclasses.replace(heard, attempt_id="another-1", phase="measure")
     assert board.status(MOMENT + 6, {"w1": stale}).cards[0].phase == "start"
 
@@ -72,11 +75,8 @@ def test_a_card_shows_the_phase_its_worker_reports() -> None:
 
 
 def test_an_ended_attempt_leaves_its_worker_idle_and_a_stopped_worker_its_card_free() -> None:
-    """Cards go from busy to idle to free."""
     board = board_with_a_running_job()
-    outcome = Outcome(
-        attempt_id=attempt(job(1), node().cards[0]).attempt_id, state=State.SUCCEEDED, ranks=()
-    )
+    outcome = Outcome(attempt_id=FIRST.attempt_id, state=State.SUCCEEDED, ranks=())
     board.saw(AttemptEnded(at=MOMENT + 9, outcome=outcome))
     assert board.status(MOMENT + 9, {}).cards[0].phase == "idle"
     assert board.status(MOMENT + 9, {}).running == 0
@@ -86,7 +86,6 @@ def test_an_ended_attempt_leaves_its_worker_idle_and_a_stopped_worker_its_card_f
 
 
 def test_only_final_rows_count_as_done() -> None:
-    """A row of an attempt that is tried again does not bring the run forward."""
     board = board_with_a_running_job()
     retried = RecordRow(job=job(1), state=State.FAILED, reason="again", final=False)
     board.did(retried, MOMENT + 9)
@@ -97,7 +96,6 @@ def test_only_final_rows_count_as_done() -> None:
 
 
 def test_reused_and_skipped_jobs_are_done_from_the_start() -> None:
-    """Jobs that this invocation does not run need no row to count."""
     planned = plan(job(1), job(2), job(3)).jobs
     mixed = Plan(
         grid_name="case",
@@ -114,7 +112,7 @@ def test_reused_and_skipped_jobs_are_done_from_the_start() -> None:
 
 def test_the_time_left_is_the_planned_range_until_the_work_itself_tells() -> None:
     """At first the plan less what is over, past its end nothing; from a twentieth of the work on
-    the time since the first attempt, at 5 s, gives the scale, as a range until a fifth is done."""
+    the pace since the first attempt (at 5 s), as a range until a fifth is done."""
     board = board_with_a_running_job(jobs=16)
     planned = Span(low_s=20.0, middle_s=60.0, high_s=200.0)
     board.plan = dataclasses.replace(board.plan, duration=planned)
@@ -135,21 +133,15 @@ def test_the_time_left_is_the_planned_range_until_the_work_itself_tells() -> Non
 
 
 def test_a_start_that_waited_for_others_tells_nothing_of_starts() -> None:
-    """Its time to the first attempt is theirs."""
     board = Board(run="night", plan=plan(job(1)), started_at=MOMENT)
     board.waiting = "run other has all cards"
-    server = node()
-    board.saw(NodeJoined(at=MOMENT, node=server))
-    board.did(StartWorker(worker_id="w1", card=server.cards[0]), MOMENT)
     board.status(MOMENT, {})
     board.waiting = ""
-    board.did(RunAttempt(attempt=attempt(job(1), server.cards[0]), worker_ids=("w1",)), MOMENT + 5)
+    board.did(RunAttempt(attempt=FIRST, worker_ids=("w1",)), MOMENT + 5)
     assert board.status(MOMENT + 6, {}).first_attempt_s is None
 
 
 def test_rates_are_the_work_of_finished_jobs_over_their_timed_seconds() -> None:
-    """Tokens and samples apart; a slow long job weighs more than a fast short one; what did not
-    succeed, and tries that are not final, do not count."""
     board = board_with_a_running_job()
     figures = [
         (State.SUCCEEDED, True, 100.0, "tokens/s", 10.0),
@@ -171,8 +163,6 @@ def test_rates_are_the_work_of_finished_jobs_over_their_timed_seconds() -> None:
 
 
 def test_failed_attempts_are_counted_by_class_and_the_last_are_kept() -> None:
-    """Newest first, whether or not the job is tried again; an out-of-memory is counted too, but
-    it is an answer and no failure to look at."""
     board = board_with_a_running_job()
     for number in range(KEPT_FAILURES + 2):
         record(board, State.FAILED, final=False, failure_class="crash", reason=f"crash {number}")
@@ -182,18 +172,13 @@ def test_failed_attempts_are_counted_by_class_and_the_last_are_kept() -> None:
     assert status.failure_counts == {"crash": KEPT_FAILURES + 2, "out_of_memory": 1, "node_lost": 1}
     assert len(status.failures) == KEPT_FAILURES
     newest, before = status.failures[:2]
-    assert (newest.state, newest.failure_class, newest.reason, newest.final) == (
-        "LOST",
-        "node_lost",
-        "no heartbeat",
-        True,
-    )
+    assert (newest.state, newest.failure_class) == ("LOST", "node_lost")
+    assert (newest.reason, newest.final) == ("no heartbeat", True)
     assert (newest.job, newest.card) == ("b=1", "hpu-1/HPU0")
     assert (before.reason, before.final) == (f"crash {KEPT_FAILURES + 1}", False)
 
 
 def test_a_status_of_a_neighbouring_version_is_read_as_far_as_it_is_known() -> None:
-    """Fields that were added later are no reason to show nothing; missing ones are empty."""
     values = json.loads(board_with_a_running_job().status(MOMENT, {}).to_json())
     values["added_later"] = values["cards"][0]["added_later"] = 1
     for name in ("rates", "failures", "failure_counts", "jobs_run"):
@@ -203,30 +188,110 @@ def test_a_status_of_a_neighbouring_version_is_read_as_far_as_it_is_known() -> N
 
 
 def test_a_lost_node_takes_its_cards_along() -> None:
-    """Cards of a node that left are not shown, and late words of its workers change nothing."""
     board = board_with_a_running_job()
-    board.saw(NodeLeft(at=MOMENT + 6, node_id=node().node_id, reason="gone"))
+    board.saw(NodeLeft(at=MOMENT + 6, node_id=SERVER.node_id, reason="gone"))
     board.saw(WorkerStopped(at=MOMENT + 7, worker_id="w1"))
     assert board.status(MOMENT + 8, {}).cards == ()
-    assert board.node_name(node().node_id) == "hpu-1"  # rows still name it
+    assert board.node_name(SERVER.node_id) == "hpu-1"  # rows still name it
 
 
 def test_status_survives_the_file() -> None:
-    """``status.json`` reads back as the value it was written from."""
     board = board_with_a_running_job()
     board.saw(StopRequested(at=MOMENT, reason="SIGTERM received"))
     board.did(RunFinished(reason="stopped"), MOMENT)
     record(board, State.FAILED, failure_class="crash")
     record(board, State.SUCCEEDED, metrics=Metrics(throughput=1.0, measure_s=2.0))
     status = board.status(MOMENT + 1, {})
-    assert (
-        status.failures and status.rates and status.stopping and status.finished and status.emulated
-    )
+    assert status.failures and status.rates and status.stopping
+    assert status.finished and status.emulated
     assert RunStatus.from_json(status.to_json()) == status
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 1, "cards": []}'])
 def test_what_is_no_status_is_refused(text: str) -> None:
-    """Half a file or another version is a ValueError, never a wrong picture."""
     with pytest.raises(ValueError):
         RunStatus.from_json(text)
+
+
+# ---------------------------------------------------------------- hung workers
+
+BUSY = CardStatus(card="hpu-1/HPU0", worker_id="w1", phase="load", job="a job", attempt_id="a-1")
+
+
+def looks(
+    watchdog: Watchdog, card: CardStatus, *times: float, since: float | None = None
+) -> list[str]:
+    """The reasons that came of looking at a card until these times, every few seconds."""
+    reasons, last = [], times[0] if since is None else since
+    for at in times:
+        between = range(math.ceil(last) + 4, math.ceil(at), 4)
+        for look in (*between, at):
+            reasons += [stop.reason for stop in watchdog.overdue([card], MOMENT + look)]
+        last = at
+    return reasons
+
+
+@given(pause=st.floats(LONGEST_PAUSE_S, 1e6), before=st.integers(0, 60), limit=st.floats(20, 600))
+def test_a_driver_that_was_halted_does_not_take_its_own_absence_for_a_hang(
+    pause: float, before: int, limit: float
+) -> None:
+    watchdog = Watchdog({"load": limit})
+    seen = min(before, limit - LONGEST_PAUSE_S - 1)
+    assert looks(watchdog, BUSY, 0, seen) == []
+    assert watchdog.overdue([BUSY], MOMENT + seen + pause) == []
+    assert looks(watchdog, BUSY, seen + pause + limit + 1, since=seen + pause) != []
+
+
+@pytest.mark.parametrize("phase", PHASE_LIMITS_S)
+def test_every_phase_has_a_limit(phase: str) -> None:
+    card = dataclasses.replace(BUSY, phase=phase)
+    watchdog = Watchdog()
+    assert looks(watchdog, card, 0, PHASE_LIMITS_S[phase]) == []
+    (reason,) = looks(watchdog, card, PHASE_LIMITS_S[phase] + 1, PHASE_LIMITS_S[phase] + 2)
+    assert f"the limit is {PHASE_LIMITS_S[phase]:.0f} s" in reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "at"),
+    [({"phase": "idle"}, 1e5), ({"phase": "free"}, 1e5), ({"phase_age_s": 1e6}, 60)],
+)
+def test_neither_waiting_nor_the_clock_of_another_host_is_a_hang(
+    changes: dict[str, Any], at: float
+) -> None:
+    assert looks(Watchdog(), dataclasses.replace(BUSY, **changes), 0, at) == []
+
+
+def test_a_new_phase_or_attempt_starts_the_clock_anew() -> None:
+    watchdog = Watchdog({"load": 10.0, "warmup": 10.0})
+    assert looks(watchdog, BUSY, 0, 9) == []
+    assert looks(watchdog, dataclasses.replace(BUSY, phase="warmup"), 11, 20) == []
+    assert looks(watchdog, dataclasses.replace(BUSY, attempt_id="a-2"), 22, 31) == []
+    assert looks(watchdog, dataclasses.replace(BUSY, attempt_id="a-2"), 33) != []
+
+
+@pytest.mark.parametrize(
+    ("phase", "settings", "limit"),
+    [
+        ("measure", {"warmup": 0, "time_limit_s": 7200.0}, PHASE_LIMITS_S["measure"] + 3 * 7200),
+        ("measure", {"warmup": 1, "warmup_limit_s": 600.0, "time_limit_s": 60.0}, 1800 + 780),
+        ("warmup", {"warmup": 1, "warmup_limit_s": 5000.0}, PHASE_LIMITS_S["warmup"] + 5000),
+        ("warmup", {"warmup": 0, "warmup_limit_s": 5000.0}, PHASE_LIMITS_S["warmup"]),
+    ],
+)
+def test_phases_may_take_what_the_grid_allows(
+    phase: str, settings: dict[str, Any], limit: float
+) -> None:
+    one = job(1)
+    one = dataclasses.replace(one, measure=dataclasses.replace(one.measure, **settings))
+    watchdog = Watchdog()
+    watchdog.did(RunAttempt(attempt=attempt(one, node().cards[0]), worker_ids=("w1",)))
+    card = dataclasses.replace(BUSY, phase=phase)
+    assert looks(watchdog, card, 0, limit) == []
+    assert looks(watchdog, card, limit + 1) != []
+
+
+def test_a_new_worker_on_the_card_is_not_blamed_for_the_old() -> None:
+    watchdog = Watchdog({"load": 10.0})
+    assert len(looks(watchdog, BUSY, 0, 11)) == 1
+    assert looks(watchdog, dataclasses.replace(BUSY, worker_id="w2"), 12, 20) == []
+    assert looks(watchdog, dataclasses.replace(BUSY, worker_id="w2"), 23) != []

@@ -6,9 +6,9 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
-from concurrent.futures import Executor as Threads
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
@@ -39,28 +39,24 @@ from orchestrator.core.events import (
     WorkerReady,
     WorkerStopped,
 )
-from orchestrator.core.job import State
+from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.core.status import RunStatus
-from orchestrator.driver.board import Board
+from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.rows import ROWS_WAIT_S, row_thread
-from orchestrator.driver.stop_signal import StopSignal
-from orchestrator.driver.watchdog import Watchdog
+from orchestrator.driver.supervisor import StopSignal
 from orchestrator.store.store import Store
 from orchestrator.watch.live import summary_line
 
 
 class Script:
-    """A decider that answers events by rules, and keeps what it was told."""
-
     def __init__(self, answer: Callable[[Event], list[Command]]) -> None:
         self._answer = answer
         self.events: list[Event] = []
 
     def handle(self, event: Event) -> list[Command]:
-        """Answer by the rule."""
         self.events.append(event)
         return self._answer(event)
 
@@ -70,32 +66,26 @@ class Rows:
 
     lost = False
 
-    def __init__(self, failures: int = 0, error: type[Exception] = OSError) -> None:
+    def __init__(self, failures: int = 0) -> None:
         self.kept: list[Measurement] = []
         self._failures = failures
-        self._error = error
-        self.begun: list[Measurement] = []
         self.files: dict[str, bytes] = {}
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Keep a file beside the rows; the second finds no room."""
         if self.files:
             raise StoreFull("no space left")
         self.files[name] = content
 
     def begin(self, *rows: Measurement) -> None:
-        """Keep the journal of attempts."""
         if self.lost:
             raise StoreLocked("taken over")
-        self.begun += rows
 
     def append(self, *measurements: Measurement) -> None:
-        """Keep rows, or fail."""
         if self.lost:
             raise StoreLocked("taken over")
         if self._failures:
             self._failures -= 1
-            raise self._error("input/output error")
+            raise OSError("input/output error")
         self.kept += measurements
 
     def to_parquet(self) -> None:
@@ -106,18 +96,14 @@ class Rows:
 
 
 class Lines:
-    """A view that keeps what it was told."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.shown: list[RunStatus] = []
 
     def line(self, text: str) -> None:
-        """Keep a line."""
         self.lines.append(text)
 
     def show(self, status: RunStatus) -> None:
-        """Keep a status."""
         self.shown.append(status)
 
     def close(self) -> None:
@@ -129,7 +115,6 @@ CARD = node().cards[0]
 
 
 def row_of(event: AttemptEnded, of: Attempt) -> RecordRow:
-    """The final row of an attempt that has ended."""
     return RecordRow(
         job=of.job,
         state=event.outcome.state,
@@ -141,7 +126,6 @@ def row_of(event: AttemptEnded, of: Attempt) -> RecordRow:
 
 
 def one_job_after_another(event: Event) -> list[Command]:
-    """Two jobs on one card, each row before the next assignment, then the end."""
     if isinstance(event, NodeJoined):
         return [StartWorker(worker_id="w1", card=CARD)]
     if isinstance(event, WorkerReady):
@@ -157,42 +141,48 @@ def one_job_after_another(event: Event) -> list[Command]:
     return []
 
 
+def driver_of(
+    clock: FakeClock, store: Any, *jobs: Job, looks: int | None = None, **parts: Any
+) -> Driver:
+    """A driver in virtual time; rows are written in the loop, or beside it, seen at that look."""
+    return Driver(
+        store=store,
+        to_measurement=lambda row: measurement_of(
+            row, run="night", invocation_id="i", recorded_at=clock()
+        ),
+        board=Board(run="night", plan=plan(*jobs), started_at=MOMENT),
+        clock=clock,
+        wall=clock,
+        sleep=clock.sleep,
+        **{"row_thread": None if looks is None else Later(looks)} | parts,
+    )
+
+
 class Case:
-    """A driver with everything around it in memory and in virtual time."""
+    """A driver with everything around it in memory and in virtual time; ``parts`` are its own."""
 
     def __init__(
         self,
         answer: Callable[[Event], list[Command]] = one_job_after_another,
         *,
-        rows: Rows | None = None,
+        rows: Any = None,
         faults: Callable[[str], None] = lambda _: None,
-        verdict: Callable[[Attempt], State] = lambda _: State.SUCCEEDED,
-        write_status: Callable[[str], object] = lambda _: None,
-        looks: int | None = None,
-        thread: Threads | None = None,
+        **parts: Any,
     ) -> None:
-        self.clock = FakeClock()
+        self.clock, self.stop, self.view = FakeClock(), StopSignal(), Lines()
         self.script = Script(answer)
-        self.executor = FakeExecutor(self.clock, node(), verdict=verdict, faults=faults)
+        self.executor = FakeExecutor(self.clock, node(), faults=faults)
         self.rows = rows or Rows()
-        self.view = Lines()
-        self.stop = StopSignal()
-        self.driver = Driver(
+        self.driver = driver_of(
+            self.clock,
+            self.rows,
+            *(ONE, TWO),
             watchdog=Watchdog({"measure": 30.0}),
             schedule=self.script,
             executor=self.executor,
-            store=self.rows,
-            to_measurement=lambda row: measurement_of(
-                row, run="case", invocation_id="i", recorded_at=self.clock()
-            ),
-            board=Board(run="case", plan=plan(ONE, TWO), started_at=MOMENT),
             view=self.view,
-            write_status=write_status,
             stop=self.stop,
-            clock=self.clock,
-            wall=self.clock,
-            sleep=self.clock.sleep,
-            row_thread=thread if looks is None else Later(looks),
+            **parts,
         )
 
 
@@ -202,7 +192,6 @@ in_or_beside_the_loop = pytest.mark.parametrize("looks", [None, 2])
 
 @in_or_beside_the_loop
 def test_a_run_goes_from_the_first_event_to_run_finished(looks: int | None) -> None:
-    """Both jobs leave a row with their numbers, and the result says why it ended."""
     case = Case(looks=looks)
     result = case.driver.drive()
     assert (result.finished, result.reason) == (True, "every job is terminal")
@@ -214,8 +203,6 @@ def test_a_run_goes_from_the_first_event_to_run_finished(looks: int | None) -> N
 
 @in_or_beside_the_loop
 def test_the_trace_of_a_profile_lies_beside_the_rows(looks: int | None) -> None:
-    """Under the name of its attempt. A disk that has no room for one costs no row."""
-
     def profiled(event: Event) -> list[Command]:
         if not isinstance(event, AttemptEnded):
             return one_job_after_another(event)
@@ -232,8 +219,7 @@ def test_the_trace_of_a_profile_lies_beside_the_rows(looks: int | None) -> None:
 
 
 def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows() -> None:
-    """The second job starts before the first one's row is written; whenever the driver waits for
-    something, every attempt that has ended has its row."""
+    """The second job starts before the first one's row is written."""
     case = Case()
     begun_by_write: list[int] = []
     ended = 0
@@ -254,7 +240,7 @@ def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows(
         assert status.done == status.attempts == ended
         show(status)
 
-    case.rows.append = append  # type: ignore[method-assign]
+    case.rows.append = append
     case.executor.events = waiting  # type: ignore[method-assign]
     case.view.show = shown  # type: ignore[method-assign]
     assert case.driver.drive().finished
@@ -263,80 +249,64 @@ def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows(
 
 @in_or_beside_the_loop
 def test_a_disk_that_stumbles_does_not_end_the_run(looks: int | None) -> None:
-    """Errors of ``append`` for a while are waited out, and every row is written."""
     case = Case(rows=Rows(failures=3), looks=looks)
     assert case.driver.drive().finished
     assert len(case.rows.kept) == 2
     assert sum("the store failed" in line for line in case.view.lines) == 3
 
 
-def test_rows_wait_for_others_a_tenth_of_a_second_at_most() -> None:
-    """While something happens all the time, rows are written a few at a time, and soon."""
+def twenty_ends(every_s: float, looks: int | None = None) -> tuple[list[float], list[list[float]]]:
+    """One attempt ends after another: how late each was handled, and of the rows of each file how
+    long they had waited."""
     attempts = [attempt(ONE, CARD, number=number) for number in range(1, 21)]
-    decided: dict[str, float] = {}
+    ended_at: dict[str, float] = {}
+    late: list[float] = []
+    files: list[list[float]] = []
 
     def answer(event: Event) -> list[Command]:
         if isinstance(event, AttemptEnded):
-            this = attempts[len(decided)]
-            decided[this.attempt_id] = event.at
+            this = attempts[len(ended_at)]
+            ended_at[this.attempt_id] = event.at
+            late.append(case.clock() - event.at)
             return [row_of(event, this)]
         return [RunFinished(reason="seen")] if isinstance(event, StopRequested) else []
 
-    case = Case(answer)
-    delays: list[list[float]] = []
+    case = Case(answer, looks=looks)
 
     def append(*measurements: Measurement) -> None:
-        delays.append([case.clock() - decided[row.attempt_id] for row in measurements])
+        files.append([case.clock() - ended_at[row.attempt_id] for row in measurements])
 
-    def busy(timeout_s: float) -> list[Event]:
-        if len(decided) == len(attempts):
+    def events(timeout_s: float) -> list[Event]:
+        if len(ended_at) == len(attempts):
             case.stop.request("all seen")
             return []
-        case.clock.sleep(0.03)
-        outcome = Outcome(attempt_id="any", state=State.LOST, ranks=())
-        return [AttemptEnded(at=case.clock(), outcome=outcome)]
+        case.clock.sleep(every_s)
+        return [lost("any", case.clock())]
 
-    case.rows.append = append  # type: ignore[method-assign]
-    case.executor.events = busy  # type: ignore[method-assign]
+    case.rows.append = append
+    case.executor.events = events  # type: ignore[method-assign]
     assert case.driver.drive().finished
-    assert sum(map(len, delays)) == 20 and len(delays) < 8
-    assert max(map(max, delays)) < ROWS_WAIT_S + 0.03
+    assert sum(map(len, files)) == 20
+    return late, files
+
+
+def lost(attempt_id: str, at: float = MOMENT) -> AttemptEnded:
+    return AttemptEnded(at=at, outcome=Outcome(attempt_id=attempt_id, state=State.LOST, ranks=()))
+
+
+def test_rows_wait_for_others_a_tenth_of_a_second_at_most() -> None:
+    _, files = twenty_ends(every_s=0.03)
+    assert len(files) < 8 and max(map(max, files)) < ROWS_WAIT_S + 0.03
 
 
 def test_events_are_handled_while_a_file_is_written_and_the_next_rows_wait_for_it() -> None:
-    """A disk that takes a second for a file: twenty attempts end meanwhile, one every 0.1 s. No
-    event waits for it, and each file has the rows that came while the one before was written."""
-    attempts = [attempt(ONE, CARD, number=number) for number in range(1, 21)]
-    heard: list[float] = []
-
-    def answer(event: Event) -> list[Command]:
-        if isinstance(event, AttemptEnded):
-            heard.append(case.clock() - event.at)
-            return [row_of(event, attempts[len(heard) - 1])]
-        return [RunFinished(reason="seen")] if isinstance(event, StopRequested) else []
-
-    case = Case(answer, looks=10)
-    files: list[int] = []
-
-    def busy(timeout_s: float) -> list[Event]:
-        if len(heard) == len(attempts):
-            case.stop.request("all seen")
-            return []
-        case.clock.sleep(0.1)
-        outcome = Outcome(attempt_id="any", state=State.LOST, ranks=())
-        return [AttemptEnded(at=case.clock(), outcome=outcome)]
-
-    case.rows.append = lambda *rows: files.append(len(rows))  # type: ignore[method-assign]
-    case.executor.events = busy  # type: ignore[method-assign]
-    assert case.driver.drive().finished
-    assert max(heard) == 0
-    assert sum(files) == 20 and len(files) <= 5
+    late, files = twenty_ends(every_s=0.1, looks=10)  # a disk that takes a second for a file
+    assert max(late) == 0 and len(files) <= 5
 
 
 def test_a_thread_writes_every_row_of_a_real_store(tmp_path: Path) -> None:
-    """Also those of the last moment; and no attempt is left that the next driver takes for lost."""
     with Store.open(tmp_path, "case") as store, row_thread() as thread:
-        case = Case(rows=store, thread=thread)  # type: ignore[arg-type]
+        case = Case(rows=store, row_thread=thread)
         assert case.driver.drive().finished
         assert {each.job_id for each in store.measurements()} == {ONE.job_id, TWO.job_id}
     with Store.open(tmp_path, "case") as store:
@@ -345,8 +315,6 @@ def test_a_thread_writes_every_row_of_a_real_store(tmp_path: Path) -> None:
 
 @in_or_beside_the_loop
 def test_a_run_that_is_broken_off_writes_the_rows_that_it_has(looks: int | None) -> None:
-    """The third request for an end comes between the end of an attempt and its row."""
-
     def answer(event: Event) -> list[Command]:
         if isinstance(event, AttemptEnded):
             for _ in range(3):
@@ -359,8 +327,6 @@ def test_a_run_that_is_broken_off_writes_the_rows_that_it_has(looks: int | None)
 
 
 def test_rows_of_the_same_moment_are_written_together() -> None:
-    """Two attempts end in one look at the executor: one write; and an attempt that has ended by
-    then is not begun."""
     here = [attempt(ONE, CARD), attempt(TWO, CARD, number=2)]
 
     def answer(event: Event) -> list[Command]:
@@ -373,16 +339,10 @@ def test_rows_of_the_same_moment_are_written_together() -> None:
 
     case = Case(answer)
     written: list[int] = []
-    case.rows.append = lambda *rows: written.append(len(rows))  # type: ignore[method-assign]
+    case.rows.append = lambda *rows: written.append(len(rows))
     case.executor.perform(StartWorker(worker_id="w1", card=CARD))
     case.executor.events(0.0)  # which has the node that joined
-    ends: list[Event] = [
-        AttemptEnded(
-            at=MOMENT, outcome=Outcome(attempt_id=each.attempt_id, state=State.LOST, ranks=())
-        )
-        for each in here
-    ]
-    batches = [ends]
+    batches: list[list[Event]] = [[lost(each.attempt_id) for each in here]]
 
     def events(timeout_s: float) -> list[Event]:
         if not batches:
@@ -400,8 +360,6 @@ def test_rows_of_the_same_moment_are_written_together() -> None:
 def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
     capfd: pytest.CaptureFixture[str], looks: int | None
 ) -> None:
-    """After the patience is over the error is a StoreError that quotes what the disk said, and
-    the row that was not written is printed."""
     case = Case(rows=Rows(failures=10_000), looks=looks)
     with pytest.raises(StoreError, match="the store keeps failing: input/output error"):
         case.driver.drive()
@@ -417,8 +375,7 @@ def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
 def test_a_driver_that_lost_the_run_starts_nothing_and_leaves_no_row(
     capfd: pytest.CaptureFixture[str], looks: int | None
 ) -> None:
-    """It was frozen, and another took the run while the first job was measured: it ends at once,
-    and prints the row of the job, which the other has measured or will."""
+    """It was frozen, and another driver took the run while the first job was measured."""
 
     def answer(event: Event) -> list[Command]:
         case.rows.lost = isinstance(event, AttemptEnded)
@@ -435,7 +392,6 @@ def test_a_driver_that_lost_the_run_starts_nothing_and_leaves_no_row(
 
 @pytest.mark.parametrize("times", [3, 10_000])
 def test_an_executor_that_fails_is_waited_for_as_long_as_patience_lasts(times: int) -> None:
-    """Errors of ``events`` for a while are waited out; then the error is a ClusterError."""
     stumbles = iter([True] * times + [False] * 10_000)
 
     def faults(method: str) -> None:
@@ -452,7 +408,6 @@ def test_an_executor_that_fails_is_waited_for_as_long_as_patience_lasts(times: i
 
 
 def test_a_lost_control_store_ends_the_run_at_once() -> None:
-    """It does not come back to this process; the row of what had ended is written first."""
     case = Case()
     events = case.executor.events
 
@@ -468,7 +423,6 @@ def test_a_lost_control_store_ends_the_run_at_once() -> None:
 
 
 def test_trouble_with_the_cluster_is_told_when_it_begins_and_when_it_ends() -> None:
-    """One line each, whatever it says of itself meanwhile; the status has it as it is."""
     case = Case()
     texts = iter(["", "silent for 5 s", "silent for 6 s", "silent for 7 s", *[""] * 20])
     case.driver.trouble = lambda: next(texts)
@@ -485,7 +439,6 @@ def test_trouble_with_the_cluster_is_told_when_it_begins_and_when_it_ends() -> N
 def test_whom_a_run_waits_for_is_said_at_once_on_change_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And stands in the status meanwhile."""
     monkeypatch.setattr("orchestrator.driver.loop.WAITING_INTERVAL_S", 2.0)
     case = Case()
     texts = iter(["a has the cards", *["b has the cards"] * 4])
@@ -499,8 +452,6 @@ def test_whom_a_run_waits_for_is_said_at_once_on_change_and_again(
 
 
 def test_a_command_that_is_refused_comes_back_as_its_event() -> None:
-    """The schedule hears of a worker that could not be started, of an attempt that was not."""
-
     def answer(event: Event) -> list[Command]:
         if isinstance(event, NodeJoined):
             # One worker too many on the card, and an attempt on a worker that is not ready.
@@ -522,7 +473,6 @@ def test_a_command_that_is_refused_comes_back_as_its_event() -> None:
 
 
 def test_ticks_come_when_they_were_asked_for() -> None:
-    """Timers fire in order of time, not of asking, and not before they are due."""
     ticks: list[float] = []
 
     def answer(event: Event) -> list[Command]:
@@ -539,8 +489,6 @@ def test_ticks_come_when_they_were_asked_for() -> None:
 
 
 def test_the_first_signal_asks_for_an_orderly_end() -> None:
-    """The schedule gets one StopRequested and decides what to finish."""
-
     def answer(event: Event) -> list[Command]:
         if isinstance(event, StopRequested):
             return [RunFinished(reason=f"stopped: {event.reason}")]
@@ -559,8 +507,6 @@ def test_the_first_signal_asks_for_an_orderly_end() -> None:
 
 
 def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:
-    """A schedule that still waits after two requests is not waited for any more."""
-
     def answer(event: Event) -> list[Command]:
         if isinstance(event, (WorkerReady, StopRequested)):
             case.stop.request("SIGINT received")
@@ -573,9 +519,6 @@ def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:
 
 
 def test_a_hung_worker_is_stopped_and_the_schedule_hears_of_it() -> None:
-    """The watchdog tells of an attempt that never ends; what the schedule does about it ends it,
-    as any other attempt and worker."""
-
     def answer(event: Event) -> list[Command]:
         if isinstance(event, AttemptEnded):
             return []
@@ -595,7 +538,6 @@ def test_a_hung_worker_is_stopped_and_the_schedule_hears_of_it() -> None:
 
 
 def test_the_status_follows_the_run_once_a_second_at_most() -> None:
-    """Readers see cards start and measure, and at the end that the run is finished."""
     texts: list[str] = []
     Case(write_status=texts.append).driver.drive()
     *shown, last = map(RunStatus.from_json, texts)
@@ -605,26 +547,17 @@ def test_the_status_follows_the_run_once_a_second_at_most() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("read-only"), StoreError("disk full")])
-def test_a_status_that_cannot_be_written_harms_nothing(error: Exception) -> None:
-    """Rows matter, the picture does not."""
-
-    def write(_: str) -> None:
-        raise error
-
-    assert Case(write_status=write).driver.drive().finished
-
-
-def test_a_monitor_gets_the_status_with_what_cards_say() -> None:
-    """Each status is published with the telemetry of the executor; a monitor that fails is no
-    reason to stop measuring."""
-    case = Case()
+def test_a_status_that_cannot_be_written_or_published_harms_nothing(error: Exception) -> None:
     published: list[RunStatus] = []
 
     def publish(status: RunStatus) -> None:
         published.append(status)
         raise OSError("the monitor is gone")
 
-    case.driver.publish = publish
+    def write(_: str) -> None:
+        raise error
+
+    case = Case(write_status=write, publish=publish)
     assert case.driver.drive().finished
     assert published == case.view.shown and published[-1].finished
     assert published[-1].cards[0].power_w == 412.5 and published[-1].cards[1].power_w is None

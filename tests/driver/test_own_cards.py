@@ -39,7 +39,6 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def installs(tools: Path, name: str, printed: str) -> None:
-    """A tool that prints this."""
     tool = tools / name
     tool.write_text(f"#!/bin/sh\ncat <<'END'\n{printed}END\n")
     tool.chmod(0o755)
@@ -48,7 +47,6 @@ def installs(tools: Path, name: str, printed: str) -> None:
 def test_cards_are_found_and_hidden_ones_left_alone(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVIDIA's and Gaudi's; where the tool lists none, there are none."""
     assert own_cards(GPU) == own_cards(HPU) == () and own_nodes([GPU, HPU]) == []
     installs(tools, "nvidia-smi", NVIDIA_CSV)
     installs(tools, "hl-smi", GAUDI3_CSV)
@@ -62,7 +60,6 @@ def test_cards_are_found_and_hidden_ones_left_alone(
 
 
 def test_a_machine_without_cards_is_its_processor(tools: Path) -> None:
-    """For the doctor, and for a grid that names nothing else."""
     [node] = own_machine()
     assert node.accelerator is CPU and node.card_indices == (0,) and not node.emulated
     assert own_nodes([CPU]) == [node]
@@ -71,7 +68,6 @@ def test_a_machine_without_cards_is_its_processor(tools: Path) -> None:
 def test_a_plan_is_for_the_cards_that_are_there(
     tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of this machine; a server of the kinds that it has not is assumed."""
     installs(tools, "nvidia-smi", NVIDIA_CSV)
     (tmp_path / "grid.yaml").write_text(GRID)
     assert main(["plan", str(tmp_path / "grid.yaml"), "--json"]) == 0
@@ -84,7 +80,6 @@ def test_a_plan_is_for_the_cards_that_are_there(
 
 
 def test_a_run_says_what_is_missing(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No card, and how to come by one; or a Ray cluster here that may have them."""
     with (
         pytest.raises(ClusterError, match=r"no GPU card \(nvidia-smi lists none\); give --emulate"),
         own_session([GPU]),

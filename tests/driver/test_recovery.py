@@ -8,30 +8,41 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from core_cases import a_worker
 from grid_cases import grid
 from measurements import journal_row, row
+from schedule_cases import job, node
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
-from orchestrator.core.outcome import Attempt
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
 from orchestrator.core.plan import TOOK, Action
 from orchestrator.core.topology import parse_emulation
 from orchestrator.driver.options import RunOptions
 from orchestrator.driver.plan import history_of, plan_grid
-from orchestrator.driver.recovery import cards_before, clear_up, owner_of
+from orchestrator.driver.recovery import (
+    cards_before,
+    clear_up,
+    owner_of,
+    recover_outcomes,
+    recovered_records,
+)
+from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.planning.planner import make_plan
 from orchestrator.store import disk
 from orchestrator.store.store import Store
+from orchestrator.worker.orphans import Owner
+from orchestrator.worker.protocol import Ended
 from orchestrator.worker.worker import request_of
 from workloads.models.products import ORIGIN, origin_by, write_origin
 
 
 def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
-    """Of rows that succeeded, of all replicates of the cells that have several; a set of cards on
-    two servers does not say which card was where."""
+    """A set of cards on two servers does not say which card was where."""
     cell = {"name": "twice", "replicates": 3, "axes": {"batch_size": [1, 2]}}
     once = {"name": "once", "batch_size": 4}
     defaults = {"workload": "text-generation", "model": "tiny-chatglm3", "accelerator": "HPU"}
@@ -57,7 +68,6 @@ def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_driver_had_running_is_named(tmp_path: Path) -> None:
-    """And is LOST: its job is tried again."""
     store = Store.open(tmp_path, "night")
     with store:
         store.begin(journal_row(1))
@@ -72,7 +82,6 @@ def test_what_a_dead_driver_had_running_is_named(tmp_path: Path) -> None:
 def test_no_run_is_planned_by_some_of_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a file cannot be read its jobs would seem to be new. A foreign directory has none."""
     store = Store.open(tmp_path, "night")
     assert history_of(store) == []
     with store:
@@ -94,8 +103,6 @@ def test_no_run_is_planned_by_some_of_its_rows(
 def test_what_was_measured_on_another_model_of_the_name_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the saving that its row names and the one that the model's note names, whatever the times
-    of files are. A note that does not say, as those of earlier versions, has nothing run again."""
     monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path))
     tuned = tmp_path / "tuned"
     tuned.mkdir()
@@ -135,8 +142,6 @@ def test_what_was_measured_on_another_model_of_the_name_is_measured_again(
 def test_a_measured_training_is_run_again_only_where_another_took_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what the saved adapter's note says, which a worker has written: a clock that is wrong, a
-    copy of the results and an older version's note change nothing."""
     monkeypatch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path / "adapters"))
     common = {"model": "tiny-chatglm3", "accelerator": "HPU"}
     saver = common | {
@@ -178,3 +183,69 @@ def test_a_measured_training_is_run_again_only_where_another_took_its_name(
     assert (action(), action(copied)) == (Action.RUN, Action.REUSE)
     write_origin(adapter, {"model": "tiny-chatglm3"})
     assert action() is Action.REUSE
+
+
+# ---------------------------------------------------------------- outcomes that nodes kept
+
+NODE = node("n1", cards=2)
+
+
+def attempt(name: str = "job", cards: int = 1, **changes: Any) -> Attempt:
+    known = {"attempt_id": f"{name}-1", "job_id": name, "number": 1, "job": job(name)}
+    return Attempt(**known | {"cards": NODE.cards[:cards]} | changes)
+
+
+def kept(of: Attempt, rank: int = 0, failure: Failure | None = None) -> KeptOutcome:
+    outcome = RankOutcome(
+        rank=rank,
+        state=State.FAILED if failure else State.SUCCEEDED,
+        started_at=1.0,
+        ended_at=2.0,
+        failure=failure,
+        worker=a_worker(worker_id="w"),
+    )
+    return KeptOutcome(of, rank, Ended("w", of.attempt_id, outcome, False))
+
+
+def test_an_outcome_becomes_the_next_attempt_at_its_job() -> None:
+    (record,) = recovered_records([kept(attempt())], {"job-1"})
+    assert record.attempt is not None and record.outcome is not None
+    assert (record.attempt.attempt_id, record.attempt.number) == ("job-2", 2)
+    assert record.outcome.attempt_id == "job-2"
+    assert (record.state, record.final) == (State.SUCCEEDED, True)
+
+
+def test_what_has_a_row_is_not_recovered_again() -> None:
+    """Its driver died between the row and the word to the node."""
+    assert list(recovered_records([kept(attempt())], {"other-1"})) == []
+
+
+def test_a_gang_needs_all_of_its_ranks() -> None:
+    gang = attempt(cards=2)
+    assert list(recovered_records([kept(gang)], {"job-1"})) == []
+    (record,) = recovered_records([kept(gang), kept(gang, rank=1)], {"job-1"})
+    assert record.state is State.SUCCEEDED
+
+
+@pytest.mark.parametrize("purpose", ["probe", "measure"])
+def test_a_failure_and_a_probe_are_not_final(purpose: str) -> None:
+    failure = Failure(failure_class=FailureClass.CRASH, message="SIGSEGV")
+    failed = kept(attempt(purpose=purpose), failure=failure)
+    (record,) = recovered_records([failed], {"job-1"})
+    assert (record.state, record.reason, record.final) == (State.FAILED, "SIGSEGV", False)
+    (record,) = recovered_records([kept(attempt(purpose="probe"))], {"job-1"})
+    assert not record.final
+
+
+def test_the_rows_are_written_before_anything_is_planned(tmp_path: Path) -> None:
+    said: list[str] = []
+    session: Any = SimpleNamespace(nodes=(NODE,), kept_outcomes=lambda _: [kept(attempt())])
+    owner = Owner(run_id="0123456789ab", invocation_id="next")
+    with Store.open(tmp_path, "night") as store, owner.marks_this_process():
+        recover_outcomes(session, store, said.append)
+        assert said == [] and store.measurements() == []
+        store.interrupted = ("job-1",)
+        recover_outcomes(session, store, said.append)
+    (row,) = store.measurements()
+    assert (row.attempt_id, row.state, row.final) == ("job-2", State.SUCCEEDED, True)
+    assert said == ["recovered 1 row from outcomes that nodes kept for a driver that died"]

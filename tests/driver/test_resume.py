@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,74 +28,11 @@ from orchestrator.store import files as run_files
 from orchestrator.store.lock import SILENCE_S
 from orchestrator.store.schema import SCHEMA_VERSION
 from orchestrator.store.store import Store
-from orchestrator.worker.orphans import Owner, end_orphans, orphans_of
-
-#: A process that leaves its session, closes everything, and has a child: killing groups or
-#: closing pipes does not reach it.
-DETACHED = """
-import os, sys, time
-if os.fork():
-    os._exit(0)
-os.setsid()
-if os.fork() == 0:
-    os.setsid()
-os.write(1, b"%d\\n" % os.getpid())  # at once: two of them write
-time.sleep(600)
-"""
-
-
-def dies_holding(results: Path, begun: int, ended: int) -> None:
-    """Another process notes ``begun`` attempts, writes the rows of ``ended`` of them, and dies."""
-    code = (
-        "import os, sys; sys.path[:0] = sys.argv[2:]\n"
-        "from test_resume import *\n"
-        "store = Store.open(Path(sys.argv[1]), 'night').__enter__()\n"
-        f"for number in range({begun}): store.begin(journal_row(number))\n"
-        f"for number in range({ended}): store.append(row(number))\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    arguments = [
-        sys.executable,
-        "-c",
-        code,
-        str(results),
-        str(Path(__file__).parents[1]),
-        *sys.path,
-    ]
-    assert subprocess.run(arguments, check=False).returncode == -9
-
-
-@pytest.mark.slow
-def test_attempts_of_a_dead_driver_become_rows_once(tmp_path: Path) -> None:
-    """Of three attempts that had begun one had its row; the others are LOST, not final, and
-    neither the next driver nor the one after it writes them again."""
-    dies_holding(tmp_path, begun=3, ended=1)
-    with Store.open(tmp_path, "night") as store:
-        assert store.taken_over_from is not None
-        assert len(store.interrupted) == 2
-    with Store.open(tmp_path, "night") as store:
-        assert store.interrupted == ()
-    states = [(each.batch_size, each.state, each.final) for each in store.measurements()]
-    assert sorted(states) == [
-        (1, State.SUCCEEDED, True),
-        (2, State.LOST, False),
-        (3, State.LOST, False),
-    ]
+from orchestrator.worker.orphans import Owner
 
 
 def journal(store: Store) -> Path:
-    """The store's log of attempts that have begun."""
     return store.path / "begun.log"
-
-
-def test_attempts_that_have_their_rows_leave_no_journal(tmp_path: Path) -> None:
-    """An orderly end leaves nothing to settle."""
-    with Store.open(tmp_path, "night") as store:
-        store.begin(journal_row(0))
-        store.begin(journal_row(1))
-        assert len(journal(store).read_bytes().splitlines()) == 2
-        store.append(row(0), row(1))
-    assert not journal(store).exists()
 
 
 def test_attempts_without_rows_are_settled_by_the_next_driver(tmp_path: Path) -> None:
@@ -104,18 +40,19 @@ def test_attempts_without_rows_are_settled_by_the_next_driver(tmp_path: Path) ->
     with Store.open(tmp_path, "night") as store:
         store.begin(journal_row(0))
         store.begin(journal_row(1))
+        assert len(journal(store).read_bytes().splitlines()) == 2
         store.append(row(1))
     with Store.open(tmp_path, "night") as store:
         assert store.interrupted == (row(0).attempt_id,)
-    assert not journal(store).exists()
-    assert Counter(each.state for each in store.measurements()) == {
-        State.LOST: 1,
-        State.SUCCEEDED: 1,
-    }
+        assert not journal(store).exists()
+        store.begin(journal_row(2))
+        store.append(row(2))
+    assert not journal(store).exists()  # all have their rows
+    states = [each.state for each in store.measurements()]
+    assert sorted(states) == [State.LOST, State.SUCCEEDED, State.SUCCEEDED]
 
 
 def test_a_note_whose_row_was_compacted_away_is_no_second_row(tmp_path: Path) -> None:
-    """A driver may die between writing a row and its end."""
     with Store.open(tmp_path, "night") as store:
         store.begin(journal_row(0))
         kept = journal(store).read_bytes()
@@ -129,7 +66,6 @@ def test_a_note_whose_row_was_compacted_away_is_no_second_row(tmp_path: Path) ->
 
 
 def test_a_torn_note_is_of_an_attempt_that_never_began(tmp_path: Path) -> None:
-    """Wherever its writing was cut off: what was noted before it is settled, and nothing else."""
     with Store.open(tmp_path, "night") as store:
         store.begin(journal_row(0))
         whole = journal(store).read_bytes()
@@ -145,7 +81,6 @@ def test_a_torn_note_is_of_an_attempt_that_never_began(tmp_path: Path) -> None:
 
 
 def test_a_damaged_note_is_set_aside(tmp_path: Path) -> None:
-    """It is reported as every damaged file is, and the sound ones are settled."""
     with Store.open(tmp_path, "night") as store:
         store.begin(journal_row(0))
         store.begin(journal_row(1))
@@ -167,43 +102,23 @@ def test_a_journal_of_a_newer_version_stays_where_it_is(tmp_path: Path) -> None:
         assert journal(store).exists()
 
 
-def test_what_an_earlier_driver_left_running_is_ended(tmp_path: Path) -> None:
-    """Also what has left its session and lost its parent; what belongs to this driver, to another
-    run or to nobody stays."""
-    run, other = f"run{os.getpid()}", f"other{os.getpid()}"
-    now = Owner(run_id=run, invocation_id="b")
-    marks = {"old": f"{run}.a", "mine": f"{run}.b", "other": f"{other}.a", "none": ""}
-    pids: dict[str, set[int]] = {}
-    for name, mark in marks.items():
-        environment = os.environ | ({"NIGHTGRID_OWNER": mark} if mark else {})
-        done = subprocess.Popen(
-            [sys.executable, "-c", DETACHED], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        assert done.stdout is not None
-        pids[name] = {int(done.stdout.readline()), int(done.stdout.readline())}
-        done.wait()
-    try:
-        assert {each.pid for each in orphans_of(now)} == pids["old"]
-        assert {each.pid for each in end_orphans(now)} == pids["old"]
-        assert orphans_of(now) == []
-        for name in ("mine", "other", "none"):
-            for pid in pids[name]:
-                os.kill(pid, 0)
-    finally:
-        for name in ("mine", "other", "none"):
-            for pid in pids[name]:
-                os.kill(pid, 9)
-
-
 def test_the_mark_is_on_what_is_started_within_the_block() -> None:
-    """And on nothing that is started after it."""
     owner = Owner(run_id="run", invocation_id="i")
-    show = [sys.executable, "-c", "import os; print(os.environ.get('NIGHTGRID_OWNER'))"]
     with owner.marks_this_process():
-        assert subprocess.check_output(show, text=True).strip() == "run.i"
+        assert os.environ["NIGHTGRID_OWNER"] == "run.i"
         assert owner_in(owned("agent hpu-1")) == owner
-    assert subprocess.check_output(show, text=True).strip() == "None"
-    assert owner_in(owned("agent hpu-1")) is None
+    assert "NIGHTGRID_OWNER" not in os.environ and owner_in(owned("agent hpu-1")) is None
+
+
+#: Another driver begins three attempts, writes the row of one, and dies.
+DIES = """
+import os, sys; sys.path[:0] = sys.argv[2:]
+from test_resume import *
+store = Store.open(Path(sys.argv[1]), "night").__enter__()
+store.begin(*map(journal_row, range(3)))
+store.append(row(0))
+os.kill(os.getpid(), 9)
+"""
 
 
 def silent(results: Path, seconds: float) -> None:
@@ -215,9 +130,14 @@ def silent(results: Path, seconds: float) -> None:
     os.utime(lock, (seen, seen))
 
 
-def test_a_silent_holder_on_another_host_is_taken_over_to_resume(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_dead_driver_is_taken_over_to_resume_and_its_attempts_become_rows_once(
+    tmp_path: Path,
+) -> None:
     """Not before a minute of silence, and not without being told to."""
-    dies_holding(tmp_path, begun=1, ended=0)
+    paths = [str(Path(__file__).parents[1]), *sys.path]
+    done = subprocess.run([sys.executable, "-c", DIES, str(tmp_path), *paths], check=False)
+    assert done.returncode == -9
     silent(tmp_path, SILENCE_S / 2)
     with pytest.raises(StoreLocked, match="on node-7"), Store.open(tmp_path, "night").resume():
         pass
@@ -226,13 +146,20 @@ def test_a_silent_holder_on_another_host_is_taken_over_to_resume(tmp_path: Path)
         pass
     with Store.open(tmp_path, "night").resume() as store:
         assert store.taken_over_from is not None and store.taken_over_from.host == "node-7"
-        assert len(store.interrupted) == 1
+        assert len(store.interrupted) == 2
+    with Store.open(tmp_path, "night") as store:
+        assert store.interrupted == ()
+    states = [(each.batch_size, each.state, each.final) for each in store.measurements()]
+    assert sorted(states) == [
+        (1, State.SUCCEEDED, True),
+        (2, State.LOST, False),
+        (3, State.LOST, False),
+    ]
 
 
 def test_results_in_the_home_of_nobody_are_refused_where_the_grid_names_them(
     tmp_path: Path,
 ) -> None:
-    """With the line, before anything starts; the home directory of whoever runs it is expanded."""
     grid = tmp_path / "grid.yaml"
     of = "workload: text-generation, accelerator: CPU, model: tiny-chatglm3"
     rest = f"experiments: [{{name: e, {of}}}]\n"
@@ -245,7 +172,6 @@ def test_results_in_the_home_of_nobody_are_refused_where_the_grid_names_them(
 
 
 def test_the_newest_run_is_resumed_with_its_grid_and_cards(tmp_path: Path) -> None:
-    """What the command line says goes before what the run had."""
     with pytest.raises(StoreError, match=r"no run to resume .*`results:` of its grid as --results"):
         grid_to_resume(RunOptions(results=tmp_path))
     with pytest.raises(StoreError, match=r"no run 'night' in .*`results:` of its grid"):
@@ -261,7 +187,6 @@ def test_the_newest_run_is_resumed_with_its_grid_and_cards(tmp_path: Path) -> No
 
 
 def test_a_run_keeps_the_seed_of_its_order(tmp_path: Path) -> None:
-    """Drawn once; a run of an earlier version, or a file that holds none, gets one."""
     with Store.open(tmp_path, "night") as store:
         seed = seed_of(store.path)
         store.write_file("options.json", kept_options(RunOptions(emulate="1x2"), seed, {}))

@@ -1,56 +1,65 @@
-"""Rows for readers that know nothing of the log: a few seconds behind, and rarely written."""
+"""Rows reach the disk once, readers soon, and a full disk only makes the run wait."""
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_cases import MOMENT, FakeClock, Later, attempt, job, node, plan
+from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
 from measurements import row
-from test_driver_loop import Lines, Rows
+from small_disks import FILLER, fill, small_disk
+from test_driver_loop import Lines, Rows, driver_of, in_or_beside_the_loop
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import StoreError, StoreFull, StoreLocked
-from orchestrator.core.events import RecordRow
+from orchestrator.core.events import RecordRow, RunAttempt, StartWorker
 from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Outcome
+from orchestrator.core.status import RunStatus
 from orchestrator.driver.board import Board
-from orchestrator.driver.rows import PARQUET_INTERVAL_S, RowWriter
-from orchestrator.driver.stop_signal import Patience, StopSignal
-from orchestrator.store import disk
+from orchestrator.driver.rows import PARQUET_INTERVAL_S, Patience, RowWriter
+from orchestrator.driver.supervisor import StopSignal
+from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
+from orchestrator.store import disk as disk_calls
 from orchestrator.store.disk import write_error
 from orchestrator.store.store import Store
 
 LOOK_S = 0.5  # of a loop that waits for events
 BEHIND_S = 15.0  # of a plain reader, as README promises
+ONE = job(1)
+
+in_or_beside = pytest.mark.parametrize("looks", [None, 1])
 
 
 class Logged(Rows):
-    """Rows, and how many of them a plain reader finds; the first file fails."""
+    """Rows, and how many of them a plain reader finds; ``troubles`` are of the first files."""
 
-    full = False
-
-    def __init__(self, trouble: Exception | None) -> None:
+    def __init__(self, *troubles: Exception | None) -> None:
         super().__init__()
-        self.plain = self.files = 0  # type: ignore[assignment]
-        self._trouble = trouble
+        self.plain = self.made = 0
+        self.full = self.full_for_notes = False
+        self._troubles = list(troubles)
+
+    def begin(self, *rows: Measurement) -> None:
+        if self.full_for_notes:
+            raise StoreFull("no space left")
 
     def append(self, *measurements: Measurement) -> None:
-        """Keep rows, or find no room."""
         if self.full:
             raise StoreFull("no space left")
         super().append(*measurements)
 
     def to_parquet(self) -> None:
-        """Show all rows, or fail."""
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
+        if self._troubles and (trouble := self._troubles.pop(0)) is not None:
             raise trouble
-        self.plain, self.files = len(self.kept), self.files + 1  # type: ignore[operator, assignment]
+        self.plain, self.made = len(self.kept), self.made + 1
 
 
 def writer_of(store: Any, clock: FakeClock, looks: int | None, *jobs: Job) -> RowWriter:
@@ -61,7 +70,7 @@ def writer_of(store: Any, clock: FakeClock, looks: int | None, *jobs: Job) -> Ro
         to_measurement=lambda record: measurement_of(
             record, run="night", invocation_id="i", recorded_at=clock()
         ),
-        board=Board(run="night", plan=plan(*jobs), started_at=MOMENT),
+        board=Board(run="night", plan=plan(*jobs or (ONE,)), started_at=MOMENT),
         view=view,
         patience=Patience(view=view, stop=StopSignal(), clock=clock, sleep=clock.sleep),
         clock=clock,
@@ -70,8 +79,17 @@ def writer_of(store: Any, clock: FakeClock, looks: int | None, *jobs: Job) -> Ro
     )
 
 
-def unrun(job: Job) -> RecordRow:
-    return RecordRow(job=job, state=State.NOT_STARTED, reason="no time is left", final=True)
+def write(writer: RowWriter, *jobs: Job, times: int = 1) -> None:
+    """Take the rows of jobs that did not run, and look so many times whether they are written."""
+    for each in jobs:
+        record = RecordRow(job=each, state=State.NOT_STARTED, reason="no time is left", final=True)
+        writer.take(record)
+    for _ in range(times):
+        writer.write_soon()
+
+
+def sizes(store: Store) -> list[int]:
+    return sorted(each.batch_size or 0 for each in store.measurements())
 
 
 @pytest.mark.parametrize("looks", [None, 1, 3])
@@ -79,96 +97,65 @@ def unrun(job: Job) -> RecordRow:
 def test_plain_readers_are_fifteen_seconds_behind_at_most(
     looks: int | None, trouble: Exception | None
 ) -> None:
-    """With a row at every look, and when no more come; one file in ten seconds, the first at once,
-    all at the end; a file that found no room, or no memory, is tried again."""
-    clock, store, this = FakeClock(), Logged(trouble), job(1)
-    writer = writer_of(store, clock, looks, this)
-
+    clock, store = FakeClock(), Logged(trouble)
+    writer = writer_of(store, clock, looks)
     came: list[float] = []
     for look in range(120):
-        if look % 60 < 40:  # then a lull
-            came.append(clock())
-            writer.take(unrun(this))
-        writer.write_soon()
+        is_lull = look % 60 >= 40
+        came += [] if is_lull else [clock()]
+        write(writer, *([] if is_lull else [ONE]))
         clock.sleep(LOOK_S)
         late = [at for at in came[store.plain :] if clock() - at > BEHIND_S]
         assert not late, f"{clock() - late[0]} s behind"
     assert len(store.kept) == store.plain == len(came)
-    assert 1 < store.files <= 60 / PARQUET_INTERVAL_S + 1  # type: ignore[operator]
-    writer.take(unrun(this))
+    assert 1 < store.made <= 60 / PARQUET_INTERVAL_S + 1  # one in ten seconds, the first at once
+    write(writer, ONE, times=0)
     writer.save()
     assert len(store.kept) == store.plain == len(came) + 1
 
 
-@pytest.mark.parametrize("looks", [None, 1])
-def test_a_batch_that_found_no_room_and_stands_nevertheless_is_not_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int | None
+@in_or_beside
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_batch_whose_sync_failed_and_that_stands_nevertheless_is_not_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int | None, number: int
 ) -> None:
-    """Its sync fails: the rows are written again as they were."""
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    jobs = [job(size) for size in (1, 2, 3)]
-    with Store.open(tmp_path, "night") as store:
-        clock = FakeClock()
-        writer = writer_of(store, clock, looks, *jobs)
-        with monkeypatch.context() as broken:
-            broken.setattr(disk, "sync", full)
-            writer.take(unrun(jobs[0]))
-            writer.take(unrun(jobs[1]))
-            for _ in range(4):
-                writer.write_soon()
-            assert writer.delayed is not None
-            writer.take(unrun(jobs[2]))
-            writer.write_soon()
-        clock.sleep(60)
-        writer.look_for_room()
-        assert writer.delayed is None
-        for _ in range(2):
-            found = sorted(each.batch_size or 0 for each in store.measurements())
-            assert found == [1, 2, 3]
-            writer.save()
-            store.to_parquet()
-
-
-@pytest.mark.parametrize("looks", [None, 1])
-def test_a_batch_that_was_given_up_and_stands_nevertheless_is_not_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int | None
-) -> None:
-    """Its sync fails until patience ends; what came meanwhile is written with it at the end."""
+    """It is written again as it was: once there is room, or at the end if it was given up."""
 
     def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "away")
+        raise OSError(number, os.strerror(number))
 
-    jobs = [job(size) for size in (1, 2, 3)]
+    jobs, clock = [job(size) for size in (1, 2, 3)], FakeClock()
     with Store.open(tmp_path, "night") as store:
-        writer = writer_of(store, FakeClock(), looks, *jobs)
+        writer = writer_of(store, clock, looks, *jobs)
         writer.patience.limit_s = 0.0
         store.append(row(3))  # begins the log
-        with monkeypatch.context() as broken, pytest.raises(StoreError):
-            broken.setattr(disk, "sync", fail)
-            writer.take(unrun(jobs[0]))
-            writer.take(unrun(jobs[1]))
-            for _ in range(4):
-                writer.write_soon()
-        writer.take(unrun(jobs[2]))
+        with monkeypatch.context() as broken:
+            broken.setattr(disk_calls, "sync", fail)
+            if number == errno.ENOSPC:
+                write(writer, *jobs[:2], times=4)
+                assert writer.delayed is not None
+            else:
+                with pytest.raises(StoreError):
+                    write(writer, *jobs[:2], times=4)
+            write(writer, jobs[2], times=0)
+        if writer.delayed is not None:
+            clock.sleep(60)
+            writer.look_for_room()
+            assert writer.delayed is None and sizes(store) == [1, 2, 3, 4]
         for _ in range(2):
             writer.save()
-            assert sorted(each.batch_size or 0 for each in store.measurements()) == [1, 2, 3, 4]
+            store.to_parquet()
+            assert sizes(store) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("looks", [None, 1])
+@in_or_beside
 def test_rows_become_parquet_while_others_find_no_room(looks: int | None) -> None:
-    """What was logged before the disk was full is where any reader finds it a moment later."""
-    clock, store, this = FakeClock(), Logged(None), job(1)
-    writer = writer_of(store, clock, looks, this)
+    clock, store = FakeClock(), Logged()
+    writer = writer_of(store, clock, looks)
     for _ in range(2):  # the first has a file at once
-        writer.take(unrun(this))
-        for _ in range(6):
-            writer.write_soon()
+        write(writer, ONE, times=6)
     store.full = True
-    writer.take(unrun(this))
+    write(writer, ONE, times=0)
     for _ in range(30):
         writer.write_soon()
         clock.sleep(LOOK_S)
@@ -196,43 +183,201 @@ def full(number: int) -> StoreError:
 def test_a_cause_for_which_no_parquet_is_made_is_said_once(
     troubles: list[Exception | None], messages: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though each file has another name; again where it comes back after a file was made."""
     caplog.set_level(logging.WARNING, logger="nightgrid.store")
-    clock, store, this = FakeClock(), Logged(None), job(1)
-    left = list(troubles)
-
-    def to_parquet() -> None:
-        if left and (trouble := left.pop(0)) is not None:
-            raise trouble
-
-    store.to_parquet = to_parquet  # type: ignore[method-assign]
-    writer = writer_of(store, clock, None, this)
+    clock = FakeClock()
+    writer = writer_of(Logged(*troubles), clock, None)
     for _ in range(len(troubles) + 1):
-        writer.take(unrun(this))
-        writer.write_soon()
+        write(writer, ONE)
         clock.sleep(PARQUET_INTERVAL_S)
     assert len(caplog.records) == messages
 
 
-@pytest.mark.parametrize("looks", [None, 1])
+@in_or_beside
 def test_agents_hear_of_rows_that_are_safe(looks: int | None) -> None:
-    """Not before they are, and not of rows without an attempt."""
-    clock, store, this = FakeClock(), Logged(None), job(1)
-    writer = writer_of(store, clock, looks, this)
+    clock, store = FakeClock(), Logged()
+    writer = writer_of(store, clock, looks)
     safe: list[str] = []
     writer.durable = safe.extend
     store.full = True
-    tried = attempt(this, node().cards[0])
+    tried = attempt(ONE, node().cards[0])
     outcome = Outcome(attempt_id=tried.attempt_id, state=State.LOST, ranks=())
     lost = RecordRow(
-        job=this, state=State.LOST, reason="x", final=False, attempt=tried, outcome=outcome
+        job=ONE, state=State.LOST, reason="x", final=False, attempt=tried, outcome=outcome
     )
     writer.take(lost)
-    writer.take(unrun(this))
-    for _ in range(4):
-        writer.write_soon()
+    write(writer, ONE, times=4)
     assert writer.delayed is not None and safe == []
     store.full = False
     clock.sleep(60)
     writer.look_for_room()
     assert safe == [tried.attempt_id] and writer.delayed is None
+
+
+def test_jobs_that_do_not_run_are_told_although_the_disk_got_full_meanwhile() -> None:
+    """Their rows are being written when a note finds no room."""
+    store = Logged()
+    writer = writer_of(store, FakeClock(), 9)
+    write(writer, ONE)
+    store.full_for_notes = True
+    writer.begin([RunAttempt(attempt=attempt(job(2), node().cards[0]), worker_ids=("w",))])
+    assert writer.writing and writer.delayed is not None
+    writer.look_for_room()
+    assert not writer.writing
+    assert any("no time is left" in line for line in writer.view.lines)  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- a real disk without room
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 2 * 2**20) as directory:
+        yield directory
+
+
+class Same:
+    def estimate(self, _: object) -> Estimate:
+        return Estimate(load_s=0.0, run_s=2.0)
+
+
+class Night:
+    """Some jobs on two cards, a real store, virtual time. Others fill the disk from second
+    ``full_from`` until ``full_until``; a stop is requested at ``stop_at``."""
+
+    def __init__(
+        self,
+        store: Store,
+        looks: int | None,
+        full_from: float,
+        *,
+        full_until: float = float("inf"),
+        stop_at: float = float("inf"),
+        jobs: int = 6,
+    ) -> None:
+        self.store, self.clock, self.view = store, FakeClock(), Lines()
+        self.started_while_full = 0
+        self.statuses: list[RunStatus] = []
+        whole = plan(*(job(size) for size in range(1, jobs + 1)))
+        executor, stop = FakeExecutor(self.clock, node()), StopSignal()
+        self.driver = driver_of(
+            self.clock,
+            store,
+            *(planned.job for planned in whole.jobs),
+            looks=looks,
+            schedule=Schedule(whole.jobs, ScheduleSettings(), Same()),
+            executor=executor,
+            view=self.view,
+            write_status=self._write_status,
+            stop=stop,
+        )
+        perform, events = executor.perform, executor.events
+
+        def counted(command: object) -> None:
+            if self.driver.board.paused and isinstance(command, RunAttempt | StartWorker):
+                self.started_while_full += 1
+            perform(command)  # type: ignore[arg-type]
+
+        def timed(timeout_s: float) -> list:
+            now = self.clock() - MOMENT
+            if now >= stop_at and not stop.requests:
+                stop.request("SIGTERM received")
+            if full_from <= now < full_until:
+                fill(store.path.parent)
+            elif now >= full_until:
+                (store.path.parent / FILLER).unlink(missing_ok=True)
+            return events(timeout_s)
+
+        executor.perform = counted  # type: ignore[method-assign]
+        executor.events = timed  # type: ignore[method-assign]
+        assert self.driver.drive().finished
+        self.lasted_s = self.clock() - MOMENT
+
+    def _write_status(self, text: str) -> None:
+        self.store.write_file("status.json", text)
+        self.statuses.append(RunStatus.from_json((self.store.path / "status.json").read_text()))
+
+    def succeeded(self) -> int:
+        """Count the jobs that have their one final row, as readers see it."""
+        rows = self.store.measurements()
+        final = [each.job_id for each in rows if each.final]
+        assert len(final) == len(set(final))
+        return sum(each.state is State.SUCCEEDED for each in rows)
+
+
+@in_or_beside_the_loop
+def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path, looks: int | None) -> None:
+    with Store.open(disk, "night") as store:
+        night = Night(store, looks, full_from=6, full_until=120)
+        assert night.succeeded() == 6
+    assert night.lasted_s > 120 and night.started_while_full == 0
+    assert sum("PAUSED: cannot write" in line for line in night.view.lines) == 1
+    assert sum("there is room again after" in line for line in night.view.lines) == 1
+    assert any("No space left" in status.paused for status in night.statuses)
+    assert not night.statuses[-1].paused
+
+
+@in_or_beside_the_loop
+@pytest.mark.parametrize(
+    ("options", "printed", "shortest_s", "longest_s"),
+    [
+        ({"stop_at": 60}, 6, 60, 120),
+        ({"jobs": 1}, 1, 120, 140),  # all is measured: it waits two minutes for room
+    ],
+    ids=["a stop", "the end"],
+)
+def test_rows_without_any_place_are_printed(
+    disk: Path,
+    capfd: pytest.CaptureFixture[str],
+    looks: int | None,
+    options: Any,
+    printed: int,
+    shortest_s: float,
+    longest_s: float,
+) -> None:
+    with Store.open(disk, "night") as store:
+        night = Night(store, looks, full_from=6, **options)
+    assert shortest_s <= night.lasted_s < longest_s
+    assert capfd.readouterr().err.count("row without a place: Measurement(") == printed
+    assert "are printed above" in night.view.lines[-1]
+
+
+@in_or_beside_the_loop
+def test_an_attempt_whose_note_finds_no_room_waits_for_it(disk: Path, looks: int | None) -> None:
+    """Started without a note, its driver killed, its number would be given away once more."""
+    with Store.open(disk, "night") as store:
+        night = Night(store, looks, full_from=0, full_until=60, jobs=1)
+        assert night.succeeded() == 1
+    assert night.lasted_s > 60 and night.started_while_full == 0
+
+
+def test_a_reserve_keeps_room_for_the_status(disk: Path) -> None:
+    with Store.open(disk, "night") as store:
+        fill(disk)
+        with pytest.raises(StoreFull):
+            store.append(row())
+        store.write_file("status.json", "{}")
+        assert (store.path / "status.json").read_text() == "{}"
+        with pytest.raises(StoreFull):
+            fill(disk)
+            store.make_reserve()
+        os.unlink(disk / FILLER)
+        store.make_reserve()
+        store.append(row())
+
+
+@pytest.mark.parametrize("name", ["driver.lock", ".driver.lock.guard"])
+def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(disk: Path, name: str) -> None:
+    """Not a lock that nobody holds, nor the file that was to become one."""
+    store = Store.open(disk, "night")
+    store.tables_path.mkdir(parents=True)
+    guard = ".driver.lock.guard"
+    if name != guard:
+        (store.path / guard).touch()
+    fill(disk)
+    before = {*os.listdir(store.path)} - {guard}
+    with pytest.raises(StoreError, match=r"driver\.lock.*No space left"), store:
+        pass
+    assert {*os.listdir(store.path)} - {guard} == before
+    os.unlink(disk / FILLER)
+    with store:
+        store.append(row())

@@ -53,19 +53,9 @@ experiments:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "where",
-    [
-        pytest.param(["--in-process"], id="in process"),
-        pytest.param(["--no-restart"], id="on its own Ray", marks=pytest.mark.ray),
-    ],
-)
-def test_sigterm_lets_the_running_job_end_and_starts_no_more(
-    tmp_path: Path, where: list[str]
-) -> None:
-    """The job that runs gets its row, the others NOT_STARTED; SIGINT alone is not heard, unless
-    the run listens to it itself. The signal goes to the process group, as `timeout` sends it: Ray
-    has to stay until the job has ended."""
+@pytest.mark.ray
+def test_sigterm_lets_the_running_job_end_and_starts_no_more(tmp_path: Path) -> None:
+    """The signal goes to the process group, as `timeout` sends it: Ray has to stay."""
     (tmp_path / "waiting-1.dist-info").mkdir()
     (tmp_path / "waiting-1.dist-info" / "METADATA").write_text("Name: waiting\nVersion: 1\n")
     (tmp_path / "waiting-1.dist-info" / "entry_points.txt").write_text(
@@ -76,7 +66,7 @@ def test_sigterm_lets_the_running_job_end_and_starts_no_more(
     (tmp_path / "grid.yaml").write_text(GRID)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "orchestrator", "run", "grid.yaml", *where),
+            *(sys.executable, "-m", "orchestrator", "run", "grid.yaml", "--no-restart"),
             *("--results", "results"),
         ],
         cwd=tmp_path,

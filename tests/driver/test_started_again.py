@@ -19,11 +19,13 @@ from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import Accelerator
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.topology import Node
+from orchestrator.driver import plan as plans
 from orchestrator.driver import run as nodes
 from orchestrator.driver.options import RunOptions, kept_options
 from orchestrator.driver.run import run_grid
 from orchestrator.driver.session import Session, in_process_session
 from orchestrator.driver.supervisor import SupervisorLink
+from orchestrator.planning import forecast
 from orchestrator.store import files as run_files
 from orchestrator.store.store import Store
 
@@ -45,7 +47,6 @@ experiments:
 
 @pytest.fixture
 def pipe() -> Iterator[int]:
-    """The pipe in which facts are told; nobody reads them."""
     reading, writing = os.pipe()
     yield writing
     os.close(writing)
@@ -53,7 +54,6 @@ def pipe() -> Iterator[int]:
 
 
 def measured(options: RunOptions, tmp_path: Path) -> list[Measurement]:
-    """The rows of a run after one more driver."""
     grid = tmp_path / "grid.yaml"
     grid.write_text(GRID)
     run_grid(grid, dataclasses.replace(options, results=tmp_path, in_process=True, quiet=True))
@@ -65,7 +65,6 @@ def measured(options: RunOptions, tmp_path: Path) -> list[Measurement]:
 def test_what_was_measured_anew_is_not_measured_anew_once_more(
     asked: str, tmp_path: Path, pipe: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--force and --retry-failed are meant once, however many drivers it takes."""
     tiny_workload.register(monkeypatch)
     options = RunOptions(retry_failed=asked == "retry_failed", force=asked == "force")
     before = measured(RunOptions(), tmp_path)
@@ -91,8 +90,6 @@ def waiting(
     resume: bool = False,
     run: Path = Path("none"),
 ) -> Session:
-    """The session that a driver has in the end, of a cluster on which it sees these nodes one
-    time after the other."""
     with in_process_session([Accelerator.HPU]) as session:
         session = dataclasses.replace(
             session,
@@ -105,7 +102,7 @@ def waiting(
 
 
 def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
-    """A plan for those that happen to be back first would give up jobs of the others for good."""
+    """A plan for those that are back first would give up jobs of the others for good."""
     monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
     one, two = node("hpu-1"), node("hpu-2")
     said: list[str] = []
@@ -118,7 +115,6 @@ def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, p
 def test_a_resumed_run_waits_for_each_kind_of_card_it_had(
     monkeypatch: pytest.MonkeyPatch, pipe: int, tmp_path: Path
 ) -> None:
-    """It may be resumed while the head is back and its servers are not; one server less is fine."""
     monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
     (tmp_path / run_files.OPTIONS).write_text(kept_options(RunOptions(), 7, {"HPU": 4}))
     looks, said = [[], [], [node("hpu-1")]], list[str]()
@@ -129,7 +125,6 @@ def test_a_resumed_run_waits_for_each_kind_of_card_it_had(
 
 
 def test_nodes_that_stay_away_are_done_without(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
-    """After a while; but not without a whole kind of card, whose jobs would be UNSUPPORTED."""
     monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
     monkeypatch.setattr(nodes, "NODES_PATIENCE_S", 0.05)
     said: list[str] = []
@@ -144,16 +139,16 @@ TYPED = ["run", "grid.yaml", "--emulate", "1x1"]
 
 def supervised_command(
     monkeypatch: pytest.MonkeyPatch,
-    *more: str,
+    *typed: str,
     started_by: tuple[str, ...] = ("-m", "orchestrator"),
+    argv: list[str] | None = None,
 ) -> list[str] | None:
     """The command that a process started so would have its child run."""
-    typed = [*TYPED, *more]
-    monkeypatch.setattr(sys, "argv", ["nightgrid", *typed])
-    monkeypatch.setattr(sys, "orig_argv", ["python3", *started_by, *typed])
-    parser = build_parser(typed)
-    args = parser.parse_args(typed)
-    args.typed = typed
+    words = list(typed or TYPED)
+    monkeypatch.setattr(sys, "argv", argv or ["nightgrid", *words])
+    monkeypatch.setattr(sys, "orig_argv", ["python3", *started_by, *words])
+    args = build_parser(words).parse_args(words)
+    args.typed = words
     return command.command_to_supervise(args)
 
 
@@ -161,38 +156,54 @@ def supervised_command(
 def test_the_child_runs_the_very_command(
     monkeypatch: pytest.MonkeyPatch, started_by: tuple[str, ...]
 ) -> None:
-    """However it was started, with the options of the interpreter."""
     started = ("-X", "dev", *started_by)
     found = supervised_command(monkeypatch, started_by=started)
     assert found == [sys.executable, *started, *TYPED]
 
 
 @pytest.mark.parametrize(
-    ("more", "variable"),
+    ("more", "variable", "argv"),
     [
-        (["--no-restart"], ""),
-        ([], command.NO_RESTART_VARIABLE),
-        ([], "RAY_JOB_CONFIG_JSON_ENV_VAR"),  # a job dies with its head
+        (["--no-restart"], "UNUSED", None),
+        ([], command.NO_RESTART_VARIABLE, None),
+        ([], "RAY_JOB_CONFIG_JSON_ENV_VAR", None),  # a job dies with its head
+        (["--in-process"], "UNUSED", None),  # a debugger wants this very process
+        ([], "UNUSED", ["pytest", "tests"]),  # so does a notebook, whose command is another
     ],
 )
 def test_who_wants_no_supervisor_has_none(
-    monkeypatch: pytest.MonkeyPatch, more: list[str], variable: str
+    monkeypatch: pytest.MonkeyPatch, more: list[str], variable: str, argv: list[str] | None
 ) -> None:
-    """By an option, by the environment, and inside a Ray job."""
-    if variable:
-        monkeypatch.setenv(variable, "1")
-    assert supervised_command(monkeypatch, *more) is None
+    monkeypatch.setenv(variable, "1")
+    typed = ["run", "grid.yaml", *more] if "--in-process" in more else [*TYPED, *more]
+    assert supervised_command(monkeypatch, *typed, argv=argv) is None
 
 
-def test_in_process_and_code_that_calls_main_get_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A debugger wants this very process; so does a notebook, whose command is another."""
-    typed = ["run", "grid.yaml", "--in-process"]
-    monkeypatch.setattr(sys, "argv", ["nightgrid", *typed])
-    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "orchestrator", *typed])
-    args = build_parser(typed).parse_args(typed)
-    args.typed = typed
-    assert command.command_to_supervise(args) is None
-    args = build_parser(TYPED).parse_args(TYPED)
-    args.typed = TYPED
-    monkeypatch.setattr(sys, "argv", ["pytest", "tests"])
-    assert command.command_to_supervise(args) is None
+# ---------------------------------------------------------------- the way to the cards
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "kind"),
+    [
+        (RunOptions(in_process=True, address="there"), "", forecast.IN_PROCESS),
+        (RunOptions(address="there"), "", forecast.CLUSTER),
+        (RunOptions(), "there", forecast.CLUSTER),
+        (RunOptions(emulate="1x1"), "there", forecast.PRIVATE),
+        (RunOptions(), "", forecast.PRIVATE),
+    ],
+)
+def test_the_way_to_the_cards_is_known_without_reading_earlier_runs(
+    options: RunOptions, variable: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    read: list[Path] = []
+
+    def no_runs(results: Path) -> list[str]:
+        read.append(results)
+        return []
+
+    monkeypatch.setattr("orchestrator.driver.plan.runs", no_runs)
+    assert plans.start_of(options) == kind
+    assert not read
+    assert plans.startup_of(options).kind == kind
+    assert read == [options.results]

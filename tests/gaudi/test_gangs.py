@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from patience import patience
+from patience import patience, until
 from test_node_workers import Node
-from test_process import ATTEMPT, Server, close_server, eventually, open_server
+from test_process import ATTEMPT, Server, close_server, open_server
 
 from orchestrator.core.outcome import WorkerInfo
 from orchestrator.worker.protocol import (
@@ -72,7 +72,7 @@ def test_a_rank_that_is_gone_is_noticed_from_outside_alone(
         heard = node.workers.progress().values()
         return [each.phase for each in heard] == ["measure"] * 2
 
-    assert eventually(exchanging, patience(60)), (server.logs / "0.log").read_text()[-2000:]
+    assert until(exchanging, 60), (server.logs / "0.log").read_text()[-2000:]
     (started,) = [r for r in node.responses if isinstance(r, Started) and r.worker_id == "rank-1"]
     assert isinstance(started.value, WorkerInfo)
     os.kill(started.value.pid, how)
@@ -86,4 +86,4 @@ def test_a_rank_that_is_gone_is_noticed_from_outside_alone(
     assert "Ended" not in node.kinds("rank-0")
     for rank in range(2):
         node.do(Stop(f"rank-{rank}", "done"))
-    assert eventually(lambda: all("Stopped" in node.kinds(f"rank-{rank}") for rank in range(2)))
+    assert until(lambda: all("Stopped" in node.kinds(f"rank-{rank}") for rank in range(2)), 10)

@@ -123,15 +123,6 @@ class FakeWorker:
         return ()
 
 
-class WaitingWorker(FakeWorker):
-    """Its jobs last until the file that their dataset names is there."""
-
-    def work(self, attempt: Attempt, seconds: float) -> None:
-        deadline = time.monotonic() + 600
-        while not os.path.exists(attempt.job.dataset) and time.monotonic() < deadline:
-            time.sleep(0.05)
-
-
 def allocate_until_refused(limit_bytes: int = 256 * 2**20) -> None:
     """Take memory until this process's limit refuses more.
 

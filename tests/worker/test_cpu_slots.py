@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import random
@@ -17,15 +18,22 @@ from typing import Any
 import pytest
 from patience import patience, until
 
+from orchestrator.core.readings import SHORTEST_OF_HOST_S, ProcessorUse, use_between
 from orchestrator.worker import cpu_slots
-from orchestrator.worker.cpu_slots import Locks, Slot, cpu_slot
+from orchestrator.worker.cpu_slots import (
+    Locks,
+    Slot,
+    cpu_slot,
+    host_time,
+    processor_reading,
+    thread_times,
+)
 from workloads.bench.collective import OneCard
 
 CORES = (0, 2, 5)
 
 
 def _take_slots(path: Path, cores: tuple[int, ...], channel: Connection) -> None:
-    """The work of a ``Taker`` in its process: a slot for each number of threads that it gets."""
     locks = Locks.of(path)
     with contextlib.suppress(EOFError):
         while threads := channel.recv():
@@ -57,26 +65,22 @@ class Taker:
         return self.process.pid
 
     def queue(self, threads: int) -> None:
-        """Begin to wait for a slot."""
         self.channel.send(threads)
         assert self.channel.recv() == "queued"
         self.threads = threads
 
     def look(self, seconds: float) -> bool:
-        """Return whether it has its slot within this time."""
         if not self.has_slot and self.channel.poll(seconds):
             assert self.channel.recv() == "slot"
             self.has_slot = True
         return self.has_slot
 
     def leave(self) -> None:
-        """Give the slot back."""
         self.channel.send("leave")
         assert self.channel.recv() == "left"
         self.threads, self.has_slot = 0, False
 
     def end(self) -> None:
-        """Kill it."""
         self.process.kill()
         self.process.join()
         self.threads, self.has_slot = 0, False
@@ -84,13 +88,11 @@ class Taker:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory for files of locks."""
     return tmp_path_factory.mktemp("slots")
 
 
 @pytest.fixture(scope="module")
 def takers(directory: Path) -> Iterator[list[Taker]]:
-    """Six processes, of two drivers for all they know, with one file."""
     made = [Taker(directory / "shared.lock") for _ in range(6)]
     yield made
     for taker in made:
@@ -106,14 +108,12 @@ def waits(taker: Taker) -> bool:
 
 
 def used(takers: list[Taker]) -> int:
-    """Cores of those that have their turn."""
     return sum(min(each.threads, len(CORES)) for each in takers if each.has_slot)
 
 
 @pytest.mark.slow
 def test_never_more_threads_than_cores_and_every_job_gets_its_slot(takers: list[Taker]) -> None:
-    """Forty jobs of one to five threads in a random order: those that have their slot leave a core
-    to the rest of the host unless one needs them all."""
+    """Those that have their slot leave a core to the rest of the host unless one needs them all."""
     chance = random.Random(15)
     served = 0
     while served < 40:
@@ -135,8 +135,6 @@ def test_never_more_threads_than_cores_and_every_job_gets_its_slot(takers: list[
 
 
 def test_a_killed_holder_and_a_killed_gang_that_waits_free_what_they_had(directory: Path) -> None:
-    """Of a gang of all cores, which waits for one core: nobody overtakes it, and when it is killed
-    the next one goes on; a killed holder's core is free at once."""
     path = directory / "killed.lock"
     one, gang, late = (Taker(path) for _ in range(3))
     one.queue(1)
@@ -156,8 +154,6 @@ def test_a_killed_holder_and_a_killed_gang_that_waits_free_what_they_had(directo
 
 
 def test_stopped_processes_hold_up_nobody(directory: Path) -> None:
-    """A holder and the first of the queue are stopped by a signal: the next one takes its slot, and
-    they go on when they are let go on."""
     path = directory / "stopped.lock"
     holder, first, second = (Taker(path, (0,)) for _ in range(3))
     holder.queue(1)
@@ -181,14 +177,22 @@ def test_stopped_processes_hold_up_nobody(directory: Path) -> None:
 
 
 class Gang:
-    """Ranks of a gang in threads, which exchange values as torch.distributed would."""
+    """Ranks in threads, which exchange values as torch.distributed would: each asks for a slot of
+    one thread, notes it in ``began``, and keeps it until ``done``."""
 
-    def __init__(self, size: int) -> None:
-        self.values: list[Any] = [None] * size
-        self.barrier = threading.Barrier(size)
-        self.rounds = 0
+    def __init__(self, cores: tuple[int, ...], *paths: Path) -> None:
+        self.values: list[Any] = [None] * len(paths)
+        self.barrier = threading.Barrier(len(paths))
+        self.began: list[Any] = []
+        self.done = threading.Event()
+        self.threads = [
+            threading.Thread(target=self._run, args=(number, cores, path))
+            for number, path in enumerate(paths)
+        ]
+        for thread in self.threads:
+            thread.start()
 
-    def rank(self, number: int) -> Any:
+    def _run(self, number: int, cores: tuple[int, ...], path: Path) -> None:
         gang = self
 
         class Rank(OneCard):
@@ -199,46 +203,35 @@ class Gang:
                 gang.barrier.wait(patience(60))
                 return found
 
-        return Rank()
+        with cpu_slot(Rank(), number, 1, cores, path=path) as mine:
+            self.began.append(mine)
+            self.done.wait(patience(60))
+
+    def all_began(self) -> bool:
+        return until(lambda: len(self.began) == len(self.threads), 20)
+
+    def end(self) -> None:
+        self.done.set()
+        for thread in self.threads:
+            thread.join()
 
 
 def test_a_gang_takes_its_slot_as_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three ranks on two cores: while another process has one, none of the ranks begins; then all
-    do, marked as oversubscribed, and the whole wait is told by each."""
+    """Three ranks on two cores: while another process has one, none of the ranks begins."""
     monkeypatch.setattr(cpu_slots, "ROUND_S", 0.1)
     path = directory / "gang.lock"
     other = Taker(path, (0, 1))
     other.queue(1)
     assert has_slot(other)
-    gang = Gang(3)
-    began: list[Any] = []
-    done = threading.Event()
-
-    asking = threading.Barrier(4)
-
-    def run(number: int) -> None:
-        asking.wait(patience(60))
-        with cpu_slot(gang.rank(number), number, 1, (0, 1), path=path) as mine:
-            began.append(mine)
-            done.wait(patience(60))
-
-    ranks = [threading.Thread(target=run, args=(number,)) for number in range(3)]
-    for each in ranks:
-        each.start()
-    asking.wait(patience(60))
-    time.sleep(0.5)  # a few rounds
-    assert not began
+    gang = Gang((0, 1), *[path] * 3)
+    time.sleep(0.4)  # a few rounds
+    assert not gang.began
     other.leave()
-    deadline = time.monotonic() + patience(20)
-    while len(began) < 3 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert [each.oversubscribed for each in began] == [True] * 3
-    assert all(each.waited_s > 0.1 for each in began)
+    assert gang.all_began() and [each.oversubscribed for each in gang.began] == [True] * 3
+    assert all(each.waited_s > 0.1 for each in gang.began)
     other.queue(1)
     assert waits(other)
-    done.set()
-    for each in ranks:
-        each.join()
+    gang.end()
     assert has_slot(other)
     other.end()
 
@@ -246,42 +239,30 @@ def test_a_gang_takes_its_slot_as_one(directory: Path, monkeypatch: pytest.Monke
 def test_a_gang_of_two_hosts_takes_its_slot_on_both(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two ranks with a file of locks each: the gang begins when it has both, takes the first one
-    while it waits for the second, and keeps others from both."""
+    """It takes the first one while it waits for the second, and keeps others from both."""
     monkeypatch.setattr(cpu_slots, "ROUND_S", 0.1)
-    paths = sorted(
+    first, second = sorted(
         (directory / "here.lock", directory / "there.lock"),
         key=lambda path: Locks.of(path).identity,
     )
-    others = [Taker(path, (0,)) for path in paths]
-    others[1].queue(1)
-    assert has_slot(others[1])
-    gang, begun, done = Gang(2), threading.Barrier(3), threading.Event()
-
-    def run(number: int) -> None:
-        with cpu_slot(gang.rank(number), number, 1, (0,), path=paths[1 - number]):
-            begun.wait(patience(60))
-            done.wait(patience(60))
-
-    ranks = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for each in ranks:
-        each.start()
+    on_first, on_second = Taker(first, (0,)), Taker(second, (0,))
+    on_second.queue(1)
+    assert has_slot(on_second)
+    gang = Gang((0,), second, first)
     time.sleep(0.3)
-    others[0].queue(1)
-    assert waits(others[0]) and begun.n_waiting == 0
-    others[1].leave()
-    begun.wait(patience(20))
-    others[1].queue(1)
-    assert waits(others[0]) and waits(others[1])
-    done.set()
-    assert has_slot(others[0]) and has_slot(others[1])
-    for rank, other in zip(ranks, others, strict=True):
-        rank.join()
-        other.end()
+    on_first.queue(1)
+    assert waits(on_first) and not gang.began
+    on_second.leave()
+    assert gang.all_began()
+    on_second.queue(1)
+    assert waits(on_first) and waits(on_second)
+    gang.end()
+    assert has_slot(on_first) and has_slot(on_second)
+    on_first.end()
+    on_second.end()
 
 
 def test_a_job_goes_on_where_there_can_be_no_slots(tmp_path: Path) -> None:
-    """No directory, a link and a pipe in the place of the file."""
     link, pipe = tmp_path / "link", tmp_path / "pipe"
     link.symlink_to(tmp_path / "target")
     os.mkfifo(pipe)
@@ -294,8 +275,6 @@ def test_a_job_goes_on_where_there_can_be_no_slots(tmp_path: Path) -> None:
 def test_slots_lie_in_a_directory_of_this_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link, a pipe, a file and a directory that others may enter are passed over, so that nobody
-    else can take a lock and stop a run; without a place of its own a job has no slot."""
     monkeypatch.delenv(cpu_slots.VARIABLE)
     planted, own = tmp_path / "planted", tmp_path / "below" / "own"
     monkeypatch.setattr(cpu_slots, "directories", lambda: (planted, own))
@@ -326,7 +305,6 @@ def test_slots_lie_in_a_directory_of_this_user_alone(
 def test_the_environment_may_name_another_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs that name one wait for none of the user's others, as these tests do."""
     path = tmp_path / "named.lock"
     monkeypatch.setenv(cpu_slots.VARIABLE, str(path))
     other = Taker(path, (0,))
@@ -338,7 +316,6 @@ def test_the_environment_may_name_another_file(
 
 
 def test_a_file_that_was_tidied_up_is_made_anew(tmp_path: Path) -> None:
-    """A new file takes the place of one that was removed, for whoever comes next."""
     path = tmp_path / "slots.lock"
     first = Locks.of(path)
     assert Locks.of(path) is first
@@ -347,7 +324,6 @@ def test_a_file_that_was_tidied_up_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_for_ever(directory: Path) -> None:
-    """After hours without any change ahead of it a job goes on without a slot."""
     path = directory / "patience.lock"
     holder = Taker(path, (0,))
     holder.queue(1)
@@ -364,3 +340,85 @@ def test_nobody_waits_for_ever(directory: Path) -> None:
     assert now[0] > cpu_slots.PATIENCE_S
     slot.release()
     holder.end()
+
+
+# ---------------------------------------------------------------- processor readings
+
+BUSY_S = 0.6
+CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+
+counted = pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="this kernel does not count waiting"
+)
+
+
+def _spend(busy: bool, channel: Connection) -> None:
+    os.sched_setaffinity(0, {CORE})
+    channel.send("ready")
+    channel.recv()
+    before = processor_reading()
+    if busy:
+        while time.monotonic() - before.at < BUSY_S:
+            pass
+    else:
+        time.sleep(BUSY_S)
+    channel.send(use_between(before, processor_reading()))
+
+
+def _together(*busy: bool) -> list[ProcessorUse]:
+    context = multiprocessing.get_context("fork")
+    channels, processes = [], []
+    for each in busy:
+        mine, theirs = context.Pipe()
+        processes.append(context.Process(target=_spend, args=(each, theirs), daemon=True))
+        processes[-1].start()
+        channels.append(mine)
+    for channel in channels:
+        assert channel.recv() == "ready"
+    for channel in channels:
+        channel.send("go")
+    found = [channel.recv() for channel in channels]
+    for process in processes:
+        process.join()
+    return found
+
+
+@counted
+def test_a_process_beside_a_busy_one_waits_and_one_that_sleeps_does_not() -> None:
+    """Two of three wait for about half of the time, or more under load."""
+    first, second, asleep = _together(True, True, False)
+    for use in (first, second):
+        assert use.wait_share is not None and use.wait_share > 0.3
+        assert use.cores < 0.7
+        assert use.cores + use.wait_share == pytest.approx(1.0, abs=0.15)
+    assert asleep.wait_share is not None and asleep.wait_share < 0.05
+    assert asleep.cores < 0.05
+    assert first.host_load is not None and 0 < first.host_load <= (os.cpu_count() or 1) * 1.1
+    assert first.stolen_share is not None and 0 <= first.stolen_share <= 1
+
+
+def test_kernels_that_count_nothing_say_so(tmp_path: Path) -> None:
+    assert thread_times(tmp_path / "none") is None
+    (tmp_path / "7").mkdir()
+    assert thread_times(tmp_path) is None
+    for text in ("0 0 0\n", "nonsense\n"):
+        (tmp_path / "7" / "schedstat").write_text(text)
+        assert thread_times(tmp_path) is None
+    (tmp_path / "7" / "schedstat").write_text("5000000000 1000000000 12\n")
+    found = thread_times(tmp_path)
+    assert found is not None and (found[7].ran_s, found[7].waited_s) == (5.0, 1.0)
+    for text in ("", "cpu 1 2\n", "cpu 0 0 0 0 0 0 0 0 0 0\n", "cpu a b c d e f g h\n"):
+        (tmp_path / "stat").write_text(text)
+        assert host_time(tmp_path / "stat") is None
+    (tmp_path / "stat").write_text("cpu  100 0 50 900 10 0 50 25 0 0\ncpu0 1\n")
+    host, tick = host_time(tmp_path / "stat"), os.sysconf("SC_CLK_TCK")
+    assert host is not None and (host.busy_s, host.stolen_s) == (200 / tick, 25 / tick)
+
+
+@counted
+def test_the_host_is_not_read_for_a_time_too_short_to_say_anything() -> None:
+    before = processor_reading()
+    assert before.host is not None
+    assert processor_reading(before).host is None
+    earlier = dataclasses.replace(before, at=before.at - SHORTEST_OF_HOST_S)
+    assert processor_reading(earlier).host is not None

@@ -30,7 +30,6 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def git(directory: Path, *arguments: str) -> str:
-    """Run git with an identity of its own."""
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
     done = subprocess.run(
         ["git", "-C", str(directory), *identity, *arguments],
@@ -43,10 +42,10 @@ def git(directory: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with one commit of one file in a package directory."""
     package = tmp_path / "repo" / "package"
     package.mkdir(parents=True)
     (package / "module.py").write_text("x = 1\n")
+    (package / ".gitignore").write_text("*.out\n")
     git(tmp_path / "repo", "init", "-q")
     git(tmp_path / "repo", "add", ".")
     git(tmp_path / "repo", "commit", "-q", "-m", "one")
@@ -54,7 +53,6 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_versions_name_what_is_installed_and_nothing_else() -> None:
-    """Python and pyarrow are there with their versions; what is not installed is left out."""
     found = versions()
     import pyarrow
 
@@ -66,7 +64,6 @@ def test_versions_name_what_is_installed_and_nothing_else() -> None:
 
 
 def test_versions_import_nothing_heavy() -> None:
-    """Asking for versions imports neither torch nor ray nor transformers."""
     code = (
         "import sys; from orchestrator.worker.environment import provenance; provenance();"
         "print([m for m in ('torch', 'ray', 'transformers', 'pyarrow') if m in sys.modules])"
@@ -76,28 +73,23 @@ def test_versions_import_nothing_heavy() -> None:
 
 
 @needs_git
-def test_a_clean_tree_is_its_commit(repository: Path) -> None:
-    """Commit and not dirty."""
+@pytest.mark.parametrize(
+    ("name", "dirty"),
+    [
+        (None, False),
+        ("module.py", True),
+        ("new.py", True),
+        ("../elsewhere.py", True),
+        ("x.out", False),
+    ],
+)
+def test_a_tree_is_its_commit_and_dirty_by_what_git_does_not_ignore(
+    repository: Path, name: str | None, dirty: bool
+) -> None:
+    if name is not None:
+        (repository / name).write_text("x = 2\n")
     head = git(repository, "rev-parse", "HEAD")
-    assert git_state(repository) == GitState(commit=head, dirty=False)
-
-
-@needs_git
-@pytest.mark.parametrize("name", ["module.py", "new.py", "../elsewhere.py"])
-def test_a_changed_or_new_file_makes_it_dirty(repository: Path, name: str) -> None:
-    """Edited and untracked files count, anywhere in the tree."""
-    (repository / name).write_text("x = 2\n")
-    assert git_state(repository).dirty is True
-
-
-@needs_git
-def test_ignored_files_do_not_make_it_dirty(repository: Path) -> None:
-    """Results that git ignores are not a change of the program."""
-    (repository / ".gitignore").write_text("*.out\n")
-    git(repository, "add", ".")
-    git(repository, "commit", "-q", "-m", "two")
-    (repository / "rows.out").write_text("x")
-    assert git_state(repository).dirty is False
+    assert git_state(repository) == GitState(commit=head, dirty=dirty)
 
 
 @needs_git
@@ -109,20 +101,16 @@ def test_a_copy_installed_inside_somebodys_repository_has_no_commit(repository: 
     assert git_state(installed) == GitState()
 
 
-def test_no_repository_is_no_error(tmp_path: Path) -> None:
-    """A directory without a repository has neither commit nor dirtiness."""
+def test_neither_no_repository_nor_no_git_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert git_state(tmp_path) == GitState()
-
-
-def test_no_git_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without the git program nothing is known, and nothing fails."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state() == GitState()
     assert provenance().git_commit is None
 
 
 def test_submission_tells_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The variables that submission sets stand in for a repository; nonsense in them does not."""
     monkeypatch.setenv(environment.GIT_COMMIT_VARIABLE, "0123abc")
     assert git_state(tmp_path) == GitState(commit="0123abc", dirty=None)
     monkeypatch.setenv(environment.GIT_DIRTY_VARIABLE, "1")
@@ -132,7 +120,6 @@ def test_submission_tells_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def program(directory: Path, name: str, script: str) -> None:
-    """Put a program on the path."""
     path = directory / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -141,20 +128,13 @@ def program(directory: Path, name: str, script: str) -> None:
 def test_driver_versions_come_from_the_vendors_tools(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The first card's driver; None for a tool that is missing, fails or says nothing."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     program(tmp_path, "nvidia-smi", "echo 550.54.15; echo 550.54.15")
     assert driver_version(Accelerator.GPU) == "550.54.15"
     assert driver_version(Accelerator.CPU) is None
     program(tmp_path, "hl-smi", "exit 3")
     assert driver_version(Accelerator.HPU) is None
-    program(tmp_path, "nvidia-smi", "true")
-    assert driver_version(Accelerator.GPU) is None
-
-
-def test_a_tool_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A driver tool that never returns costs a bounded time."""
     monkeypatch.setattr(environment, "TIMEOUT_S", 0.2)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    program(tmp_path, "nvidia-smi", "exec sleep 60")
-    assert driver_version(Accelerator.GPU) is None
+    for script in ("true", "exec sleep 60"):
+        program(tmp_path, "nvidia-smi", script)
+        assert driver_version(Accelerator.GPU) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from workloads.isolation import ProcessState, ResidentModel
 
 
 def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that a job set, changed or removed; nothing is written where nothing differs."""
     for name in ("NIGHTGRID_TEST_KEPT", "NIGHTGRID_TEST_GONE"):
         monkeypatch.setenv(name, "before")
     clean = ProcessState.now()
@@ -28,19 +28,14 @@ def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         clean.restore()
 
 
-class Config:
+def config_of_a_model() -> SimpleNamespace:
     """Attributes only, as transformers' is."""
-
-    def __init__(self) -> None:
-        self.max_length = 20
-        self.stop = [1]
+    return SimpleNamespace(max_length=20, stop=[1])
 
 
 class Model:
-    """Owns a config."""
-
     def __init__(self) -> None:
-        self.generation_config = Config()
+        self.generation_config = config_of_a_model()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,9 +48,7 @@ class Loaded:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holder:
-    """A frozen owner of a config."""
-
-    generation_config: Config
+    generation_config: SimpleNamespace
 
 
 @pytest.mark.parametrize(
@@ -69,45 +62,36 @@ class Holder:
     ],
 )
 def test_changes_in_place_are_undone(
-    wrap: Callable[[Model], Any], config: Callable[[Any], Config]
+    wrap: Callable[[Model], Any], config: Callable[[Any], SimpleNamespace]
 ) -> None:
-    """Wherever a loader puts the model, its config is found, and restored twice over."""
     resident = ResidentModel()
     loaded = resident.load("key", lambda: wrap(Model()))
     for _ in range(2):
         config(loaded).max_length = 99
         config(loaded).stop.append(2)
-        config(loaded).static_shapes = True  # type: ignore[attr-defined]
+        config(loaded).static_shapes = True
         resident.clean()
         assert vars(config(loaded)) == {"max_length": 20, "stop": [1]}
 
 
 def test_a_config_that_was_replaced_comes_back() -> None:
-    """The very object from loading is the model's again."""
     resident, model = ResidentModel(), Model()
     original = model.generation_config
     resident.load("key", lambda: model)
-    model.generation_config = Config()
+    model.generation_config = config_of_a_model()
     resident.clean()
     assert model.generation_config is original
 
 
 class Engine:
-    """Makes a fresh config for every call."""
-
-    def generation_config(self) -> Config:
-        return Config()
+    def generation_config(self) -> None:
+        """Make a config for each call."""
 
 
-class Plain:
-    """Has none."""
-
-    generation_config = None
-
-
-@pytest.mark.parametrize("loaded", [Plain(), "text", Loaded, Engine()])
+@pytest.mark.parametrize(
+    "loaded", [SimpleNamespace(generation_config=None), "text", Loaded, Engine()]
+)
 def test_what_has_no_config_is_left_alone(loaded: Any) -> None:
-    """Plain objects, models whose config is None or a method of that name need nothing."""
     resident = ResidentModel()
     assert resident.load("key", lambda: loaded) is loaded
     resident.clean()

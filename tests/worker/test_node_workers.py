@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import patience
-from test_process import ATTEMPT, Server, alive, close_server, eventually, open_server
+from patience import alive, patience, until
+from test_process import ATTEMPT, Server, close_server, open_server
 
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, RankOutcome, WorkerInfo
@@ -37,8 +37,6 @@ from orchestrator.worker.protocol import (
 
 
 class Sampler:
-    """In the place of a ``CardSampler``."""
-
     def energy(self, index: int, start: float, end: float) -> Energy | None:
         return Energy(energy_j=float(index), duration_s=end - start, source="power")
 
@@ -65,7 +63,6 @@ class Node:
             self.workers.do(request)
 
     def wait_for(self, kind: type, name: str) -> Response:
-        """The first response of this kind from this worker."""
         deadline = time.monotonic() + patience(20)
         while True:
             with self._changed:
@@ -75,7 +72,6 @@ class Node:
                 assert self._changed.wait(deadline - time.monotonic()), self.responses
 
     def kinds(self, name: str) -> list[str]:
-        """The kinds of a worker's responses, in order."""
         return [
             type(response).__name__ for response in self.responses if response.worker_id == name
         ]
@@ -120,9 +116,8 @@ def node(server: Server) -> Iterator[Node]:
 
 
 def test_requests_to_a_worker_are_done_in_their_order(node: Node) -> None:
-    """Written in one breath: a start and five attempts; nothing is heard after the stop."""
     node.do(node.start("w"), *(node.run("w", f"a-{number}") for number in range(5)))
-    assert eventually(lambda: node.kinds("w") == ["Started", *["Ended"] * 5])
+    assert until(lambda: node.kinds("w") == ["Started", *["Ended"] * 5], 10)
     node.do(Stop("w", "done"))
     node.wait_for(Stopped, "w")
     assert node.kinds("w") == ["Started", *["Ended"] * 5, "Stopped"]
@@ -132,14 +127,13 @@ def test_requests_to_a_worker_are_done_in_their_order(node: Node) -> None:
 
 
 def test_a_busy_worker_is_stopped_while_another_goes_on(node: Node) -> None:
-    """Neither its start nor its job keeps anything else of the node waiting."""
     node.do(node.start("slow", start="import time; time.sleep(600)"))
     node.do(node.start("busy", run="import time; time.sleep(600)"), node.run("busy"))
     node.do(node.start("quick", run="import time; time.sleep(1.5)"))
     node.wait_for(Started, "busy")
     node.wait_for(Started, "quick")
     node.do(node.run("quick"))
-    assert eventually(lambda: "busy" in node.workers.progress())
+    assert until(lambda: "busy" in node.workers.progress(), 10)
     began = time.monotonic()
     node.do(Stop("busy", "no progress"), Stop("slow", "did not come up"))
     lost = outcome_of(node.wait_for(Ended, "busy"))
@@ -156,7 +150,6 @@ def test_a_busy_worker_is_stopped_while_another_goes_on(node: Node) -> None:
 
 
 def test_a_worker_stopped_in_the_breath_that_started_it_is_gone(node: Node) -> None:
-    """However far its start is by then."""
     for number in range(5):
         name = f"hasty-{number}"
         node.do(node.start(name), Stop(name, "changed my mind"))
@@ -169,7 +162,6 @@ def test_a_worker_stopped_in_the_breath_that_started_it_is_gone(node: Node) -> N
 
 
 def test_what_comes_too_late_is_answered(node: Node) -> None:
-    """For a worker that has died, or never was."""
     node.do(node.start("dying", run="os._exit(3)"), node.run("dying", "a-1"))
     died = node.wait_for(Ended, "dying")
     assert isinstance(died, Ended) and died.process_gone
@@ -183,12 +175,11 @@ def test_what_comes_too_late_is_answered(node: Node) -> None:
 
 
 def test_what_a_card_took_is_read_at_the_time_that_the_outcome_says(node: Node) -> None:
-    """Also where nobody here can read the result, since a workload has put a class of its own into
-    it, which is for the driver to find; the worker goes on."""
+    """Also where nobody here can read the result, since it holds a workload's own class."""
     node.workers.sampler = Sampler()  # type: ignore[assignment]
     node.do(node.start("w", run="self.result = unreadable_result()"))
     node.do(node.run("w", "a-1"), node.run("w", "a-2"))
-    assert eventually(lambda: node.kinds("w") == ["Started", "Ended", "Ended"])
+    assert until(lambda: node.kinds("w") == ["Started", "Ended", "Ended"], 10)
     index = ATTEMPT.cards[0].index
     for response in node.responses:
         if isinstance(response, Ended):
@@ -201,9 +192,8 @@ def test_what_a_card_took_is_read_at_the_time_that_the_outcome_says(node: Node) 
 
 
 def test_a_halted_rank_is_told_and_a_silent_one_is_not(node: Node) -> None:
-    """By the state of its process, seen so often in a row: a rank of a gang that a signal has
-    stopped. One that holds the interpreter and says nothing, as while a graph is compiled, is left
-    alone, and so is one that goes on in time, and a job on one card."""
+    """One that holds the interpreter, as while a graph is compiled, is left alone, and so are one
+    that goes on in time and a job on one card."""
     silent = "import ctypes; ctypes.PyDLL(None).sleep(600)"
     sleeps = "import time; time.sleep(600)"
     gang: dict[str, Any] = {"rendezvous": "somewhere"}
@@ -214,14 +204,14 @@ def test_a_halted_rank_is_told_and_a_silent_one_is_not(node: Node) -> None:
         ("alone", sleeps, {}),
     ):
         node.do(node.start(name, run=run), node.run(name, **meeting))
-    assert eventually(lambda: len(node.workers.progress()) == 4)
+    assert until(lambda: len(node.workers.progress()) == 4, 10)
     for name in ("stopped", "goes-on", "alone"):
         os.kill(node.pid(name), signal.SIGSTOP)
-        assert eventually(partial(_stopped, node.pid(name)))
+        assert until(partial(_stopped, node.pid(name)), 10)
     for _ in range(HALTED_LOOKS - 1):
         node.workers.look()
     os.kill(node.pid("goes-on"), signal.SIGCONT)
-    assert eventually(lambda: not _stopped(node.pid("goes-on")))
+    assert until(lambda: not _stopped(node.pid("goes-on")), 10)
     assert not [response for response in node.responses if isinstance(response, Halted)]
     for _ in range(3):
         node.workers.look()

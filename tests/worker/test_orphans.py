@@ -9,12 +9,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from patience import alive, until
 
 from orchestrator.worker import orphans
 from orchestrator.worker.orphans import (
@@ -30,13 +30,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SAY = "\nimport os\nos.write(1, b'%d\\n' % os.getpid())\n"
 SLEEP = SAY + "import time\ntime.sleep(600)\n"
+#: It leaves its session and its parent: killing groups or closing pipes does not reach it.
+DETACHED = "import os\nif os.fork(): os._exit(0)\nos.setsid()\n" + SLEEP
 
 Start = Callable[..., int]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a program and returns its process id, once it says so; ends it afterwards."""
     started: list[subprocess.Popen[str]] = []
 
     def start(code: str, **variables: str) -> int:
@@ -62,7 +63,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of private directories, for this test alone."""
     base = tmp_path / "base"
     base.mkdir()
     monkeypatch.setattr(orphans, "base_directories", lambda: [base])
@@ -81,14 +81,6 @@ def of_a_killed_driver(base: Path, owner: str) -> Path:
     return path
 
 
-def lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except OSError:
-        return False
-    return state != b"Z"
-
-
 #: Starts a child with these variables instead of its own mark, and says which it is.
 PARENT = """
 import os, subprocess, sys, time
@@ -99,12 +91,10 @@ time.sleep(600)
 
 
 def test_marks_and_descent_tell_orphans_from_others(start: Start, base: Path) -> None:
-    """A child without a mark goes with its parent, one with another driver's does not; nor does a
-    process of the driver that asks, or of another run."""
     run = f"run{os.getpid()}"
     before, now = (Owner(run_id=run, invocation_id=name) for name in "ab")
     mark = {VARIABLE: str(before)}
-    orphan = start(SLEEP, **mark)
+    orphan = start(DETACHED, **mark)
     child = start(PARENT % (SLEEP, {}), **mark)
     others = start(PARENT % (SLEEP, {VARIABLE: "other.x"}), **mark)
     bystanders = [others, start(SLEEP, **{VARIABLE: str(now)}), start(SLEEP)]
@@ -114,13 +104,12 @@ def test_marks_and_descent_tell_orphans_from_others(start: Start, base: Path) ->
     assert orphans_of(Owner(run_id="another", invocation_id="b")) == []
     assert {found.pid for found in end_orphans(now)} == pids
     try:
-        assert not any(map(lives, pids)) and all(map(lives, bystanders))
+        assert not any(map(alive, pids)) and all(map(alive, bystanders))
     finally:
         os.kill(others, 9)
 
 
 def test_the_cluster_of_a_killed_driver_goes_with_its_directory(start: Start, base: Path) -> None:
-    """Not that of one that lives, whatever its directory is called, nor who only looks there."""
     directory = of_a_killed_driver(base, "")
     agent = start(SLEEP, RAY_TMPDIR=str(directory))
     bystanders = [
@@ -128,8 +117,8 @@ def test_the_cluster_of_a_killed_driver_goes_with_its_directory(start: Start, ba
         start(f"import os\nos.chdir({str(directory)!r})\nfile = open('log', 'a')\n" + SLEEP),
     ]
     remove_abandoned()
-    assert not lives(agent) and not directory.exists()
-    assert all(map(lives, bystanders)) and len(list(base.iterdir())) == 1
+    assert not alive(agent) and not directory.exists()
+    assert all(map(alive, bystanders)) and len(list(base.iterdir())) == 1
 
 
 _DRIVER = """
@@ -156,7 +145,6 @@ print("ended", flush=True)
 
 @pytest.mark.parametrize("how", ["killed", "in order"])
 def test_a_killed_drivers_directory_is_cleared_up_by_its_guard(tmp_path: Path, how: str) -> None:
-    """Within seconds, with no other driver about; and the guard ends with a driver in any case."""
     driver = subprocess.Popen(
         [sys.executable, "-c", _DRIVER, str(tmp_path), how],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -167,21 +155,15 @@ def test_a_killed_drivers_directory_is_cleared_up_by_its_guard(tmp_path: Path, h
         assert driver.stdout is not None
         agent = int(driver.stdout.readline())
         if how == "killed":
-            assert lives(agent) and len(list(tmp_path.iterdir())) == 1
+            assert alive(agent) and len(list(tmp_path.iterdir())) == 1
             driver.kill()
         else:
             assert driver.stdout.readline() == "ended\n"
-    deadline = time.monotonic() + 30
-    while (lives(agent) or list(tmp_path.iterdir())) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not lives(agent) and list(tmp_path.iterdir()) == []
-    while guards(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert guards(tmp_path) == []
+    assert until(lambda: not alive(agent) and not list(tmp_path.iterdir()), 30)
+    assert until(lambda: guards(tmp_path) == [], 30)
 
 
 def guards(base: Path) -> list[int]:
-    """The guards of directories in ``base`` that run."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -194,7 +176,6 @@ def guards(base: Path) -> list[int]:
 
 
 def test_a_number_that_came_back_is_another_process() -> None:
-    """The start time tells them apart, so nothing is killed or kept by number alone."""
     me = ProcessIdentity.of_this_process()
     assert not me.is_gone()
     values = asdict(me) | {"started_ticks": me.started_ticks - 1}

@@ -50,7 +50,6 @@ def precious(tmp_path: Path) -> Path:
 def test_readers_refuse_at_once_and_name_the_file(
     tmp_path: Path, odd: Callable[[Path], None]
 ) -> None:
-    """Examples, a model's config and index, an adapter, the file of a hook."""
     model = tmp_path / "model"
     model.mkdir()
     config = model / "config.json"
@@ -74,8 +73,8 @@ def test_readers_refuse_at_once_and_name_the_file(
 def test_a_model_s_directory_has_nothing_that_libraries_would_wait_for(
     tmp_path: Path, odd: Callable[[Path], None], name: str
 ) -> None:
-    """They open what they find beside config.json, by names that we do not know; weights alone
-    may be of any size."""
+    """They open what they find beside config.json, by names that we do not know; weights may be of
+    any size."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "adapter_config.json").write_text("{}")
     odd(tmp_path / name)
@@ -92,7 +91,6 @@ def test_a_model_s_directory_has_nothing_that_libraries_would_wait_for(
 def test_commands_end_at_a_grid_or_a_run_that_is_none(
     tmp_path: Path, odd: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the exit code of the command and one message, whatever stands for which file."""
     grid = tmp_path / "grid.yaml"
     odd(grid)
     for command in ("plan", "run"):
@@ -116,7 +114,6 @@ def test_commands_end_at_a_grid_or_a_run_that_is_none(
 def test_a_writer_meets_odd_files_without_waiting(
     tmp_path: Path, odd: Callable[[Path], None], name: str
 ) -> None:
-    """It refuses the run, sets the file aside, or replaces it; it never hangs."""
     store = Store.open(tmp_path, "night")
     store.tables_path.mkdir(parents=True)
     odd(store.path / name)
@@ -138,7 +135,6 @@ def test_a_writer_meets_odd_files_without_waiting(
 def test_what_is_written_follows_no_planted_link(
     tmp_path: Path, precious: Path, plant: Callable[[Path, Path], None]
 ) -> None:
-    """Rows, side files, pages and samples are written under names that can be foretold."""
     store = Store.open(tmp_path, "night")
     store.tables_path.mkdir(parents=True)
     measurement = row()
@@ -158,7 +154,7 @@ def test_what_is_written_follows_no_planted_link(
 
 
 def test_locks_follow_no_planted_link(tmp_path: Path, precious: Path) -> None:
-    """The guard is opened to be locked: through a link that would create or touch another file."""
+    """The guard is opened to be locked, which through a link would create another file."""
     store = Store.open(tmp_path, "night")
     store.tables_path.mkdir(parents=True)
     guard = store.path / ".driver.lock.guard"
@@ -172,7 +168,6 @@ def test_locks_follow_no_planted_link(tmp_path: Path, precious: Path) -> None:
 def test_a_picture_does_not_take_the_place_of_a_pipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`describe --svg FILE` neither waits for the pipe's reader nor removes it: it is refused."""
     svg = tmp_path / "model.svg"
     os.mkfifo(svg)
     assert main(["describe", "tiny-chatglm3", "--svg", str(svg)]) == 4

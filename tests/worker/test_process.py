@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 from core_cases import a_job
-from patience import alive, patience
+from patience import alive, patience, until
 from scripted_worker import KindConfig
 from small_disks import fill, small_disk
 
@@ -42,7 +43,6 @@ ATTEMPT = Attempt(
 def ran(
     process: WorkerProcess, attempt: Attempt = ATTEMPT, rank: int = 0, rendezvous: Any = None
 ) -> RankOutcome:
-    """Run a rank and wait for its outcome, which the process or its owner has made."""
     outcome = process.run(Run("w", attempt, rank, rendezvous))
     return unpickled(outcome) if isinstance(outcome, bytes) else outcome
 
@@ -65,13 +65,11 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the spawner itself, beneath its reaper."""
         children = Path(f"/proc/{self.reaper}/task/{self.reaper}/children")
-        assert eventually(lambda: children.read_text() != "")
+        assert until(lambda: children.read_text() != "", 10)
         return int(children.read_text().split()[0])
 
     def process(self, *, start: str = "", run: str = "", name: str = "w") -> WorkerProcess:
-        """A worker process, not yet started."""
         number = len(self.processes) + 1
         request = Start(
             worker_id=name,
@@ -99,8 +97,6 @@ def close_server(server: Server) -> None:
 
 @pytest.fixture(scope="module")
 def spawners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
-    """A spawner of each kind for all tests here: workers started afresh, or forked after a
-    preload."""
     opened = {
         kind: open_server(tmp_path_factory.mktemp(kind), *preload)
         for kind, preload in (("fresh", ()), ("forked", ("scripted_worker",)))
@@ -114,13 +110,11 @@ def spawners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ser
 def server(
     request: pytest.FixtureRequest, spawners: dict[str, Server], tmp_path: Path
 ) -> Iterator[Server]:
-    """A server of each kind."""
     yield from _of_test(spawners[request.param], tmp_path)
 
 
 @pytest.fixture
 def fresh(spawners: dict[str, Server], tmp_path: Path) -> Iterator[Server]:
-    """One whose workers are fresh interpreters, where the kind makes no difference."""
     yield from _of_test(spawners["fresh"], tmp_path)
 
 
@@ -132,22 +126,24 @@ def _of_test(server: Server, tmp_path: Path) -> Iterator[Server]:
 
 
 def info_of(process: WorkerProcess) -> WorkerInfo:
-    """Start a process that has to come up."""
     info = process.start()
     assert isinstance(info, WorkerInfo), info
     return info
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
-    """Return whether the condition comes true in time."""
-    deadline = time.monotonic() + patience(timeout_s)
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
+def in_background(process: WorkerProcess) -> Future[RankOutcome]:
+    return ThreadPoolExecutor(1).submit(ran, process)
+
+
+def failure_of(process: WorkerProcess) -> Failure:
+    """Start a process and run a rank that fails."""
+    info_of(process)
+    failure = ran(process).failure
+    assert failure is not None
+    return failure
 
 
 def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
-    """The process has what was asked for, is the server's child, and answers again and again."""
     process = server.process()
     info = info_of(process)
     assert info.visible_cards == "5"
@@ -161,8 +157,6 @@ def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
 
 @pytest.mark.slow
 def test_a_job_gets_the_kind_of_process_that_it_needs(fresh: Server) -> None:
-    """An engine that changes its process gets one of its own, with its own variables; jobs of the
-    same kind then share it, and an ordinary job gets an ordinary one again."""
     ours = replace(ATTEMPT, job=replace(JOB, engine="optimum-habana"))
     kinds = {"": {"MODE": "eager"}, "optimum-habana/lazy": {"MODE": "lazy"}}
     process = WorkerProcess(
@@ -207,7 +201,6 @@ def test_a_job_gets_the_kind_of_process_that_it_needs(fresh: Server) -> None:
 def test_every_sudden_death_has_its_cause_in_the_row(
     fresh: Server, source: str, words: str
 ) -> None:
-    """Signal or exit code, the job, and the end of the log."""
     process = fresh.process(run=source)
     info = info_of(process)
     outcome = ran(process)
@@ -221,23 +214,16 @@ def test_every_sudden_death_has_its_cause_in_the_row(
 
 @pytest.mark.slow
 def test_no_secret_gets_into_a_row_or_a_log(fresh: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither what is printed, nor the end of the log that a row quotes, nor a traceback; what
-    native code has written stays in the log, and is left out of the row."""
     monkeypatch.setenv("HUB_TOKEN", "hf_secret_0123456789")
     secret = "import os; secret = os.environ['HUB_TOKEN']; "
-    dying = fresh.process(run=secret + "print('has', secret); os._exit(9)")
-    info_of(dying)
-    failure = ran(dying).failure
-    assert failure is not None and "hf_secret" not in repr(failure)
-    raising = fresh.process(start=secret + "raise ValueError('refused: ' + secret)")
-    failure = raising.start()
-    assert isinstance(failure, Failure)
-    log = Path(failure.log.partition(":")[2]).read_text()
+    failure = failure_of(fresh.process(run=secret + "print('has', secret); os._exit(9)"))
+    assert "hf_secret" not in repr(failure)
+    refused = fresh.process(start=secret + "raise ValueError('refused: ' + secret)").start()
+    assert isinstance(refused, Failure)
+    log = Path(refused.log.partition(":")[2]).read_text()
     assert "refused: <HUB_TOKEN>" in log and "hf_secret" not in log
-    native = fresh.process(run=secret + "os.write(2, secret.encode() + b' leaks'); os._exit(9)")
-    info_of(native)
-    failure = ran(native).failure
-    assert failure is not None and failure.tail.endswith("<HUB_TOKEN> leaks")
+    native = secret + "os.write(2, secret.encode() + b' leaks'); os._exit(9)"
+    assert failure_of(fresh.process(run=native)).tail.endswith("<HUB_TOKEN> leaks")
 
 
 PRINTING = """\
@@ -252,8 +238,7 @@ warnings.warn("a warning")
 
 @pytest.mark.slow
 def test_a_job_that_prints_on_a_full_disk_keeps_its_outcome(fresh: Server, tmp_path: Path) -> None:
-    """Its log has no room left when it starts to print, in its midst, or from its beginning, when
-    the log cannot even be made; once there is room, the log says what is missing."""
+    """Its log has no room in its midst, or from its beginning, when it cannot even be made."""
     with small_disk(tmp_path / "small", 1 << 16) as disk:
         fresh.logs = disk
         process = fresh.process(run=PRINTING)  # fills what there is itself
@@ -274,55 +259,50 @@ def test_a_job_that_prints_on_a_full_disk_keeps_its_outcome(fresh: Server, tmp_p
         full_from_the_start.stop("done")
 
 
+#: By attempt: what a job does to its output.
+OUTPUTS = {
+    "closed files": "os.close(1); os.close(2); print(1, flush=True); print(2, file=sys.stderr)",
+    "closed streams": "sys.stdout.close(); sys.stderr.close()",
+    "no streams": "sys.stdout = None; sys.stderr = None",
+    "a closed buffer": "sys.stdout = io.StringIO(); sys.stdout.close()",
+    "a full device": "sys.stdout = open('/dev/full', 'w'); print('lost')",
+    "no end": "print('x' * 10**5, end=''); print('\\udcff', end=''); raise SystemError('said')",
+    "none": "print('the next job', flush=True); os.fstat(1)",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os; os.close(1); os.close(2); print('x', flush=True); print('y', file=sys.stderr)",
-        "sys.stdout.close(); sys.stderr.close()",
-        "sys.stdout = None; sys.stderr = None",
-        "import io; sys.stdout = io.StringIO(); sys.stdout.close()",
-        "sys.stdout = open('/dev/full', 'w'); print('lost')",
-        "print('x' * 100_000, end=''); sys.stdout.write('\\udcff'); raise SystemError('as said')",
-    ],
-)
-def test_a_job_may_do_to_its_output_what_it_likes(server: Server, source: str) -> None:
-    """It has its outcome, and the next job of the process has an output again."""
-    once = "\nif not hasattr(os, 'second'):\n    os.second = True\n    "
-    lines = "\n    ".join(source.split("; "))
-    then = "\nelse:\n    print('the second job', flush=True)\n    os.fstat(1)"
-    process = server.process(run=f"import os, sys{once}{lines}{then}")
+def test_a_job_may_do_to_its_output_what_it_likes(server: Server) -> None:
+    process = server.process(run=f"import io; exec({OUTPUTS!r}[attempt.attempt_id])")
     info_of(process)
-    first, second = ran(process), ran(process)
-    if "SystemError" in source:
-        assert first.failure is not None and first.failure.message == "as said"
-    else:
-        assert first.state is State.SUCCEEDED, first
-    assert second.state is State.SUCCEEDED, second
-    assert "the second job" in (server.logs / "1.log").read_text()
+    for number, name in enumerate(OUTPUTS, 1):
+        outcome = ran(process, replace(ATTEMPT, attempt_id=name))
+        if name == "no end":
+            assert outcome.failure is not None and outcome.failure.message == "said"
+        else:
+            assert outcome.state is State.SUCCEEDED, (name, outcome)
+        after = ran(process, replace(ATTEMPT, attempt_id="none"))
+        assert after.state is State.SUCCEEDED, (name, after)
+        assert (server.logs / "1.log").read_text().count("the next job") >= number, name
     process.stop("done")
 
 
 @pytest.mark.slow
 def test_a_planted_link_at_a_log_s_path_is_not_followed(fresh: Server, tmp_path: Path) -> None:
-    """Neither written to nor read: the job runs without a log, and its row quotes nothing."""
     target = tmp_path / "precious"
     target.write_text("what belongs to somebody else\n")
     (fresh.logs / "1.log").symlink_to(target)
     (fresh.logs / "2.log").symlink_to(tmp_path / "not there")
     os.mkfifo(fresh.logs / "3.log")
     for _ in range(3):
-        process = fresh.process(run="import os; print('gone', flush=True); os._exit(9)")
-        info_of(process)
-        failure = ran(process).failure
-        assert failure is not None and "exited with 9" in failure.message and not failure.tail
+        failure = failure_of(fresh.process(run="print('gone', flush=True); os._exit(9)"))
+        assert "exited with 9" in failure.message and not failure.tail
     assert target.read_text() == "what belongs to somebody else\n"
     assert not (tmp_path / "not there").exists()
 
 
 @pytest.mark.slow
 def test_a_worker_that_cannot_start_is_gone_and_says_why(fresh: Server) -> None:
-    """An exception at start is a failure; a death at start is one too."""
     process = fresh.process(start="raise ValueError('no such card')")
     failure = process.start()
     assert isinstance(failure, Failure) and failure.message == "no such card"
@@ -334,11 +314,10 @@ def test_a_worker_that_cannot_start_is_gone_and_says_why(fresh: Server) -> None:
 
 
 def test_a_worker_that_answers_before_its_kill_arrives_is_gone_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spawners: dict[str, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped while its process was being asked for: a card is free when nothing is on it."""
-    opened = open_server(tmp_path, "scripted_worker")
-    process = opened.process()
+    """Stopped while its process was being asked for."""
+    process = spawners["forked"].process()
     pids = []
 
     class Late(SpawnedProcess):
@@ -354,11 +333,9 @@ def test_a_worker_that_answers_before_its_kill_arrives_is_gone_all_the_same(
     failure = process.start()
     assert isinstance(failure, Failure) and failure.message == "stopped: changed my mind"
     assert process.gone and not any(map(alive, pids))
-    close_server(opened)
 
 
 def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(fresh: Server) -> None:
-    """``listen`` gives a failure, ``run`` passes it on, and the process lives."""
     process = fresh.process()
     info_of(process)
     rendezvous = process.listen("nowhere")
@@ -369,31 +346,28 @@ def test_a_failed_rendezvous_fails_the_rank_and_leaves_the_worker(fresh: Server)
 
 
 def test_a_stuck_worker_is_stopped_with_its_children(server: Server, tmp_path: Path) -> None:
-    """Progress is heard meanwhile; stop kills through a held interpreter lock, children too."""
     file = tmp_path / "child"
     source = (
         "import ctypes, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         f"open({str(file)!r}, 'w').write(str(child.pid))\n"
-        "time.sleep(1)\n"
+        "time.sleep(0.4)\n"
         "ctypes.PyDLL(None).sleep(600)\n"
     )
     process = server.process(run=source)
     info = info_of(process)
-    outcomes: list[RankOutcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(ran(process)))
-    thread.start()
-    assert eventually(lambda: (p := process.progress()) is not None and p.phase == "warmup")
-    assert eventually(lambda: file.exists() and file.read_text() != "")
+    running = in_background(process)
+    assert until(lambda: (p := process.progress()) is not None and p.phase == "warmup", 10)
+    assert until(lambda: file.exists() and file.read_text() != "", 10)
     child = int(file.read_text())
-    time.sleep(1.2)  # into the held lock
+    time.sleep(0.6)  # into the held lock
     started = time.monotonic()
     process.stop("no progress")
     assert time.monotonic() - started < patience(3)
     assert not alive(info.pid) and not alive(child)
-    thread.join(patience(5))
-    assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
-    assert outcomes[0].failure.message == "stopped: no progress"
+    outcome = running.result(patience(5))
+    assert outcome.state is State.LOST and outcome.failure is not None
+    assert outcome.failure.message == "stopped: no progress"
 
 
 #: Ignores what it can, and starts: a child in its own session with a child of its own, and a daemon
@@ -426,81 +400,57 @@ def stubborn(file: Path, then: str) -> str:
 
 def pids_in(file: Path) -> list[int]:
     """The processes of a stubborn worker; one of the four has ended already."""
-    assert eventually(file.exists, 60)
+    assert until(file.exists, 60)
     pids = [int(pid) for pid in file.read_text().split()]
     assert len(pids) == 4 and sum(map(alive, pids)) == 3
     return pids
 
 
 @pytest.mark.slow
-def test_descendants_in_sessions_of_their_own_are_stopped_too(
-    fresh: Server, tmp_path: Path
+def test_descendants_of_a_worker_are_ended_with_it_and_those_of_another_stay(
+    server: Server, tmp_path: Path
 ) -> None:
     """Whoever ignores signals, leaves the process group or loses its parent."""
-    process = fresh.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
-    bystander = fresh.process(name="bystander")
-    info, other = info_of(process), info_of(bystander)
-    thread = threading.Thread(target=lambda: ran(process))
-    thread.start()
-    pids = pids_in(tmp_path / "pids")
-    process.stop("no progress")
-    assert process.gone and not any(map(alive, [info.pid, *pids]))
-    assert alive(other.pid)
-    thread.join(patience(5))
-    bystander.stop("done")
+    other = server.process(name="other", run=stubborn(tmp_path / "others", "time.sleep(600)"))
+    other_pid = info_of(other).pid
+    running = in_background(other)
+    others = pids_in(tmp_path / "others")
+    process = server.process(run=stubborn(tmp_path / "pids", "os._exit(3)"))
+    assert "exited with 3" in failure_of(process).message
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert process.gone and not any(map(alive, pids))
+    assert alive(other_pid) and sum(map(alive, others)) == 3
+    other.stop("done")
+    assert other.gone and not any(map(alive, [other_pid, *others]))
+    running.result(patience(5))
 
 
 @pytest.mark.slow
-def test_descendants_of_a_worker_that_died_are_ended_before_its_card_is_free(
-    server: Server, tmp_path: Path
-) -> None:
-    """They have no parent any more; another worker and its children stay."""
-    other = server.process(name="other", run=stubborn(tmp_path / "others", "time.sleep(600)"))
-    info_of(other)
-    thread = threading.Thread(target=lambda: ran(other))
-    thread.start()
-    others = pids_in(tmp_path / "others")
-    process = server.process(run=stubborn(tmp_path / "pids", "os._exit(3)"))
-    info_of(process)
-    outcome = ran(process)
-    assert outcome.failure is not None and "exited with 3" in outcome.failure.message
-    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert process.gone and not any(map(alive, pids))
-    assert sum(map(alive, others)) == 3
-    other.stop("done")
-    assert not any(map(alive, others))
-    thread.join(patience(5))
-
-
-def test_everything_ends_when_a_server_is_closed(tmp_path: Path) -> None:
-    """Also what workers have detached."""
+@pytest.mark.parametrize("end", ["close", "kill the spawner", "kill the reaper"])
+def test_everything_ends_with_a_spawner_however_it_ends(end: str, tmp_path: Path) -> None:
+    """Also what workers have detached; agents that use it learn of the end when all are gone."""
     opened = open_server(tmp_path)
+    shared = opened.spawner.shared
+    assert shared.serves(1) and not shared.serves(2)
     process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
-    info = info_of(process)
-    threading.Thread(target=lambda: ran(process), daemon=True).start()
-    pids = pids_in(tmp_path / "pids")
-    close_server(opened)
-    assert not any(map(alive, [info.pid, *pids]))
-
-
-@pytest.mark.parametrize("first", ["spawner", "reaper"])
-def test_everything_ends_whether_spawner_or_reaper_is_killed(first: str, tmp_path: Path) -> None:
-    """The other ends what the dead one can no longer find: workers and what they detached."""
-    opened = open_server(tmp_path)
-    process = opened.process(run=stubborn(tmp_path / "pids", "time.sleep(600)"))
-    info = info_of(process)
-    threading.Thread(target=lambda: ran(process), daemon=True).start()
-    pids = [info.pid, *pids_in(tmp_path / "pids")]
-    os.kill(opened.pid if first == "spawner" else opened.reaper, signal.SIGKILL)
-    wait_for_end(opened.path)
+    pid = info_of(process).pid
+    running = in_background(process)
+    pids = [pid, *pids_in(tmp_path / "pids")]
+    if end == "close":
+        close_server(opened)
+    else:
+        os.kill(opened.pid if "spawner" in end else opened.reaper, signal.SIGKILL)
+        wait_for_end(opened.path)
     assert not any(map(alive, pids))
+    outcome = running.result(patience(10))
+    assert outcome.state is State.LOST and outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.NODE_LOST
+    assert isinstance(opened.process().start(), Failure) and not shared.serves(1)
     opened.spawner.close()
 
 
 @pytest.mark.slow
 def test_a_worker_ends_with_its_client(fresh: Server) -> None:
-    """When the client's process dies, the kernel closes its connection and the worker goes; others
-    stay."""
     mine = info_of(fresh.process(run="import time; time.sleep(600)")).pid
     client = subprocess.Popen(
         [sys.executable, "-c", _CLIENT, fresh.path, str(fresh.logs)],
@@ -514,7 +464,7 @@ def test_a_worker_ends_with_its_client(fresh: Server) -> None:
     client.send_signal(signal.SIGKILL)
     client.wait()
     client.stdout.close()
-    assert eventually(lambda: not alive(pid))
+    assert until(lambda: not alive(pid), 10)
     assert alive(mine)
 
 
@@ -530,33 +480,9 @@ time.sleep(600)
 """
 
 
-def test_workers_end_with_the_spawner(tmp_path: Path) -> None:
-    """However the spawner ends, no worker outlives it, and a busy one's attempt is LOST; agents
-    that use it learn of the end when they are gone."""
-    opened = open_server(tmp_path)
-    shared = opened.spawner.shared
-    assert shared.serves(1) and not shared.serves(2)
-    process = opened.process(run="import time; time.sleep(600)")
-    info = info_of(process)
-    outcomes: list[RankOutcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(ran(process)))
-    thread.start()
-    os.kill(opened.pid, signal.SIGKILL)
-    wait_for_end(opened.path)
-    assert not alive(info.pid)
-    thread.join(patience(10))
-    assert outcomes[0].state is State.LOST and outcomes[0].failure is not None
-    assert outcomes[0].failure.failure_class is FailureClass.NODE_LOST
-    assert isinstance(opened.process().start(), Failure)
-    assert not shared.serves(1)
-    opened.spawner.close()
-
-
 def test_forked_workers_have_what_was_imported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A preloaded module is there in each worker; a broken one is reported and left out. Without
-    any, a worker is a fresh interpreter."""
     (tmp_path / "broken_package.py").write_text("raise OSError('libcudart.so.11: no such file')")
     monkeypatch.syspath_prepend(tmp_path)
     forked = open_server(
@@ -579,7 +505,6 @@ def test_forked_workers_have_what_was_imported_once(
 
 
 def _leave(members: Path, parent: Path) -> bool:
-    """Move processes to another control group; whether none is left."""
     for pid in members.read_text().split():
         with contextlib.suppress(OSError):
             parent.write_text(pid)
@@ -611,7 +536,7 @@ def small_cgroup() -> Iterator[str]:
         members = group / "cgroup.procs"
         yield str(members)
 
-        eventually(partial(_leave, members, parent / members.name))
+        until(partial(_leave, members, parent / members.name), 10)
         group.rmdir()
         return
     pytest.skip("no control group with a memory limit can be made here")
@@ -621,15 +546,11 @@ def small_cgroup() -> Iterator[str]:
 def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_killed(
     tmp_path: Path, small_cgroup: str
 ) -> None:
-    """The same signal, and another class: this one is tried on another node, after a while."""
     server = open_server(tmp_path)
     Path(small_cgroup).write_text(str(server.pid))  # as a node's Ray is in one with its workers
-    process = server.process(run=f"kept = {TOO_MUCH}")
-    info_of(process)
-    outcome = ran(process)
-    assert outcome.state is State.FAILED and outcome.failure is not None
-    assert outcome.failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY
-    assert "the kernel killed the worker for want of host memory" in outcome.failure.message
+    failure = failure_of(server.process(run=f"kept = {TOO_MUCH}"))
+    assert failure.failure_class is FailureClass.HOST_OUT_OF_MEMORY
+    assert "the kernel killed the worker for want of host memory" in failure.message
     close_server(server)
 
 
@@ -637,8 +558,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_that_is_kill
 def test_a_worker_is_not_taken_for_one_that_the_kernel_killed_elsewhere(
     fresh: Server, small_cgroup: str
 ) -> None:
-    """The kernel kills a process of another control group, of which there are many on a host, in
-    the moment in which somebody kills the worker."""
+    """The kernel kills a process of another control group just when somebody kills the worker."""
     stranger = f"open({small_cgroup!r}, 'w').write(str(os.getpid())); kept = {TOO_MUCH}"
     source = f"""
 import signal, subprocess, sys
@@ -646,9 +566,5 @@ done = subprocess.run([sys.executable, "-c", "import os; " + {stranger!r}])
 assert done.returncode == -signal.SIGKILL, done
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    process = fresh.process(run=source)
-    info_of(process)
-    outcome = ran(process)
-    assert outcome.failure is not None
-    assert outcome.failure.failure_class is FailureClass.CRASH
-    assert "SIGKILL" in outcome.failure.message
+    failure = failure_of(fresh.process(run=source))
+    assert failure.failure_class is FailureClass.CRASH and "SIGKILL" in failure.message

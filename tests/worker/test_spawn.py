@@ -33,7 +33,6 @@ time.sleep(600)
 def loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[OwnSpawner, list[int]]]:
-    """A spawner that still imports a module, and its processes: itself and a child."""
     (tmp_path / "loads_for_ever.py").write_text(_LOADS_FOR_EVER)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PIDS", str(tmp_path))
@@ -48,7 +47,6 @@ def loading(
 
 
 def test_a_spawner_can_be_ended_while_it_imports(loading: tuple[OwnSpawner, list[int]]) -> None:
-    """Its reaper ends it, with all that it has started, and leaves no directory."""
     spawner, pids = loading
     spawner.close()
     assert spawner.reaper.returncode == 128 + signal.SIGKILL  # of the spawner
@@ -59,7 +57,6 @@ def test_a_spawner_can_be_ended_while_it_imports(loading: tuple[OwnSpawner, list
 def test_a_spawner_that_imports_ends_with_its_reaper(
     loading: tuple[OwnSpawner, list[int]],
 ) -> None:
-    """No process is left to end it later."""
     spawner, (pid, _) = loading
     spawner.reaper.kill()
     assert until(lambda: pid not in processes(), 5)
@@ -71,9 +68,12 @@ from orchestrator.worker.spawn import shared_spawner, wait_for_end
 signal.signal(signal.SIGINT, lambda *_: None)
 log_dir = pathlib.Path(sys.argv[1])
 with shared_spawner((), threads=1, log_dir=log_dir) as own:
+    (log,) = log_dir.glob("spawner-*.log")
+    while "serving" not in log.read_text():
+        time.sleep(0.01)
     print(own.shared.path, flush=True)
     sys.stdin.readline()
-    time.sleep(0.5)
+    time.sleep(0.2)
     print(own.shared.serves(1), flush=True)
     own.release()
     wait_for_end(own.shared.path)
@@ -82,8 +82,7 @@ with shared_spawner((), threads=1, log_dir=log_dir) as own:
 
 
 def test_what_a_terminal_sends_its_programs_is_not_for_the_spawner(tmp_path: Path) -> None:
-    """Ctrl-C asks a driver to let its jobs end; they would end with their spawner. Once released it
-    ends by itself."""
+    """Ctrl-C asks a driver to let its jobs end; they would end with their spawner."""
     driver = subprocess.Popen(
         [sys.executable, "-c", _DRIVER, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -105,8 +104,8 @@ def test_what_a_terminal_sends_its_programs_is_not_for_the_spawner(tmp_path: Pat
 
 @pytest.mark.slow
 def test_workers_are_forked_however_many_threads_they_may_have(tmp_path: Path) -> None:
-    """NumPy's OpenBLAS starts a thread for each of OpenMP's but the first; with it nothing could be
-    forked, and each worker would make the imports by itself."""
+    """NumPy's OpenBLAS starts a thread for each of OpenMP's but the first, which would rule out
+    forking."""
     spawner = OwnSpawner(["numpy"], threads=4, log=tmp_path / "log")
     try:
         request = Start(

@@ -1,8 +1,9 @@
-"""The invariants themselves: what a night may not do is caught when it is planted."""
+"""Parts of a night of faults: its laws catch what is planted, its plan and clock are sound."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from typing import Any
 import chaos_invariants
 import psutil
 import pytest
-from chaos_fault import Fault
+from chaos_clock import STEP_S, stepped_clock
+from chaos_cluster import listening, processes_left
 from chaos_files import Canaries
-from chaos_left import listening, processes_left
-from chaos_plan import KINDS, ROT
+from chaos_plan import KINDS, ROT, Fault, counts, plan
+from chaos_tables import PAGE, kinds_table, with_tables
 from hypothesis import given
 from hypothesis import strategies as st
 from measurements import row
@@ -53,14 +55,12 @@ def everywhere(kind: str, at: float = 995.0, **changes: Any) -> Fault:
 
 
 def test_a_lost_row_is_caught() -> None:
-    """A job without a final row, whether or not it has another."""
     rows = [worked(0), failed("hung", job_id="b", attempt_id="b-1")]
     assert chaos_invariants.lost(rows, [rows[0].job_id, "b", "c"]) == ["b", "c"]
 
 
 @given(copies=st.lists(st.integers(0, 5), max_size=4, unique=True))
 def test_a_doubled_row_is_caught(copies: list[int]) -> None:
-    """The same attempt twice, in whichever order; and nothing else."""
     rows = [worked(number) for number in range(6)]
     found = chaos_invariants.duplicated([*rows, *(rows[number] for number in copies)])
     attempts = {f"attempt {rows[number].attempt_id}" for number in copies}
@@ -69,14 +69,12 @@ def test_a_doubled_row_is_caught(copies: list[int]) -> None:
 
 
 def test_a_job_that_was_measured_twice_is_caught() -> None:
-    """By two drivers, each with an attempt of its own."""
     again = worked(0, invocation_id="i2", attempt_id="x-2", attempt_number=2)
     (found,) = chaos_invariants.duplicated([worked(0), again])
     assert found.endswith("measured twice")
 
 
 def test_a_job_that_did_not_end_as_it_must_is_caught() -> None:
-    """One that works and did not, one that hangs and did not; not the one whose tries were hit."""
     given_up = failed("the worker process died of SIGKILL", state=State.FAILED, final=True)
     hangs = worked(1, parameters={"behaviour": "hang"})
     assert len(chaos_invariants.wrong_ends([given_up, hangs], [])) == 2
@@ -112,14 +110,12 @@ EXPLAINED = [
 
 @pytest.mark.parametrize(("attempt", "cause"), EXPLAINED)
 def test_what_a_fault_did_is_explained_by_it(attempt: Measurement, cause: Fault) -> None:
-    """On its card, node or driver, in its time, and its row says so."""
     assert chaos_invariants.explained(attempt, [cause])
     assert chaos_invariants.unexplained([attempt], [cause]) == []
 
 
 @pytest.mark.parametrize(("attempt", "cause"), EXPLAINED)
 def test_a_false_explanation_is_caught(attempt: Measurement, cause: Fault) -> None:
-    """Each truth but for one thing: another kind, time, place, process, or another reason."""
     lies = [
         dataclasses.replace(cause, at=cause.at + 3600, until=None),
         dataclasses.replace(cause, at=cause.at - 3600, until=None),
@@ -142,7 +138,6 @@ def test_a_false_explanation_is_caught(attempt: Measurement, cause: Fault) -> No
 
 
 def test_nothing_explains_what_no_fault_did() -> None:
-    """No fault at all, or all of the others."""
     others = [cause for _, cause in EXPLAINED if cause.kind != "kill a worker"]
     lonely = failed(KILLED)
     assert chaos_invariants.unexplained([lonely], []) != []
@@ -150,13 +145,11 @@ def test_nothing_explains_what_no_fault_did() -> None:
 
 
 def test_every_kind_either_interrupts_or_is_harmless() -> None:
-    """No kind explains anything by oversight, and none that should is left out."""
     assert {kind for kind in KINDS if not KINDS[kind].harmless} == set(chaos_invariants.SAYS)
 
 
 @given(offset=st.sampled_from([7200, -7200]), begins=st.floats(0, 3000), at=st.floats(0, 3600))
 def test_times_of_a_stepped_clock_become_true(offset: int, begins: float, at: float) -> None:
-    """Whatever was recorded while the clock was wrong; nothing else changes."""
     step = everywhere("step the clock", at=begins, until=begins + 20, offset_s=offset)
     wrong = begins <= at <= begins + 20
     told = worked(0, started_at=5.0, ended_at=at + offset if wrong else at, recorded_at=None)
@@ -166,7 +159,6 @@ def test_times_of_a_stepped_clock_become_true(offset: int, begins: float, at: fl
 
 
 def test_the_end_of_an_attempt_is_wrong_as_its_start_is() -> None:
-    """It began while the clock was wrong, and ended when it was right again."""
     step = everywhere("step the clock", at=100.0, until=120.0, offset_s=-7200)
     told = worked(0, started_at=110.0 - 7200, ended_at=160.0 - 7200, recorded_at=160.0)
     (true,) = chaos_invariants.with_true_times([told], [step])
@@ -177,7 +169,6 @@ def test_the_end_of_an_attempt_is_wrong_as_its_start_is() -> None:
 
 
 def test_a_process_that_is_left_over_is_caught() -> None:
-    """By its title; one that has ended is none."""
     words = [sys.executable, "-c", "import time; time.sleep(60)  # ray::NodeAgent"]
     process = subprocess.Popen(words)
     try:
@@ -193,7 +184,6 @@ def test_a_process_that_is_left_over_is_caught() -> None:
 
 @pytest.mark.parametrize("owned", [True, False])
 def test_a_port_that_is_left_open_is_caught(owned: bool) -> None:
-    """If it belongs to a driver's process; Ray itself goes on listening."""
     program = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -201,16 +191,14 @@ def test_a_port_that_is_left_open_is_caught(owned: bool) -> None:
         stdin=subprocess.PIPE,
     )
     try:
-        there, deadline = psutil.Process(process.pid), time.monotonic() + 60
-        while not there.net_connections("inet") and time.monotonic() < deadline:
-            time.sleep(0.05)
+        there = psutil.Process(process.pid)
+        assert until(lambda: there.net_connections("inet"), 60)
         assert len(listening([there])) == (1 if owned else 0)
     finally:
         process.communicate(b"\n")
 
 
 def test_a_file_outside_that_is_touched_is_caught(tmp_path: Path) -> None:
-    """Written to, made, or removed; through a link as well."""
     canaries = Canaries(tmp_path / "outside")
     assert canaries.harmed() == []
     first, second, _, nowhere = canaries.targets
@@ -223,3 +211,114 @@ def test_a_file_outside_that_is_touched_is_caught(tmp_path: Path) -> None:
     names = " ".join(canaries.harmed())
     assert len(canaries.harmed()) == 3
     assert all(path.name in names for path in (first, second, nowhere))
+
+
+# ---------------------------------------------------------------- the plan
+
+subsets = st.sets(st.sampled_from(sorted(KINDS)), min_size=1)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    seconds=st.floats(60, 8 * 3600),
+    every_s=st.floats(5, 120),
+    least=st.integers(1, 8),
+    kinds=subsets,
+)
+def test_a_plan_has_enough_of_each_kind_in_time_and_order(
+    seed: int, seconds: float, every_s: float, least: int, kinds: set[str]
+) -> None:
+    planned = plan(seed, seconds, every_s, least=least, kinds=kinds)
+    found = counts(kind for _, kind in planned)
+    assert found.keys() == kinds
+    assert all(count >= least for count in found.values())
+    assert all(found[kind] == least for kind in kinds if KINDS[kind].heavy)
+    times = [at for at, _ in planned]
+    assert times == sorted(times) and times[0] > 0 and times[-1] < seconds
+    light = {kind for kind in kinds if not KINDS[kind].heavy}
+    assert len(planned) == max(round(seconds / every_s) if light else 0, least * len(kinds))
+    assert plan(seed, seconds, every_s, least=least, kinds=sorted(kinds, reverse=True)) == planned
+
+
+@given(seed=st.integers(0, 2**32), least=st.integers(1, 8), kinds=subsets)
+def test_no_fault_comes_upon_another_of_its_weight(seed: int, least: int, kinds: set[str]) -> None:
+    planned = plan(seed, 3600, 24, least=least, kinds=kinds)
+    for heavy, share in ((True, 0.8), (False, 0.2)):
+        times = [at for at, kind in planned if KINDS[kind].heavy is heavy]
+        slot = 3600 / max(1, len(times))
+        assert all(b - a >= share * slot - 1e-6 for a, b in itertools.pairwise(times))
+
+
+def test_the_full_rehearsal_has_what_was_asked_for() -> None:
+    from rehearsal import EVERY_S, FAULTS_UNTIL, LEAST, MINUTES
+
+    planned = plan(20261121, MINUTES * 60 * FAULTS_UNTIL, EVERY_S, least=LEAST)
+    found = counts(kind for _, kind in planned)
+    assert sum(found.values()) >= 150 and len(found) >= 14 and min(found.values()) >= 5
+    heavy = [at for at, kind in planned if KINDS[kind].heavy]
+    assert min(b - a for a, b in itertools.pairwise(heavy)) > 75
+    assert plan(1, 3000, 20, least=5) != plan(2, 3000, 20, least=5)
+
+
+def test_a_plan_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="unplug it"):
+        plan(1, 60, 10, kinds=["unplug it"])
+    with pytest.raises(ValueError, match="seconds=0"):
+        plan(1, 0, 10)
+
+
+def test_the_page_lists_the_kinds_that_there_are() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_tables(page, {"kinds": kinds_table()}) == page
+
+
+def test_a_table_goes_to_its_place_and_nowhere_else() -> None:
+    page = "a\n<!-- x: of y -->\nold\n<!-- /x -->\nb\n"
+    assert with_tables(page, {"x": "| 1 |\n"}) == ("a\n<!-- x: of y -->\n| 1 |\n<!-- /x -->\nb\n")
+    with pytest.raises(ValueError, match="0 places for the table 'z'"):
+        with_tables(page, {"z": ""})
+
+
+# ---------------------------------------------------------------- the clock
+
+PROGRAM = """
+import datetime, queue, sys, threading, time
+
+def told():
+    print(round(time.time()), round(datetime.datetime.now().timestamp()), flush=True)
+
+for line in sys.stdin:
+    began = time.monotonic()
+    told()
+    time.sleep(0.1)
+    threading.Event().wait(0.1)
+    try:
+        queue.Queue().get(timeout=0.1)
+    except queue.Empty:
+        pass
+    threading.Lock().acquire(timeout=0.1)
+    print(round(time.monotonic() - began, 3), flush=True)
+"""
+
+
+def test_the_wall_clock_steps_and_waits_take_their_time(tmp_path: Path) -> None:
+    clock = stepped_clock(tmp_path)
+    if clock is None:
+        pytest.skip("no C compiler: clocks cannot be stepped")
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | clock.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    for offset in (0, STEP_S, -STEP_S, 0):
+        clock.step(offset)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        for told in process.stdout.readline().split():
+            assert abs(int(told) - offset - time.time()) < 60
+        assert 0.25 < float(process.stdout.readline()) < 60
+    process.stdin.close()
+    assert process.wait(30) == 0
