@@ -192,6 +192,8 @@ class Vocabulary:
         except WorkloadError as error:
             of_model = kind in ("model", "configuration")
             return "" if of_model and name in self.saved_models() else str(error)
+        except OSError as error:  # such as of a name that is too long for a file
+            return f"{shown(name)} cannot be looked for: {error.strerror}"
         return ""
 
     def parameter_names(self, workload: str | None = None) -> tuple[str, ...]:
