@@ -81,6 +81,8 @@ class Declaration:
 
     def value_in_id(self, value: Value) -> Value:
         """The value as job ids spell it: under its first name."""
+        if not self.renamed:
+            return value
         return next((old for old, new in self.renamed if new == value), value)
 
 

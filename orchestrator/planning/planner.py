@@ -101,7 +101,6 @@ def make_plan(
 
 
 def _notes(jobs: Iterable[Job]) -> dict[str, None]:
-    """Notes of workloads on these jobs, each once."""
     from workloads.registry import WORKLOADS
 
     rules = Rules(lambda name: WORKLOADS[name].notes if name in WORKLOADS else None)
@@ -136,16 +135,12 @@ def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastR
 
 @dataclass(frozen=True, slots=True)
 class _Cards:
-    """The cluster's cards for jobs of one kind and count."""
-
     emulated: bool
     devices: tuple[str, ...]  # the kind's own, and the one that emulates it
     missing: str = ""  # why there are none, when no node has the kind
 
 
 class _Planner:
-    """Decides job by job, with memoised lookups."""
-
     def __init__(
         self,
         grid: Grid,
@@ -212,10 +207,9 @@ class _Planner:
 
     def unsupported(self, job: Job, devices: tuple[str, ...]) -> str:
         """Reason why a precision cannot run on the device, or the CPU that emulates it."""
-        ability = find_workload(job.workload).ability
-        key = (job.precision, job.engine, ability, devices)
+        key = (job.precision, job.engine, job.workload, devices)
         if key not in self._unsupported:
-            reason = ""
+            ability, reason = find_workload(job.workload).ability, ""
             for device in devices:
                 entry = support(job.precision, device, job.engine, ability)
                 if not entry.supported and not reason:
@@ -236,19 +230,21 @@ class _Planner:
 
     def lacking(self, job: Job) -> str:
         """Reason why no node with the job's kind of card has its engine's packages."""
+        key = (job.accelerator, job.engine, job.workload, job.parameters)
+        if key not in self._lacking:
+            self._lacking[key] = self._lack_of(job)
+        return self._lacking[key]
+
+    def _lack_of(self, job: Job) -> str:
         spec = ENGINES.get(job.engine)
         if spec is None or find_workload(job.workload).ability is None:
             return ""
-        mode = spec.mode(job.accelerator.device, dict(job.parameters))
-        key = (job.accelerator, job.engine, mode)
-        if key not in self._lacking:
-            software = software_of(self.nodes, job.accelerator)
-            lacks = software.lacks(spec, mode)
-            everywhere = lacks and len(lacks) == len(software.nodes)
-            reasons = "; ".join(dict.fromkeys(lacks.values()))
-            names = ", ".join(lacks)
-            self._lacking[key] = f"engine {job.engine} on {names}: {reasons}" if everywhere else ""
-        return self._lacking[key]
+        software = software_of(self.nodes, job.accelerator)
+        lacks = software.lacks(spec, spec.mode(job.accelerator.device, dict(job.parameters)))
+        if not lacks or len(lacks) < len(software.nodes):
+            return ""
+        reasons = "; ".join(dict.fromkeys(lacks.values()))
+        return f"engine {job.engine} on {', '.join(lacks)}: {reasons}"
 
 
 def card_seconds(plan: Plan) -> float:

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import numpy
-
 from workloads.base import JobDescription, Refusal, WorkloadError
 from workloads.models.catalog import known_config
 from workloads.models.chatglm3.layout import from_original_config, is_original
@@ -71,6 +69,8 @@ class Layout:
         """All groups of ranks along one axis: ``data``, ``pipeline`` (by stage) or ``tensor``."""
         axis = ("data", "pipeline", "tensor").index(kind)
         sizes = (self.data_size, self.pipeline, self.tensor)
+        import numpy  # lazy: plans read this file
+
         ranks = numpy.arange(self.world_size).reshape(sizes)
         groups: list[list[int]] = numpy.moveaxis(ranks, axis, -1).reshape(-1, sizes[axis]).tolist()
         return groups
