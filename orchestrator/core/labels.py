@@ -139,8 +139,6 @@ def _varies(jobs: Sequence[Labelled], name: str) -> bool:
 
 
 def _where_words(jobs: Sequence[Labelled]) -> list[Callable[[Labelled], str]]:
-    """Words of what varies of the model, the workload, the dataset and the cards."""
-
     def short(name: str) -> Callable[[Labelled], str]:
         full = {str(getattr(job, name)) for job in jobs}
         cut = {value: _last(value) for value in full}
@@ -156,7 +154,6 @@ def _where_words(jobs: Sequence[Labelled]) -> list[Callable[[Labelled], str]]:
 
 
 def _rest_words(jobs: Sequence[Labelled]) -> list[Callable[[Labelled], str]]:
-    """Words of the other choices that vary, less those of the parameters."""
     words: dict[str, Callable[[Labelled], str]] = {
         "engine": lambda job: job.engine,
         "isolation": lambda job: f"isolation {job.isolation}",

@@ -80,7 +80,6 @@ def _by_power(readings: Sequence[Reading], start: float, end: float) -> float | 
 
 
 def _at(line: Sequence[tuple[float, float]], moment: float) -> float:
-    """Interpolate linearly between two points."""
     (a, p), (b, q) = line
     return p if b == a else p + (q - p) * (moment - a) / (b - a)
 
@@ -195,6 +194,5 @@ def use_between(before: ProcessorReading, after: ProcessorReading) -> ProcessorU
 
 
 def _counted_at(reading: ProcessorReading) -> float:
-    """Time of a reading's host counters."""
     host = reading.host
     return reading.at if host is None or host.at is None else host.at

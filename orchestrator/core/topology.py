@@ -106,7 +106,6 @@ def legal_card_sets(nodes: Sequence[Node], accelerator: Accelerator, count: int)
 
 
 def _whole_server_sets(whole: Mapping[int, Sequence[CardSet]], count: int) -> list[CardSet]:
-    """Sets made of several equal whole servers, taken in order."""
     sets: list[CardSet] = []
     for size, servers in sorted(whole.items(), reverse=True):
         if count <= size or count % size:

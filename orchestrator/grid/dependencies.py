@@ -146,7 +146,6 @@ def things(
 
 
 def _kinds(declared: Mapping[str, Declaration], way: str) -> dict[str, str]:
-    """The settings that produce or consume something, with the kind of thing."""
     return {
         name: kind for name, declaration in declared.items() if (kind := getattr(declaration, way))
     }

@@ -117,13 +117,11 @@ class ExperimentReader:
         return experiment
 
     def _groups(self) -> list[Mapping[str, Any]]:
-        """The valid groups under ``zip``."""
         groups = self.block.get("zip") or []
         groups = groups if isinstance(groups, list) else [groups]
         return [group for group in groups if isinstance(group, Mapping)]
 
     def _engines_named(self) -> set[str]:
-        """Every engine that the experiment may have."""
         places = [self.defaults, self.block, self.block.get("axes", {}), *self._groups()]
         places += [entry for entry in self.block.get("include", []) if entry is not None]
         engines = [place.get("engine") for place in places]
@@ -133,7 +131,6 @@ class ExperimentReader:
         return {value for value in values if isinstance(value, str)}
 
     def _varied(self) -> set[str]:
-        """Settings that stand under ``axes`` or ``zip``."""
         return {*self.block.get("axes", {}), *(name for group in self._groups() for name in group)}
 
     def _require_model(self, experiment: Experiment) -> None:
@@ -207,7 +204,6 @@ class ExperimentReader:
         return [made]
 
     def _values(self, path: Path_, name: str, raw: Any, *, distinct: bool = True) -> Values:
-        """The values that ``raw`` (a value, a range, or a list of both) stands for, checked."""
         if raw == [] or (raw is None and name in FIELD_NAMES):
             hint = f"name at least one value, or remove `{name}:`"
             self.findings.complain(path, f"`{name}:` has no values", hint)
@@ -226,7 +222,6 @@ class ExperimentReader:
         return values
 
     def _from_mapping(self, path: Path_, name: str, raw: Any) -> Any:
-        """The value that a mapping stands for; all else as it is."""
         made, fault = self.vocabulary.written(name, raw)
         if fault is not None:
             self.findings.complain(path, fault.message, fault.hint)
@@ -303,11 +298,7 @@ class ExperimentReader:
         return True
 
     def _zip(
-        self,
-        experiment: Experiment,
-        path: Path_,
-        group: Mapping[str, Any],
-        taken: dict[str, Path_],
+        self, experiment: Experiment, path: Path_, group: Mapping[str, Any], taken: dict[str, Path_]
     ) -> None:
         if not group:
             self.findings.complain(
@@ -421,7 +412,6 @@ class Expander:
         self.problems.append(self.document.problem(path, message, hint))
 
     def _replicated(self, experiment: Experiment) -> Iterator[Job]:
-        """Each job, then each again with the number of every further replicate."""
         if experiment.replicates == 1:
             yield from self._jobs(experiment)
             return

@@ -80,7 +80,6 @@ def _as_yaml(value: str, document: Document, text: str) -> str:
 
 
 def _edited(document: Document, path: tuple[str | int, ...], value: str, text: str) -> str:
-    """The text of the file with the value at ``path``."""
     content = document.text
     here: Any = yaml.compose(content, Loader=yaml.SafeLoader)
     for depth, step in enumerate(path):

@@ -71,7 +71,6 @@ def _one_or_list(schema: Schema) -> Schema:
 
 
 def _properties(model: type[BaseModel]) -> dict[str, Schema]:
-    """The properties of a model, self-contained, without pydantic's titles."""
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
     return {name: _tidy(_inlined(own, definitions)) for name, own in schema["properties"].items()}
@@ -96,7 +95,6 @@ def _tidy(schema: Schema) -> Schema:
 
 
 def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
-    """Every setting with the schema of one value of it."""
     settings = {
         name: {**schema, "description": f"{schema['description']} (Role: {FIELDS[name].role}.)"}
         for name, schema in _properties(JobFields).items()
@@ -275,5 +273,4 @@ def _value(value: object) -> str:
 
 
 def _sentence(declared: Declaration) -> str:
-    """The first sentence of a description."""
     return re.split(r"(?<=[.!?])\s", declared.description, maxsplit=1)[0]

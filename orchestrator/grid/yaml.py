@@ -232,7 +232,6 @@ class _Composer:
         self._add(node, None)
 
     def _add(self, node: Node, event: Any) -> None:
-        """Put a finished node where it belongs: as the root, an item, a key or a value."""
         if not self.open:
             self.root = node
             return

@@ -78,8 +78,6 @@ def with_engines(
 
 
 class _Chooser:
-    """Chooses engines for kinds of card with a choice that no other device emulates."""
-
     def __init__(self, software: Mapping[Accelerator, Software]) -> None:
         self.software = software
         self._rules = Rules(refusals_by(WORKLOADS))

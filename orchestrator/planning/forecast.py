@@ -147,8 +147,6 @@ class Forecast:
 
 
 class _Fixed:
-    """Estimates that do not learn from a simulation."""
-
     def __init__(self, estimates: Estimates) -> None:
         self._estimates = estimates
 

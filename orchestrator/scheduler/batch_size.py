@@ -325,6 +325,5 @@ def _smallest_misfit(history: History) -> int | None:
 
 
 def _fitting(history: History) -> History:
-    """The trials of sizes below every size known not to fit."""
     ceiling = _smallest_misfit(history)
     return {size: t for size, t in history.items() if ceiling is None or size < ceiling}

@@ -25,12 +25,7 @@ from orchestrator.scheduler.batch_size import configuration_of
 from orchestrator.scheduler.leases import Lease
 from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.pool import Pool
-from orchestrator.scheduler.state import (
-    Estimates,
-    JobState,
-    LearningEstimates,
-    Phase,
-)
+from orchestrator.scheduler.state import Estimates, JobState, LearningEstimates, Phase
 from workloads import registry
 
 _Sizes = tuple[bool, int, tuple[tuple[str, float], ...]]
@@ -178,7 +173,6 @@ class Deadline:
             heappush(self._latest, self._entry(other))
 
     def _too_late(self, now: float) -> list[JobState]:
-        """Jobs that neither ended nor run, and can no longer end in time."""
         for job_id, record in list(self._running.items()):
             if not self._pools[record.job.accelerator].is_running(record):
                 del self._running[job_id]

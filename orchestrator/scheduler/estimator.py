@@ -87,8 +87,6 @@ _LEAST_SPREAD = (0.5, 2.0)
 
 @dataclass(slots=True)
 class _Sorted:
-    """Sorted numbers with a fast median."""
-
     values: list[float] = field(default_factory=list)
 
     def add(self, value: float) -> None:
@@ -153,7 +151,6 @@ class Estimator:
         return run, _span(self._load_s(job.job_id, job), load_spread)
 
     def _nearest(self, job: Job) -> tuple[Distance, float]:
-        """The running time by the nearest rows there are."""
         prior_s = _prior_run_s(job.measure)
         if not self._runs:
             return Distance.PRIOR, prior_s

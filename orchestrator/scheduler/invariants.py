@@ -221,7 +221,6 @@ class Invariants:
                 self._unrecorded[card] = attempt_id
 
     def _give_up(self, attempt_id: str) -> None:
-        """Forget an attempt that is over."""
         command = self.running.pop(attempt_id)
         self._job_running.pop(command.attempt.job_id, None)
         for worker_id in command.worker_ids:

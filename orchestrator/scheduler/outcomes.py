@@ -160,7 +160,6 @@ class OutcomeJudge:
     def _record_failure(
         self, pool: Pool, lease: Lease, outcome: Outcome, failure_class: FailureClass
     ) -> Generator[Command, None, Verdict]:
-        """Write the row of a failed attempt, final unless the job is retried."""
         record = lease.record
         record.failures[failure_class] = record.failures.get(failure_class, 0) + 1
         message = outcome.message
@@ -282,12 +281,7 @@ class OutcomeJudge:
         self._attempts.failure(failure_class, record.job_id, took_s, message)
 
     def _why_replace(
-        self,
-        worker: Worker,
-        lease: Lease,
-        failure_class: FailureClass | None,
-        *,
-        searching: bool,
+        self, worker: Worker, lease: Lease, failure_class: FailureClass | None, *, searching: bool
     ) -> str:
         """Reason to replace a worker after an attempt; empty if it may be used again."""
         record = lease.record

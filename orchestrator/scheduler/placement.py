@@ -108,7 +108,6 @@ class Placement:
                 yield from self._backfill(slot, now)
 
     def _fill_rest(self, now: float) -> Iterator[Command]:
-        """Give gangs the cards that one-card jobs did not take."""
         for server in list(self._passed_over.values()):
             for width in self.pending.widths():
                 while (
@@ -119,7 +118,6 @@ class Placement:
                     pass
 
     def _redeem(self, server: Server, now: float) -> Generator[Command, None, bool]:
-        """Start a gang whose reserved set has become free."""
         for slot in server.slots.values():
             reservation = slot.reservation
             if reservation is not None and all(other.open for other in reservation.slots):
@@ -384,7 +382,6 @@ class Placement:
         return bool(self.pending.widths() or self.reservations)
 
     def _is_too_much(self, now: float) -> bool:
-        """Return whether the work in turn takes longer than the time left."""
         left = self.left_s(now)
         if left == inf:
             return False
@@ -418,7 +415,6 @@ class Placement:
         return now + max(self.leases.start_s, _LOOK_AGAIN_S)
 
     def _left_for_fresh_s(self, now: float) -> float:
-        """Seconds left for a job whose worker starts now."""
         return self.left_s(now) - self.leases.start_s
 
 
@@ -429,7 +425,6 @@ def _reservable(record: JobState, slot: Slot) -> bool:
 
 
 def _is_spoken_for(slot: Slot) -> bool:
-    """Return whether a worker is starting there that will take a one-card job."""
     worker = slot.worker
     return worker is not None and worker.state is WorkerState.STARTING and worker.bucket is not None
 

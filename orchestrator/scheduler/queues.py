@@ -278,7 +278,6 @@ class PendingJobs:
             del self.buckets[key]
 
     def _bucket_of(self, record: JobState) -> Bucket:
-        """Get or make the bucket of a job."""
         key = _bucket_key(record)
         bucket = self.buckets.get(key)
         if bucket is None:
@@ -366,7 +365,6 @@ class Dependencies:
         return [(blocked, why) for blocked, why in decided if blocked.phase is Phase.HELD]
 
     def _find_circles(self, by_id: dict[str, JobState]) -> None:
-        """Mark jobs in circular dependencies as hopeless."""
         left = {job_id: set(missing) & by_id.keys() for job_id, missing in self._missing.items()}
         free = deque(job_id for job_id in by_id if not left.get(job_id))
         while free:

@@ -56,8 +56,7 @@ POLICIES: Mapping[FailureClass, Policy] = {
         state=State.UNSUPPORTED,
     ),
     FailureClass.BAD_CONFIGURATION: Policy(
-        reason="the job contradicts itself; only an edit of the grid helps",
-        replace_worker=False,
+        reason="the job contradicts itself; only an edit of the grid helps", replace_worker=False
     ),
     FailureClass.DATA_MISSING: Policy(
         reason="a file system may be mounted on one node and not on another",
@@ -183,8 +182,6 @@ def judge(
 
 
 class _Failed(NamedTuple):
-    """The last failure of a subject."""
-
     failure_class: FailureClass
     took_s: float
     message: str
@@ -228,7 +225,6 @@ class Breaker:
             self._look()
 
     def _look(self) -> None:
-        """Trip or disarm by the watched subjects."""
         watched = list(islice(self.subjects.values(), self.limit))
         failed = [failure for failure in watched if failure is not None]
         own = any(

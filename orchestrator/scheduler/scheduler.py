@@ -156,7 +156,6 @@ class Schedule:
         )
 
     def _react(self, event: Event) -> Iterator[Command]:
-        """Handle one event."""
         if not self._started:
             yield from self._begin()
         match event:
@@ -208,7 +207,6 @@ class Schedule:
         yield from self._stops.finish_if_done()
 
     def _noted(self, commands: Iterable[Command]) -> list[Command]:
-        """Note the starts and stops among the commands, and return them."""
         given = list(commands)
         for command in given:
             self._verdicts.begun(command)
@@ -260,7 +258,6 @@ class Schedule:
                     yield from self._verdicts.lose(pool, lease, f"node {node_id} is gone: {reason}")
 
     def _worker_of(self, worker_id: str) -> Iterator[tuple[Pool, Worker]]:
-        """Yield a worker that is not gone, and its pool."""
         for pool in self.pools.values():
             worker = pool.leases.workers.get(worker_id)
             if worker is not None:
@@ -334,7 +331,6 @@ class Schedule:
                     pool.enqueue(record)
 
     def _give_up_hopeless(self) -> Iterator[Command]:
-        """End jobs without a possible card set, after a wait for nodes."""
         for kind, pool in self.pools.items():
             for width in pool.newly_hopeless(self._ledger.now):
                 yield Wake(at=pool.hopeless_at[width])

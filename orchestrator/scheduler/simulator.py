@@ -180,7 +180,6 @@ class VirtualCluster:
         return [NodeLeft(at=self.now, node_id=node_id, reason="simulated loss")]
 
     def _take_off(self, attempt_id: str) -> RunAttempt | None:
-        """Remove an attempt from its workers; None if it no longer runs."""
         command, started = self.running.pop(attempt_id, (None, 0.0))
         if command is not None:
             self.busy += (self.now - started) * len(command.worker_ids)
@@ -356,7 +355,6 @@ def simulate(
 def _result(
     cluster: VirtualCluster, jobs: Sequence[Job], nodes: Sequence[Node]
 ) -> SimulationResult:
-    """The figures of a run that has ended."""
     work_s = bound_s = 0.0
     for kind in {job.accelerator for job in jobs}:
         cards = sum(len(node.cards) for node in nodes if node.accelerator is kind)
