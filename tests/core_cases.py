@@ -1,11 +1,12 @@
-"""A job and a worker for tests that care for a few of their fields."""
+"""A job, its earlier row and a worker for tests that care for a few of their fields."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.core.job import Accelerator, Job
+from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.outcome import WorkerInfo
+from orchestrator.core.plan import PastRow
 
 _JOB: dict[str, Any] = {
     "experiment": "case",
@@ -33,6 +34,25 @@ _WORKER: dict[str, Any] = {
 def a_job(**changes: Any) -> Job:
     """A one-card text-generation job; ``changes`` are fields of ``Job``."""
     return Job(**(_JOB | changes))
+
+
+def a_past_row(of: Job, busy_s: float | None = 3.0, **changes: Any) -> PastRow:
+    """A successful final row of a job on an emulated card; the model was loaded already."""
+    fields: dict[str, Any] = {
+        "job_id": of.job_id,
+        "state": State.SUCCEEDED,
+        "final": True,
+        "emulated": True,
+        "workload": of.workload,
+        "model": of.model,
+        "precision": of.precision,
+        "batch_size": of.batch_size,
+        "accelerator": of.accelerator,
+        "cards": of.cards,
+        "busy_s": busy_s,
+        "load_s": 0.0,
+    }
+    return PastRow(**(fields | changes))
 
 
 def a_worker(**changes: Any) -> WorkerInfo:

@@ -3,7 +3,8 @@ checks the invariants at every step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from random import Random
 
 from core_cases import a_job, a_worker
 
@@ -76,6 +77,16 @@ def node(name: str = "n1", cards: int = 8, **changes: object) -> Node:
     return Node(**(fields | changes))  # type: ignore[arg-type]
 
 
+def numbered(count: int, **changes: object) -> list[Job]:
+    """So many jobs, each with its number as its name."""
+    return [job(str(number), **changes) for number in range(count)]
+
+
+def nodes(count: int, cards: int = 8) -> list[Node]:
+    """Equal servers: n1, n2, …"""
+    return [node(f"n{number}", cards) for number in range(1, count + 1)]
+
+
 class Fixed:
     """Estimates by dataset name or batch size, the same for all other jobs."""
 
@@ -92,6 +103,17 @@ class Fixed:
     def estimate(self, job: Job) -> Estimate:
         by_batch = self.by_batch.get(job.batch_size, self.run_s)
         return Estimate(load_s=self.load_s, run_s=self.by_name.get(job.dataset, by_batch))
+
+
+#: How an attempt ends: its state, or that it failed with this class.
+End = State | FailureClass | Callable[[Attempt], State | FailureClass]
+
+
+class Spread:
+    """Estimates from half a minute to ten minutes, by job."""
+
+    def estimate(self, job: Job) -> Estimate:
+        return Estimate(load_s=20.0, run_s=Random(job.dataset).uniform(30, 600))
 
 
 class Cluster:
@@ -240,27 +262,39 @@ class Cluster:
         """Final rows by job name."""
         return {row.job.dataset: row for row in self.rows if row.final}
 
-    def play_out(self, state: State = State.SUCCEEDED, limit: int = 10_000) -> None:
-        """Let everything that runs end in ``state``, until the run is finished."""
-        for _ in range(limit):
+    def states(self) -> set[State]:
+        """Final states of the jobs that have ended."""
+        return {row.state for row in self.rows if row.final}
+
+    def to_next_wake(self) -> list[Command]:
+        """Time passes until the next timer is due."""
+        return self.tick(min(at for at in self.wakes if at > self.now) - self.now)
+
+    def play_out(self, end: End = State.SUCCEEDED, *, took: float = 100.0) -> list[Attempt]:
+        """Let every attempt end as ``end`` says, until the run is finished; returns them."""
+        ended = []
+        for _ in range(10_000):
             if self.finished is not None:
-                self.invariants.check_end(p.job.job_id for p in self.jobs if _has_row(p))
-                return
+                due = [p for p in self.jobs if p.action in (Action.RUN, Action.UNSUPPORTED)]
+                self.invariants.check_end(planned.job.job_id for planned in due)
+                return ended
             if self.stopping:
                 self.stopped(next(iter(self.stopping)))
             elif self.starting:
                 self.ready(next(iter(self.starting)))
             elif self.running:
-                self.ends(next(iter(self.running.values())).attempt, state)
+                attempt = next(iter(self.running.values())).attempt
+                ended.append(attempt)
+                kind = end(attempt) if callable(end) else end
+                if isinstance(kind, FailureClass):
+                    self.ends(attempt, State.FAILED, kind, took=took)
+                else:
+                    self.ends(attempt, kind, took=took)
             elif any(at > self.now for at in self.wakes):
-                self.tick(min(at for at in self.wakes if at > self.now) - self.now)
+                self.to_next_wake()
             else:
                 raise AssertionError(f"nothing left to happen: {self.schedule.counts()}")
         raise AssertionError("the run does not end")
-
-
-def _has_row(each: PlannedJob) -> bool:
-    return each.action in (Action.RUN, Action.UNSUPPORTED)
 
 
 def kinds(commands: Iterable[Command]) -> list[str]:
@@ -271,3 +305,20 @@ def kinds(commands: Iterable[Command]) -> list[str]:
 def cards_of(commands: Iterable[Command]) -> list[Card]:
     """Cards on which workers are started."""
     return [c.card for c in commands if isinstance(c, StartWorker)]
+
+
+def cluster_of(
+    *jobs: Job | PlannedJob, cards: int = 8, on: Iterable[Node] = (), **how: object
+) -> Cluster:
+    """A cluster with these jobs to run, which has a server of so many cards, or these nodes."""
+    plan = [each if isinstance(each, PlannedJob) else planned(each)[0] for each in jobs]
+    cluster = Cluster(plan, **how)  # type: ignore[arg-type]
+    cluster.join(*(tuple(on) or nodes(1, cards)))
+    return cluster
+
+
+def busy_cluster(*jobs: Job | PlannedJob, **how: object) -> Cluster:
+    """The same with every worker up, and so with attempts that run."""
+    cluster = cluster_of(*jobs, **how)  # type: ignore[arg-type]
+    cluster.ready()
+    return cluster

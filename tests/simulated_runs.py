@@ -62,7 +62,8 @@ def the_rest_of(part: Node) -> Node | None:
 
 @st.composite
 def grids(draw: st.DrawFn) -> list[PlannedJob]:
-    """Up to forty jobs of every sort; also some that no card set can ever hold."""
+    """Up to forty jobs of every sort; also some that no card set can ever hold, and in half of the
+    grids jobs that need any others, themselves, or what is not there."""
     count = draw(st.integers(0, 40))
     random = Random(draw(st.integers(0, 2**32)))
     jobs = []
@@ -77,12 +78,27 @@ def grids(draw: st.DrawFn) -> list[PlannedJob]:
             isolation=random.choice(["warm"] * 4 + ["process"]),
         )
         jobs.append(PlannedJob(job=this, action=action, reason="as drawn"))
+    if draw(st.booleans()):
+        jobs = _with_needs(jobs, random, circles=draw(st.booleans()))
     replicates = draw(st.sampled_from([1, 1, 2, 3]))
     return jobs + [
         replace(planned, job=replace(planned.job, replicate=number))
         for number in range(2, replicates + 1)
         for planned in jobs[: draw(st.integers(0, 20))]
     ]
+
+
+def _with_needs(jobs: list[PlannedJob], random: Random, *, circles: bool) -> list[PlannedJob]:
+    ids = list(dict.fromkeys(planned.job.job_id for planned in jobs))
+    needs: dict[str, tuple[str, ...]] = {}
+    for number, job_id in enumerate(ids):
+        known = ids if circles else ids[:number]
+        count = min(len(known), random.choice([0, 0, 1, 1, 2, 3]))
+        nobody = ["nobody"] * (random.random() < 0.03)
+        needs[job_id] = (*random.sample(known, count), *nobody)
+    needy = [replace(planned, needs=needs[planned.job.job_id]) for planned in jobs]
+    random.shuffle(needy)
+    return needy
 
 
 @st.composite

@@ -45,7 +45,6 @@ def test_a_card_at_its_power_cap_says_so() -> None:
 
 
 def test_only_readings_within_the_timed_part_count() -> None:
-    """Those before it are of another job; without any there is nothing to say."""
     readings = recorded()
     last = readings[-1][0]
     assert card_readings(readings, last, last)["card_readings"] == "1"
@@ -60,7 +59,6 @@ def test_only_readings_within_the_timed_part_count() -> None:
 def test_tails_enclose_the_mean_of_what_was_read(
     values: list[float], reasons: list[frozenset[str]]
 ) -> None:
-    """All lie between the least and the largest reading."""
     readings = [
         (float(at), CardTelemetry(utilization_percent=value, throttled=reasons[at]))
         for at, value in enumerate(values)

@@ -32,7 +32,6 @@ def here(naive: datetime) -> datetime:
     ],
 )
 def test_a_budget_is_a_length_of_time(text: str, seconds: float) -> None:
-    """Units are written, largest first."""
     assert parse_budget(text) == seconds
 
 
@@ -40,7 +39,6 @@ def test_a_budget_is_a_length_of_time(text: str, seconds: float) -> None:
     "text", ["", "9", "nine hours", "-9h", "30m1h", "1h1h", "0m", "1000d", "h"]
 )
 def test_what_is_no_budget_is_refused(text: str) -> None:
-    """A bare number could be hours or seconds; the message says what would be right."""
     with pytest.raises(ValueError, match=r"9h, 90m or 1h30m|no time at all|over a year"):
         parse_budget(text)
 
@@ -50,7 +48,6 @@ def test_what_is_no_budget_is_refused(text: str) -> None:
     [("23:00", 0.5), ("08:00", 9.5), ("8:00", 9.5), ("22:30", 24), ("00:00", 1.5)],
 )
 def test_a_time_of_day_is_the_next_one(text: str, hours: float) -> None:
-    """Today if it is still to come, else tomorrow."""
     moment = parse_deadline(text, EVENING, here)
     assert moment - EVENING == timedelta(hours=hours)
 
@@ -61,7 +58,6 @@ def test_a_time_of_day_is_the_next_one(text: str, hours: float) -> None:
 def test_a_night_in_which_clocks_change_is_as_long_as_it_is(
     evening: datetime, hours: float
 ) -> None:
-    """From 22:00 to 08:00 there are eleven hours in autumn, nine in spring."""
     moment = parse_deadline("08:00", here(evening), here)
     assert moment.timestamp() - here(evening).timestamp() == hours * 3600
 
@@ -70,7 +66,6 @@ def test_a_night_in_which_clocks_change_is_as_long_as_it_is(
     "text", ["2026-11-22T08:00+01:00", "2026-11-22 08:00:00+01:00", "2026-11-22T07:00Z"]
 )
 def test_a_moment_with_its_zone_is_that_moment(text: str) -> None:
-    """Wherever it is read."""
     utc = EVENING.astimezone(timezone.utc)
     assert parse_deadline(text, utc) == datetime(2026, 11, 22, 8, 0, tzinfo=BERLIN)
 
@@ -87,13 +82,11 @@ def test_a_moment_with_its_zone_is_that_moment(text: str) -> None:
     ],
 )
 def test_what_is_no_deadline_is_refused(text: str, why: str) -> None:
-    """What it is, and what would be right."""
     with pytest.raises(ValueError, match=why):
         parse_deadline(text, EVENING, here)
 
 
 def test_the_reserve_grows_with_the_report_and_never_eats_up_the_time() -> None:
-    """A minute and a little for each row, but of a short budget a quarter at most."""
     night = Deadline.of(36_000.0, now=0.0, jobs=1000)
     assert night.reserve_s == 80 and night.work_until == 36_000 - 80
     assert Deadline.of(36_000.0, now=0.0, jobs=10).reserve_s < night.reserve_s

@@ -29,7 +29,6 @@ def powered(*points: tuple[float, float]) -> list[Reading]:
 
 
 def test_a_counter_is_preferred_and_read_between_its_readings() -> None:
-    """100 J a second from 1000 J on; the stretch begins and ends between two readings."""
     readings = counted(*((float(t), 1000 + 100.0 * t) for t in range(12)))
     energy = energy_between(readings, 0.5, 10.25)
     assert energy == Energy(energy_j=pytest.approx(975.0), duration_s=9.75, source="counter")
@@ -37,7 +36,6 @@ def test_a_counter_is_preferred_and_read_between_its_readings() -> None:
 
 
 def test_power_is_integrated_by_straight_lines() -> None:
-    """A ramp from 0 to 100 W over ten seconds takes 500 J."""
     readings = powered(*((float(t), 10.0 * t) for t in range(11)))
     energy = energy_between(readings, 0.0, 10.0)
     assert energy is not None and energy.source == "power"
@@ -53,7 +51,6 @@ def test_power_is_integrated_by_straight_lines() -> None:
 def test_a_constant_power_gives_power_times_time(
     start: float, length: float, watts: float, step: float
 ) -> None:
-    """Whenever the readings were taken, by power and by counter alike."""
     times = [step * i for i in range(int(100 / step) + 1)]
     for readings in (
         powered(*((at, watts) for at in times)),
@@ -79,7 +76,6 @@ def test_a_constant_power_gives_power_times_time(
 def test_what_was_not_watched_well_is_not_known(
     readings: list[Reading], start: float, end: float, why: str
 ) -> None:
-    """None, never zero and never a guess."""
     assert energy_between(readings, start, end) is None, why
 
 
@@ -88,9 +84,6 @@ def test_a_counter_that_goes_back_gives_way_to_power() -> None:
     readings = counted(*((float(t), 100.0 + t if t < 5 else t) for t in range(11)))
     energy = energy_between(readings, 0, 10)
     assert energy is not None and (energy.source, energy.energy_j) == ("power", pytest.approx(10.0))
-
-
-# ---------------------------------------------------------------- the sampler
 
 
 class Host:
@@ -106,7 +99,6 @@ class Host:
 
 
 def test_the_sampler_reads_once_more_for_a_stretch_that_has_just_ended() -> None:
-    """A job that ends between two readings does not lose its energy."""
     host = Host()
     sampler = CardSampler(host.read, clock=lambda: host.now)
     for _ in range(6):
@@ -119,7 +111,6 @@ def test_the_sampler_reads_once_more_for_a_stretch_that_has_just_ended() -> None
 
 
 def test_old_readings_are_not_shown_as_new_and_very_old_ones_are_dropped() -> None:
-    """A tool that has stopped answering does not leave its last word standing."""
     host = Host()
     sampler = CardSampler(host.read, clock=lambda: host.now)
     assert sampler.latest() == {}
@@ -133,7 +124,6 @@ def test_old_readings_are_not_shown_as_new_and_very_old_ones_are_dropped() -> No
 
 
 def test_a_host_without_tools_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few empty readings nobody asks again; a tool that raises counts as empty."""
     monkeypatch.setattr(node_workers, "SHORTEST_S", 0.0)
     asked = []
 
@@ -148,9 +138,6 @@ def test_a_host_without_tools_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert sampler.energy(0, 0.0, 1.0) is None
 
 
-# ---------------------------------------------------------------- the row
-
-
 def row_of(*energies: Energy | None, tokens: int = 100) -> object:
     """The metrics of a gang whose ranks took these energies over one timed repeat of a second."""
     tried = attempt(job(cards=len(energies)), cards=len(energies))
@@ -162,7 +149,6 @@ def row_of(*energies: Energy | None, tokens: int = 100) -> object:
 
 
 def test_a_gang_takes_the_energy_of_all_its_cards() -> None:
-    """Energies and powers add up; tokens of all ranks are set against the power of all."""
     metrics = row_of(
         Energy(energy_j=300.0, duration_s=1.0, source="counter"),
         Energy(energy_j=100.0, duration_s=1.0, source="power"),

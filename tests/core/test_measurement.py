@@ -19,6 +19,7 @@ from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.topology import Node
 from orchestrator.store.codec import from_table, to_table
 from workloads.base import SAMPLES, Item, Result, Sample
+from workloads.util.statistics import ratio_interval
 
 NODE = Node(
     node_id="n1",
@@ -43,9 +44,6 @@ def measured(record: RecordRow, **changes: object) -> Measurement:
     return measurement_of(record, **{**values, **changes})
 
 
-# ---------------------------------------------------------------- metrics
-
-
 def test_throughput_by_hand() -> None:
     """100 tokens in 1, 2 and 4 s are 100, 50 and 25 tokens/s: mean 58.33, t interval of three."""
     metrics = metrics_of(repeats(1.0, 2.0, 4.0))
@@ -63,21 +61,18 @@ def test_throughput_by_hand() -> None:
 
 
 def test_a_repeat_is_the_sum_of_its_batches() -> None:
-    """Two batches of one repeat, 1 s and 3 s, are 200 tokens in 4 s, not the mean of two rates."""
     metrics = metrics_of([(0, sample(batch=0, wall_s=1.0)), (0, sample(batch=1, wall_s=3.0))])
     assert metrics.throughput == 50.0
     assert metrics.repeats == 1 and metrics.throughput_low is None
 
 
 def test_warm_up_does_not_count() -> None:
-    """Slow warm-up repeats change no rate."""
     warm = [(0, replace(s, warmup=True)) for _, s in repeats(100.0)]
     timed = [(0, replace(s, repeat=s.repeat + 1)) for _, s in repeats(1.0, 1.0)]
     assert metrics_of(warm + timed) == metrics_of(timed)
 
 
 def test_incomplete_repeats_do_not_count_where_there_are_complete_ones() -> None:
-    """The pass that the time limit cut short is left out of the rates, not of the wall time."""
     cut = [(0, sample(repeat=2, wall_s=50.0, complete=False, step_s=(9.0,)))]
     metrics = metrics_of(repeats(1.0, 1.0) + cut)
     assert metrics.throughput == 100.0 and metrics.repeats == 2
@@ -86,7 +81,6 @@ def test_incomplete_repeats_do_not_count_where_there_are_complete_ones() -> None
 
 
 def test_only_an_incomplete_repeat_gives_a_rate_without_an_interval() -> None:
-    """Batches of an unfinished first pass are better than nothing, and say that they are that."""
     metrics = metrics_of([(0, sample(batch=b, complete=False, wall_s=2.0)) for b in range(3)])
     assert metrics.throughput == 50.0
     assert metrics.repeats == 0
@@ -94,7 +88,6 @@ def test_only_an_incomplete_repeat_gives_a_rate_without_an_interval() -> None:
 
 
 def test_a_gang_is_as_fast_as_its_slowest_rank() -> None:
-    """Tokens are summed over ranks and divided by the slowest rank's time."""
     metrics = metrics_of(repeats(1.0, 1.0) + repeats(4.0, 2.0, rank=1))
     assert metrics.throughput == pytest.approx((200 / 4 + 200 / 2) / 2)
     assert metrics.cpu_s == 2.0
@@ -102,14 +95,12 @@ def test_a_gang_is_as_fast_as_its_slowest_rank() -> None:
 
 
 def test_a_repeat_that_a_rank_did_not_finish_is_incomplete_for_the_gang() -> None:
-    """Rank 1 lacks the second repeat, so only the first counts."""
     metrics = metrics_of(repeats(1.0, 1.0) + repeats(1.0, rank=1))
     assert metrics.repeats == 1
     assert metrics.throughput == 200.0
 
 
 def test_percentiles_of_steps_and_batches() -> None:
-    """TPOT percentiles are over all steps, TTFT's over batches, latency's over prompts."""
     metrics = metrics_of(
         [
             (0, sample(batch=batch, ttft_s=float(batch), step_s=(0.01, 0.02, 0.03, 0.04, 0.05)))
@@ -129,8 +120,6 @@ def test_percentiles_of_steps_and_batches() -> None:
     ("confidence", "p95", "p99"), [(0.95, 59, 299), (0.99, 90, 459)], ids=["95%", "99%"]
 )
 def test_no_percentile_that_too_few_samples_support(confidence: float, p95: int, p99: int) -> None:
-    """One sample less than it needs, and the figure is null; medians need none so many."""
-
     def steps(count: int) -> Metrics:
         return metrics_of([(0, sample(step_s=(0.01,) * count))], confidence=confidence)
 
@@ -149,7 +138,6 @@ def test_no_percentile_that_too_few_samples_support(confidence: float, p95: int,
 
 
 def test_training_is_counted_in_samples() -> None:
-    """Without generated tokens the throughput is samples/s; losses are averaged over ranks."""
     first = repeats(2.0, output_tokens=0, loss=4.0) + repeats(
         2.0, output_tokens=0, loss=2.0, rank=1
     )
@@ -162,19 +150,16 @@ def test_training_is_counted_in_samples() -> None:
 
 
 def test_where_nothing_was_counted_there_is_no_rate() -> None:
-    """Quantization of weights alone reads no text: it is not 0 samples/s."""
     metrics = metrics_of(repeats(2.0, items=0, output_tokens=0), throughput=SAMPLES)
     assert (metrics.throughput, metrics.items_per_s, metrics.measure_s) == (None, None, 2.0)
 
 
 def test_no_samples_no_metrics() -> None:
-    """Nothing measured, nothing claimed; warm-up alone is nothing."""
     assert metrics_of([]) == Metrics()
     assert metrics_of([(0, sample(warmup=True))]) == Metrics()
 
 
 def test_a_clock_that_stood_still_divides_nothing() -> None:
-    """Batches of zero seconds have no rate."""
     assert metrics_of(repeats(0.0, 0.0)).throughput is None
 
 
@@ -183,7 +168,6 @@ WALLS = st.lists(st.floats(0.001, 1000), min_size=2, max_size=8)
 
 @given(WALLS, st.floats(0.01, 100))
 def test_throughput_scales_with_time(walls: list[float], factor: float) -> None:
-    """Everything k times slower is 1/k the throughput and the same relative interval."""
     fast, slow = metrics_of(repeats(*walls)), metrics_of(repeats(*(w * factor for w in walls)))
     assert fast.throughput is not None and slow.throughput is not None
     assert slow.throughput * factor == pytest.approx(fast.throughput)
@@ -192,7 +176,6 @@ def test_throughput_scales_with_time(walls: list[float], factor: float) -> None:
 
 @given(WALLS, st.randoms())
 def test_order_of_samples_does_not_matter(walls: list[float], random: object) -> None:
-    """Samples may come in any order, as they do from several ranks."""
     ordered = repeats(*walls) + repeats(*walls, rank=1)
     shuffled = list(ordered)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -201,7 +184,6 @@ def test_order_of_samples_does_not_matter(walls: list[float], random: object) ->
 
 @given(WALLS, st.integers(1, 8))
 def test_equal_ranks_multiply_throughput(walls: list[float], ranks: int) -> None:
-    """A gang of n equal ranks has n times the throughput of one."""
     one = metrics_of(repeats(*walls))
     gang = metrics_of([pair for r in range(ranks) for pair in repeats(*walls, rank=r)])
     assert one.throughput is not None
@@ -209,7 +191,61 @@ def test_equal_ranks_multiply_throughput(walls: list[float], ranks: int) -> None
     assert gang.repeats == one.repeats and gang.measure_s == one.measure_s
 
 
-# ---------------------------------------------------------------- rows
+def steps(walls: list[float], items: list[int]) -> list[tuple[int, Sample]]:
+    """Steps of training, of which the first is warm-up and the loss goes down by one each."""
+    return [
+        (
+            0,
+            sample(
+                repeat=n,
+                warmup=n == 0,
+                wall_s=wall,
+                items=count,
+                input_tokens=10 * count,
+                output_tokens=0,
+                loss=9.0 - n,
+            ),
+        )
+        for n, (wall, count) in enumerate(zip(walls, items, strict=True))
+    ]
+
+
+@given(work=st.lists(st.tuples(st.floats(0.01, 10.0), st.integers(1, 64)), min_size=3, max_size=12))
+def test_samples_per_second_are_all_samples_over_all_time(work: list[tuple[float, int]]) -> None:
+    """Not the mean of the steps' rates, which short steps would dominate; warm-up is left out."""
+    metrics = metrics_of(steps([w for w, _ in work], [n for _, n in work]))
+    total, items = sum(w for w, _ in work[1:]), sum(n for _, n in work[1:])
+    assert metrics.throughput_unit == "samples/s"
+    assert metrics.throughput == pytest.approx(items / total)
+    assert metrics.total_tokens_per_s == pytest.approx(10 * items / total)
+    assert metrics.repeats == len(work) - 1
+    assert metrics.loss_first == 9.0 and metrics.loss_last == 10.0 - len(work)
+    assert metrics.throughput_low is not None and metrics.throughput_high is not None
+    slack = 1e-9 * metrics.throughput
+    assert metrics.throughput_low - slack <= metrics.throughput <= metrics.throughput_high + slack
+
+
+def test_equal_steps_give_the_interval_of_their_rates() -> None:
+    """Where all steps do the same, the ratio's interval is (to first order) that of the rates."""
+    metrics = metrics_of(steps([1.0, 1.0, 1.01, 0.99, 1.0], [4] * 5))
+    rates = [4 / wall for wall in (1.0, 1.01, 0.99, 1.0)]
+    mean = sum(rates) / 4
+    spread = math.sqrt(sum((rate - mean) ** 2 for rate in rates) / 3 / 4) * 3.182446
+    assert metrics.relative_half_width == pytest.approx(spread / mean, rel=1e-2)
+
+
+def test_one_step_has_a_rate_and_no_interval() -> None:
+    metrics = metrics_of(steps([5.0, 2.0], [4, 4]))
+    assert (metrics.throughput, metrics.throughput_low) == (2.0, None)
+    assert ratio_interval([4], [2.0]) is None
+
+
+def test_a_loss_that_is_no_number_stays_visible() -> None:
+    samples = steps([1.0, 1.0, 1.0], [4] * 3)
+    samples[-1] = (0, replace(samples[-1][1], loss=math.nan))
+    metrics = metrics_of(samples)
+    assert metrics.loss_last is not None and math.isnan(metrics.loss_last)
+    assert metrics.throughput == 4.0
 
 
 def result(**changes: object) -> Result:
@@ -229,7 +265,6 @@ def result(**changes: object) -> Result:
 
 
 def test_a_successful_attempt() -> None:
-    """What was asked, where it ran, with what and what came out are all in the row."""
     asked = job(batch_size="max")
     tried = attempt(asked, number=2)
     tried = replace(tried, job=replace(asked, batch_size=16))
@@ -252,7 +287,6 @@ def test_a_successful_attempt() -> None:
 
 
 def test_a_gang_row_has_every_ranks_samples_and_the_largest_figures() -> None:
-    """Of two ranks: samples of both, the larger memory, node names once."""
     tried = attempt(job(cards=2), cards=2)
     larger = rank(1, result(peak_host_memory_bytes=9000, load_s=1.0), ended_at=1020.0)
     row = measured(recorded(tried, larger, rank(0, result())))
@@ -264,7 +298,6 @@ def test_a_gang_row_has_every_ranks_samples_and_the_largest_figures() -> None:
 
 
 def test_a_gang_with_a_silent_rank_claims_no_throughput() -> None:
-    """Raw samples of the rank that reported are kept, metrics are not made of half a gang."""
     tried = attempt(job(cards=2), cards=2)
     lost = rank(1, state=State.LOST, worker=None)
     row = measured(recorded(tried, rank(0, result()), lost, state=State.LOST))
@@ -273,7 +306,6 @@ def test_a_gang_with_a_silent_rank_claims_no_throughput() -> None:
 
 
 def test_a_failure_is_told_with_its_class_tail_and_log() -> None:
-    """The row quotes the failure; without a tail it quotes the message."""
     tried = attempt(job())
     failure = Failure(failure_class=FailureClass.CRASH, message="signal 11", log="hpu-1:/l/w.log")
     ended = rank(failure=failure, state=State.FAILED)
@@ -287,7 +319,6 @@ def test_a_failure_is_told_with_its_class_tail_and_log() -> None:
 
 
 def test_a_job_that_never_ran() -> None:
-    """Attempt number 0, no times, no cards; the driver's versions; emulated as its cards are."""
     record = RecordRow(
         job=job(precision="int4", batch_size="max"),
         state=State.UNSUPPORTED,
@@ -306,7 +337,6 @@ def test_a_job_that_never_ran() -> None:
 
 
 def test_an_attempt_whose_worker_left_no_word_is_placed_by_its_cards() -> None:
-    """A lost worker's row still says node, device and that it was emulated."""
     tried = attempt(job())
     record = recorded(tried, rank(worker=None, state=State.LOST), state=State.LOST)
     row = measured(record)
@@ -315,7 +345,6 @@ def test_an_attempt_whose_worker_left_no_word_is_placed_by_its_cards() -> None:
 
 
 def test_a_worker_on_a_real_card_is_not_emulated() -> None:
-    """The worker's own word decides."""
     tried = attempt(job())
     real = worker(emulated=False, device_name="Gaudi2", driver_version="1.21.2")
     row = measured(recorded(tried, rank(result=result(), worker=real)))
@@ -324,7 +353,6 @@ def test_a_worker_on_a_real_card_is_not_emulated() -> None:
 
 @given(st.floats(0, 4e9))
 def test_times_survive_the_table(seconds: float) -> None:
-    """A time rounded to microseconds comes back as the same float."""
     time = to_microseconds(seconds)
     assert time is not None and abs(time - seconds) < 1e-6
     record = RecordRow(job=job(), state=State.NOT_STARTED, reason="", final=True)

@@ -33,7 +33,6 @@ def reading(
 
 
 def test_threads_that_compute_count_and_samplers_do_not() -> None:
-    """Two threads compute and wait; a third began meanwhile; a sampler only waits."""
     before = reading(10.0, {1: (100.0, 5.0), 2: (50.0, 1.0), 9: (1.0, 1.0)}, (1000.0, 10.0))
     after = reading(
         20.0, {1: (108.0, 6.0), 2: (54.0, 3.0), 3: (2.0, 0.5), 9: (1.1, 7.0)}, (1018.0, 12.0)
@@ -47,7 +46,6 @@ def test_threads_that_compute_count_and_samplers_do_not() -> None:
 
 
 def test_what_the_kernel_does_not_say_is_not_known() -> None:
-    """Neither times of threads nor of the host: the process's own time is left."""
     use = use_between(reading(1.0, None, None), reading(3.0, None, None))
     assert use is not None and use.cores == pytest.approx(0.5)
     assert (use.wait_share, use.stolen_share, use.host_load) == (None, None, None)
@@ -68,8 +66,6 @@ def test_figures_are_never_out_of_range(
     host_later: tuple[float, float],
     wall_s: float,
 ) -> None:
-    """Whatever threads come and go and counters do, no figure is negative, no share above one that
-    is of a whole."""
     use = use_between(reading(0.0, threads, host), reading(wall_s, later, host_later))
     assert use is not None and use.cores >= 0
     assert (use.host_load is None) == (wall_s < SHORTEST_OF_HOST_S)
@@ -79,7 +75,6 @@ def test_figures_are_never_out_of_range(
 
 
 def test_the_host_s_load_is_of_the_time_between_its_own_counts() -> None:
-    """The first of which may be as old as a tick of the kernel's."""
     before = reading(10.0, None, (100.0, 1.0))
     after = reading(11.0, None, (102.2, 1.0))
     assert before.host is not None and after.host is not None

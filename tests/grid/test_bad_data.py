@@ -1,8 +1,4 @@
-"""Files of data that somebody might name in a first grid and that are not what it can read.
-
-Each is refused by `nightgrid plan` before anything starts: with the grid's line, the file's line or
-row, what is wrong there, and what would be right.
-"""
+"""Files of data that somebody might name in a first grid and that are not what it can read."""
 
 from __future__ import annotations
 
@@ -103,7 +99,6 @@ def test_data_that_cannot_be_read_is_refused_in_the_plan(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One problem, at the line of the grid, with what is wrong and what would be right."""
     monkeypatch.chdir(tmp_path)
     if content is not None:
         Path(name).write_bytes(content)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import pickle
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
-from grid_cases import HEAD, experiments, grid, one, vocabulary
+import yaml
+from core_cases import a_job
+from grid_cases import HEAD, experiments, grid, one
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, model_validator
 
 from orchestrator.core.errors import GridError
-from orchestrator.core.job import Accelerator, Job
+from orchestrator.core.job import Accelerator, Job, Parameters
 from orchestrator.grid.axes import parse_range
 from orchestrator.grid.experiment import STRUCTURE
-from orchestrator.grid.parser import load_grid, parse_grid
+from orchestrator.grid.parser import parse_grid
 from orchestrator.grid.vocabulary import (
     FIELD_NAMES,
     Fault,
@@ -35,17 +37,69 @@ def points(body: str, *names: str) -> list[tuple[object, ...]]:
     """The named settings of each job of one experiment."""
     found = []
     for job in one(body).jobs():
-        parameters = dict(job.parameters)
-        values = [parameters[n] if n in parameters else getattr(job, n) for n in names]
-        found.append(tuple(v.value if isinstance(v, Accelerator) else v for v in values))
+        settings = job.identity() | dict(job.parameters)
+        found.append(tuple(settings[name] for name in names))
     return found
 
 
-# ---------------------------------------------------------------- settings
+POINTS: dict[str, tuple[str, str, list[tuple[object, ...]]]] = {
+    "a product in the order of the file, the last axis varying fastest": (
+        "axes:\n  precision: [fp32, bf16]\n  batch_size: [4, 1]",
+        "precision batch_size",
+        [("fp32", 4), ("fp32", 1), ("bf16", 4), ("bf16", 1)],
+    ),
+    "a list of a range and max": (
+        "axes: {batch_size: [1..4 *2, max]}",
+        "batch_size",
+        [(1,), (2,), (4,), ("max",)],
+    ),
+    "max as a setting": ("batch_size: max", "batch_size", [("max",)]),
+    "max as an axis": ("axes: {batch_size: max}", "batch_size", [("max",)]),
+    "null as a value": ("axes: {input_tokens: [null, 64]}", "input_tokens", [(None,), (64,)]),
+    "a list of accelerators, which vary slowest, also of included points": (
+        "accelerator: [HPU, GPU]\naxes: {batch_size: [1, 2]}\ninclude: [{batch_size: 9}]",
+        "accelerator batch_size",
+        [("HPU", 1), ("HPU", 2), ("GPU", 1), ("GPU", 2), ("HPU", 9), ("GPU", 9)],
+    ),
+    "linked axes as one axis of the product": (
+        "axes: {precision: [fp32, bf16]}\n"
+        "zip:\n  - {input_tokens: [8, 16], output_tokens: [1, 2]}\n  - {prompts: [3], cards: [2]}",
+        "precision input_tokens output_tokens prompts cards",
+        [(p, *row, 3, 2) for p in ("fp32", "bf16") for row in ((8, 1), (16, 2))],
+    ),
+    "patterns of any settings, fixed ones too, with lists and ranges": (
+        "cards: 2\naxes: {precision: [fp32, int4], batch_size: 1..8 *2}\n"
+        "exclude:\n  - {precision: fp32, batch_size: 4..8, cards: 2}\n  - {batch_size: [1]}",
+        "precision batch_size",
+        [("fp32", 2), ("int4", 2), ("int4", 4), ("int4", 8)],
+    ),
+    "points included after the exclusion, with lists as a small product": (
+        "axes: {precision: [fp32], batch_size: [1, 2]}\nexclude: [{batch_size: 2}]\n"
+        "include: [{precision: [fp32, int4], batch_size: 2, output_tokens: 7}]",
+        "precision batch_size output_tokens",
+        [("fp32", 1, 128), ("fp32", 2, 7), ("int4", 2, 7)],
+    ),
+    "included points alone": (
+        "include: [{precision: fp32, batch_size: 3}, {precision: int4}]",
+        "precision batch_size",
+        [("fp32", 3), ("int4", 1)],
+    ),
+    "included settings in another order": (
+        "axes: {output_tokens: [1], prompts: [2]}\ninclude: [{prompts: 1, output_tokens: 2}]",
+        "output_tokens prompts",
+        [(1, 2), (2, 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "names", "expected"), POINTS.values(), ids=POINTS)
+def test_an_experiment_has_these_points(
+    body: str, names: str, expected: list[tuple[object, ...]]
+) -> None:
+    assert points(body, *names.split()) == expected
 
 
 def test_the_smallest_grid_is_one_job_with_defaults() -> None:
-    """Workload and model are all that must be said."""
     (job,) = experiments("  - name: e\n").jobs()
     assert job == Job(
         experiment="e",
@@ -64,7 +118,6 @@ def test_the_smallest_grid_is_one_job_with_defaults() -> None:
 
 
 def test_an_experiments_setting_beats_the_default_and_an_axis_beats_both() -> None:
-    """The nearest word counts."""
     text = HEAD.replace("}", ", output_tokens: 5, precision: fp32}")
     text += "  - {name: a}\n  - {name: b, output_tokens: 6}\n"
     text += "  - {name: c, axes: {precision: [int4]}}\n"
@@ -73,13 +126,11 @@ def test_an_experiments_setting_beats_the_default_and_an_axis_beats_both() -> No
 
 
 def test_stating_a_default_makes_no_other_job() -> None:
-    """What is said and what is meant anyway have one identity."""
     said, meant = one("output_tokens: 128\ncards: 1"), one("axes: {}")
     assert said.jobs()[0].job_id == meant.jobs()[0].job_id
 
 
 def test_every_field_of_a_job_can_be_set() -> None:
-    """JobFields and Job agree, so nothing of a job is out of a grid's reach."""
     own = {"experiment", "parameters", "measure", "replicate"}
     assert set(FIELD_NAMES) == {f.name for f in fields(Job)} - own
 
@@ -89,20 +140,6 @@ def test_no_setting_is_also_a_key_of_the_format() -> None:
     for entry in WORKLOADS.values():
         for model in entry.setting_models():
             assert not set(model.model_fields) & {*STRUCTURE, *FIELD_NAMES}
-
-
-# ---------------------------------------------------------------- axes and ranges
-
-
-def test_axes_make_a_product_in_the_order_of_the_file() -> None:
-    """The last axis varies fastest."""
-    body = "axes:\n  precision: [fp32, bf16]\n  batch_size: [4, 1]"
-    assert points(body, "precision", "batch_size") == [
-        ("fp32", 4),
-        ("fp32", 1),
-        ("bf16", 4),
-        ("bf16", 1),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +155,6 @@ def test_axes_make_a_product_in_the_order_of_the_file() -> None:
     ],
 )
 def test_ranges(text: str, numbers: list[int]) -> None:
-    """Doubling, stepping and counting; the end is never passed."""
     assert list(parse_range(text)) == numbers  # type: ignore[arg-type]
 
 
@@ -126,7 +162,6 @@ def test_ranges(text: str, numbers: list[int]) -> None:
 def test_a_range_is_what_its_definition_says_or_a_fault(
     start: int, stop: int, operator: str, step: int
 ) -> None:
-    """Against a naive model: start, then apply the step while the end is not passed."""
     made = parse_range(f"{start}..{stop} {operator}{step}")
     endless = (operator == "*" and (start < 1 or step < 2)) or (operator == "+" and step < 1)
     if start > stop or endless:
@@ -138,99 +173,13 @@ def test_a_range_is_what_its_definition_says_or_a_fault(
     assert list(made) == expected  # type: ignore[arg-type]
 
 
-def test_lists_may_hold_ranges_and_max() -> None:
-    """`[1..4 *2, max]` is four values."""
-    assert points("axes: {batch_size: [1..4 *2, max]}", "batch_size") == [
-        (1,),
-        (2,),
-        (4,),
-        ("max",),
-    ]
-
-
 def test_a_search_written_as_a_mapping_is_a_value_like_any_other() -> None:
-    """Beside numbers in an axis, in `defaults`, and in a pattern of `exclude`; an old `max` has the
-    id that it always had."""
     axis = "axes: {batch_size: [1, {max: {cap: 64}}, best]}"
     assert points(axis, "batch_size") == [(1,), ("max(cap=64)",), ("best",)]
     pattern = "exclude: [{batch_size: {max: {cap: 64, tolerance: 0}}}]"
     without = experiments(f"  - {{name: e, {axis}, {pattern}}}\n")
     assert [job.batch_size for job in without.jobs()] == [1, "best"]
     assert points("batch_size: {max: {cap: 1024}}", "batch_size") == [("max",)]
-
-
-def test_batch_size_max_may_stand_alone() -> None:
-    """As a setting and as an axis."""
-    assert points("batch_size: max", "batch_size") == [("max",)]
-    assert points("axes: {batch_size: max}", "batch_size") == [("max",)]
-
-
-def test_accelerator_may_be_a_list_beside_the_axes() -> None:
-    """Each job is then run on each kind, the kind varying slowest; included points too."""
-    body = "accelerator: [HPU, GPU]\naxes: {batch_size: [1, 2]}\ninclude: [{batch_size: 9}]"
-    assert points(body, "accelerator", "batch_size") == [
-        ("HPU", 1),
-        ("HPU", 2),
-        ("GPU", 1),
-        ("GPU", 2),
-        ("HPU", 9),
-        ("GPU", 9),
-    ]
-
-
-def test_parameters_are_axes_too() -> None:
-    """Any parameter of the workload can vary, null included."""
-    assert points("axes: {input_tokens: [null, 64]}", "input_tokens") == [(None,), (64,)]
-
-
-# ---------------------------------------------------------------- zip, include, exclude
-
-
-def test_zip_links_axes_row_by_row() -> None:
-    """A linked group is one axis of the product, here with one more group and one axis."""
-    body = (
-        "axes: {precision: [fp32, bf16]}\n"
-        "zip:\n  - {input_tokens: [8, 16], output_tokens: [1, 2]}\n  - {prompts: [3], cards: [2]}"
-    )
-    assert points(body, "precision", "input_tokens", "output_tokens", "prompts", "cards") == [
-        ("fp32", 8, 1, 3, 2),
-        ("fp32", 16, 2, 3, 2),
-        ("bf16", 8, 1, 3, 2),
-        ("bf16", 16, 2, 3, 2),
-    ]
-
-
-def test_exclude_matches_any_subset_of_settings_with_lists_and_ranges() -> None:
-    """A pattern names values; a point that has one of each is left out. Fixed settings count."""
-    body = (
-        "cards: 2\naxes: {precision: [fp32, int4], batch_size: 1..8 *2}\n"
-        "exclude:\n  - {precision: fp32, batch_size: 4..8, cards: 2}\n  - {batch_size: [1]}"
-    )
-    assert points(body, "precision", "batch_size") == [
-        ("fp32", 2),
-        ("int4", 2),
-        ("int4", 4),
-        ("int4", 8),
-    ]
-
-
-def test_include_adds_points_after_exclude() -> None:
-    """What is included is not excluded again, and an entry with lists is a small product."""
-    body = (
-        "axes: {precision: [fp32], batch_size: [1, 2]}\nexclude: [{batch_size: 2}]\n"
-        "include: [{precision: [fp32, int4], batch_size: 2, output_tokens: 7}]"
-    )
-    assert points(body, "precision", "batch_size", "output_tokens") == [
-        ("fp32", 1, 128),
-        ("fp32", 2, 7),
-        ("int4", 2, 7),
-    ]
-
-
-def test_without_axes_the_included_points_are_all() -> None:
-    """A list of points needs no dummy axis, and gains no extra job."""
-    body = "include: [{precision: fp32, batch_size: 3}, {precision: int4}]"
-    assert points(body, "precision", "batch_size") == [("fp32", 3), ("int4", 1)]
 
 
 _AXES = st.dictionaries(
@@ -252,7 +201,6 @@ _COLUMNS = st.integers(1, 3).flatmap(
 def test_product_zip_and_exclude_equal_a_naive_model(
     axes: dict[str, list[int]], columns: dict[str, list[int]] | None, data: st.DataObject
 ) -> None:
-    """The jobs are the product of axes and zip rows less the excluded ones, each once, in order."""
     names = [*axes, *(columns or {})]
     rows: list[tuple[int, ...]] = list(zip(*columns.values(), strict=True)) if columns else [()]
     every = [
@@ -276,32 +224,14 @@ def test_product_zip_and_exclude_equal_a_naive_model(
         assert points(body, *names) == expected
 
 
-# ---------------------------------------------------------------- duplicates, notes, identity
-
-
 def test_a_job_of_two_experiments_is_planned_once_with_a_note() -> None:
-    """The first experiment keeps it."""
     body = "  - {name: a, axes: {batch_size: [1, 2]}}\n  - {name: b, axes: {batch_size: [2, 3]}}\n"
     made = experiments(body)
     assert [(j.experiment, j.batch_size) for j in made.jobs()] == [("a", 1), ("a", 2), ("b", 3)]
     assert made.notes == ('1 job of experiment "b" stand in "a" too; planned once',)
 
 
-def test_the_cached_id_is_the_content() -> None:
-    """A job's id survives pickling, and a changed copy has another."""
-    import pickle
-
-    (job,) = one("batch_size: 4").jobs()
-    assert pickle.loads(pickle.dumps(job)).job_id == job.job_id
-    assert replace(job, batch_size=5).job_id != job.job_id
-    assert replace(job, experiment="other").job_id == job.job_id
-
-
-# ---------------------------------------------------------------- measure
-
-
 def test_measure_is_inherited_key_by_key() -> None:
-    """An experiment overrides single keys of the grid's block, which overrides the defaults."""
     made = grid(
         "name: g\nmeasure: {warmup: 0, max_repeats: 9}\n"
         + HEAD.removeprefix("name: g\n")
@@ -314,13 +244,9 @@ def test_measure_is_inherited_key_by_key() -> None:
 
 
 def test_the_measure_block_is_measure_settings_with_limits() -> None:
-    """Same names, same defaults: the block cannot drift from what workloads get."""
     assert MeasureBlock().model_dump() == {
         f.name: getattr(MeasureSettings(), f.name) for f in fields(MeasureSettings)
     }
-
-
-# ---------------------------------------------------------------- workloads with their own rules
 
 
 class TunedParameters(BaseModel, extra="forbid", strict=True):
@@ -347,7 +273,6 @@ TWO = Vocabulary(workloads={"tuning": TUNING, **WORKLOADS}, precisions=("fp32", 
 
 
 def test_workloads_of_one_grid_share_defaults_and_keep_their_parameters_apart() -> None:
-    """A default that only one workload knows reaches only its jobs."""
     text = (
         "name: g\ndefaults: {model: m, rank: 4, output_tokens: 5}\nexperiments:\n"
         "  - {name: t, workload: tuning}\n  - {name: g, workload: text-generation}\n"
@@ -369,32 +294,10 @@ def test_workloads_of_one_grid_share_defaults_and_keep_their_parameters_apart() 
 def test_rules_over_several_parameters_are_checked_for_every_job(
     settings: str, message: str
 ) -> None:
-    """What only a combination shows is found before anything starts."""
     text = f"name: g\nexperiments:\n  - {{name: t, workload: tuning, model: m, {settings}}}\n"
     with pytest.raises(GridError, match=message) as caught:
         parse_grid(text.encode(), "g", vocabulary=TWO)
     assert [p.line for p in caught.value.problems] == [3]
-
-
-# ---------------------------------------------------------------- files
-
-
-def test_a_problem_of_a_job_points_at_the_value_in_the_file() -> None:
-    """Later stages can say where a job's setting comes from."""
-    made = one("axes: {cards: [1, 2]}\nprecision: fp32")
-    job = made.jobs()[1]
-    problem = made.problem(job, "cards", 2, "too many")
-    assert (problem.line, problem.column) == (5, 23)
-    assert made.problem(job, "isolation", "warm", "x").line == 4  # a built-in default
-
-
-def test_the_text_is_kept_for_the_run(tmp_path: Path) -> None:
-    """A run stores the grid as it was written, comments and all."""
-    path = tmp_path / "g.yaml"
-    path.write_text(HEAD + "  - name: e # why\n")
-    made = load_grid(path, vocabulary=vocabulary())
-    assert made.text == path.read_text()
-    assert made.file == str(path)
 
 
 _KEYS = ["name", "experiments", "defaults", "measure", "axes", "zip", "include", "exclude"]
@@ -409,11 +312,33 @@ _SHAPES = st.recursive(
 )
 
 
-@given(st.dictionaries(_WORDS, _SHAPES, max_size=5))
-def test_any_structure_is_a_grid_or_a_grid_error(data: dict[str, object]) -> None:
-    """Whatever stands where: a Grid with jobs, or problems that each have a line."""
-    import yaml
+@pytest.mark.parametrize(
+    "parameters", [(), (("b", 1), ("a", True)), (("a", 1.0), ("b", None), ("c", 'é"\\'))]
+)
+def test_the_identity_is_the_content_as_canonical_json(parameters: Parameters) -> None:
+    """Put together from parts, it is what `json.dumps` makes of the whole: ids never change."""
+    job = a_job(model="mö", accelerator=Accelerator.GPU, batch_size="max", parameters=parameters)
+    text = json.dumps(job.identity(), sort_keys=True, separators=(",", ":"))
+    assert job.job_id == hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert pickle.loads(pickle.dumps(job)).job_id == job.job_id
+    assert replace(job, batch_size=5).job_id != job.job_id
+    assert replace(job, experiment="other").job_id == job.job_id
 
+
+def test_a_grid_knows_its_text_and_where_a_job_has_its_settings() -> None:
+    made = one("axes: {cards: [1, 2]}  # why\nprecision: fp32")
+    assert made.text.count("# why") == 1 and made.file == "g.yaml"
+    problem = made.problem(made.jobs()[1], "cards", 2, "too many")
+    assert (problem.line, problem.column) == (5, 23)
+    assert made.problem(made.jobs()[1], "isolation", "warm", "x").line == 4  # a built-in default
+
+
+@given(st.dictionaries(_WORDS, _SHAPES, max_size=5), st.booleans())
+def test_any_structure_is_a_grid_or_a_grid_error(data: dict[str, object], framed: bool) -> None:
+    """With a sound frame around a random experiment it reaches deeper."""
+    if framed:
+        block = {**data, "name": "e", "workload": "text-generation", "model": "m"}
+        data = {"name": "g", "experiments": [block]}
     try:
         made = grid(yaml.safe_dump(data))
     except GridError as error:
@@ -421,57 +346,6 @@ def test_any_structure_is_a_grid_or_a_grid_error(data: dict[str, object]) -> Non
     else:
         assert made.jobs()
 
-
-_EXPERIMENT = st.dictionaries(_WORDS, _SHAPES, max_size=5)
-
-
-@given(st.lists(_EXPERIMENT, min_size=1, max_size=3))
-def test_any_experiments_are_a_grid_or_a_grid_error(blocks: list[dict[str, object]]) -> None:
-    """The same with a sound frame around random experiments, which reaches deeper."""
-    import yaml
-
-    for number, block in enumerate(blocks):
-        block["name"] = f"e{number}"
-        block.pop("workload", None)
-        block.pop("model", None)
-    frame = {"name": "g", "defaults": {"workload": "text-generation", "model": "m"}}
-    try:
-        made = grid(yaml.safe_dump({**frame, "experiments": blocks}))
-    except GridError as error:
-        assert all(problem.line is not None for problem in error.problems)
-    else:
-        assert made.jobs()
-
-
-def test_included_parameters_in_another_order_are_not_confused() -> None:
-    """Names decide which value is whose, not the order in which they stand."""
-    body = "axes: {output_tokens: [1], prompts: [2]}\ninclude: [{prompts: 1, output_tokens: 2}]"
-    jobs = one(body).jobs()
-    found = [
-        (dict(job.parameters)["output_tokens"], dict(job.parameters)["prompts"]) for job in jobs
-    ]
-    assert found == [(1, 2), (2, 1)]
-
-
-def test_the_identity_is_the_canonical_json() -> None:
-    """Put together from parts, it is what `json.dumps` makes of the whole: ids never change."""
-    for parameters in ((), (("b", 1), ("a", True)), (("a", 1.0), ("b", None), ("c", 'é"\\'))):
-        job = Job(
-            experiment="x",
-            workload="w",
-            model="mö",
-            dataset="d",
-            accelerator=Accelerator.GPU,
-            cards=2,
-            precision="bf16",
-            batch_size="max",
-            parameters=parameters,
-        )
-        text = json.dumps(job.identity(), sort_keys=True, separators=(",", ":"))
-        assert job.job_id == hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-# ---------------------------------------------------------------- names of earlier versions
 
 RENAMED = [
     (workload, name, old, new)
@@ -483,7 +357,6 @@ RENAMED = [
 
 @pytest.mark.parametrize(("workload", "name", "old", "new"), RENAMED)
 def test_a_value_is_read_under_its_old_name(workload: str, name: str, old: str, new: str) -> None:
-    """Wherever it stands; the job is the same one, and a note says what to write."""
     head = f"workload: {workload}\nengine: {WORKLOADS[workload].engines[0]}\n"
     for said in (f"{name}: {old}", f"axes: {{{name}: [{old}]}}", f"include: [{{{name}: {old}}}]"):
         (job,), notes = one(head + said).jobs(), one(head + said).notes
@@ -502,8 +375,6 @@ def test_an_old_name_beside_the_new_one_is_one_value_twice() -> None:
 
 
 def test_a_removed_setting_is_taken_at_its_default_alone() -> None:
-    """Old grids are read with a notice, wherever they say it; any other value is refused with its
-    line and what to write instead."""
     plain = one("axes: {batch_size: [1, 2]}")
     for said in ("packed_weights: false\naxes: {", "axes: {packed_weights: [false], "):
         grid = one(f"{said}batch_size: [1, 2]}}")
@@ -518,6 +389,5 @@ def test_a_removed_setting_is_taken_at_its_default_alone() -> None:
 
 
 def test_a_message_quotes_eighty_characters_of_a_text() -> None:
-    """A longer one is cut, so that it fills no screen."""
     assert shown("x" * 80) == f'"{"x" * 80}"'
     assert shown("x" * 81) == f'"{"x" * 77}…"'

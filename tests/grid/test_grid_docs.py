@@ -23,7 +23,6 @@ EXAMPLES = re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_load_and_satisfy_the_schema(example: str) -> None:
-    """What the document shows can be pasted and run."""
     import jsonschema
 
     assert grid(example).jobs()
@@ -31,7 +30,6 @@ def test_examples_load_and_satisfy_the_schema(example: str) -> None:
 
 
 def test_there_are_examples() -> None:
-    """The smallest and the full one."""
     assert len(EXAMPLES) >= 2
 
 
@@ -43,14 +41,12 @@ def documented(section: str) -> dict[str, str]:
 
 
 def test_every_key_is_documented() -> None:
-    """No more and no fewer than the models have."""
     assert set(documented("Top level")) == set(GridFile.model_fields)
     experiment = {key for key in documented("Experiments") if ".." not in key}
     assert experiment == set(STRUCTURE)
 
 
 def test_the_measure_block_is_documented_with_its_defaults() -> None:
-    """As the model has them."""
     measure = {name: yaml.safe_load(text) for name, text in documented("measure").items()}
     assert measure == MeasureBlock().model_dump()
 
@@ -61,12 +57,10 @@ def test_the_page_of_settings_is_made_from_the_declarations() -> None:
 
 
 def test_every_precision_is_named() -> None:
-    """So are the six precisions."""
     assert all(f"`{precision}`" in TEXT for precision in PRECISIONS)
 
 
 def test_ranges_mean_what_the_document_says() -> None:
-    """The table of ranges is computed, not remembered."""
     rows = re.findall(r"^\| `([0-9][^`]*)` \| ([0-9, ]+) \|$", TEXT, flags=re.MULTILINE)
     assert len(rows) == 3
     for text, numbers in rows:

@@ -44,9 +44,6 @@ class Counted:
 
 
 def test_a_rule_is_asked_once_for_jobs_alike_in_what_it_reads() -> None:
-    """Batch sizes are nothing to a rule about precisions; one that it reads in one precision alone
-    matters there, and parameters always do."""
-
     def rule(job: JobDescription) -> Iterator[Refusal]:
         if job.precision == "int4":
             yield Refusal(setting="packed", reason=f"{job.batch_size} {job.parameters['packed']}")
@@ -72,8 +69,6 @@ def test_equal_values_of_other_types_are_told_apart(values: tuple[Scalar, Scalar
 
 @pytest.mark.parametrize("other", ["precision", "engine", "model", "dataset"])
 def test_fields_with_swapped_values_are_told_apart(other: str) -> None:
-    """Two cards of four are not four cards of two, whatever else is looked at."""
-
     def rule(asked: JobDescription) -> Iterator[Refusal]:
         getattr(asked, other)
         if asked.cards > asked.batch_size:  # type: ignore[operator]
@@ -86,8 +81,6 @@ def test_fields_with_swapped_values_are_told_apart(other: str) -> None:
 
 
 def test_a_rule_may_copy_what_it_is_given() -> None:
-    """What becomes of the copy is nobody's business, so all of the job counts."""
-
     def rule(job: JobDescription) -> Iterator[Refusal]:
         yield Refusal(setting="x", reason=str(replace(job, cards=2).batch_size))
 
@@ -122,7 +115,6 @@ experiments:
 
 
 def test_the_rules_of_our_workloads_answer_as_if_asked_for_each_job() -> None:
-    """For every job of a grid that rules have much to say about, on every device."""
     rules = Rules(refusals_by(WORKLOADS))
     refused = 0
     jobs = parse_grid(GRID.encode(), "grid").jobs()

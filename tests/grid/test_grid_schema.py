@@ -26,7 +26,6 @@ VALIDATOR = jsonschema.Draft202012Validator(grid_schema())
 
 @pytest.mark.slow
 def test_the_schema_is_one() -> None:
-    """It is valid JSON Schema, and all its references lead somewhere."""
     jsonschema.Draft202012Validator.check_schema(grid_schema())
     text, whole = grid_schema_text(), grid_schema()
     for reference in {part.split('"')[0] for part in text.split('"$ref": "#/')[1:]}:
@@ -36,13 +35,11 @@ def test_the_schema_is_one() -> None:
 
 
 def test_the_committed_schema_is_up_to_date() -> None:
-    """`nightgrid schema > grids/grid.schema.json` was run after the last change."""
     committed = (GRIDS / "grid.schema.json").read_text(encoding="utf-8")
     assert committed == grid_schema_text(), "run: nightgrid schema > grids/grid.schema.json"
 
 
 def test_every_setting_has_its_description_and_enumeration() -> None:
-    """An editor can complete all fields and parameters and say what they are."""
     settings = grid_schema()["$defs"]["setting"]
     models = [model for entry in WORKLOADS.values() for model in entry.setting_models()]
     parameters = {name for model in models for name in model.model_fields}
@@ -54,7 +51,6 @@ def test_every_setting_has_its_description_and_enumeration() -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_shipped_grids_have_the_editor_header_and_satisfy_the_schema(path: Path) -> None:
-    """Opened in an editor, they show no complaint."""
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# yaml-language-server: $schema=grid.schema.json\n")
     VALIDATOR.validate(yaml.safe_load(text))
@@ -62,7 +58,6 @@ def test_shipped_grids_have_the_editor_header_and_satisfy_the_schema(path: Path)
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_shipped_grids_load(path: Path) -> None:
-    """Each is a grid, named like its file, so that its run is too."""
     made = load_grid(path, vocabulary=vocabulary())
     assert made.jobs()
     assert made.name == path.stem
@@ -104,23 +99,18 @@ WRONG = [
 
 @pytest.mark.parametrize("body", GOOD)
 def test_schema_and_program_accept_the_same(body: str) -> None:
-    """What the program takes, the editor does not underline."""
     assert grid(HEAD + body).jobs()
     VALIDATOR.validate(yaml.safe_load(HEAD + body))
 
 
 @pytest.mark.parametrize("body", WRONG)
 def test_schema_and_program_refuse_the_same(body: str) -> None:
-    """What the editor can know is underlined before anybody runs it."""
     with pytest.raises(GridError):
         grid(HEAD + body)
     assert not VALIDATOR.is_valid(yaml.safe_load(HEAD + body))
 
 
-def test_the_command_prints_the_schema_and_the_columns(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """`nightgrid schema` is for grids, `nightgrid schema results` for result tables."""
+def test_the_command_prints_the_schema_and_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
     from orchestrator.store.schema import column_names
 
     assert main(["schema"]) == 0
@@ -131,7 +121,6 @@ def test_the_command_prints_the_schema_and_the_columns(
 
 
 def test_every_precision_is_told_for_every_device(capsys: pytest.CaptureFixture[str]) -> None:
-    """`nightgrid schema precisions` is the one table, unsupported ones with their reason."""
     assert main(["schema", "precisions"]) == 0
     lines = capsys.readouterr().out.splitlines()
     told = {tuple(line.split()[:2]) for line in lines}

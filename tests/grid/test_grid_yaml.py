@@ -55,7 +55,6 @@ def problems(content: bytes) -> list[tuple[int | None, int | None, str]]:
     ],
 )
 def test_plain_scalars_follow_the_narrowed_core_schema(text: str, value: object) -> None:
-    """Only what is plainly a number, a truth value or null is one; the rest is text."""
     resolved = resolve(text)
     assert resolved == value
     assert type(resolved) is type(value)
@@ -63,19 +62,16 @@ def test_plain_scalars_follow_the_narrowed_core_schema(text: str, value: object)
 
 @pytest.mark.parametrize("text", [".inf", "-.INF", ".nan", "1e999", "9" * 40, "-" + "1" * 5000])
 def test_numbers_no_setting_can_have_are_refused(text: str) -> None:
-    """Infinity, not-a-number and numbers of forty digits are mistakes."""
     with pytest.raises(ValueError, match=r"finite|digits"):
         resolve(text)
 
 
 def test_quotes_make_text_and_blocks_keep_lines() -> None:
-    """A quoted 12 is text; a block scalar is text with its line breaks."""
     document = grid_yaml.parse(b"a: '12'\nb: \"true\"\nc: |\n  x\n  y\n", "g.yaml")
     assert document.data == {"a": "12", "b": "true", "c": "x\ny\n"}
 
 
 def test_positions_of_keys_values_and_items() -> None:
-    """Every value and every key has line and column, from 1, in characters."""
     document = grid_yaml.parse("ü: 1\nlist:\n  - {k: [x, yy]}\n".encode(), "g.yaml")
     assert document.position(("ü",)) == (1, 4)
     assert document.position(("list",), key=True) == (2, 1)
@@ -84,14 +80,12 @@ def test_positions_of_keys_values_and_items() -> None:
 
 
 def test_the_position_of_what_is_not_there_is_that_of_its_parent() -> None:
-    """A missing key is complained of where it is missed."""
     document = grid_yaml.parse(b"a:\n  - b: 1\n", "g.yaml")
     assert document.position(("a", 0, "c")) == (2, 5)
     assert document.position(("a", 7)) == (2, 3)
 
 
 def test_an_alias_stands_where_it_is_written_and_its_content_where_that_is() -> None:
-    """A problem with an alias as a whole points at the alias."""
     document = grid_yaml.parse(b"a: &x [1, 2]\nb: *x\n", "g.yaml")
     assert document.data == {"a": [1, 2], "b": [1, 2]}
     assert document.position(("b",)) == (2, 4)
@@ -99,25 +93,21 @@ def test_an_alias_stands_where_it_is_written_and_its_content_where_that_is() -> 
 
 
 def test_all_problems_of_the_composer_are_collected() -> None:
-    """Duplicate keys, tags and undefined aliases of one file are told together."""
     found = problems(b"a: 1\na: 2\nb: !!str 3\nc: *nowhere\n")
     assert [(line, column) for line, column, _ in found] == [(2, 1), (3, 4), (4, 4)]
     assert "first on line 1" in found[0][2]
 
 
 def test_every_tab_of_the_indentation_is_named() -> None:
-    """Two lines that are indented with tabs are two problems."""
     found = problems(b"a:\n\tb: 1\n  \tc: 2\n")
     assert [(line, column) for line, column, _ in found] == [(2, 1), (3, 3)]
 
 
 def test_a_tab_between_words_is_only_space() -> None:
-    """Tabs are refused where they would decide the structure, not before a comment."""
     assert grid_yaml.parse(b"a:\t1\t# note\n", "g.yaml").data == {"a": 1}
 
 
 def test_a_binary_file_is_told_in_a_few_lines() -> None:
-    """A file full of control characters does not make thousands of messages."""
     found = problems(b"\x01\x02" * 5000)
     assert len(found) == grid_yaml.MAX_PROBLEMS_OF_TEXT + 1
     assert "text file" in found[-1][2]
@@ -129,7 +119,6 @@ def test_control_characters_cannot_hide_in_escapes() -> None:
 
 
 def test_the_billion_laughs_are_refused_without_being_built() -> None:
-    """Aliases that expand exponentially stop at a bound, at the alias that passes it."""
     bomb = b"a: &a [x,x,x,x,x,x,x,x,x]\n"
     for one, other in zip("abcdefgh", "bcdefghi", strict=True):
         bomb += f"{other}: &{other} [{','.join(['*' + one] * 9)}]\n".encode()
@@ -140,18 +129,15 @@ def test_the_billion_laughs_are_refused_without_being_built() -> None:
 
 @pytest.mark.parametrize("opening", [b"[", b"{a: ", b"- "])
 def test_deep_nesting_is_refused_without_recursion(opening: bytes) -> None:
-    """A hundred thousand open brackets neither overflow the stack nor take long."""
     ((_, _, message),) = problems(b"x: [" + b"\n" * (opening == b"- ") + opening * 100_000)
     assert "deep" in message or "not valid YAML" in message
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
-    """A recursive alias would make an endless structure."""
     assert problems(b"a: &a [*a]\n")[0][:2] == (1, 8)
 
 
 def test_a_file_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
-    """No more than the limit is read into memory."""
     path = tmp_path / "big.yaml"
     path.write_bytes(b"#" * (grid_yaml.MAX_FILE_BYTES + 1))
     with pytest.raises(GridError, match="larger than 4 MiB"):
@@ -159,7 +145,6 @@ def test_a_file_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_said_plainly(tmp_path: Path) -> None:
-    """A missing file and a directory are problems of the file, without a position."""
     with pytest.raises(GridError, match=r"none\.yaml: cannot be read: No such file"):
         grid_yaml.read(tmp_path / "none.yaml")
     with pytest.raises(GridError, match="it is a directory"):
@@ -169,7 +154,6 @@ def test_what_is_no_file_is_said_plainly(tmp_path: Path) -> None:
 
 
 def test_windows_line_ends_change_nothing() -> None:
-    """CRLF files have the same values and positions."""
     unix = grid_yaml.parse(b"a: 1\nb: [x]\n", "g.yaml")
     windows = grid_yaml.parse(b"a: 1\r\nb: [x]\r\n", "g.yaml")
     assert windows.data == unix.data
@@ -178,7 +162,6 @@ def test_windows_line_ends_change_nothing() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_document_or_a_grid_error(content: bytes) -> None:
-    """Nothing but GridError ever comes out, and it has a problem to show."""
     try:
         document = grid_yaml.parse(content, "g.yaml")
     except GridError as error:
@@ -197,7 +180,6 @@ _YAMLISH = st.lists(st.sampled_from([*_SIGNS, *(f"{sign} " for sign in _SIGNS)])
 
 @given(_YAMLISH)
 def test_anything_that_looks_like_yaml_is_a_document_or_a_grid_error(text: str) -> None:
-    """The same for text made of YAML's own signs."""
     try:
         grid_yaml.parse(text.encode(), "g.yaml")
     except GridError as error:
@@ -217,7 +199,6 @@ _TREE = st.recursive(
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=3), _TREE))
 def test_what_pyyaml_writes_is_read_back(data: dict[str, object]) -> None:
-    """Ordinary documents mean what they mean to PyYAML (which quotes its surprises)."""
     written = yaml.safe_dump(data, allow_unicode=True)
     try:
         document = grid_yaml.parse(written.encode(), "g.yaml")
@@ -241,7 +222,6 @@ def places(node: grid_nodes.Node) -> list[tuple[int, int, object]]:
 
 @given(_YAMLISH)
 def test_with_and_without_libyaml_documents_are_the_same(text: str) -> None:
-    """PyYAML's two parsers give the same values at the same places, where both accept a text."""
     results = []
     for loader in (yaml.SafeLoader, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         with pytest.MonkeyPatch.context() as patch:

@@ -42,7 +42,6 @@ def changed(*texts: str) -> dict[str, Any]:
 
 
 def test_a_setting_goes_to_every_experiment() -> None:
-    """`KEY=VALUE` is put where it stands, or added."""
     assert [e["dataset"] for e in changed("dataset=other")["experiments"]] == ["other"] * 3
 
 
@@ -62,7 +61,6 @@ def test_a_setting_goes_to_every_experiment() -> None:
 def test_a_value_stands_where_its_path_says(
     text: str, experiment: int, keys: tuple[str, ...], value: object
 ) -> None:
-    """Whether a block, a list in brackets, an empty mapping or nothing stood there."""
     here: Any = changed(text)["experiments"][experiment]
     for key in keys:
         here = here[key]
@@ -70,7 +68,6 @@ def test_a_value_stands_where_its_path_says(
 
 
 def test_comments_stay() -> None:
-    """What the user wrote about other values is in the run's grid too."""
     text = overridden(parse(GRID.encode(), "g.yaml"), ["axes.batch_size=4"]).text
     assert all(said in text for said in ("# of November", "# the plain one", "# a remark"))
 
@@ -87,7 +84,6 @@ def test_comments_stay() -> None:
     )
 )
 def test_nothing_else_changes(edits: list[tuple[str, str, tuple[str, object]]]) -> None:
-    """The values are those of the file with the same edits made in memory."""
     expected = copy.deepcopy(parse(GRID.encode(), "g.yaml").data)
     for name, path, (_, value) in edits:
         for experiment in expected["experiments"]:
@@ -113,21 +109,18 @@ def test_nothing_else_changes(edits: list[tuple[str, str, tuple[str, object]]]) 
     ],
 )
 def test_a_path_that_leads_nowhere_is_refused(text: str, message: str) -> None:
-    """The error names what was typed and the experiments that there are."""
     with pytest.raises(GridError, match=message) as refused:
         changed(text)
     assert f"--set {text}" in str(refused.value)
 
 
 def test_an_alias_is_not_changed_behind_the_users_back() -> None:
-    """Its value stands in another place too."""
     grid = "a: &b [1]\nexperiments:\n- name: x\n  axes: *b\n"
     with pytest.raises(GridError, match="by an alias"):
         overridden(parse(grid.encode(), "g.yaml"), ["axes.batch_size=3"])
 
 
 def test_an_unknown_key_is_refused_as_in_the_file(tmp_path: Path) -> None:
-    """With the names that are near, and with what was set."""
     grid = tmp_path / "g.yaml"
     grid.write_text(GRID.split("  - {name")[0])
     with pytest.raises(GridError) as refused:

@@ -62,7 +62,6 @@ class Watched:
         self.invariants, self.tally = executor.cluster.invariants, executor.night.tally
 
     def handle(self, event: Event) -> list[Command]:
-        """Observe, decide, check."""
         self.tally.events += 1
         self.invariants.observe(event)
         self.executor.heard(event)
@@ -121,18 +120,15 @@ class NightExecutor:
         self.hung: set[str] = set()  # attempts of which nothing more is heard
 
     def watch(self, schedule: Schedule) -> Watched:
-        """The schedule, with all that it says checked."""
         return Watched(schedule, self)
 
     def heard(self, event: Event) -> None:
-        """Note the event that the schedule is about to be told."""
         self.books.heard(event)
         self.night.tally.clock_steps += isinstance(event, ClockSet) and bool(event.by_s)
         if isinstance(event, WorkerOverdue) and event.worker_id in self.books.started:
             self.suspects.add(self.books.started[event.worker_id][0])
 
     def decided(self, commands: list[Command]) -> None:
-        """Note the schedule's commands."""
         for command in commands:
             if isinstance(command, Wake):
                 heappush(self.books.wakes, command.at)
@@ -171,7 +167,6 @@ class NightExecutor:
             )
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
-        """Check what no command can show, then do it."""
         night = self.night
         night.step()
         if night.trips():
@@ -200,7 +195,6 @@ class NightExecutor:
             night.tally.hung += 1
 
     def events(self, timeout_s: float) -> list[Event]:
-        """The next that happens; time passes."""
         night, cluster = self.night, self.cluster
         night.step()
         must(night.now < TOO_LONG_S, f"no end after {night.now:,.0f} s")
@@ -236,7 +230,6 @@ class NightExecutor:
         return happened
 
     def _of_some_class(self, event: Event) -> Event:
-        """A rank that crashes may have done so for any reason."""
         failure = event.outcome.failure if isinstance(event, AttemptEnded) else None
         if failure is None or failure.failure_class is not FailureClass.CRASH:
             return event
@@ -245,7 +238,6 @@ class NightExecutor:
         return replace(event, outcome=replace(event.outcome, failure=failure))
 
     def _is_silent(self, outcome: Outcome) -> bool:
-        """Return whether an attempt hangs; that it was stopped is heard."""
         return outcome.attempt_id in self.hung and outcome.state is not State.LOST
 
     def _ended(self, outcome: Outcome, at: float) -> None:
@@ -262,7 +254,6 @@ class NightExecutor:
             self.books.failed(run.attempt.job_id, outcome.failure.failure_class, at)
 
     def progress(self) -> dict[str, Progress]:
-        """All that run, measure."""
         return {
             worker_id: Progress(worker_id=worker_id, attempt_id=attempt_id, phase="measure")
             for attempt_id, (command, _) in self.cluster.running.items()
@@ -270,7 +261,6 @@ class NightExecutor:
         }
 
     def telemetry(self) -> dict[Card, CardTelemetry]:
-        """Virtual cards have no sensors."""
         return {}
 
     def durable(self, attempt_ids: Sequence[str]) -> None:
@@ -298,7 +288,6 @@ class Books:
         self.joined: dict[str, tuple[str, float]] = {}  # by node id: its name, and when
 
     def heard(self, event: Event) -> None:
-        """The schedule is told of something."""
         now = event.at
         if isinstance(event, Tick):
             while self.wakes and self.wakes[0] <= event.at:
@@ -331,12 +320,10 @@ class Books:
         return min(asked_at, told_off_at if asked_at - told_off_at < _HOW.stop_patience_s else inf)
 
     def failed(self, job_id: str, kind: FailureClass, at: float) -> None:
-        """An attempt of a job has failed."""
         self.failures.setdefault(job_id, Counter())[kind] += 1
         self.failed_at[job_id] = at, kind
 
     def performs(self, command: StartWorker | StopWorker | RunAttempt) -> None:
-        """The driver has something done."""
         now, night = self.night.now, self.night
         if isinstance(command, StartWorker):
             card = command.card
@@ -374,6 +361,5 @@ class Books:
             must(waited >= pause - 0.01, f"{job_id} is tried again {waited:.1f} s after {kind}")
 
     def must_be_punctual(self) -> None:
-        """The driver is about to wait: no timer is long overdue."""
         late_s = self.night.now - self.wakes[0] if self.wakes else 0.0
         must(late_s <= NOTICED_S, f"a timer comes {late_s:.0f} s late")

@@ -71,15 +71,11 @@ class Defence:
         return run_night(seed, on_disk=self.on_disk)
 
 
-# ---------------------------------------------------------------- the parts put in place
-
-
 def _nothing(*_: Any, **__: Any) -> None:
     """Do not."""
 
 
 def _no_commands(*_: Any, **__: Any) -> tuple[()]:
-    """Do not, where commands are asked for."""
     return ()
 
 
@@ -89,7 +85,6 @@ Handle = Callable[[Event], list[Command]]
 def _handling(
     handled: Callable[[Handle, Event], list[Command]],
 ) -> contextlib.AbstractContextManager[Any]:
-    """Put something between the schedule and what it is told."""
     handle = Schedule.handle
     return patch.object(
         Schedule,
@@ -99,7 +94,6 @@ def _handling(
 
 
 def _forget_full_rows() -> contextlib.AbstractContextManager[Any]:
-    """A row that finds no room is dropped."""
     act = Patience.act
 
     def dropping(patience: Patience, what: str, attempt: Callable[[], Any], last: type) -> Any:
@@ -129,8 +123,6 @@ def _count_late_rows() -> contextlib.AbstractContextManager[Any]:
 
 
 def _any_set() -> contextlib.AbstractContextManager[Any]:
-    """Cards side by side, aligned or not."""
-
     def any_set(_: Any, count: int, server_cards: int) -> tuple[tuple[int, ...], ...]:
         starts = range(server_cards - count, -1, -1)
         return tuple(tuple(range(start, start + count)) for start in starts)
@@ -139,13 +131,11 @@ def _any_set() -> contextlib.AbstractContextManager[Any]:
 
 
 def _reuse_workers() -> contextlib.AbstractContextManager[Any]:
-    """Any idle worker serves a job that asked for a process of its own."""
     idle = property(lambda worker: worker.state is state.WorkerState.IDLE)
     return patch.object(state.Worker, "fresh", idle)
 
 
 def _free_at_once() -> contextlib.AbstractContextManager[Any]:
-    """A card counts as free when its worker was told to go, not when it has gone."""
     stop = Leases.stop
 
     def at_once(leases: Leases, worker: Any, reason: str) -> Iterator[Command]:
@@ -156,7 +146,6 @@ def _free_at_once() -> contextlib.AbstractContextManager[Any]:
 
 
 def _half_writes() -> contextlib.AbstractContextManager[Any]:
-    """Never write again the part that a write did not take."""
     write = SimulatedDisk.write
 
     def once(disk: SimulatedDisk, handle: int, data: bytes | memoryview) -> int:
@@ -168,7 +157,6 @@ def _half_writes() -> contextlib.AbstractContextManager[Any]:
 
 
 def _retry_for_ever() -> contextlib.AbstractContextManager[Any]:
-    """A failed attempt is tried again, however often it was."""
     judge = retry.judge
 
     def always(kind: Any, message: str = "", **counts: int) -> retry.Verdict:
@@ -205,8 +193,6 @@ def _trust_nodes() -> contextlib.AbstractContextManager[Any]:
 
 
 def _deaf_to_clocks() -> contextlib.AbstractContextManager[Any]:
-    """The schedule is told the time of day at the start and never again."""
-
     def deaf(handle: Handle, event: Event) -> list[Command]:
         set_again = isinstance(event, ClockSet) and event.by_s
         return handle(Tick(at=event.at) if set_again else event)
@@ -229,7 +215,6 @@ def _watch_by_the_time_of_day() -> contextlib.AbstractContextManager[Any]:
 
 
 def _moving_budgets() -> contextlib.AbstractContextManager[Any]:
-    """A budget is taken for a time of day."""
     handle = Schedule.handle
 
     def move(schedule: Schedule, event: Event) -> list[Command]:
@@ -241,8 +226,6 @@ def _moving_budgets() -> contextlib.AbstractContextManager[Any]:
 
 
 def _impatient() -> contextlib.AbstractContextManager[Any]:
-    """A call that fails once ends the run."""
-
     def at_once(patience: Patience, what: str, attempt: Callable[[], Any], last: type) -> Any:
         return attempt()
 
@@ -267,8 +250,6 @@ def _run_what_has_ended() -> contextlib.AbstractContextManager[Any]:
 
 
 def _as_they_come() -> contextlib.AbstractContextManager[Any]:
-    """Requests are read as often as they arrive."""
-
     def new(inbox: protocol.Inbox[Any], first: int, messages: Any) -> Any:
         inbox.received = max(inbox.received, first + len(messages) - 1)
         return messages
@@ -278,7 +259,6 @@ def _as_they_come() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _no_checksums() -> Iterator[None]:
-    """Neither of files nor of lines."""
     with (
         patch.object(reader, "damage_of", _nothing),
         patch.object(log, "disk", SimpleNamespace(**{**vars(disk), "digest": lambda _: "0" * 16})),
@@ -287,7 +267,6 @@ def _no_checksums() -> Iterator[None]:
 
 
 def _once_only() -> contextlib.AbstractContextManager[Any]:
-    """Messages are forgotten when they were sent, heard or not."""
     pending = protocol.Outbox.pending
 
     def forgetting(outbox: protocol.Outbox[Any], timeout_s: float = 0.0) -> tuple[int, Any]:

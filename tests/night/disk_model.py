@@ -36,13 +36,11 @@ class Directory:
     changes: list[tuple[str, str, Inode | None]] = field(default_factory=list)
 
     def change(self, source: str, target: str, inode: Inode | None) -> None:
-        """A name goes (no target), comes (no source), or becomes another."""
         self.changes.append((source, target, inode))
         apply(self.now, source, target, inode)
 
 
 def apply(names: dict[str, Inode], source: str, target: str, inode: Inode | None) -> None:
-    """Carry out one change of names."""
     if source:
         names.pop(source, None)
     if target and inode is not None:
@@ -60,10 +58,7 @@ class SimulatedDisk:
         self._open: dict[int, tuple[Inode, Path]] = {}
         self._handles = 0
 
-    # ------------------------------------------------------------ the calls
-
     def create(self, path: Path) -> int:
-        """Open for writing, emptied."""
         self.step()
         directory = self._directory(path.parent)
         inode = directory.now.get(path.name)
@@ -76,17 +71,14 @@ class SimulatedDisk:
         return self._handles
 
     def create_new(self, path: Path) -> int:
-        """Open for writing under a name that is free."""
         if path.name in self._directory(path.parent).now:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         return self.create(path)
 
     def has_name(self, handle: int, path: Path) -> bool:
-        """Return whether the file stands in its directory."""
         return self._directory(path.parent).now.get(path.name) is self._open[handle][0]
 
     def write(self, handle: int, data: bytes | memoryview) -> int:
-        """Write all, or as much as there is room for."""
         (inode, path), part = self._open[handle], bytes(data)
         try:
             self.step()
@@ -102,17 +94,14 @@ class SimulatedDisk:
         return len(part)
 
     def sync(self, handle: int) -> None:
-        """Make the content last."""
         self.step()
         inode, _ = self._open[handle]
         inode.synced = bytes(inode.content)
 
     def close(self, handle: int) -> None:
-        """Forget the handle."""
         del self._open[handle]
 
     def rename(self, source: Path, target: Path) -> None:
-        """Atomic within a directory."""
         self.step()
         directory = self._directory(source.parent)
         if source.name not in directory.now:
@@ -125,7 +114,6 @@ class SimulatedDisk:
             directory.change(source.name, "", None)
 
     def remove(self, path: Path) -> None:
-        """Take a name away."""
         self.step()
         directory = self._directory(path.parent)
         if path.name not in directory.now:
@@ -140,18 +128,15 @@ class SimulatedDisk:
             self.directories.setdefault(each, Directory())
 
     def sync_directory(self, directory: Path) -> None:
-        """Make the names last."""
         self.step()
         found = self._directory(directory)
         found.synced = dict(found.now)
         found.changes.clear()
 
     def names(self, directory: Path) -> list[str]:
-        """The names now."""
         return list(self._directory(directory).now)
 
     def read(self, path: Path, limit_bytes: int = 0, *, follow: bool = True) -> bytes:
-        """The content now; no file is a link here."""
         try:
             data = bytes(self._directory(path.parent).now[path.name].content)
         except KeyError:
@@ -160,14 +145,12 @@ class SimulatedDisk:
         return data
 
     def is_there(self, path: Path) -> bool:
-        """Return whether it is a file or a directory."""
         if path in self.directories:
             return True
         parent = self.directories.get(path.parent)
         return parent is not None and path.name in parent.now
 
     def may_be_ordinary(self, path: Path) -> bool:
-        """All files are."""
         return path not in self.directories
 
     def _directory(self, path: Path) -> Directory:
@@ -175,8 +158,6 @@ class SimulatedDisk:
             return self.directories[path]
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
-
-    # ------------------------------------------------------------ accidents
 
     def lose_power(self) -> None:
         """Of what was not synced, some is there and some is not."""
@@ -210,7 +191,6 @@ class SimulatedDisk:
         return bytearray(inode.synced) if self.random.random() < 0.3 else bytearray(part)
 
     def flip_bits(self, directory: Path, count: int) -> None:
-        """Flip one bit in each of some files of rows."""
         now = self.directories[directory].now
         names = sorted(name for name in now if has_rows(name) and now[name].content)
         for name in self.random.sample(names, min(count, len(names))):

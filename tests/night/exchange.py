@@ -31,7 +31,6 @@ class LossyRay(Calls):
         self.under_way: list[tuple[Callable[[], Any], Then | None]] = []
 
     def add(self, call: Any, then: Then) -> None:
-        """A call whose response is waited for."""
         self.under_way.append((call, then))
 
 
@@ -62,11 +61,9 @@ class Remote:
         self.node, self.act = node, act
 
     def options(self, **_: Any) -> Remote:
-        """Options; they make no difference here."""
         return self
 
     def remote(self, *arguments: Any) -> Callable[[], Any]:
-        """Make the call."""
         call = lambda: self.act(*arguments)  # noqa: E731
         if self.act.__name__ == "_submit":  # nobody waits for its response
             self.node.ray.under_way.append((call, None))

@@ -19,9 +19,10 @@ from unittest.mock import patch
 
 from disk_model import NOWHERE, SimulatedDisk
 from driver_cases import Later
+from schedule_cases import Spread
 from schedule_cases import job as job_of
 from schedule_cases import node as node_of
-from shapes import EPOCH_S, NOTICED_S, Broken, Died, Estimates, Shape, Tally, is_late, must
+from shapes import EPOCH_S, NOTICED_S, Broken, Died, Shape, Tally, is_late, must
 from stores import DiskStore, MemoryStore, Promises
 
 from clusters import NightCluster, NightExecutor
@@ -107,15 +108,12 @@ class Night:
             yield job
 
     def steady(self) -> float:
-        """The clock of durations."""
         return self.now
 
     def set_by(self) -> float:
-        """The shift of the time of day since the night began."""
         return sum(by_s for at, by_s in self.shape.clock_steps if at <= self.now)
 
     def wall(self) -> float:
-        """The time of day."""
         return EPOCH_S + self.now + self.set_by()
 
     def knows_end(self) -> bool:
@@ -125,26 +123,22 @@ class Night:
         return not any(at <= self.now < at + NOTICED_S for at, _ in steps)
 
     def left_s(self) -> float:
-        """Seconds until all work must have ended."""
         ends = self.shape.ends_after_s
         if ends is None:
             return inf
         return ends - (self.now - self.began if self.shape.budget else self.wall() - EPOCH_S)
 
     def trips(self) -> bool:
-        """Return whether a call fails for a moment."""
         fails = self.shape.flaky > 0 and self.flakiness.random() < self.shape.flaky
         self.tally.tripped += fails
         return fails
 
     @property
     def is_full(self) -> bool:
-        """Return whether the disk is full now."""
         full = self.shape.full
         return full is not None and full[0] <= self.now < full[1]
 
     def step(self) -> None:
-        """A moment at which the driver may die."""
         if self.dead:
             raise Died
         self.disk.room = 0 if self.is_full else None
@@ -154,14 +148,11 @@ class Night:
             raise Died
 
     def measured(self) -> set[str]:
-        """Jobs of which a success was promised, and is not known to be damaged."""
         if self.disk.flipped:
             return set()
         return {
             row.job_id for row in self.promised.values() if row.final and row.state == "SUCCEEDED"
         }
-
-    # ------------------------------------------------------------ one driver after the other
 
     def run(self) -> Tally:
         """The whole night.
@@ -203,15 +194,12 @@ class Night:
 
     @property
     def status_interval_s(self) -> float:
-        """Between two looks of the watchdog; where there is none, nobody looks at all."""
         return 30.0 if self.shape.watched else 1e9
 
     def watchdog(self) -> Watchdog | None:
-        """The watchdog of a driver, where the night has one."""
         return Watchdog(longest_pause_s=2 * POLL_S) if self.shape.watched else None
 
     def open_store(self, driver: int) -> DiskStore | MemoryStore:
-        """The store, as a new driver opens it."""
         return (DiskStore if self.shape.on_disk else MemoryStore)(self, driver)
 
     def _drive(
@@ -273,9 +261,9 @@ class Night:
         ]
         self.began = self.now
         how = self._settings()
-        schedule = Schedule(planned, how, Estimates(), attempts_before=self.attempts_before(before))
+        schedule = Schedule(planned, how, Spread(), attempts_before=self.attempts_before(before))
         settings = SimulationSettings(seed=self.shape.seed * 10 + number, faults=self.shape.faults)
-        cluster = NightCluster(schedule, settings, Estimates().estimate)
+        cluster = NightCluster(schedule, settings, Spread().estimate)
         cluster.night, cluster.driver, cluster.now = self, number, self.now
         cluster.failures = Counter()
         cluster.invariants.stop_patience_s = how.stop_s
@@ -336,19 +324,15 @@ class Night:
             return ScheduleSettings()
         begins = self.wall() if self.shape.budget else EPOCH_S
         return ScheduleSettings(
-            work_until=begins + self.shape.ends_after_s,
-            follow_clock=not self.shape.budget,
+            work_until=begins + self.shape.ends_after_s, follow_clock=not self.shape.budget
         )
 
     def attempts_before(self, known: dict[str, int]) -> dict[str, int]:
-        """The numbers that earlier drivers have used up, as rows tell."""
         return known
 
     def _sleep(self, seconds: float) -> None:
         self.step()
         self.now += seconds
-
-    # ------------------------------------------------------------ what is tried in between
 
     def _end_leftovers(self, number: int) -> None:
         """End leftovers as ``worker.leftovers`` and the nodes' agents do, before any card is given
@@ -356,13 +340,11 @@ class Night:
         self.end_leftovers()
 
     def end_leftovers(self) -> None:
-        """Processes of drivers that are dead end."""
         self.processes = {
             card: driver for card, driver in self.processes.items() if driver in self.living
         }
 
     def _second_driver(self, number: int) -> None:
-        """Somebody starts another by mistake."""
         if self.random.random() < 0.3:
             try:
                 with self.open_store(1000 + number):
@@ -371,7 +353,6 @@ class Night:
                 self.tally.refused += 1
 
     def _write_late(self, frozen: tuple[Any, Measurement] | None) -> None:
-        """A driver that was only frozen comes back and writes the row that it was about to."""
         if frozen is None or frozen[1] is None:
             return
         store, measurement = frozen
@@ -381,8 +362,6 @@ class Night:
         except StoreLocked:
             return
         raise Broken("a driver that had lost the run has written a row")
-
-    # ------------------------------------------------------------ what must hold
 
     def _check_rows(self) -> Sequence[Measurement]:
         """Everything promised is there, as it was written, once; nothing else is. Returns all."""
@@ -416,11 +395,9 @@ class Night:
         return rows
 
     def _is_of_journal(self, row: Measurement) -> bool:
-        """Return whether a row stood in the journal for an attempt."""
         return row in self.journalled.get(row.attempt_id, [])
 
     def _check_end(self, rows: Sequence[Measurement]) -> None:
-        """Every job has ended exactly once, and every attempt that began has a row."""
         final: dict[str, list[str]] = {}
         for row in rows:
             if row.final:
@@ -446,7 +423,6 @@ class Night:
 
     @property
     def replay(self) -> str:
-        """The command that replays this night."""
         kind = " --on-disk" if self.shape.on_disk else ""
         return f"python tests/night/replay.py {self.shape.seed}{kind}"
 
@@ -459,11 +435,9 @@ class _View:
         self._shown_at = night.now
 
     def line(self, text: str) -> None:
-        """Look for a pause."""
         self._tally.paused += text.startswith("PAUSED")
 
     def show(self, status: RunStatus) -> None:
-        """The status comes in time and says how long the run really takes."""
         night = self._night
         silent_s, self._shown_at = night.now - self._shown_at, night.now
         if night.shape.watched:

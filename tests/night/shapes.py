@@ -7,9 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
-from orchestrator.core.job import Job
 from orchestrator.core.measurement import Measurement
-from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.simulated_faults import Faults
 
 #: A job that is open after so long a virtual time starves.
@@ -27,7 +25,6 @@ class Broken(BaseException):
 
 
 def must(holds: bool, message: str) -> None:
-    """Raise ``Broken`` unless it holds."""
     if not holds:
         raise Broken(message)
 
@@ -36,14 +33,6 @@ def is_late(row: Measurement) -> bool:
     """Return whether a row is what a node brought after its attempt had been given up: a second row
     of the attempt, which counts for nothing."""
     return not row.final and row.reason.startswith("came after the attempt was given up")
-
-
-class Estimates:
-    """Half a minute to ten minutes, by job."""
-
-    def estimate(self, job: Job) -> Estimate:
-        """Known exactly."""
-        return Estimate(load_s=20.0, run_s=Random(job.dataset).uniform(30, 600))
 
 
 #: The time of day at which every night begins: Tuesday, 14 November 2023.
@@ -157,8 +146,6 @@ class Shape:
 
 
 def _clock_steps(draw: Random) -> tuple[tuple[float, float], ...]:
-    """Times at which the time of day is set in a night, and the steps: by hours, by little, or
-    often."""
     kind = draw.choice(["never", "hours", "little", "often"])
     count = {"never": 0, "hours": 1, "little": 1, "often": 6}[kind]
     sizes = {
@@ -187,6 +174,5 @@ class Tally:
     tripped: int = 0  # calls that failed for a moment
 
     def add(self, other: Tally) -> None:
-        """Count another night as well."""
         for each in dataclasses.fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))

@@ -26,7 +26,6 @@ class Lock:
         self.silence_means_death_s = float("inf")
 
     def acquire(self) -> None:
-        """Refused while another driver lives, or seems to."""
         holder = self.night.holder
         if holder is not None and holder in self.night.living:
             raise StoreLocked(f"driver {holder} holds the run")
@@ -37,12 +36,10 @@ class Lock:
         self.night.holder = self.driver
 
     def still_mine(self) -> None:
-        """Asked before every write."""
         if self.night.holder != self.driver:
             raise StoreLocked("taken over")
 
     def release(self) -> None:
-        """A dead driver releases nothing."""
         if self.night.holder == self.driver and self.driver in self.night.living:
             self.night.holder = None
 
@@ -80,7 +77,6 @@ class MemoryStore:
         self.night.journal |= {row.attempt_id: row for row in rows}
 
     def append(self, *measurements: Measurement) -> None:
-        """Keep rows."""
         self.night.step()
         self._lock.still_mine()
         if self.night.is_full:
@@ -99,17 +95,14 @@ class MemoryStore:
         self.night.journal.pop(measurement.attempt_id, None)
 
     def to_parquet(self) -> None:
-        """Nobody else reads these."""
         self.night.step()
         self._lock.still_mine()
 
     def make_reserve(self) -> None:
-        """See whether there is room."""
         if self.night.is_full:
             raise StoreFull("cannot write: no space left")
 
     def attempts_set_aside(self, _: Iterable[str]) -> dict[str, int]:
-        """Nothing is damaged here."""
         return {}
 
 
@@ -130,7 +123,6 @@ class Promises:
             raise
 
     def append(self, *measurements: Measurement) -> None:
-        """Write rows: on return they are promised."""
         night = self.night
         night.handed += measurements
         ids = {measurement.attempt_id for measurement in measurements}
@@ -153,10 +145,8 @@ class Promises:
         night.unsafe -= ids
 
     def to_parquet(self) -> None:
-        """Make Parquet of what is promised."""
         self.store.to_parquet()
 
     def make_reserve(self) -> None:
-        """Room for more."""
         self.store.make_reserve()
         self.night.no_room = False

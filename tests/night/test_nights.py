@@ -24,7 +24,6 @@ CAUGHT: dict[str, tuple[int, str]] = {}
 
 @pytest.fixture(scope="module", autouse=True)
 def figures(request: pytest.FixtureRequest) -> object:
-    """Say at the end what was simulated, and which seed shows what each defence is good for."""
     yield
     lines = [str(TOTAL)]
     if CAUGHT:
@@ -39,7 +38,6 @@ def figures(request: pytest.FixtureRequest) -> object:
 
 
 def batches(nights: int, size: int) -> list[object]:
-    """The first night of each batch; the quick suite has the first batch alone."""
     first, *others = range(FIRST, FIRST + nights, size)
     return [first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
 
@@ -47,7 +45,6 @@ def batches(nights: int, size: int) -> list[object]:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", batches(IN_MEMORY, BATCH))
 def test_nights_with_many_events(first: int) -> None:
-    """Drivers, workers, nodes and cards fail, disks get full; a violation names its seed."""
     for seed in range(first, first + BATCH):
         TOTAL.add(run_night(seed, on_disk=False))
 
@@ -55,20 +52,17 @@ def test_nights_with_many_events(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", batches(ON_DISK, 8))
 def test_nights_with_the_real_store_on_a_disk_that_fails(first: int) -> None:
-    """Torn writes, lost renames, a full disk and flipped bits under the store as it is."""
     for seed in range(first, first + 8):
         TOTAL.add(run_night(seed, on_disk=True))
 
 
 def test_requests_arrive_once_and_in_order_whatever_calls_are_lost() -> None:
-    """Calls between a driver and a node that get lost, come twice, or overtake others."""
     for seed in range(FIRST, FIRST + IN_MEMORY // 2):
         TOTAL.add(run_exchange(seed))
 
 
 @pytest.mark.slow
 def test_one_seed_is_one_night() -> None:
-    """A seed replays exactly."""
     assert run_night(11, on_disk=False) == run_night(11, on_disk=False)
     assert run_night(3, on_disk=True) == run_night(3, on_disk=True)
 
@@ -76,19 +70,13 @@ def test_one_seed_is_one_night() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("defence", DEFENCES, ids=lambda defence: defence.name)
 def test_no_defence_can_be_taken_away(defence: Defence) -> None:
-    """The check of the check: without it some night breaks, in the way that it is there to
-    prevent."""
     found = caught_by(defence)
     assert found is not None, f"nothing shows what {defence.name!r} is good for"
     CAUGHT[defence.name] = found[0], found[1][:90]
 
 
-# ---------------------------------------------------------------- the disk itself
-
-
 @pytest.fixture
 def disk() -> SimulatedDisk:
-    """One on which nobody dies."""
     from random import Random
 
     disk = SimulatedDisk(Random(0), lambda: None)
@@ -97,7 +85,6 @@ def disk() -> SimulatedDisk:
 
 
 def put(disk: SimulatedDisk, path: Path, data: bytes, *, sync: bool) -> None:
-    """Write a file."""
     handle = disk.create(path)
     disk.write(handle, data)
     if sync:
@@ -106,7 +93,6 @@ def put(disk: SimulatedDisk, path: Path, data: bytes, *, sync: bool) -> None:
 
 
 def test_what_was_synced_survives_a_power_failure(disk: SimulatedDisk) -> None:
-    """Content and name."""
     put(disk, NOWHERE / "file", b"content", sync=True)
     disk.sync_directory(NOWHERE)
     disk.lose_power()
@@ -114,7 +100,6 @@ def test_what_was_synced_survives_a_power_failure(disk: SimulatedDisk) -> None:
 
 
 def test_what_was_not_synced_may_be_lost_in_every_way(disk: SimulatedDisk) -> None:
-    """No name, no content, part of it, zeros, or all."""
     seen = set()
     for _ in range(300):
         put(disk, NOWHERE / "file", b"content", sync=False)
@@ -129,7 +114,6 @@ def test_what_was_not_synced_may_be_lost_in_every_way(disk: SimulatedDisk) -> No
 
 
 def test_a_rename_is_seen_whole_or_not_at_all(disk: SimulatedDisk) -> None:
-    """After a power failure the file has its old name or its new one, never both or none."""
     for _ in range(50):
         put(disk, NOWHERE / "old", b"content", sync=True)
         disk.sync_directory(NOWHERE)
@@ -140,7 +124,6 @@ def test_a_rename_is_seen_whole_or_not_at_all(disk: SimulatedDisk) -> None:
 
 
 def test_a_full_disk_takes_what_fits(disk: SimulatedDisk) -> None:
-    """A short write first, then an error."""
     disk.room = 4
     handle = disk.create(NOWHERE / "file")
     assert disk.write(handle, b"content") == 4

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from core_cases import a_past_row
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job, node, planned
 
-from orchestrator.core.job import MAX, Job, State
+from orchestrator.core.job import MAX
 from orchestrator.core.plan import NOTHING, Action, PastRow, Span
 from orchestrator.planning.forecast import (
     CLUSTER,
@@ -26,24 +28,7 @@ from orchestrator.scheduler.estimator import Estimator
 REAL = node(cards=1, emulated=False)
 
 
-def past(of: Job, busy_s: float, *, load_s: float = 0.0, queued_s: float = 0.0) -> PastRow:
-    """A successful row of a job."""
-    assert isinstance(of.batch_size, int)
-    return PastRow(
-        job_id=of.job_id,
-        state=State.SUCCEEDED,
-        final=True,
-        emulated=False,
-        workload=of.workload,
-        model=of.model,
-        precision=of.precision,
-        batch_size=of.batch_size,
-        accelerator=of.accelerator,
-        cards=of.cards,
-        busy_s=busy_s,
-        load_s=load_s,
-        queued_s=queued_s,
-    )
+past = partial(a_past_row, emulated=False)
 
 
 def knowing(*rows: PastRow) -> Estimator:
@@ -52,7 +37,6 @@ def knowing(*rows: PastRow) -> Estimator:
 
 
 def test_cards_share_the_work_and_nothing_is_faster_than_its_longest_job() -> None:
-    """Four jobs of 100 s take 400 s on a card, 100 s on four and on forty."""
     jobs = [job(f"j{number}", batch_size=number + 1) for number in range(4)]
     estimator = knowing(*(past(each, 100.0, load_s=0.001) for each in jobs))
     for cards, seconds in ((1, 400.0), (4, 100.0), (40, 100.0)):
@@ -61,7 +45,6 @@ def test_cards_share_the_work_and_nothing_is_faster_than_its_longest_job() -> No
 
 
 def test_emulated_cards_are_worth_as_many_as_have_a_turn() -> None:
-    """Sixteen of them on two processors do one job at a time, on nine processors eight."""
     jobs = [job(f"j{number}", batch_size=number + 1) for number in range(16)]
     estimator = knowing(*(past(each, 10.0, load_s=0.001) for each in jobs))
     nodes = [node(cards=16, emulated=True)]
@@ -70,14 +53,12 @@ def test_emulated_cards_are_worth_as_many_as_have_a_turn() -> None:
 
 
 def test_waiting_for_a_turn_is_no_part_of_a_jobs_own_time() -> None:
-    """A job that waited 90 s of its 100 s for others takes 10 s of the run."""
     this = job("x")
     span = work(planned(this), [REAL], knowing(past(this, 100.0, queued_s=90.0)), 2)
     assert span.low_s < 10.0 < span.high_s < 90.0
 
 
 def test_what_is_known_makes_the_range_narrower() -> None:
-    """Nothing, another precision, the job itself, the job itself many times."""
     this = job("x")
     other = job("x", precision="int8")
     histories = (
@@ -94,7 +75,6 @@ def test_what_is_known_makes_the_range_narrower() -> None:
 
 
 def test_the_start_is_learnt_from_earlier_ones_and_stands_before_the_work() -> None:
-    """A private Ray of sixteen cards takes longer to start than one card in this process."""
     assert Startup(kind=PRIVATE).span(16).middle_s > Startup(kind=PRIVATE).span(1).middle_s
     assert Startup(kind=IN_PROCESS).span(1).high_s < Startup(kind=CLUSTER).span(1).high_s
     known = Startup(kind=PRIVATE, earlier_s=(30.0, 90.0, 40.0)).span(16)
@@ -105,7 +85,6 @@ def test_the_start_is_learnt_from_earlier_ones_and_stands_before_the_work() -> N
 
 
 def test_the_first_job_of_a_process_pays_for_its_imports() -> None:
-    """Of those in this process; elsewhere workers are up before they get one."""
     for kind, more_s in ((IN_PROCESS, FIRST_USE.high_s), (PRIVATE, 0.0), (CLUSTER, 0.0)):
         assert Startup(kind=kind, earlier_s=(5.0,)).span(1).high_s == 5.0 * START_FACTOR + more_s
 
@@ -127,7 +106,6 @@ def test_a_busy_host_makes_the_longest_time_longer_and_leaves_the_shortest() -> 
 
 
 def test_a_plan_that_runs_nothing_takes_no_time() -> None:
-    """No Ray is started for it either."""
     jobs = [replace(each, action=Action.REUSE) for each in planned(job("x"))]
     assert duration(jobs, [REAL], Estimator(), Startup()) == NOTHING
 
@@ -141,7 +119,6 @@ def test_a_plan_that_runs_nothing_takes_no_time() -> None:
 def test_a_range_is_in_order_and_grows_with_the_work_alone(
     batches: list[int | str], cards: int, emulated: bool, busy_s: float | None
 ) -> None:
-    """More jobs never take less, more cards never take more."""
     jobs = [job(f"j{number}", batch_size=size) for number, size in enumerate(batches)]
     rows = [] if busy_s is None else [past(job("known", batch_size=4), busy_s)]
     estimator = knowing(*rows)

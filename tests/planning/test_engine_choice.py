@@ -52,8 +52,6 @@ ALL = "axes: {precision: [fp32, fp16, bf16, fp8, int8, int4]}"
 
 
 def test_on_gaudi_its_own_library_is_taken_wherever_it_can_do_the_job() -> None:
-    """fp8 runs, with its calibration before it; fp16 and NF4 run on stock transformers, the one
-    compiled, the other in eager mode; for int8 there is nobody."""
     plan = make_plan(one(ALL), gaudi(IMAGE), [])
     assert chosen(plan) == {
         "fp32": ("optimum-habana", None),
@@ -84,8 +82,6 @@ def test_on_gaudi_its_own_library_is_taken_wherever_it_can_do_the_job() -> None:
 def test_what_the_nodes_have_decides(
     packages: Mapping[str, str], engine: str, mode: str | None
 ) -> None:
-    """optimum-habana, else vllm-gaudi, else transformers with static shapes, compiled; lazy mode
-    only with Intel's fork of torch. It stands in the job, and so in its id and its row."""
     plan = make_plan(one("precision: bf16"), gaudi(packages), [])
     (item,) = plan.jobs
     assert item.action is Action.RUN and chosen(plan) == {"bf16": (engine, mode)}
@@ -95,14 +91,12 @@ def test_what_the_nodes_have_decides(
 
 
 def test_without_a_cluster_the_usual_image_is_assumed_and_the_plan_says_so() -> None:
-    """`nightgrid plan` alone asks no node."""
     plan = make_plan(one("precision: bf16"), assumed_servers([HPU]), [])
     assert chosen(plan) == {"bf16": ("optimum-habana", None)}
     assert any("assumed" in note for note in plan.notes)
 
 
 def test_nodes_that_differ_are_named_and_none_gets_what_it_cannot_run() -> None:
-    """An engine is chosen for all nodes of a kind; the difference is a note of the plan."""
     plan = make_plan(one("precision: bf16"), gaudi(IMAGE, without("optimum-habana")), [])
     assert chosen(plan) == {"bf16": ("transformers", "compile")}
     said = "HPU nodes differ in optimum-habana: 1.21.2 on gaudi-1, none on gaudi-2"
@@ -121,7 +115,6 @@ def test_nodes_that_differ_are_named_and_none_gets_what_it_cannot_run() -> None:
 def test_what_a_grid_names_and_no_node_can_run_is_said_by_the_plan(
     body: str, packages: Mapping[str, str], words: str
 ) -> None:
-    """Not by a worker that dies when it imports the bridge."""
     (item,) = make_plan(one(f"precision: bf16\n{body}"), gaudi(packages), []).jobs
     assert item.action is Action.UNSUPPORTED and words in item.reason
 
@@ -139,7 +132,6 @@ def test_the_jobs_of_an_experiment_share_an_engine_where_one_can_run_them_all() 
 
 
 def test_where_no_engine_runs_all_of_them_each_job_has_the_first_that_runs_it() -> None:
-    """On nodes without the library, which would have run neither of the two any better."""
     asked = one("precision: bf16\naxes: {attention: [sdpa, flash_attention_2]}")
     sdpa, flash = make_plan(asked, gaudi(without("optimum-habana")), []).jobs
     assert (sdpa.action, sdpa.job.engine) == (Action.RUN, "transformers")
@@ -147,7 +139,6 @@ def test_where_no_engine_runs_all_of_them_each_job_has_the_first_that_runs_it() 
 
 
 def test_a_job_that_is_asked_for_open_and_by_name_is_planned_as_both_say() -> None:
-    """The open one may get another engine than the named one; where it gets the same, once."""
     both = "  - {{name: open, precision: bf16}}\n  - {{name: named, engine: {}, precision: bf16}}\n"
     for engine, count in (("transformers", 2), ("optimum-habana", 1)):
         made = grid(HEAD + both.format(engine))
@@ -158,7 +149,6 @@ def test_a_job_that_is_asked_for_open_and_by_name_is_planned_as_both_say() -> No
 
 
 def test_where_nothing_is_to_choose_jobs_stay_what_they_are() -> None:
-    """On NVIDIA cards, and on Gaudi cards that a processor emulates: ids of old rows hold."""
     made = one("precision: bf16\naccelerator: [HPU, GPU]")
     for nodes in (parse_emulation("1x8:HPU,1x8:GPU", ()), assumed_servers([Accelerator.GPU])):
         jobs, notes = with_engines(made.jobs(), made.open_engines, nodes)
@@ -169,7 +159,6 @@ def test_where_nothing_is_to_choose_jobs_stay_what_they_are() -> None:
 
 
 def test_verification_leaves_the_choice_open_too() -> None:
-    """`nightgrid verify` asks about the engine that the plan would choose."""
     made = one("precision: bf16")
     sizes = {"prompts": 2, "output_tokens": 4, "batch_size": 2}
     asked = verification_grid("g", made.jobs(), open_engines=made.open_engines, **sizes)
@@ -271,7 +260,6 @@ def test_processors_that_have_openvino_run_it_where_it_is_faster() -> None:
     ],
 )
 def test_what_openvino_lacks_keeps_transformers(body: str) -> None:
-    """For all jobs that are compared, under the ids that they had, and without a word."""
     found, plan = planned(f"precision: fp32\n{body}", PROCESSOR)
     assert found == {"fp32 transformers"}
     assert not any("names no engine" in note for note in plan.notes)
@@ -289,7 +277,6 @@ def test_what_openvino_lacks_keeps_transformers(body: str) -> None:
 def test_processors_without_openvino_plan_what_they_did(
     has: list[Mapping[str, str] | None], nodes: str
 ) -> None:
-    """Where a node lacks it, where none was asked, and on emulated cards: ids of old rows hold."""
     _, open_plan = planned("precision: bf16", *has, nodes=nodes)
     _, named = planned("precision: bf16\nengine: transformers", *has, nodes=nodes)
     assert [i.job.job_id for i in open_plan.jobs] == [i.job.job_id for i in named.jobs]

@@ -1,5 +1,4 @@
-"""Jobs that need other jobs: derived from names of adapters, refused where they cannot be met, and
-kept by the schedule whatever breaks."""
+"""Jobs that need other jobs: derived from names, refused where they cannot be met, scheduled."""
 
 from __future__ import annotations
 
@@ -9,21 +8,20 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from core_cases import a_past_row
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_cases import Cluster, Fixed, job, node
-from simulated_runs import Scattered, check_rows, clusters, faults, schedules, thorough
+from schedule_cases import Cluster, Fixed, busy_cluster, cluster_of, job, node
+from simulated_runs import Scattered, thorough
 
 from orchestrator.core.errors import GridError
-from orchestrator.core.events import StopRequested
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.outcome import FailureClass
-from orchestrator.core.plan import Action, PastRow, PlannedJob
-from orchestrator.core.topology import Node, parse_emulation
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.dependencies import Thing, measured_again, needs_of, took, with_needs
 from orchestrator.grid.parser import load_grid
 from orchestrator.planning.planner import make_plan
-from orchestrator.scheduler.scheduler import ScheduleSettings
 from orchestrator.scheduler.simulator import Faults, SimulationSettings, simulate
 from workloads.models.products import Saving
 
@@ -50,17 +48,12 @@ def run(*jobs: Job, **needs: tuple[Job, ...]) -> list[PlannedJob]:
     ]
 
 
-# ---------------------------------------------------------------- the plan
-
-
 def test_a_job_with_an_adapter_needs_the_job_that_saves_it() -> None:
-    """Whatever their order; jobs without one need nothing."""
     assert needs_of([USER, OTHER, SAVER]) == {USER.job_id: (SAVER.job_id,)}
     assert needs_of([USER, OTHER]) == {}
 
 
 def test_what_needs_an_unsupported_job_is_unsupported_for_that_reason() -> None:
-    """A row that says so is worth more than an attempt that must fail."""
     plan = with_needs(
         [
             PlannedJob(job=USER, action=Action.RUN, estimate_s=9.0),
@@ -133,46 +126,50 @@ experiments:
     adapter: {wanted}
   - name: training
     workload: finetuning
-    axes: {{rank: {ranks}}}
+    axes: {{rank: {values}}}
     save_adapter: advert
 """
 
 
-def grid_file(tmp_path: Path, wanted: str = "advert", ranks: str = "[8]") -> Path:
+MODELS = """\
+name: chain
+defaults: {{accelerator: HPU, precision: fp32}}
+experiments:
+  - name: with the model
+    workload: text-generation
+    model: {wanted}
+    quality: true
+  - name: training
+    workload: finetuning
+    model: tiny-chatglm3
+    method: full
+    axes: {{steps: {values}}}
+    save_model: tuned
+"""
+
+
+def grid_file(
+    tmp_path: Path, text: str = GRID, wanted: str = "advert", values: str = "[8]"
+) -> Path:
     path = tmp_path / "grid.yaml"
-    path.write_text(GRID.format(wanted=wanted, ranks=ranks))
+    path.write_text(text.format(wanted=wanted, values=values))
     return path
 
 
 def test_the_plan_orders_a_grid_by_the_names_of_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing but the two names is written; a saved row is a met need."""
     monkeypatch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path))
     grid = load_grid(grid_file(tmp_path))
     nodes = parse_emulation("1x8", grid.accelerators())
     user, saver = make_plan(grid, nodes, []).jobs
     assert user.needs == (saver.job.job_id,) and saver.needs == ()
     assert simulate([user, saver], nodes, Scattered(1)).rows[0].job == saver.job
-    row = PastRow(
-        job_id=saver.job.job_id,
-        state=State.SUCCEEDED,
-        final=True,
-        reason="",
-        workload="finetuning",
-        model="tiny-chatglm3",
-        accelerator=Accelerator.HPU,
-        cards=1,
-        precision="fp32",
-        batch_size=1,
-        emulated=True,
-        load_s=1.0,
-        busy_s=2.0,
-    )
+    row = a_past_row(saver.job)
     user, saver = make_plan(grid, nodes, [row]).jobs
     assert saver.action is Action.REUSE
     assert {r.state for r in simulate([user, saver], nodes, Scattered(1)).rows} == {State.SUCCEEDED}
-    used = replace(row, job_id=user.job.job_id, workload="text-generation")
+    used = a_past_row(user.job)
     user, _ = make_plan(grid, nodes, [used]).jobs  # the saver was changed since, or its row is lost
     assert user.action is Action.RUN and user.estimate_s > 0
     assert user.reason == f"job {saver.job.job_id} makes anew what this was measured on"
@@ -187,74 +184,57 @@ def test_the_plan_orders_a_grid_by_the_names_of_adapters(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "ranks", "says"),
+    ("text", "wanted", "values", "says"),
     [
-        ("adverts", "[8]", "no job of this grid saves adapter 'adverts'.*did you mean 'advert'"),
-        ("nothing", "[8]", "save_adapter: nothing"),
-        ("advert", "[8, 16]", "2 jobs of this grid save adapter 'advert'"),
+        (GRID, "adverts", "[8]", "job of this grid saves adapter 'adverts'.*did you mean 'advert'"),
+        (GRID, "nothing", "[8]", "save_adapter: nothing"),
+        (GRID, "advert", "[8, 16]", "2 jobs of this grid save adapter 'advert'"),
+        (MODELS, "tuned2", "[8]", "there is no model named 'tuned2'.*save_model: tuned2"),
+        (MODELS, "tuned", "[8, 9]", "2 jobs of this grid save model 'tuned'"),
     ],
 )
-def test_an_adapter_that_nobody_or_everybody_saves_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, ranks: str, says: str
+def test_what_no_job_or_several_jobs_save_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    wanted: str,
+    values: str,
+    says: str,
 ) -> None:
-    """Where the file names it, and before anything starts."""
     monkeypatch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path))
-    with pytest.raises(GridError) as refused:
-        load_grid(grid_file(tmp_path, wanted, ranks))
-    (problem,) = refused.value.problems
-    import re
-
-    assert re.search(says, f"{problem.message}; {problem.hint}")
-    assert problem.line == 6
+    with pytest.raises(GridError, match=f"(?s){says}") as refused:
+        load_grid(grid_file(tmp_path, text, wanted, values))
+    assert [problem.line for problem in refused.value.problems] == [6]
 
 
 def test_an_adapter_that_exists_needs_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its name, as earlier grids left it."""
     monkeypatch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path))
     (tmp_path / "earlier").mkdir()
     (tmp_path / "earlier" / "adapter_config.json").write_text("{}")
-    grid = load_grid(grid_file(tmp_path, "earlier"))
+    grid = load_grid(grid_file(tmp_path, wanted="earlier"))
     user, _ = make_plan(grid, parse_emulation("1x8", grid.accelerators()), []).jobs
     assert user.needs == () and user.action is Action.RUN
 
 
-# ---------------------------------------------------------------- the schedule
-
-
-def test_a_job_waits_for_what_it_needs_while_cards_are_free() -> None:
-    """It starts when that has succeeded, and not before."""
-    cluster = Cluster(run(USER, SAVER, user=(SAVER,)))
-    cluster.join(node())
-    cluster.ready()
-    assert cluster.only().job == SAVER
-    cluster.ends(cluster.only())
-    cluster.ready()
-    assert cluster.only().job == USER
-    cluster.play_out()
-    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
-
-
-def test_jobs_of_another_kind_of_card_are_waited_for_too() -> None:
-    """A gang of GPUs may need what one Gaudi card has trained."""
-    user = replace(USER, accelerator=Accelerator.GPU, cards=2)
-    cluster = Cluster(run(user, SAVER, user=(SAVER,)))
-    cluster.join(node("g", accelerator=Accelerator.GPU), node())
-    cluster.ready()
+@pytest.mark.parametrize("user", [USER, replace(USER, accelerator=Accelerator.GPU, cards=2)])
+def test_a_job_waits_for_what_it_needs_while_cards_are_free(user: Job) -> None:
+    servers = [node("g", accelerator=Accelerator.GPU), node()]
+    cluster = busy_cluster(*run(user, SAVER, user=(SAVER,)), on=servers)
     assert cluster.only().job == SAVER
     cluster.ends(cluster.only())
     cluster.ready()
     assert cluster.only().job == user
     cluster.play_out()
+    assert cluster.states() == {State.SUCCEEDED}
 
 
 def test_what_needs_a_failed_job_ends_with_that_reason() -> None:
-    """And so does what needs that; others are not touched."""
     third = job("third")
-    cluster = Cluster(run(third, USER, SAVER, OTHER, third=(USER,), user=(SAVER,)), max_attempts=1)
-    cluster.join(node())
-    cluster.ready()
+    cluster = busy_cluster(
+        *run(third, USER, SAVER, OTHER, third=(USER,), user=(SAVER,)), max_attempts=1
+    )
     cluster.ends(cluster.run_of("saver"), State.FAILED, FailureClass.ERROR)
     finals = cluster.finals()
     assert finals["saver"].state is State.FAILED
@@ -274,7 +254,6 @@ def test_what_needs_a_failed_job_ends_with_that_reason() -> None:
     ],
 )
 def test_what_can_never_start_ends_at_once(action: Action | None, says: str) -> None:
-    """Before any node has joined."""
     jobs = run(USER, user=(SAVER,))
     if action is not None:
         jobs.append(PlannedJob(job=SAVER, action=action, reason="failed earlier"))
@@ -286,9 +265,7 @@ def test_what_can_never_start_ends_at_once(action: Action | None, says: str) -> 
 
 
 def test_jobs_that_need_each_other_do_not_hang_the_run() -> None:
-    """Nobody plans them so; a run must end nevertheless."""
-    cluster = Cluster(run(USER, SAVER, OTHER, user=(SAVER,), saver=(USER,)))
-    cluster.join(node())
+    cluster = cluster_of(*run(USER, SAVER, OTHER, user=(SAVER,), saver=(USER,)))
     for name in ("user", "saver"):
         assert "can never start" in cluster.finals()[name].reason
     cluster.play_out()
@@ -296,78 +273,15 @@ def test_jobs_that_need_each_other_do_not_hang_the_run() -> None:
 
 
 def test_a_stop_ends_what_is_held() -> None:
-    """With the reason of the stop, as for every job that was not started."""
-    cluster = Cluster(run(USER, SAVER, user=(SAVER,)))
-    cluster.join(node())
-    cluster.ready()
+    cluster = busy_cluster(*run(USER, SAVER, user=(SAVER,)))
     cluster.stop_request("morning")
     assert cluster.finals()["user"].reason == "morning"
     cluster.play_out()
 
 
-@st.composite
-def needy(draw: st.DrawFn) -> list[PlannedJob]:
-    """Jobs that need any others, themselves, or what is not there."""
-    random = Random(draw(st.integers(0, 2**32)))
-    circles = draw(st.booleans())
-    jobs = [
-        job(
-            str(n),
-            model=random.choice("ab"),
-            accelerator=random.choice([Accelerator.HPU] * 3 + [Accelerator.GPU]),
-            cards=random.choice([1] * 5 + [2, 8]),
-            batch_size=random.choice([1, 2, 8]),
-            isolation=random.choice(["warm", "warm", "process"]),
-        )
-        for n in range(draw(st.integers(1, 25)))
-    ]
-    planned = []
-    for n, each in enumerate(jobs):
-        known = jobs if circles else jobs[:n]
-        wanted = random.sample(known, min(len(known), random.choice([0, 0, 1, 1, 2, 3])))
-        needs = tuple(other.job_id for other in wanted)
-        if random.random() < 0.03:
-            needs += ("nobody",)
-        action = random.choice([Action.RUN] * 12 + [Action.REUSE, Action.SKIP, Action.UNSUPPORTED])
-        planned.append(PlannedJob(job=each, action=action, reason="as drawn", needs=needs))
-    random.shuffle(planned)
-    return planned
-
-
-@thorough
-@given(
-    jobs=needy(),
-    nodes=clusters(),
-    faulty=faults(),
-    how=schedules(),
-    seed=st.integers(0, 2**32),
-    stop_at=st.one_of(st.none(), st.none(), st.floats(0, 4000)),
-)
-def test_no_job_runs_before_its_needs_and_every_run_ends(
-    jobs: list[PlannedJob],
-    nodes: list[Node],
-    faulty: Faults,
-    how: ScheduleSettings,
-    seed: int,
-    stop_at: float | None,
-) -> None:
-    """The checker looks at every attempt; every job has its one final row."""
-    stops = [] if stop_at is None else [StopRequested(at=stop_at, reason="morning")]
-    result = simulate(
-        jobs,
-        nodes,
-        Scattered(seed),
-        settings=SimulationSettings(seed=seed, noise=0.3, faults=faulty, max_events=60_000),
-        schedule_settings=how,
-        extra_events=stops,
-    )
-    check_rows(jobs, result)
-
-
 @thorough
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 30))
 def test_without_faults_every_chain_is_worked_off(seed: int, count: int) -> None:
-    """Needs that can be met are met: all jobs succeed."""
     random = Random(seed)
     jobs = [job(str(n), cards=random.choice([1, 1, 2, 4])) for n in range(count)]
     planned = [
@@ -396,58 +310,15 @@ def test_what_others_wait_for_goes_first() -> None:
     singles = [job(f"single {number}") for number in range(12)]
     planned = run(*singles, first, gang, gang=(first,))
     estimates = Fixed(run_s=100.0, by_name={"first": 5.0, "gang": 20.0})
-    cluster = Cluster(planned, estimates=estimates)
-    cluster.join(node(cards=2))
+    cluster = cluster_of(*planned, cards=2, estimates=estimates)
     cluster.play_out()
     order = [row.job.dataset for row in cluster.rows]
     assert order[0] == "first" and order.index("gang") <= 4
 
 
-MODELS = """\
-name: chain
-defaults: {{accelerator: HPU, precision: fp32}}
-experiments:
-  - name: with the model
-    workload: text-generation
-    model: {wanted}
-    quality: true
-  - name: training
-    workload: finetuning
-    model: tiny-chatglm3
-    method: full
-    axes: {{steps: {steps}}}
-    save_model: tuned
-"""
-
-
 def test_a_job_with_a_saved_model_waits_for_it_and_so_does_its_reference(tmp_path: Path) -> None:
-    """A name that a job of the grid saves needs no model of that name beforehand."""
-    path = tmp_path / "grid.yaml"
-    path.write_text(MODELS.format(wanted="tuned", steps="[8]"))
-    grid = load_grid(path)
+    grid = load_grid(grid_file(tmp_path, MODELS, "tuned"))
     planned = make_plan(grid, parse_emulation("1x8", grid.accelerators()), []).jobs
     needs = {item.job.workload: item.needs for item in planned}
     saver = next(item.job.job_id for item in planned if item.job.workload == "finetuning")
-    assert needs == {
-        "text-generation": (saver,),
-        "quality-reference": (saver,),
-        "finetuning": (),
-    }
-
-
-@pytest.mark.parametrize(
-    ("wanted", "steps", "says"),
-    [
-        ("tuned2", "[8]", "there is no model named 'tuned2'.*save_model: tuned2"),
-        ("tuned", "[8, 9]", "2 jobs of this grid save model 'tuned'"),
-    ],
-)
-def test_a_model_that_nobody_or_everybody_saves_is_refused(
-    tmp_path: Path, wanted: str, steps: str, says: str
-) -> None:
-    """Where the file names it, and before anything starts."""
-    path = tmp_path / "grid.yaml"
-    path.write_text(MODELS.format(wanted=wanted, steps=steps))
-    with pytest.raises(GridError, match=says) as refused:
-        load_grid(path)
-    assert [problem.line for problem in refused.value.problems] == [6]
+    assert needs == {"text-generation": (saver,), "quality-reference": (saver,), "finetuning": ()}

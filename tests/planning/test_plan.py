@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from core_cases import a_past_row
 from grid_cases import HEAD, experiments, grid, one
 from rich.console import Console
 
@@ -40,22 +41,8 @@ class Flat:
         return self
 
 
-def past(job: Job, state: State, *, emulated: bool = True, final: bool = True) -> PastRow:
-    return PastRow(
-        job_id=job.job_id,
-        state=state,
-        final=final,
-        emulated=emulated,
-        workload=job.workload,
-        model=job.model,
-        precision=job.precision,
-        batch_size=1,
-        accelerator=job.accelerator,
-        cards=job.cards,
-        busy_s=3.0,
-        load_s=1.0,
-        reason="it broke",
-    )
+def past(job: Job, state: State, **changes: bool) -> PastRow:
+    return a_past_row(job, state=state, reason="it broke", **changes)
 
 
 EMULATED = parse_emulation("1x8:HPU", ())
@@ -68,9 +55,6 @@ def decide(*rows: tuple[State, bool], nodes: list[Node] = EMULATED, **options: b
     history = [past(job, state, emulated=emulated) for state, emulated in rows]
     (planned,) = make_plan(made, nodes, history, **options).jobs
     return planned.action
-
-
-# ---------------------------------------------------------------- decisions
 
 
 @pytest.mark.parametrize(
@@ -88,30 +72,25 @@ def decide(*rows: tuple[State, bool], nodes: list[Node] = EMULATED, **options: b
     ],
 )
 def test_the_newest_row_decides(state: State, action: Action) -> None:
-    """Successes are reused, failures skipped, what never got its chance runs."""
     assert decide((state, True)) is action
 
 
 def test_a_job_without_rows_runs() -> None:
-    """Nothing measured, nothing to reuse."""
     assert decide() is Action.RUN
 
 
 def test_of_several_rows_the_newest_counts() -> None:
-    """A success after a failure is a success; rows come oldest first."""
     assert decide((State.FAILED, True), (State.SUCCEEDED, True)) is Action.REUSE
     assert decide((State.SUCCEEDED, True), (State.FAILED, True)) is Action.SKIP
 
 
 def test_rows_that_are_not_final_do_not_count() -> None:
-    """An attempt that was retried says nothing of the job."""
     made = one("precision: bf16")
     rows = [past(made.jobs()[0], State.FAILED, final=False)]
     assert make_plan(made, EMULATED, rows).jobs[0].action is Action.RUN
 
 
 def test_emulated_rows_never_stand_in_for_real_ones() -> None:
-    """Nor the other way round."""
     real = assumed_servers([HPU])
     assert decide((State.SUCCEEDED, True), nodes=real) is Action.RUN
     assert decide((State.SUCCEEDED, False), nodes=real) is Action.REUSE
@@ -120,14 +99,12 @@ def test_emulated_rows_never_stand_in_for_real_ones() -> None:
 
 
 def test_retry_failed_and_force() -> None:
-    """--retry-failed runs what failed and reuses what succeeded; --force runs all."""
     assert decide((State.FAILED, True), retry_failed=True) is Action.RUN
     assert decide((State.SUCCEEDED, True), retry_failed=True) is Action.REUSE
     assert decide((State.SUCCEEDED, True), force=True) is Action.RUN
 
 
 def test_reasons_say_what_happened_and_what_to_do() -> None:
-    """A skipped job quotes the earlier reason and the option that tries again."""
     made = one("precision: bf16")
     rows = [past(made.jobs()[0], State.OUT_OF_MEMORY)]
     reason = make_plan(made, EMULATED, rows).jobs[0].reason
@@ -135,7 +112,6 @@ def test_reasons_say_what_happened_and_what_to_do() -> None:
 
 
 def test_unsupported_precisions_carry_the_tables_reason() -> None:
-    """Exactly the jobs that the table refuses for the asked device are unsupported."""
     made = one("engine: transformers\naxes: {precision: [fp32, fp16, bf16, fp8, int8, int4]}")
     for planned in make_plan(made, assumed_servers([HPU]), []).jobs:
         entry = support(planned.job.precision, "hpu")
@@ -144,7 +120,6 @@ def test_unsupported_precisions_carry_the_tables_reason() -> None:
 
 
 def test_every_model_takes_the_settings_that_all_workloads_have() -> None:
-    """Threads are no setting of encoders alone."""
     assert make_plan(one("threads: 2"), EMULATED, []).jobs[0].action is Action.RUN
 
 
@@ -156,7 +131,6 @@ def test_packages_of_precisions_that_will_run_are_imported_once_on_a_processor()
 
 
 def test_an_emulated_card_must_also_manage_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the CPU cannot do is unsupported on emulated nodes only."""
     from orchestrator.planning import planner as planning
 
     def table(precision: str, device: str, *asked: str) -> object:
@@ -173,14 +147,12 @@ def test_an_emulated_card_must_also_manage_on_the_cpu(monkeypatch: pytest.Monkey
 
 
 def test_force_does_not_run_what_cannot_run() -> None:
-    """Unsupported is decided anew each time and before all else."""
     made = one("precision: int8")
     rows = [past(made.jobs()[0], State.SUCCEEDED)]
     assert make_plan(made, EMULATED, rows, force=True).jobs[0].action is Action.UNSUPPORTED
 
 
 def test_a_kind_of_card_that_no_node_has_makes_rows_that_say_so() -> None:
-    """The same grid runs its HPU half on one cluster and its GPU half on another."""
     made = one("accelerator: [HPU, GPU]")
     hpu, gpu = make_plan(made, EMULATED, []).jobs
     assert hpu.action is Action.RUN
@@ -189,13 +161,11 @@ def test_a_kind_of_card_that_no_node_has_makes_rows_that_say_so() -> None:
 
 
 def test_a_cluster_with_none_of_the_grids_cards_is_refused() -> None:
-    """A run that could only write excuses is not worth starting."""
     with pytest.raises(ClusterError, match="asks for GPU cards and the nodes have HPU"):
         make_plan(one("accelerator: GPU"), EMULATED, [])
 
 
 def test_card_counts_are_checked_against_the_nodes() -> None:
-    """Whole nodes and legal groups pass; others are refused with the counts that do."""
     made = one("axes: {cards: [8, 16]}")
     assert len(make_plan(made, parse_emulation("2x8", [HPU]), []).jobs) == 2
     with pytest.raises(GridError, match="16 HPU") as caught:
@@ -204,7 +174,6 @@ def test_card_counts_are_checked_against_the_nodes() -> None:
 
 
 def test_problems_with_card_counts_come_in_the_order_of_the_file() -> None:
-    """By line, and within a line from left to right."""
     counts = ([32, 16, 64], [24, 9])
     made = experiments(
         "".join(f"  - {{name: e{n}, axes: {{cards: {each}}}}}\n" for n, each in enumerate(counts))
@@ -215,11 +184,7 @@ def test_problems_with_card_counts_come_in_the_order_of_the_file() -> None:
     assert said == ["32", "16", "64", "24", "9"]
 
 
-# ---------------------------------------------------------------- nodes
-
-
 def test_legal_counts_of_mixed_nodes() -> None:
-    """Gaudi takes powers of two and whole nodes, NVIDIA any number of one server."""
     nodes = parse_emulation("2x8:HPU,1x4:GPU", ())
     assert legal_counts(nodes, HPU) == [1, 2, 4, 8, 16]
     assert legal_counts(nodes, GPU) == [1, 2, 3, 4]
@@ -236,7 +201,6 @@ def test_legal_counts_of_mixed_nodes() -> None:
     ],
 )
 def test_emulated_nodes(spec: str, named: list[Accelerator], nodes: list[str]) -> None:
-    """Kinds are as said, or dealt in turn among those that the grid names."""
     made = parse_emulation(spec, named)
     assert [f"{node.name} {len(node.cards)}" for node in made] == nodes
     assert len({node.node_id for node in made}) == len(made)
@@ -244,13 +208,9 @@ def test_emulated_nodes(spec: str, named: list[Accelerator], nodes: list[str]) -
 
 
 def test_a_single_cpu_card_is_no_emulation() -> None:
-    """It has the machine to itself; two of them share it."""
     assert [n.emulated for n in parse_emulation("1x1:CPU", [])] == [False]
     assert [n.emulated for n in parse_emulation("1x2:CPU", [])] == [True]
     assert [n.emulated for n in parse_emulation("1x1:CPU,1x1:HPU", [])] == [True, True]
-
-
-# ---------------------------------------------------------------- sums and output
 
 
 def planned(body: str, spec: str) -> Plan:
@@ -260,7 +220,6 @@ def planned(body: str, spec: str) -> Plan:
 
 
 def test_what_is_reused_takes_no_time() -> None:
-    """Neither of cards nor of the night."""
     made = one("precision: bf16")
     rows = [past(made.jobs()[0], State.SUCCEEDED)]
     plan = make_plan(made, EMULATED, rows, estimator=Flat())  # type: ignore[arg-type]
@@ -273,7 +232,6 @@ def test_what_is_reused_takes_no_time() -> None:
     [(0, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3725, "1 h 02 min")],
 )
 def test_durations_are_said_as_a_person_would(seconds: float, text: str) -> None:
-    """Two significant parts at most."""
     assert duration_text(seconds) == text
 
 
@@ -285,7 +243,6 @@ def printed(plan: Plan, *, terminal: bool) -> str:
 
 
 def test_the_listing_has_every_job_and_uncut_reasons() -> None:
-    """Outside a terminal a job is one plain line, with no control codes."""
     plan = planned("axes: {precision: [fp32, int8], batch_size: 1..3}", "1x8:HPU")
     text = printed(plan, terminal=False)
     assert "\x1b" not in text
@@ -298,7 +255,6 @@ def test_the_listing_has_every_job_and_uncut_reasons() -> None:
 
 
 def test_what_all_jobs_share_is_said_once() -> None:
-    """Columns are the settings that differ."""
     text = printed(planned("axes: {batch_size: [1, 2]}", "1x8:HPU"), terminal=False)
     heading = next(line for line in text.splitlines() if line.startswith("job_id"))
     assert heading.split() == ["job_id", "batch_size", "estimate", "action", "reason"]
@@ -310,7 +266,6 @@ def test_what_all_jobs_share_is_said_once() -> None:
 
 
 def test_each_workload_has_a_table_with_what_varies_in_it() -> None:
-    """Settings of one workload are no columns of another's; many techniques share a column."""
     made = grid(
         HEAD
         + """
@@ -332,7 +287,6 @@ def test_each_workload_has_a_table_with_what_varies_in_it() -> None:
 
 
 def test_a_terminal_folds_reasons_and_loses_none_of_their_words() -> None:
-    """The table fits the width; every word of the reason is there."""
     plan = planned("precision: int8", "1x8:HPU")
     text = re.sub(r"\x1b\[[0-9;]*m", "", printed(plan, terminal=True))
     words = Counter(text.split())
@@ -340,7 +294,6 @@ def test_a_terminal_folds_reasons_and_loses_none_of_their_words() -> None:
 
 
 def test_json_has_every_field_of_every_job() -> None:
-    """One object; a job carries its settings, id, action, reason, estimate and card sets."""
     plan = planned("axes: {precision: [fp32, int8], cards: [1, 2]}", "2x8:HPU")
     data = json.loads(plan_json(plan))
     assert data["summary"]["jobs"] == 4
@@ -357,14 +310,11 @@ def test_json_has_every_field_of_every_job() -> None:
 
 
 def test_notes_of_the_grid_reach_the_reader() -> None:
-    """Jobs that are asked for twice are mentioned in both forms."""
     made = grid(HEAD + "  - {name: a}\n  - {name: b}\n")
     plan = make_plan(made, EMULATED, [], estimator=Flat())  # type: ignore[arg-type]
     assert "planned once" in printed(plan, terminal=False)
     assert json.loads(plan_json(plan))["notes"] == list(made.notes)
 
-
-# ---------------------------------------------------------------- the command
 
 BIG = (
     HEAD
@@ -405,7 +355,6 @@ def test_ten_thousand_jobs_plan_without_torch_or_ray(tmp_path: Path) -> None:
 
 
 def test_a_plan_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a results directory nor a lock: planning only looks."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "g.yaml").write_text(HEAD + "  - name: e\n")
     assert main(["plan", "g.yaml", "--emulate", "1x1"]) == 0
@@ -415,7 +364,6 @@ def test_a_plan_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_rows_of_the_run_are_taken_into_account(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--results` and `--run` name the rows; by default the run is called like the grid."""
     from measurements import row
 
     from orchestrator.store.store import Store

@@ -37,7 +37,6 @@ def plan(asked: Grid) -> Plan:
 
 
 def test_replicates_are_jobs_of_their_own() -> None:
-    """The first ones are the jobs as they were; the number is no parameter."""
     once, thrice = grid().jobs(), grid(replicates=3).jobs()
     assert thrice[:2] == once
     assert [job.replicate for job in thrice] == [1, 1, 2, 2, 3, 3]
@@ -48,25 +47,21 @@ def test_replicates_are_jobs_of_their_own() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 1001, "3", 2.5, None])
 def test_a_number_that_is_none_is_refused(value: object) -> None:
-    """With the place."""
     with pytest.raises(GridError, match="replicates"):
         grid(replicates=value)
 
 
 def test_replicates_count_against_the_most_jobs_of_a_grid() -> None:
-    """A million, together."""
     with pytest.raises(GridError, match="1,002,000 jobs"):
         grid(replicates=1000, axes={"batch_size": ["1..1002"]})
 
 
 def test_replicates_that_would_replace_each_others_adapter_are_refused() -> None:
-    """Which of three adapters others then start from would be chance."""
     with pytest.raises(GridError, match="replicates: 3 with save_adapter"):
         grid(workload="finetuning", replicates=3, axes={}, save_adapter="mine", method="lora")
 
 
 def test_the_plan_says_what_replicates_cost() -> None:
-    """Jobs, time of cards and fresh processes; each block of a model starts one."""
     once, thrice = plan(grid()), plan(grid(replicates=3))
     cost = cost_of_replicates(thrice)
     assert cost is not None and cost_of_replicates(once) is None

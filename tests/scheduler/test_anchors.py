@@ -47,8 +47,6 @@ def grids(draw: st.DrawFn) -> list[PlannedJob]:
 def test_every_configuration_has_one_anchor_until_a_cell_is_measured(
     grid: list[PlannedJob], seed: int
 ) -> None:
-    """Exactly one of its cells that run; none where a row is there already; in whatever order
-    the grid comes."""
     chosen = anchors(grid)
     of = {each.job.job_id: each for each in grid}
     assert all(of[job_id].action is Action.RUN for job_id in chosen)
@@ -76,19 +74,16 @@ def test_the_anchor_is_the_middle_batch_size_and_never_a_search() -> None:
 
 
 def test_a_lone_search_is_its_own_anchor() -> None:
-    """There is nothing else to know of that configuration."""
     assert anchors(planned(job(batch_size=MAX))) == {job(batch_size=MAX).job_id}
 
 
 def test_anchors_can_be_compared_with_each_other() -> None:
-    """A configuration of many sizes is first measured at the size that the others have."""
     wide = [job(precision="bf16", batch_size=size) for size in (1, 2, 4, 8, 16)]
     others = [job(precision=p, batch_size=1) for p in ("fp32", "int8", "int4")]
     assert sizes(anchors(planned(*wide, *others)), *wide, *others) == [1, 1, 1, 1]
 
 
 def test_lengths_refine_and_techniques_do_not() -> None:
-    """Three lengths are one configuration, two ranks of an adapter are two."""
     lengths = [job(parameters=(("output_tokens", n),)) for n in (16, 64, 256)]
     ranks = [job(model="other", parameters=(("rank", n),)) for n in (8, 64)]
     chosen = anchors(planned(*lengths, *ranks))
@@ -96,7 +91,6 @@ def test_lengths_refine_and_techniques_do_not() -> None:
 
 
 def test_what_an_anchor_needs_goes_as_early() -> None:
-    """Else the anchor would wait for a refinement."""
     train = [job("train", batch_size=size) for size in (1, 2, 4)]
     use = job("use", batch_size=16)
     grid = [*planned(*train), PlannedJob(job=use, action=Action.RUN, needs=(train[2].job_id,))]

@@ -64,21 +64,17 @@ def look_for_largest(
 
 
 def test_without_knowledge_of_memory_it_doubles_then_bisects() -> None:
-    """From 1 up until one does not fit, then between the last that did and the first that did
-    not."""
     found, probes, reason = look_for_largest(11, Search("max", 1024, 0.0))
     assert (found, probes) == (11, [1, 2, 4, 8, 16, 12, 10, 11])
     assert reason == "batch size 11 fits and 12 does not (8 probes)"
 
 
 def test_nothing_fits() -> None:
-    """Even a batch of one is too much: one probe, no answer."""
     found, probes, reason = look_for_largest(0, Search("max", 1024, 0.0))
     assert (found, probes, reason) == (None, [1], "not even batch size 1 fits")
 
 
 def test_the_cap_is_tried_not_exceeded_and_told() -> None:
-    """A cap between powers of two is probed itself, and the row says that it was one."""
     found, probes, reason = look_for_largest(10_000, Search("max", 48, 0.0))
     assert (found, probes) == (48, [1, 2, 4, 8, 16, 32, 48])
     assert "48 is the cap of the search" in reason
@@ -95,8 +91,6 @@ def test_the_cap_is_tried_not_exceeded_and_told() -> None:
 def test_it_finds_the_largest_within_the_tolerance(
     limit: int, cap: int, tolerance: float, seed: int | None
 ) -> None:
-    """For every device, cap and kind of memory no larger size fits that is larger by more than the
-    tolerance, in logarithmically many probes."""
     memory = None if seed is None else Random(seed)
     found, probes, _ = look_for_largest(limit, Search("max", cap, tolerance), memory)
     best = min(limit, cap)
@@ -114,7 +108,6 @@ def test_where_memory_is_a_line_it_jumps_there() -> None:
 
 
 def test_another_precision_of_the_work_tells_the_slope() -> None:
-    """After bf16 has been searched, one probe of fp32 is enough to jump."""
     book = MemoryBook()
     for size in (1, 2, 32):
         peak = 10**9 * (20 + 2 * size)
@@ -148,9 +141,6 @@ def test_a_later_misfit_lowers_the_answer(limit: int, better: int) -> None:
     assert (largest_fit(history) or 0) < min(better, limit)
     size = next_larger(history, Search("max", 1024, 0.0))
     assert size is None or size < better
-
-
-# ---------------------------------------------------------------- the fastest
 
 
 def look_for_fastest(
@@ -188,7 +178,6 @@ def hills(draw: st.DrawFn) -> tuple[int, list[float]]:
 def test_the_peak_of_a_hill_is_found_by_golden_section(
     hill: tuple[int, list[float]], fits: int | None
 ) -> None:
-    """Without noise exactly, wherever memory ends, in as many trials as golden section takes."""
     cap, rates = hill
     found, trials, _ = look_for_fastest(rates, cap, fits=fits)
     sizes = [size for size in powers(cap) if fits is None or size <= fits]
@@ -201,8 +190,6 @@ def test_the_peak_of_a_hill_is_found_by_golden_section(
 
 
 def test_noise_costs_no_more_than_it_hides() -> None:
-    """With 1 % of noise 300 random hills lose at most the tolerance, and one in a hundred more
-    than half of it."""
     kept = []
     for seed in range(300):
         draw = Random(seed)
@@ -219,7 +206,6 @@ def test_noise_costs_no_more_than_it_hides() -> None:
 
 
 def test_of_tied_sizes_the_smaller_is_taken() -> None:
-    """A plateau within the noise: the row says which others gave as much."""
     plateau = [100.0, 190.0, 350.0, 600.0, 900.0, 1000.0, 1002.0, 1003.0, 1001.0, 1002.0, 1001.0]
     found, trials, reason = look_for_fastest(plateau, 1024, noise=0.01)
     assert found in (32, 64) and trials <= 8
@@ -227,15 +213,11 @@ def test_of_tied_sizes_the_smaller_is_taken() -> None:
 
 
 def test_a_throughput_is_that_of_complete_repeats() -> None:
-    """The rate of a trial is what the row will say, from raw samples."""
     asked = job(batch_size=64)
     rate = rate_of(asked, outcome(simulated_result(asked, None, 0.01, Random(0))))
     assert rate is not None and rate.low < true_rate(asked) < rate.high
     assert rate.mean == pytest.approx(true_rate(asked), rel=0.02)
     assert rate_of(asked, Outcome(attempt_id="a-1", state=State.LOST, ranks=())) is None
-
-
-# ---------------------------------------------------------------- what grids say
 
 
 @given(
@@ -246,7 +228,6 @@ def test_a_throughput_is_that_of_complete_repeats() -> None:
 def test_a_mapping_and_its_text_mean_the_same(
     goal: str, cap: int | None, tolerance: float | None
 ) -> None:
-    """The text of a job is read back as what the grid said; defaults are not in it."""
     said = {"cap": cap, "tolerance": tolerance}
     text = from_mapping({goal: {name: value for name, value in said.items() if value is not None}})
     found = search_of(text)
@@ -270,13 +251,11 @@ def test_a_mapping_and_its_text_mean_the_same(
     ],
 )
 def test_a_mapping_that_means_nothing_is_refused(wish: dict[str, object], message: str) -> None:
-    """With the value, and what would be right."""
     with pytest.raises(ValueError, match=message):
         from_mapping(wish)
 
 
 @pytest.mark.parametrize("text", ["big", "", "max()", "max(cap=0)", "best(cap=4,tolerance=0.1)"])
 def test_text_that_is_no_search_is_refused(text: str) -> None:
-    """A row of a damaged file asks for nothing."""
     with pytest.raises(ValueError, match="is no batch size"):
         search_of(text)

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import exp
 from random import Random
 
 import pytest
+from core_cases import a_past_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_cases import job
 
-from orchestrator.core.job import MAX, Job, State
-from orchestrator.core.plan import PastRow
+from orchestrator.core.job import MAX, State
 from orchestrator.scheduler.estimator import PRIOR_LOAD_S, SEARCH_FACTOR, Estimator
 from workloads.base import MeasureSettings
 
-
-def row(of: Job, seconds: float, load_s: float | None = 5.0, **changes: object) -> PastRow:
-    """A successful row of a job."""
-    fields: dict[str, object] = {
-        "job_id": of.job_id,
-        "state": State.SUCCEEDED,
-        "final": True,
-        "emulated": True,
-        "workload": of.workload,
-        "model": of.model,
-        "precision": of.precision,
-        "batch_size": of.batch_size,
-        "accelerator": of.accelerator,
-        "cards": of.cards,
-        "busy_s": seconds,
-        "load_s": load_s,
-    }
-    return PastRow(**(fields | changes))  # type: ignore[arg-type]
+row = partial(a_past_row, load_s=5.0)
 
 
 def test_the_same_job_is_the_best_witness() -> None:
-    """Its own median wins over rows of the same model."""
     this, other = job("this"), job("other")
     history = [row(this, 25), row(this, 45), row(this, 35), *[row(other, 500)] * 9]
     estimate = Estimator.from_history(history).estimate(this)
@@ -44,7 +27,6 @@ def test_the_same_job_is_the_best_witness() -> None:
 
 
 def test_next_best_is_the_nearest_batch_size_of_the_configuration() -> None:
-    """Batch 8 is nearer to 16 than to 1; another precision's rows do not count."""
     history = [
         row(job("x", batch_size=1), 15),
         row(job("x", batch_size=8), 105),
@@ -54,14 +36,12 @@ def test_next_best_is_the_nearest_batch_size_of_the_configuration() -> None:
 
 
 def test_then_the_same_workload_and_model() -> None:
-    """A precision never seen is guessed from the others of the model."""
     history = [row(job("x", precision="bf16"), 65)]
     estimate = Estimator.from_history(history).estimate(job("y", precision="int4"))
     assert (estimate.load_s, estimate.run_s) == (5, 60)
 
 
 def test_the_prior_lies_between_the_fewest_repeats_and_the_time_limit() -> None:
-    """Nothing known: more time allowed means longer, never longer than allowed."""
     short = job(measure=MeasureSettings(time_limit_s=10))
     long = job(measure=MeasureSettings(time_limit_s=1000))
     estimator = Estimator()
@@ -76,39 +56,33 @@ def test_the_prior_lies_between_the_fewest_repeats_and_the_time_limit() -> None:
     ids=["failed", "probe or retry", "no time"],
 )
 def test_rows_that_say_nothing_about_duration_are_left_out(changes: dict[str, object]) -> None:
-    """A failure after a second is not a fast job."""
-    history = [row(job(), 1.0, **changes)]
+    history = [row(job(), **{"busy_s": 1.0} | changes)]
     assert Estimator.from_history(history).estimate(job()) == Estimator().estimate(job())
 
 
 def test_a_resident_model_says_nothing_about_loading() -> None:
-    """Rows of warm workers have load 0; the load estimate comes from those that loaded."""
-    history = [row(job("x"), 30, 0.0), row(job("x"), 30, 0.0), row(job("z"), 50, 20.0)]
+    history = [*[row(job("x"), 30, load_s=0.0)] * 2, row(job("z"), 50, load_s=20.0)]
     estimate = Estimator.from_history(history).estimate(job("x"))
     assert (estimate.load_s, estimate.run_s) == (20, 30)
 
 
 def test_rows_of_emulated_cards_can_be_kept_out() -> None:
-    """What an emulated card took says nothing about a real one."""
     history = [row(job(), 500, emulated=True), row(job(), 50, emulated=False)]
     assert Estimator.from_history(history, emulated=False).estimate(job()).run_s == 45
 
 
 def test_a_search_for_the_largest_batch_takes_longer_than_one_measurement() -> None:
-    """``max`` runs probes before it measures."""
     estimator = Estimator.from_history([row(job("x", batch_size=4), 25)])
     assert estimator.estimate(job("y", batch_size=MAX)).run_s == SEARCH_FACTOR * 20
 
 
 def test_the_history_is_read_once() -> None:
-    """An estimator keeps medians, not rows, so an estimate costs the same after a long history."""
     one_pass = (row(job("x"), 25.0) for _ in range(1000))
     estimate = Estimator.from_history(one_pass).estimate(job("x"))
     assert (estimate.load_s, estimate.run_s) == (5, 20)
 
 
 def test_equal_settings_are_nearer_than_another_length() -> None:
-    """Eight times the tokens at the same batch size are another matter."""
     short, long = (("output_tokens", 16),), (("output_tokens", 128),)
     history = [
         row(job("x", parameters=short, batch_size=4), 15, parameters=short),
@@ -120,14 +94,12 @@ def test_equal_settings_are_nearer_than_another_length() -> None:
 
 
 def test_a_search_that_was_measured_before_searches_again() -> None:
-    """Its row has the time of its measurement alone."""
     this = job("x", batch_size=MAX)
     estimator = Estimator.from_history([row(this, 25, batch_size=8)])
     assert estimator.estimate(this).run_s == SEARCH_FACTOR * 20
 
 
 def test_the_nearer_the_rows_the_smaller_the_margin() -> None:
-    """As long as none has told how far such guesses are off."""
     fast, slow = (("output_tokens", 8),), (("output_tokens", 9),)
     known = Estimator.from_history(
         [row(job("x", batch_size=4, parameters=fast), 25, parameters=fast)]
@@ -161,7 +133,6 @@ def test_the_margin_covers_nine_of_ten(spread: float, seed: int) -> None:
 
 
 def test_learning_within_a_run_is_learning_from_its_rows() -> None:
-    """The same measurements, told one by one, make the same estimates."""
     sizes = [(1, 20.0), (4, 35.0), (8, 61.0), (4, 33.0)]
     told = Estimator()
     for size, seconds in sizes:

@@ -1,8 +1,4 @@
-"""From the words of a real failure to its class and to what becomes of the job: one table.
-
-The device's own words are in ``tests/workloads/devices/test_devices.py``; here they go the whole
-way of a worker's failure, and a job fails with each class until it is given up.
-"""
+"""From the words of a real failure to its class and to what becomes of the job: one table."""
 
 from __future__ import annotations
 
@@ -16,110 +12,34 @@ from ray.exceptions import (
     OutOfMemoryError,
     RayError,
 )
-from schedule_cases import Cluster, job, node, planned
+from schedule_cases import cluster_of, job, nodes
 
-from orchestrator.core.events import RunAttempt
 from orchestrator.core.job import State
-from orchestrator.core.outcome import FailureClass
+from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
 from orchestrator.on_ray.claims import agent_failure
-from orchestrator.scheduler.retry import POLICIES
+from orchestrator.scheduler.retry import MAX_BACKOFF_S, POLICIES, failure_class_of, judge
 from orchestrator.worker.worker import describe
 from workloads import base
 from workloads.devices import device_for
 
+_GLOO = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:23456"
+_HOST_MEMORY = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
 #: Device, exception as it was seen, class.
 SEEN: list[tuple[str, BaseException, FailureClass]] = [
-    (
-        "cuda",
-        RuntimeError(
-            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 "
-            "GiB of which 3.34 GiB is free."
-        ),
-        FailureClass.OUT_OF_MEMORY,
-    ),
-    (
-        "hpu",
-        RuntimeError(
-            "[Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::1073741824 "
-            "(1024)MB"
-        ),
-        FailureClass.OUT_OF_MEMORY,
-    ),
-    (
-        "cuda",
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you "
-            "tried to allocate 4000000000 bytes. Error code 12 (Cannot allocate memory)"
-        ),
-        FailureClass.HOST_OUT_OF_MEMORY,
-    ),
+    ("hpu", RuntimeError("MODULE:PT_DEVMEM Allocation failed"), FailureClass.OUT_OF_MEMORY),
+    ("cuda", RuntimeError(_HOST_MEMORY), FailureClass.HOST_OUT_OF_MEMORY),
     ("hpu", MemoryError(), FailureClass.HOST_OUT_OF_MEMORY),
-    (
-        "hpu",
-        base.Unsupported("fp16 on Gaudi needs Gaudi2 or newer"),
-        FailureClass.UNSUPPORTED,
-    ),
-    (
-        "cpu",
-        base.BadConfiguration("tensor_parallel 3 does not divide 32 attention heads"),
-        FailureClass.BAD_CONFIGURATION,
-    ),
-    (
-        "hpu",
-        RuntimeError("Graph compile failed. synStatus=synStatus 26 [Generic failure]."),
-        FailureClass.COMPILE,
-    ),
-    (
-        "hpu",
-        RuntimeError("synStatus=26 [Generic failure] Device acquire failed."),
-        FailureClass.ACQUIRE,
-    ),
-    (
-        "cuda",
-        RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable"),
-        FailureClass.ACQUIRE,
-    ),
-    (
-        "cpu",
-        base.CardFaulty("a product of 256 x 64 matrices has 12 wrong elements of 65,536"),
-        FailureClass.CARD_FAULTY,
-    ),
-    (
-        "cpu",
-        RuntimeError(
-            "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
-            "[127.0.0.1]:23456"
-        ),
-        FailureClass.COLLECTIVE,
-    ),
-    (
-        "cuda",
-        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1691, unhandled system error"),
-        FailureClass.COLLECTIVE,
-    ),
+    ("hpu", base.Unsupported("fp16 on Gaudi needs Gaudi2"), FailureClass.UNSUPPORTED),
+    ("cpu", base.BadConfiguration("3 does not divide 32"), FailureClass.BAD_CONFIGURATION),
+    ("hpu", RuntimeError("Graph compile failed. synStatus 26"), FailureClass.COMPILE),
+    ("hpu", RuntimeError("synStatus=26 Device acquire failed."), FailureClass.ACQUIRE),
+    ("cpu", base.CardFaulty("12 wrong elements of 65,536"), FailureClass.CARD_FAULTY),
+    ("cpu", RuntimeError(_GLOO), FailureClass.COLLECTIVE),
     ("cpu", SystemExit(3), FailureClass.CRASH),
-    (
-        "hpu",
-        ModuleNotFoundError("No module named 'habana_frameworks'"),
-        FailureClass.IMPORT,
-    ),
-    (
-        "cuda",
-        ImportError("libcudnn.so.9: cannot open shared object file: No such file or directory"),
-        FailureClass.IMPORT,
-    ),
-    (
-        "cpu",
-        base.DataMissing("/data/chatglm3-6b has no config.json, so it is not a model's directory"),
-        FailureClass.DATA_MISSING,
-    ),
-    (
-        "cpu",
-        FileNotFoundError(errno.ENOENT, "No such file or directory", "/data/AdvertiseGen/dev.json"),
-        FailureClass.DATA_MISSING,
-    ),
+    ("hpu", ModuleNotFoundError("No module named 'habana'"), FailureClass.IMPORT),
+    ("cpu", base.DataMissing("/data/glm has no config.json"), FailureClass.DATA_MISSING),
+    ("cpu", FileNotFoundError(errno.ENOENT, "No such file", "dev.json"), FailureClass.DATA_MISSING),
     ("cpu", KeyError("hidden_size"), FailureClass.ERROR),
-    ("cuda", RuntimeError("CUDA error: an illegal memory access"), FailureClass.ERROR),
 ]
 
 
@@ -131,7 +51,6 @@ SEEN: list[tuple[str, BaseException, FailureClass]] = [
 def test_a_workers_exception_is_of_the_class_of_its_words(
     device: str, error: BaseException, expected: FailureClass
 ) -> None:
-    """The row has one line with its words, and the end of the traceback."""
     try:
         raise error
     except BaseException as raised:
@@ -159,10 +78,7 @@ RAYS: list[tuple[RayError, FailureClass]] = [
         FailureClass.NODE_LOST,
     ),
     (ActorDiedError(), FailureClass.NODE_LOST),
-    (
-        ActorUnavailableError("the actor is temporarily unavailable", None),
-        FailureClass.NODE_LOST,
-    ),
+    (ActorUnavailableError("the actor is temporarily unavailable", None), FailureClass.NODE_LOST),
 ]
 
 
@@ -172,7 +88,6 @@ RAYS: list[tuple[RayError, FailureClass]] = [
     ids=[f"{type(error).__name__}-{expected}" for error, expected in RAYS],
 )
 def test_what_ray_says_of_a_lost_agent_is_a_class(error: RayError, expected: FailureClass) -> None:
-    """With Ray's words at the end of the row."""
     failure = agent_failure(error)
     assert failure.failure_class is expected
     assert str(error).strip()[-200:] in failure.tail
@@ -182,23 +97,12 @@ def test_what_ray_says_of_a_lost_agent_is_a_class(error: RayError, expected: Fai
 def test_a_job_that_always_fails_is_tried_as_often_as_its_class_says(
     failure_class: FailureClass,
 ) -> None:
-    """Every attempt is a row with its failure, the last one final, with the state and the reason
-    of the class; retries go to the other card or node where the class says so."""
     policy = POLICIES[failure_class]
-    cluster = Cluster(planned(job()), card_failures=99, node_failures=99, breaker_failures=99)
-    cluster.join(node("n1", cards=8), node("n2", cards=8))
-    for _ in range(200):
-        if cluster.finished is not None:
-            break
-        if cluster.running:
-            cluster.ends(cluster.only(), State.FAILED, failure_class, took=60)
-        elif cluster.starting:
-            cluster.ready()
-        elif cluster.stopping:
-            cluster.stopped()
-        else:
-            cluster.tick(min(at for at in cluster.wakes if at > cluster.now) - cluster.now)
-    tried = [c.attempt for c in cluster.log if isinstance(c, RunAttempt)]
+    assert policy.reason and policy.state.terminal and policy.state is not State.SUCCEEDED
+    cluster = cluster_of(
+        job(), on=nodes(2), card_failures=99, node_failures=99, breaker_failures=99
+    )
+    tried = cluster.play_out(failure_class, took=60)
     assert len(tried) == policy.retries + 1
     assert [row.final for row in cluster.rows] == [False] * policy.retries + [True]
     for row in cluster.rows:
@@ -212,3 +116,70 @@ def test_a_job_that_always_fails_is_tried_as_often_as_its_class_says(
         assert len(set(cards)) == len(cards)
     if policy.elsewhere == "node":
         assert len({card.node_id for card in cards}) == min(2, len(cards))
+
+
+ERROR = Failure(failure_class=FailureClass.ERROR, message="of no known class")
+CRASH = Failure(failure_class=FailureClass.CRASH, message="signal 9")
+
+
+@pytest.mark.parametrize(
+    ("state", "failure", "expected"),
+    [
+        (State.OUT_OF_MEMORY, None, FailureClass.OUT_OF_MEMORY),
+        (State.OUT_OF_MEMORY, ERROR, FailureClass.OUT_OF_MEMORY),
+        (State.UNSUPPORTED, None, FailureClass.UNSUPPORTED),
+        (State.UNSUPPORTED, ERROR, FailureClass.UNSUPPORTED),
+        (State.TIMED_OUT, None, FailureClass.HANG),
+        (State.LOST, None, FailureClass.NODE_LOST),
+        (State.LOST, CRASH, FailureClass.CRASH),  # counts against the card; a lost node does not
+        (State.FAILED, None, FailureClass.ERROR),
+    ],
+)
+def test_an_outcome_is_classed_by_its_state_and_then_by_its_failure(
+    state: State, failure: Failure | None, expected: FailureClass
+) -> None:
+    outcome = Outcome(attempt_id="x", state=state, ranks=(), failure=failure)
+    assert failure_class_of(outcome) is expected
+
+
+def test_failures_that_the_job_itself_causes_are_not_retried() -> None:
+    own = (FailureClass.OUT_OF_MEMORY, FailureClass.UNSUPPORTED, FailureClass.BAD_CONFIGURATION)
+    assert not any(POLICIES[kind].retries for kind in own)
+
+
+def test_the_reason_is_the_cause_and_then_the_limit_that_was_reached() -> None:
+    verdict = judge(FailureClass.CRASH, "killed by SIGSEGV", failures=3, attempts=3, max_attempts=9)
+    assert verdict.reason.startswith(
+        "killed by SIGSEGV (crash after 3 attempts; limit is 2 retries: a signal may come"
+    )
+    verdict = judge(FailureClass.CRASH, "killed by SIGSEGV", failures=1, attempts=1, max_attempts=9)
+    assert verdict.reason == "killed by SIGSEGV (crash; retry 1 of 2 on another card)"
+
+
+def test_attempts_of_all_classes_together_are_bounded() -> None:
+    verdict = judge(FailureClass.CRASH, failures=1, attempts=4, max_attempts=4)
+    assert not verdict.retry
+    assert "after 4 attempts, the most that a job gets" in verdict.reason
+
+
+def test_the_pause_doubles_up_to_a_limit() -> None:
+    pauses = [
+        judge(FailureClass.ACQUIRE, failures=n, attempts=n, max_attempts=99).delay_s
+        for n in (1, 2, 3)
+    ]
+    assert pauses == [2.0, 4.0, 8.0]
+    assert max(pauses) <= MAX_BACKOFF_S
+
+
+def test_out_of_memory_of_one_rank_explains_the_collective_failure_of_the_others() -> None:
+    """The first to report is not always the first to fail."""
+    collective = Failure(failure_class=FailureClass.COLLECTIVE, message="peer closed connection")
+    memory = Failure(failure_class=FailureClass.OUT_OF_MEMORY, message="tried to allocate 2 GiB")
+    ranks = tuple(
+        RankOutcome(rank=rank, state=state, started_at=0.0, ended_at=1.0, failure=failure)
+        for rank, (state, failure) in enumerate(
+            [(State.FAILED, collective), (State.OUT_OF_MEMORY, memory), (State.FAILED, collective)]
+        )
+    )
+    outcome = Outcome(attempt_id="x", state=State.FAILED, ranks=ranks, failure=collective)
+    assert failure_class_of(outcome) is FailureClass.OUT_OF_MEMORY

@@ -55,20 +55,17 @@ def test_a_broken_exchange_is_explained_by_the_rank_that_broke_it(
 
 
 def test_what_failed_first_of_itself_explains_the_end() -> None:
-    """Later failures of other ranks are its consequences."""
     first = ended(1, State.FAILED, FailureClass.ERROR)
     outcome = running(first, ended(0, State.FAILED, FailureClass.CRASH)).outcome()
     assert outcome.failure == first.failure
 
 
 def test_a_gang_of_which_all_ranks_succeed_succeeds() -> None:
-    """With nothing to explain."""
     outcome = running(ended(0, State.SUCCEEDED, None), ended(1, State.SUCCEEDED, None)).outcome()
     assert outcome.state is State.SUCCEEDED and outcome.failure is None
 
 
 def test_the_row_of_a_failed_gang_tells_how_each_rank_ended() -> None:
-    """Beside the failure that ended it."""
     attempt = running(BROKEN, ended(1, State.FAILED, FailureClass.CRASH))
     record = RecordRow(
         job=attempt.attempt.job,

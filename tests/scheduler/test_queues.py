@@ -57,8 +57,6 @@ def check(pending: PendingJobs, waiting: list[JobState]) -> None:
 def test_sums_are_those_of_what_waits(
     loaded: list[tuple], pushed: list[tuple], data: st.DataObject
 ) -> None:
-    """Jobs are there from the start, come, get another duration, and are taken, in any order; gangs
-    that come may have to avoid a card."""
     pending = PendingJobs()
     waiting = [record(order, kind) for order, kind in enumerate(loaded)]
     pending.load(waiting)
@@ -86,7 +84,6 @@ def test_sums_are_those_of_what_waits(
 
 
 def test_a_job_that_waits_elsewhere_is_not_taken() -> None:
-    """A queue gives out only what it holds."""
     here, elsewhere = PendingJobs(), PendingJobs()
     this = record(0, (2, "warm", True, 5, 0))
     here.push(this)

@@ -7,21 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
-import driver_cases
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_cases import Cluster, Fixed, job, node
+from schedule_cases import Fixed, busy_cluster, job, node, numbered
 from simulated_runs import Scattered, thorough
 
-from orchestrator.core.events import AttemptEnded, NodeJoined, RecordRow, RunAttempt, StartWorker
 from orchestrator.core.job import Job, State
-from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card, Node
-from orchestrator.planning.forecast import cost_of_replicates
 from orchestrator.scheduler.deadline import anchors
-from orchestrator.scheduler.invariants import Invariants, InvariantViolated
 from orchestrator.scheduler.scheduler import ScheduleSettings
 from orchestrator.scheduler.simulator import Faults, SimulationResult, SimulationSettings, simulate
 
@@ -68,7 +62,6 @@ def order_of(result: SimulationResult) -> list[str]:
 
 
 def test_the_first_replicate_is_the_job_as_it_always_was() -> None:
-    """Its id stays; the others have ids of their own and share the cell's."""
     first = job("a")
     second = replace(first, replicate=2)
     assert replace(first, replicate=1).job_id == first.job_id == first.cell_id == second.cell_id
@@ -107,17 +100,15 @@ def test_replicates_of_a_cell_are_on_different_cards() -> None:
 
 
 def test_a_resumed_run_knows_the_cards_of_its_replicates() -> None:
-    """By the name of the server and the index: whatever id the server has now. Cards of another
-    cell, and of another server, do not count."""
     first, second = replicated([job("a")], 2)
     places = {
         first.job.cell_id: {("hpu-1", 0), ("hpu-1", 1), ("hpu-1", 3), ("hpu-2", 2)},
         "another cell": {("hpu-1", 2)},
     }
     measured = replace(first, action=Action.REUSE, reason="measured")
-    cluster = Cluster([measured, second], cards_before=places)
-    cluster.join(node("hpu-1", node_id="started-again", cards=4))
-    cluster.ready()
+    cluster = busy_cluster(
+        measured, second, on=[node("hpu-1", node_id="started-again", cards=4)], cards_before=places
+    )
     assert [card.index for card in cluster.only().cards] == [2]
 
 
@@ -132,8 +123,6 @@ def test_a_resumed_run_knows_the_cards_of_its_replicates() -> None:
 def test_a_model_is_loaded_once_for_each_process_that_holds_it(
     cells: int, models: int, times: int, cards: int, seed: int
 ) -> None:
-    """Cells are shuffled within a loaded model, never at the price of loading it again: on one card
-    a night takes a start for each replicate, and a load for each replicate of a model."""
     jobs = [job(str(n), model=f"m{n % models}") for n in range(cells)]
     result = play(replicated(jobs, times), [node(cards=cards)], seed)
     if cards == 1:
@@ -146,8 +135,7 @@ def test_a_model_is_loaded_once_for_each_process_that_holds_it(
 
 
 def test_the_seed_draws_the_order_and_repeats_it() -> None:
-    """Two seeds are two orders; a seed is one, and a run that is resumed goes on in it."""
-    jobs = [job(str(n)) for n in range(12)]
+    jobs = numbered(12)
     nights = {seed: order_of(play(replicated(jobs, 2), [node(cards=1)], seed)) for seed in range(4)}
     assert len({tuple(night) for night in nights.values()}) == 4
     assert nights[3] == order_of(play(replicated(jobs, 2), [node(cards=1)], 3))
@@ -161,9 +149,7 @@ def test_the_seed_draws_the_order_and_repeats_it() -> None:
 
 
 def test_no_cell_is_always_early() -> None:
-    """Over many seeds each of ten cells is in the first half of its replicate about half of the
-    time."""
-    jobs = [job(str(n)) for n in range(10)]
+    jobs = numbered(10)
     early = dict.fromkeys((each.job_id for each in jobs), 0)
     for seed in range(60):
         for job_id in order_of(play(replicated(jobs, 2), [node(cards=1)], seed))[:10][:5]:
@@ -176,14 +162,12 @@ def test_no_cell_is_always_early() -> None:
 
 
 def test_without_replicates_nothing_is_shuffled() -> None:
-    """A grid without replicates runs as it always did, whatever the seed."""
     jobs = [PlannedJob(job=job(str(n)), action=Action.RUN) for n in range(12)]
     first, second = (play(jobs, [node(cards=2)], seed) for seed in (1, 2))
     assert order_of(first) == order_of(second)
 
 
 def test_a_batch_that_does_not_fit_is_not_tried_again_by_other_replicates() -> None:
-    """What ran out of memory once is pruned in the replicates that have not begun."""
     jobs = replicated([job(batch_size=size) for size in (8, 16)], 3)
     settings = replace(QUIET, faults=Faults(fits_up_to=8))
     result = simulate(jobs, [node(cards=1)], Fixed(run_s=100, load_s=10), settings=settings)
@@ -191,53 +175,10 @@ def test_a_batch_that_does_not_fit_is_not_tried_again_by_other_replicates() -> N
     assert sorted(states) == [State.OUT_OF_MEMORY, State.PRUNED, State.PRUNED]
 
 
-def test_the_invariants_see_a_process_that_runs_two_replicates() -> None:
-    """The check of the check."""
-    checker = Invariants()
-    server = node(cards=1)
-    card = server.cards[0]
-    checker.observe(NodeJoined(at=0.0, node=server))
-    checker.check([StartWorker(worker_id="w", card=card)])
-    checker.processes["w"].ready = True
-
-    def run(number: int) -> RunAttempt:
-        this = replace(job(), replicate=number)
-        attempt = Attempt(
-            attempt_id=f"{this.job_id}-1", job_id=this.job_id, number=1, job=this, cards=(card,)
-        )
-        return RunAttempt(attempt=attempt, worker_ids=("w",))
-
-    first = run(1)
-    checker.check([first])
-    outcome = Outcome(attempt_id=first.attempt.attempt_id, state=State.SUCCEEDED, ranks=())
-    checker.observe(AttemptEnded(at=1.0, outcome=outcome))
-    row = RecordRow(
-        job=first.attempt.job,
-        state=State.SUCCEEDED,
-        reason="",
-        final=True,
-        attempt=first.attempt,
-        outcome=outcome,
-    )
-    checker.check([row])
-    with pytest.raises(InvariantViolated, match="two replicates"):
-        checker.check([run(2)])
-
-
 def test_before_a_deadline_first_replicates_are_the_anchors() -> None:
-    """A cell that is measured once more tells less than one that is measured at all."""
     jobs = replicated(
         [job(batch_size=size, model=model) for model in "ab" for size in (1, 2, 4)], 3
     )
     chosen = anchors(jobs)
     assert {p.job.replicate for p in jobs if p.job.job_id in chosen} == {1}
     assert len(chosen) == 2
-
-
-def test_a_plan_tells_what_replicates_cost() -> None:
-    """Those from the second on; a plan without any has no such cost."""
-    one = driver_cases.job()
-    assert cost_of_replicates(driver_cases.plan(one)) is None
-    again = [replace(one, replicate=number) for number in (2, 3)]
-    cost = cost_of_replicates(driver_cases.plan(one, *again))
-    assert cost is not None and (cost.jobs, cost.card_seconds) == (2, 20.0)

@@ -33,7 +33,6 @@ def ticket(number: int, **values: object) -> Ticket:
 
 
 def test_first_come_first_served() -> None:
-    """The first has its turn at once; the second waits and says for whom."""
     first, second = ticket(1), ticket(2)
     assert standing(first, [second]).turn_due
     waits = standing(second, [first])
@@ -44,7 +43,6 @@ def test_first_come_first_served() -> None:
 
 
 def test_priority_overtakes_those_that_wait_and_preempts_nobody() -> None:
-    """A run of a higher priority goes before one that waits, not before one that has cards."""
     has, waits, urgent = ticket(1, turn=1), ticket(2), ticket(3, priority=5)
     assert [each.run for each in standing(waits, [has, urgent]).ahead] == ["run-1", "run-3"]
     assert [each.run for each in standing(urgent, [has, waits]).ahead] == ["run-1"]
@@ -52,7 +50,6 @@ def test_priority_overtakes_those_that_wait_and_preempts_nobody() -> None:
 
 
 def test_runs_of_other_cards_do_not_wait_for_each_other() -> None:
-    """A queue is one of a kind of card."""
     gpu, hpu = ticket(1, kinds=("GPU",), turn=1), ticket(2)
     both = ticket(3, kinds=("GPU", "HPU"))
     assert standing(hpu, [gpu]).turn_due
@@ -82,7 +79,6 @@ def test_a_frozen_driver_holds_up_nobody_and_has_its_place_when_it_is_back() -> 
 
 
 def test_nobody_is_silent_while_the_control_store_is() -> None:
-    """Ten minutes without a look at the queue are not ten minutes of silence."""
     watch = Watch()
     assert watch.counting(0.0, [ticket(1)], {"driver-1"})
     assert watch.counting(600.0, [ticket(1)], {"driver-1"})
@@ -114,7 +110,6 @@ def test_the_next_driver_of_a_run_has_its_turn_back_unless_it_was_given_on() -> 
 
 
 def test_tickets_of_another_version_are_left_out() -> None:
-    """What cannot be read does not stand in the way; what is unknown in it is ignored."""
     text = ticket(7).to_json()
     assert Ticket.from_json(text) == ticket(7)
     assert Ticket.from_json(text[:-1] + ', "more": 1}') == ticket(7)
@@ -124,8 +119,6 @@ def test_tickets_of_another_version_are_left_out() -> None:
 @given(st.lists(st.tuples(st.integers(-2, 2), st.sampled_from(["HPU", "GPU"])), max_size=6))
 @settings(max_examples=60)
 def test_of_one_kind_one_run_claims_and_somebody_always_may(wishes: list[tuple[int, str]]) -> None:
-    """Whoever takes turns as they are due: never two at a time, and the queue never stands still;
-    those of one kind go by priority, then as they came."""
     waiting = [
         ticket(number, priority=priority, kinds=(kind,))
         for number, (priority, kind) in enumerate(wishes, 1)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from schedule_cases import Cluster, Fixed, cards_of, job, kinds, node, planned
+from schedule_cases import (
+    Cluster,
+    Fixed,
+    busy_cluster,
+    cards_of,
+    cluster_of,
+    job,
+    kinds,
+    node,
+    nodes,
+    numbered,
+    planned,
+)
 
 from orchestrator.core.events import RecordRow, RunAttempt, StartWorker
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.plan import Action, PlannedJob
 
-# ------------------------------------------------------------ what is planned
-
 
 def test_unsupported_jobs_get_their_row_at_the_first_event() -> None:
-    """Before any card is there: they need none."""
     plan = [PlannedJob(job=job("no"), action=Action.UNSUPPORTED, reason="int4 on hpu")]
     cluster = Cluster([*plan, *planned(job("yes"))])
     [row] = [c for c in cluster.tick() if isinstance(c, RecordRow)]
@@ -23,49 +32,35 @@ def test_unsupported_jobs_get_their_row_at_the_first_event() -> None:
 
 @pytest.mark.parametrize("action", [Action.REUSE, Action.SKIP])
 def test_what_has_a_row_already_gets_no_other(action: Action) -> None:
-    """A run with nothing to do ends at the first event."""
     cluster = Cluster([PlannedJob(job=job(), action=action)])
     assert kinds(cluster.tick()) == ["RunFinished"]
     assert cluster.rows == []
 
 
 def test_a_job_that_is_planned_twice_runs_once() -> None:
-    """Two experiments may name the same point; it has one identity and one row."""
-    cluster = Cluster(planned(job("a"), job("a", experiment="other")))
-    cluster.join(node())
+    cluster = cluster_of(job("a"), job("a", experiment="other"))
     cluster.play_out()
     assert len(cluster.rows) == 1
 
 
 def test_the_same_events_give_the_same_commands() -> None:
-    """Nothing but the events decides."""
     logs = []
     for _ in range(2):
-        cluster = Cluster(planned(*[job(str(n), cards=1 + n % 2) for n in range(30)]))
-        cluster.join(node("n1"), node("n2"))
+        cluster = cluster_of(*[job(str(n), cards=1 + n % 2) for n in range(30)], on=nodes(2))
         cluster.play_out()
         logs.append(cluster.log)
     assert logs[0] == logs[1]
 
 
 def test_attempt_ids_go_on_where_an_earlier_invocation_stopped() -> None:
-    """They are unique in the run, not only in this process."""
     this = job()
-    cluster = Cluster(planned(this), attempts_before={this.job_id: 3})
-    cluster.join(node())
-    cluster.ready()
+    cluster = busy_cluster(this, attempts_before={this.job_id: 3})
     assert cluster.only().attempt_id == f"{this.job_id}-4"
 
 
-# ------------------------------------------------------------ one-card jobs
-
-
 def test_longest_first() -> None:
-    """On one card the longest job goes first, whatever the order of the plan."""
     estimates = Fixed(by_name={"short": 5, "long": 50, "middle": 20})
-    cluster = Cluster(planned(job("short"), job("long"), job("middle")), estimates=estimates)
-    cluster.join(node(cards=1))
-    cluster.ready()
+    cluster = busy_cluster(job("short"), job("long"), job("middle"), cards=1, estimates=estimates)
     order = []
     while cluster.running:
         order.append(cluster.only().job.dataset)
@@ -74,12 +69,9 @@ def test_longest_first() -> None:
 
 
 def test_a_worker_goes_on_with_the_model_it_holds() -> None:
-    """Though a longer job of another model waits: its load would be paid for nothing."""
     estimates = Fixed(by_name={"a1": 30, "a2": 20, "b1": 25, "b2": 25, "b3": 25})
     jobs = [job("a1"), job("a2"), *[job(n, model="other") for n in ("b1", "b2", "b3")]]
-    cluster = Cluster(planned(*jobs), estimates=estimates)
-    cluster.join(node(cards=2))
-    cluster.ready()
+    cluster = busy_cluster(*jobs, cards=2, estimates=estimates)
     held = cluster.run_of("a1")
     commands = cluster.ends(held)
     [run] = [c for c in commands if isinstance(c, RunAttempt)]
@@ -92,9 +84,7 @@ def test_a_model_nobody_holds_is_begun_before_it_is_too_late() -> None:
     names = [f"a{n}" for n in range(6)]
     jobs = [*[job(name) for name in names], job("long", model="b")]
     lasts = dict.fromkeys(names, 30.0) | {"long": 500.0}
-    cluster = Cluster(planned(*jobs), estimates=Fixed(by_name=lasts))
-    cluster.join(node("n1", cards=2), node("n2", cards=2))
-    cluster.ready()
+    cluster = busy_cluster(*jobs, on=nodes(2, cards=2), estimates=Fixed(by_name=lasts))
     cluster.leave(cluster.run_of("long").cards[0].node_id)
     assert len(cluster.running) == 2  # of the other model, of which more is waiting
     cluster.ends(next(iter(cluster.running.values())).attempt, took=30)
@@ -102,10 +92,7 @@ def test_a_model_nobody_holds_is_begun_before_it_is_too_late() -> None:
 
 
 def test_an_idle_worker_with_the_model_is_used_before_a_new_one_is_started() -> None:
-    """A retry of a job goes back to the warm worker, though other cards stand empty."""
-    cluster = Cluster(planned(job("a"), job("b")), estimates=Fixed(run_s=100))
-    cluster.join(node("n1", cards=2), node("n2", cards=2))
-    cluster.ready()
+    cluster = busy_cluster(job("a"), job("b"), on=nodes(2, cards=2), estimates=Fixed(run_s=100))
     survivor = cluster.run_of("a").cards[0].node_id
     other = "n2" if survivor == "n1" else "n1"
     cluster.ends(cluster.run_of("a"))
@@ -116,11 +103,8 @@ def test_an_idle_worker_with_the_model_is_used_before_a_new_one_is_started() -> 
 
 
 def test_of_two_idle_workers_the_one_with_the_model_is_used() -> None:
-    """A job that comes back goes where its model is, not to whoever has waited longest."""
     jobs = [job("x", model="x"), job("y1", model="y"), job("y2", model="y")]
-    cluster = Cluster(planned(*jobs))
-    cluster.join(node("n1", cards=1), node("n2", cards=1), node("n3", cards=1))
-    cluster.ready()
+    cluster = busy_cluster(*jobs, on=nodes(3, cards=1))
     held = cluster.run_of("y1").cards
     lost = cluster.run_of("y2").cards[0].node_id
     cluster.ends(cluster.run_of("x"))
@@ -130,11 +114,8 @@ def test_of_two_idle_workers_the_one_with_the_model_is_used() -> None:
 
 
 def test_an_idle_worker_takes_another_model_before_a_new_worker_is_started() -> None:
-    """Loading costs less than starting and loading."""
     jobs = [job("x", model="x"), job("y", model="y")]
-    cluster = Cluster(planned(*jobs))
-    cluster.join(node("n1", cards=2), node("n2", cards=1))
-    cluster.ready()
+    cluster = busy_cluster(*jobs, on=[node("n1", cards=2), node("n2", cards=1)])
     gone = cluster.run_of("x").cards[0].node_id
     stays = "y" if gone == "n2" else "x"
     goes = "x" if stays == "y" else "y"
@@ -145,61 +126,48 @@ def test_an_idle_worker_takes_another_model_before_a_new_worker_is_started() -> 
 
 
 def test_a_job_does_not_wait_for_a_worker_that_overruns() -> None:
-    """Left to a busy worker because that is sooner; when it is not, another is started."""
     estimates = Fixed(load_s=0.1, by_name={"a": 4.0, "b": 2.0})
-    cluster = Cluster(planned(job("a"), job("b")), estimates=estimates, max_starting=1)
-    cluster.join(node(cards=2))
-    cluster.ready()
+    cluster = busy_cluster(job("a"), job("b"), cards=2, estimates=estimates, max_starting=1)
     assert cluster.only().job.dataset == "a"
     assert not cluster.starting
     waited = 0
     while not cluster.starting:
         waited += 1
         assert waited < 20
-        cluster.tick(min(at for at in cluster.wakes if at > cluster.now) - cluster.now)
+        cluster.to_next_wake()
     assert cluster.only().job.dataset == "a"
 
 
 def test_no_worker_is_started_for_work_that_is_done_sooner_without() -> None:
-    """Four jobs of half a second: a second worker would come up to an empty queue."""
-    cluster = Cluster(
-        planned(*[job(str(n)) for n in range(4)]),
-        estimates=Fixed(run_s=0.5, load_s=0.1),
-        worker_start_s=8.0,
-        max_starting=1,
+    cluster = busy_cluster(
+        *numbered(4), estimates=Fixed(run_s=0.5, load_s=0.1), worker_start_s=8.0, max_starting=1
     )
-    cluster.join(node())
-    cluster.ready()
     cluster.play_out()
     assert len([c for c in cluster.log if isinstance(c, StartWorker)]) == 1
 
 
 def test_no_more_workers_than_jobs_are_started() -> None:
-    """Three jobs on eight cards: three workers."""
-    cluster = Cluster(planned(*[job(str(n)) for n in range(3)]))
+    cluster = Cluster(planned(*numbered(3)))
     assert len(cards_of(cluster.join(node()))) == 3
 
 
 def test_new_workers_are_spread_over_the_nodes() -> None:
     """Neighbours share a host's cores and memory bandwidth."""
-    cluster = Cluster(planned(*[job(str(n)) for n in range(4)]))
+    cluster = Cluster(planned(*numbered(4)))
     cards = cards_of(cluster.join(node("n1"), node("n2"), node("n3"), node("n4")))
     assert sorted(card.node_id for card in cards) == ["n1", "n2", "n3", "n4"]
 
 
 def test_only_so_many_workers_start_at_once() -> None:
     """Eight processes importing together on two cores take a minute."""
-    cluster = Cluster(planned(*[job(str(n)) for n in range(8)]), max_starting=2)
-    cluster.join(node())
+    cluster = cluster_of(*numbered(8), max_starting=2)
     assert len(cluster.starting) == 2
     cluster.ready(next(iter(cluster.starting)))
     assert len(cluster.starting) == 2
 
 
 def test_isolated_jobs_get_a_process_of_their_own() -> None:
-    """``isolation: process``: a fresh worker each, and its card leased again when it is gone."""
-    cluster = Cluster(planned(*[job(n, isolation="process") for n in "abc"]))
-    cluster.join(node(cards=1))
+    cluster = cluster_of(*[job(n, isolation="process") for n in "abc"], cards=1)
     workers = []
     while cluster.finished is None:
         workers += list(cluster.starting)
@@ -211,27 +179,21 @@ def test_isolated_jobs_get_a_process_of_their_own() -> None:
 
 
 def test_a_worker_is_kept_for_the_next_job() -> None:
-    """One start for many jobs."""
-    cluster = Cluster(planned(*[job(str(n)) for n in range(20)]))
-    cluster.join(node(cards=1))
+    cluster = cluster_of(*numbered(20), cards=1)
     cluster.play_out()
     assert len([c for c in cluster.log if isinstance(c, StartWorker)]) == 1
 
 
 def test_the_row_comes_before_the_card_is_given_away() -> None:
-    """No attempt that has ended goes without its row, in the order of commands."""
-    cluster = Cluster(planned(job("a"), job("b")))
-    cluster.join(node(cards=1))
-    cluster.ready()
+    cluster = busy_cluster(job("a"), job("b"), cards=1)
     assert kinds(cluster.ends(cluster.only())) == ["RecordRow", "RunAttempt"]
 
 
 def test_jobs_go_to_cards_of_their_kind() -> None:
-    """HPU, GPU and CPU jobs run in one run, each on its own."""
     kinds_of = {kind: job(kind.value, accelerator=kind) for kind in Accelerator}
-    cluster = Cluster(planned(*kinds_of.values()))
-    cluster.join(*[node(kind.value, accelerator=kind) for kind in Accelerator])
-    cluster.ready()
+    cluster = busy_cluster(
+        *kinds_of.values(), on=[node(kind.value, accelerator=kind) for kind in Accelerator]
+    )
     placed = {run.attempt.job.dataset: run.attempt.cards[0] for run in cluster.running.values()}
     assert {name: card.accelerator.value for name, card in placed.items()} == {
         kind.value: kind.value for kind in Accelerator

@@ -1,5 +1,4 @@
-"""A schedule with a deadline: what goes first, what is not started, what is stopped, and workers
-that do not come up or do not end."""
+"""A schedule with a deadline, and workers that do not come up or do not end."""
 
 from __future__ import annotations
 
@@ -8,13 +7,22 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from schedule_cases import Cluster, Fixed, job, kinds, node, planned
+from schedule_cases import (
+    Cluster,
+    Fixed,
+    busy_cluster,
+    cluster_of,
+    job,
+    kinds,
+    node,
+    nodes,
+    planned,
+)
 
 from orchestrator.core.events import RunAttempt, StopWorker, WorkerOverdue
 from orchestrator.core.job import MAX, Job, State
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.plan import PlannedJob
-from orchestrator.core.topology import Node
 from orchestrator.scheduler.deadline import anchors
 from orchestrator.scheduler.estimator import Estimate, Estimator
 from orchestrator.scheduler.scheduler import ScheduleSettings
@@ -45,10 +53,6 @@ def sweep(models: int, *, cards: tuple[int, ...] = (1,), seed: int = 0) -> list[
     return planned(*jobs)
 
 
-def nodes(count: int) -> list[Node]:
-    return [node(f"n{n}") for n in range(count)]
-
-
 def until(
     work_until: float, jobs: list[PlannedJob], servers: int = 2, **changes: object
 ) -> SimulationResult:
@@ -62,9 +66,6 @@ def states(result: SimulationResult) -> Counter[State]:
     return Counter(row.state for row in result.rows)
 
 
-# ------------------------------------------------------------ what goes first
-
-
 def firsts_and_others(cluster: Cluster) -> list[bool]:
     """In the order in which attempts were started: whether each is an anchor's."""
     chosen = anchors(cluster.jobs)
@@ -73,17 +74,13 @@ def firsts_and_others(cluster: Cluster) -> list[bool]:
 
 
 def test_every_anchor_runs_before_any_refinement() -> None:
-    """On one card, although each anchor means another model to load."""
-    cluster = Cluster(sweep(2), work_until=START + 1e6)
-    cluster.join(node(cards=1))
+    cluster = cluster_of(*sweep(2), cards=1, work_until=START + 1e6)
     cluster.play_out()
     assert firsts_and_others(cluster) == [True] * 6 + [False] * 30
 
 
 def test_without_a_deadline_a_worker_stays_with_its_model() -> None:
-    """Then the order is nobody's concern, and loading twice would be a waste."""
-    cluster = Cluster(sweep(2))
-    cluster.join(node(cards=1))
+    cluster = cluster_of(*sweep(2), cards=1)
     cluster.play_out()
     models = [c.attempt.job.residency_key for c in cluster.log if isinstance(c, RunAttempt)]
     changes = sum(a != b for a, b in pairwise(models))
@@ -94,14 +91,12 @@ def test_gangs_that_refine_wait_for_anchors_of_one_card() -> None:
     """Else they would go first, being wide."""
     gangs = [job("wide", cards=2, batch_size=size) for size in (1, 2, 4)]
     singles = [job("narrow", model=f"m{n}") for n in range(4)]
-    cluster = Cluster(planned(*gangs, *singles), work_until=START + 1e6)
-    cluster.join(node(cards=2))
+    cluster = cluster_of(*gangs, *singles, cards=2, work_until=START + 1e6)
     cluster.play_out()
     assert firsts_and_others(cluster) == [True] * 5 + [False] * 2
 
 
 def test_cards_do_not_wait_for_anchors() -> None:
-    """One configuration on eight cards: its refinements run beside its anchor."""
     jobs = planned(*[job(batch_size=size) for size in (1, 2, 4, 8, 16, 32, 64, 128)])
     result = until(400.0, jobs, 1, estimates=Fixed(run_s=300.0))
     assert states(result) == {State.SUCCEEDED: 8}
@@ -116,14 +111,11 @@ def test_where_not_all_can_be_measured_short_jobs_go_first() -> None:
     assert half.busy_fraction > 0.9
 
 
-# ------------------------------------------------------------ what is not started
-
-
 def test_what_cannot_end_in_time_is_not_started() -> None:
-    """Its row says how long it takes and how much time was left; the short one runs."""
     lasting = Fixed(by_name={"long": 500.0, "short": 50.0})
-    cluster = Cluster(planned(job("long"), job("short")), estimates=lasting, work_until=START + 400)
-    cluster.join(node(cards=2))
+    cluster = cluster_of(
+        job("long"), job("short"), cards=2, estimates=lasting, work_until=START + 400
+    )
     assert cluster.finals()["long"].state is State.NOT_STARTED
     assert "it takes about 510 s" in cluster.finals()["long"].reason
     assert "400 s are left before the deadline" in cluster.finals()["long"].reason
@@ -132,21 +124,17 @@ def test_what_cannot_end_in_time_is_not_started() -> None:
 
 
 def test_the_margin_of_an_estimate_counts() -> None:
-    """A guess that may be off by half needs half as much time again."""
-
     class Unsure(Fixed):
         def estimate(self, job: Job) -> Estimate:
             return Estimate(load_s=0.0, run_s=100.0, margin=1.5)
 
     for left, state in ((149.0, State.NOT_STARTED), (170.0, State.SUCCEEDED)):
-        cluster = Cluster(planned(job()), estimates=Unsure(), work_until=START + left)
-        cluster.join(node(cards=1))
+        cluster = cluster_of(job(), cards=1, estimates=Unsure(), work_until=START + left)
         cluster.play_out()
         assert cluster.finals()["a"].state is state
 
 
 def test_short_jobs_fill_the_gap_that_is_left() -> None:
-    """On a worker that holds another model, or none; the long ones had their turn."""
     lasting = Fixed(by_name={"long": 300.0, "short": 20.0})
     jobs = planned(
         *[job("long", model=f"m{n}") for n in range(4)],
@@ -166,31 +154,24 @@ def test_short_jobs_fill_the_gap_that_is_left() -> None:
 
 
 def test_no_cards_are_drained_for_a_gang_that_would_be_too_late() -> None:
-    """Two jobs of 300 s hold a card each; the gang could only start after them."""
     lasting = Fixed(by_name={"hold": 300.0, "gang": 300.0, "fill": 100.0}, load_s=0.0)
     jobs = planned(
         job("hold"),
         job("gang", cards=2, model="g"),
         *[job("fill", model=f"f{n}") for n in range(3)],
     )
-    cluster = Cluster(jobs[:1] + jobs[2:], estimates=lasting, work_until=START + 500)
-    cluster.join(node(cards=2))
+    cluster = cluster_of(*(jobs[:1] + jobs[2:]), cards=2, estimates=lasting, work_until=START + 500)
     cluster.play_out()
-    late = Cluster(jobs, estimates=lasting, work_until=START + 290)
-    late.join(node(cards=2))
+    late = cluster_of(*jobs, cards=2, estimates=lasting, work_until=START + 290)
     late.play_out()
     assert late.finals()["gang"].state is State.NOT_STARTED
     assert not any(len(c.worker_ids) > 1 for c in late.log if isinstance(c, RunAttempt))
 
 
 def test_a_reservation_is_given_up_when_its_gang_has_become_too_late() -> None:
-    """While the gang rests after a failure, others take its cards, and one of them overruns; the
-    other card is then free for a job that was kept from it."""
     lasting = Fixed(by_name={"a": 100.0, "b": 90.0, "gang": 200.0, "c": 110.0}, load_s=0.0)
     jobs = planned(job("a"), job("b"), job("c", model="c"), job("gang", cards=2))
-    cluster = Cluster(jobs, estimates=lasting, work_until=START + 400)
-    cluster.join(node(cards=2))
-    cluster.ready()
+    cluster = busy_cluster(*jobs, cards=2, estimates=lasting, work_until=START + 400)
     cluster.ends(cluster.only(), State.FAILED, FailureClass.COLLECTIVE, took=20)
     cluster.stopped()
     cluster.ready()
@@ -206,10 +187,7 @@ def test_a_reservation_is_given_up_when_its_gang_has_become_too_late() -> None:
 
 
 def test_a_retry_that_would_be_too_late_is_none() -> None:
-    """The attempt is kept, the job is open for another night, and the run ends at once."""
-    cluster = Cluster(planned(job()), estimates=Fixed(run_s=100.0), work_until=START + 180)
-    cluster.join(node(cards=2))
-    cluster.ready()
+    cluster = busy_cluster(job(), cards=2, estimates=Fixed(run_s=100.0), work_until=START + 180)
     cluster.ends(cluster.only(), State.FAILED, FailureClass.CRASH, took=90)
     cluster.tick(5)
     assert [row.final for row in cluster.rows] == [False, True]
@@ -218,12 +196,9 @@ def test_a_retry_that_would_be_too_late_is_none() -> None:
 
 
 def test_a_search_goes_on_only_while_there_is_time_to_measure() -> None:
-    """Probes that have run stay as rows; the job says how far its search had got."""
-    cluster = Cluster(
-        planned(job(batch_size=MAX)), estimates=Fixed(run_s=90.0), work_until=START + 115
+    cluster = busy_cluster(
+        job(batch_size=MAX), cards=1, estimates=Fixed(run_s=90.0), work_until=START + 115
     )
-    cluster.join(node(cards=1))
-    cluster.ready()
     cluster.ends(cluster.only(), took=40)
     assert cluster.running
     cluster.ends(cluster.only(), took=60)
@@ -232,14 +207,8 @@ def test_a_search_goes_on_only_while_there_is_time_to_measure() -> None:
     assert [row.final for row in cluster.rows] == [False, False, True]
 
 
-# ------------------------------------------------------------ what is stopped
-
-
 def test_what_overruns_is_stopped_at_the_end_of_the_time() -> None:
-    """LOST with the reason, so that another night measures it; no hang is held against it."""
-    cluster = Cluster(planned(job("slow"), job("next")), work_until=START + 200)
-    cluster.join(node(cards=1))
-    cluster.ready()
+    cluster = busy_cluster(job("slow"), job("next"), cards=1, work_until=START + 200)
     running = cluster.only()
     assert kinds(cluster.tick(200)) == ["RecordRow", "StopWorker"]
     cluster.ends(running, State.LOST, FailureClass.HANG, took=1)
@@ -251,10 +220,7 @@ def test_what_overruns_is_stopped_at_the_end_of_the_time() -> None:
 
 
 def test_a_worker_that_does_not_end_does_not_keep_the_report_waiting() -> None:
-    """The run is over ``stop_s`` later, and says whom it did not wait for."""
-    cluster = Cluster(planned(job()), work_until=START + 200, stop_s=30.0)
-    cluster.join(node(cards=1))
-    cluster.ready()
+    cluster = busy_cluster(job(), cards=1, work_until=START + 200, stop_s=30.0)
     [worker] = cluster.up
     cluster.tick(200)
     cluster.invariants.over_by = START + 230
@@ -266,9 +232,6 @@ def test_a_worker_that_does_not_end_does_not_keep_the_report_waiting() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bad_night_is_over_in_time(seed: int) -> None:
-    """Crashes, hangs, lost nodes, workers that do not come up and processes that do not end, with
-    estimates that know nothing at first: the deadline is kept, most anchors are measured, and every
-    job has its row."""
     jobs = sweep(12, cards=(1, 1, 1, 2, 8), seed=seed)
     faults = Faults(
         crash=0.03,
@@ -296,8 +259,6 @@ def test_a_bad_night_is_over_in_time(seed: int) -> None:
 
 
 def test_estimates_get_better_within_the_run() -> None:
-    """Nothing is known beforehand, and all of it takes ten times as long as the prior says: a
-    few jobs are cut short at the end, not one for each card."""
     jobs = planned(*[job(str(n), batch_size=2 ** (n % 6)) for n in range(300)])
     lasting = Fixed(run_s=150.0)
     learning = until(3000.0, jobs, 1, estimates=Estimator(), truth=lasting.estimate)
@@ -305,17 +266,12 @@ def test_estimates_get_better_within_the_run() -> None:
     assert states(learning)[State.SUCCEEDED] > 0.85 * (3000 / 150) * 8
 
 
-# ------------------------------------------------------------ hung starts and stops
-
-
 def overdue(cluster: Cluster, worker_id: str, reason: str = "no progress") -> list[str]:
     return kinds(cluster.see(WorkerOverdue(at=cluster.now, worker_id=worker_id, reason=reason)))
 
 
 def test_a_worker_that_does_not_come_up_is_stopped_and_counts_against_its_card() -> None:
-    """Not against a job, which goes elsewhere; after two such starts the card is quarantined."""
-    cluster = Cluster(planned(job("a"), job("b")), card_rest_s=5.0)
-    cluster.join(node(cards=1))
+    cluster = cluster_of(job("a"), job("b"), cards=1, card_rest_s=5.0)
     for number in range(2):
         [worker] = cluster.starting
         assert overdue(cluster, worker) == ["StopWorker"]
@@ -327,13 +283,11 @@ def test_a_worker_that_does_not_come_up_is_stopped_and_counts_against_its_card()
     assert not cluster.rows
     cluster.tick(300)
     cluster.play_out()
-    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+    assert cluster.states() == {State.SUCCEEDED}
 
 
 def test_a_gang_of_which_a_worker_does_not_come_up_says_so() -> None:
-    """A row of the attempt with the reason, and another try."""
-    cluster = Cluster(planned(job(cards=2)))
-    cluster.join(node(cards=2))
+    cluster = cluster_of(job(cards=2), cards=2)
     first, second = cluster.starting
     cluster.ready(first)
     overdue(cluster, second, "did not come up: 900 s")
@@ -345,10 +299,7 @@ def test_a_gang_of_which_a_worker_does_not_come_up_says_so() -> None:
 
 
 def test_a_hung_attempt_is_stopped_and_tried_on_another_card() -> None:
-    """The executor's end of it has the reason of the stop."""
-    cluster = Cluster(planned(job()))
-    cluster.join(node(cards=2))
-    cluster.ready()
+    cluster = busy_cluster(job(), cards=2)
     first = cluster.only()
     assert overdue(cluster, next(iter(cluster.up)), "hung in load") == ["StopWorker"]
     cluster.ends(first, State.LOST, FailureClass.HANG)
@@ -358,11 +309,7 @@ def test_a_hung_attempt_is_stopped_and_tried_on_another_card() -> None:
 
 
 def test_a_card_whose_process_does_not_end_is_not_used_and_nobody_waits_for_it() -> None:
-    """After the patience the attempt is over and the job runs elsewhere; when the process has
-    ended after all, its card is used again."""
-    cluster = Cluster(planned(job("a")), stop_patience_s=120.0)
-    cluster.join(node(cards=2))
-    cluster.ready()
+    cluster = busy_cluster(job("a"), cards=2, stop_patience_s=120.0)
     stuck = cluster.only()
     [worker] = cluster.up
     overdue(cluster, worker, "hung in measure")
@@ -385,7 +332,6 @@ def test_a_card_whose_process_does_not_end_is_not_used_and_nobody_waits_for_it()
 
 
 def test_a_run_ends_although_a_process_does_not() -> None:
-    """Every row is there; the reason names the worker."""
     cluster = Cluster(planned(job("a")), stop_patience_s=60.0)
     cluster.invariants.stop_patience_s = 60.0
     cluster.join(node(cards=1))
@@ -398,10 +344,7 @@ def test_a_run_ends_although_a_process_does_not() -> None:
 
 
 def test_a_gang_does_not_wait_for_ever_for_a_card_that_is_kept() -> None:
-    """The old process of one card does not end: the gang goes to other cards."""
-    cluster = Cluster(planned(job("a"), job("gang", cards=2)), stop_patience_s=60.0)
-    cluster.join(node("n1", cards=2))
-    cluster.ready()
+    cluster = busy_cluster(job("a"), job("gang", cards=2), cards=2, stop_patience_s=60.0)
     for _ in range(50):
         if cluster.finished is not None:
             break
@@ -413,14 +356,11 @@ def test_a_gang_does_not_wait_for_ever_for_a_card_that_is_kept() -> None:
             cluster.stopped()
         else:
             cluster.tick(60)
-    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+    assert cluster.states() == {State.SUCCEEDED}
 
 
 def test_after_a_request_to_end_nobody_is_woken_for_jobs_that_will_not_run() -> None:
-    """What runs goes on to its end, within the deadline; no timer keeps firing meanwhile."""
-    cluster = Cluster(planned(job("a"), job("b")), work_until=START + 1000)
-    cluster.join(node(cards=1))
-    cluster.ready()
+    cluster = busy_cluster(job("a"), job("b"), cards=1, work_until=START + 1000)
     cluster.stop_request()
     for _ in range(20):
         cluster.tick(45)

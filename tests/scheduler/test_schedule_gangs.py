@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from schedule_cases import Cluster, Fixed, cards_of, job, kinds, node, planned
+from schedule_cases import (
+    Cluster,
+    Fixed,
+    busy_cluster,
+    cards_of,
+    cluster_of,
+    job,
+    kinds,
+    node,
+    nodes,
+    planned,
+)
 
 from orchestrator.core.events import CardsInUse, RunAttempt, StartWorker
 from orchestrator.core.job import State
 
-# ------------------------------------------------------------ gangs
-
 
 def test_a_gang_runs_when_all_its_workers_are_ready() -> None:
-    """Fresh workers that know rank, local rank and world size from the start."""
     cluster = Cluster(planned(job("gang", cards=4)))
     starts = [c for c in cluster.join(node()) if isinstance(c, StartWorker)]
     assert [(s.rank, s.local_rank, s.world_size) for s in starts] == [
@@ -30,10 +38,7 @@ def test_a_gang_runs_when_all_its_workers_are_ready() -> None:
 
 
 def test_the_processes_of_a_gang_are_not_used_again() -> None:
-    """All are stopped; the next gang on the same cards starts its own when they are gone."""
-    cluster = Cluster(planned(job("a", cards=2), job("b", cards=2)))
-    cluster.join(node(cards=2))
-    cluster.ready()
+    cluster = busy_cluster(job("a", cards=2), job("b", cards=2), cards=2)
     commands = cluster.ends(cluster.only())
     assert kinds(commands) == ["RecordRow", "StopWorker", "StopWorker"]
     first, second = cluster.stopping
@@ -42,9 +47,7 @@ def test_the_processes_of_a_gang_are_not_used_again() -> None:
 
 
 def test_a_job_wider_than_a_node_takes_several_whole_ones() -> None:
-    """Sixteen cards are two servers, with local ranks from 0 on each."""
-    cluster = Cluster(planned(job("gang", cards=16)))
-    cluster.join(node("n1"), node("n2"))
+    cluster = cluster_of(job("gang", cards=16), on=nodes(2))
     starts = list(cluster.starting.values())
     assert [s.local_rank for s in starts] == [*range(8), *range(8)]
     assert [s.rank for s in starts] == list(range(16))
@@ -54,9 +57,9 @@ def test_a_job_wider_than_a_node_takes_several_whole_ones() -> None:
 
 
 def test_a_gang_is_not_started_on_an_illegal_set() -> None:
-    """Cards 3 and 4 are free, but not a pair of a Gaudi server."""
-    cluster = Cluster(planned(job("gang", cards=2)), wait_for_nodes_s=10)
-    cluster.join(node(card_indices=(3, 4), server_cards=8))
+    cluster = cluster_of(
+        job("gang", cards=2), on=[node(card_indices=(3, 4), server_cards=8)], wait_for_nodes_s=10
+    )
     assert not cluster.starting
     cluster.tick(10)
     assert cluster.finals()["gang"].state is State.LOST
@@ -95,16 +98,13 @@ def late_gang(*, cards: int = 8, singles: int = 60, run_s: float = 50.0) -> Clus
     """A cluster busy with one-card jobs into which a gang comes back from a lost node."""
     jobs = [job("gang", cards=cards), *[job(f"s{n:02}") for n in range(singles)]]
     estimates = Fixed(run_s=run_s, load_s=0, by_name={"gang": 10})
-    cluster = Cluster(planned(*jobs), estimates=estimates, worker_start_s=1.0)
-    cluster.join(node("n1", cards=cards), node("n2", cards=cards))
-    cluster.ready()
+    cluster = busy_cluster(*jobs, on=nodes(2, cards=cards), estimates=estimates, worker_start_s=1.0)
     home = cluster.run_of("gang").cards[0].node_id
     cluster.leave(home)
     return cluster
 
 
 def test_a_gang_never_starves_behind_one_card_jobs() -> None:
-    """Its set is drained: sixty jobs wait, and not one more is started before it."""
     cluster = late_gang(singles=60)
     ended = 0
     while not any(s.world_size == 8 for s in cluster.starting.values()):
@@ -117,12 +117,11 @@ def test_a_gang_never_starves_behind_one_card_jobs() -> None:
 
 
 def test_backfill_takes_only_what_ends_in_time() -> None:
-    """While a set drains, a short job may still use its cards, a long one not."""
     jobs = [job("gang", cards=2), job("long"), job("soon"), job("tiny"), job("big")]
     lasts = {"gang": 100, "long": 90, "soon": 20, "tiny": 15, "big": 80}
-    cluster = Cluster(planned(*jobs), estimates=Fixed(load_s=0, by_name=lasts), worker_start_s=1.0)
-    cluster.join(node("n1", cards=2), node("n2", cards=2))
-    cluster.ready()
+    cluster = busy_cluster(
+        *jobs, on=nodes(2, cards=2), estimates=Fixed(load_s=0, by_name=lasts), worker_start_s=1.0
+    )
     home = cluster.run_of("gang").cards[0].node_id
     assert {run.attempt.job.dataset for run in cluster.running.values()} == {"gang", "long", "big"}
     cluster.leave(home)
@@ -135,12 +134,11 @@ def test_backfill_takes_only_what_ends_in_time() -> None:
 
 
 def test_backfill_refuses_what_would_delay_the_gang() -> None:
-    """The card of a drained set stands idle rather than make the gang wait."""
     jobs = [job("gang", cards=2), job("a"), job("b"), job("late")]
     lasts = {"gang": 200, "a": 90, "b": 80, "late": 75}
-    cluster = Cluster(planned(*jobs), estimates=Fixed(load_s=0, by_name=lasts), worker_start_s=1.0)
-    cluster.join(node("n1", cards=2), node("n2", cards=2))
-    cluster.ready()
+    cluster = busy_cluster(
+        *jobs, on=nodes(2, cards=2), estimates=Fixed(load_s=0, by_name=lasts), worker_start_s=1.0
+    )
     cluster.leave(cluster.run_of("gang").cards[0].node_id)
     cluster.ends(cluster.run_of("b"), took=80)  # "a" has 10 s left, "late" takes 75
     assert {run.attempt.job.dataset for run in cluster.running.values()} == {"a"}
@@ -148,15 +146,12 @@ def test_backfill_refuses_what_would_delay_the_gang() -> None:
     cluster.stopped()
     assert {s.world_size for s in cluster.starting.values()} == {2}
     cluster.play_out()
-    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+    assert cluster.states() == {State.SUCCEEDED}
 
 
 def test_gangs_go_first_and_narrow_jobs_fill_up() -> None:
-    """Widest first: eight, then four, then the single ones in what is left."""
     jobs = [job("one"), job("four", cards=4), job("eight", cards=8), job("two", cards=2)]
-    cluster = Cluster(planned(*jobs))
-    cluster.join(node("n1"), node("n2"))
-    cluster.ready()
+    cluster = busy_cluster(*jobs, on=nodes(2))
     homes = {
         run.attempt.job.dataset: {card.node_id for card in run.attempt.cards}
         for run in cluster.running.values()
@@ -166,22 +161,17 @@ def test_gangs_go_first_and_narrow_jobs_fill_up() -> None:
 
 
 def test_one_card_jobs_are_packed_while_gangs_wait() -> None:
-    """They share a pair or quad that is broken already, so that the other quad stays whole."""
     jobs = [job("gang", cards=16), *[job(f"s{n}") for n in range(2)]]
     lasts = {"gang": 10.0, "s0": 500.0, "s1": 500.0}
-    cluster = Cluster(planned(*jobs), estimates=Fixed(by_name=lasts), worker_start_s=1.0)
-    cluster.join(node("n1"))
+    cluster = cluster_of(*jobs, on=[node("n1")], estimates=Fixed(by_name=lasts), worker_start_s=1.0)
     cards = [start.card for start in cluster.starting.values()]
     assert len(cards) == 2
     assert {card.index // 2 for card in cards} == {0}
 
 
 def test_a_job_as_long_as_all_the_rest_goes_before_wider_ones() -> None:
-    """Started last, it would hold up the end alone."""
     jobs = [job("marathon"), *[job(f"g{n}", cards=8) for n in range(6)]]
     lasts = {"marathon": 1000.0}
-    cluster = Cluster(planned(*jobs), estimates=Fixed(run_s=100, by_name=lasts))
-    cluster.join(node("n1"), node("n2"))
-    cluster.ready()
+    cluster = busy_cluster(*jobs, on=nodes(2), estimates=Fixed(run_s=100, by_name=lasts))
     assert cluster.run_of("marathon")
     assert len(cluster.running) == 2

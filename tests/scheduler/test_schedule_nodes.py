@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedule_cases import Cluster, cards_of, job, node, planned
+from schedule_cases import Cluster, busy_cluster, cards_of, cluster_of, job, node, nodes, planned
 
 from orchestrator.core.events import CardsInUse, ClusterSilent, StopWorker
 from orchestrator.core.job import State
@@ -11,13 +11,8 @@ from orchestrator.core.outcome import Failure, FailureClass
 ACQUIRE = Failure(failure_class=FailureClass.ACQUIRE, message="card is held by pid 7")
 
 
-# ------------------------------------------------------------ workers that do not start
-
-
 def test_a_card_rests_after_a_failed_start_and_is_quarantined_after_some() -> None:
-    """The job is not to blame and runs as soon as another card is there."""
-    cluster = Cluster(planned(job()), card_rest_s=5.0, card_failures=2, wait_for_nodes_s=100)
-    cluster.join(node(cards=1))
+    cluster = cluster_of(job(), cards=1, card_rest_s=5.0, card_failures=2, wait_for_nodes_s=100)
     commands = cluster.stopped(*cluster.starting, failure=ACQUIRE)
     assert not cards_of(commands)
     assert len(cards_of(cluster.tick(5.0))) == 1
@@ -29,11 +24,9 @@ def test_a_card_rests_after_a_failed_start_and_is_quarantined_after_some() -> No
 
 
 def test_a_quarantined_card_is_tried_again_after_a_time_that_doubles() -> None:
-    """Whatever held it may have let go; at its first new failure it is out for longer."""
-    cluster = Cluster(
-        planned(job()), card_failures=2, card_readmissions=2, quarantine_s=100, card_rest_s=1
+    cluster = cluster_of(
+        job(), cards=1, card_failures=2, card_readmissions=2, quarantine_s=100, card_rest_s=1
     )
-    cluster.join(node(cards=1))
     cluster.stopped(*cluster.starting, failure=ACQUIRE)
     cluster.tick(1)
     cluster.stopped(*cluster.starting, failure=ACQUIRE)
@@ -47,9 +40,7 @@ def test_a_quarantined_card_is_tried_again_after_a_time_that_doubles() -> None:
 
 
 def test_a_card_that_fails_after_every_quarantine_is_used_no_more() -> None:
-    """There is an end to it, and the job that waited says so."""
-    cluster = Cluster(planned(job()), card_failures=1, card_readmissions=2, wait_for_nodes_s=30)
-    cluster.join(node(cards=1))
+    cluster = cluster_of(job(), cards=1, card_failures=1, card_readmissions=2, wait_for_nodes_s=30)
     starts = 0
     for _ in range(500):
         if cluster.finished is not None:
@@ -62,9 +53,7 @@ def test_a_card_that_fails_after_every_quarantine_is_used_no_more() -> None:
 
 
 def test_a_job_for_which_no_card_is_left_says_so() -> None:
-    """All quarantined, and no node joined for a while: LOST, with the reason."""
-    cluster = Cluster(planned(job()), card_failures=1, card_readmissions=0, wait_for_nodes_s=30)
-    cluster.join(node(cards=1))
+    cluster = cluster_of(job(), cards=1, card_failures=1, card_readmissions=0, wait_for_nodes_s=30)
     cluster.stopped(*cluster.starting, failure=ACQUIRE)
     assert cluster.finished is None
     cluster.tick(30.0)
@@ -75,16 +64,13 @@ def test_a_job_for_which_no_card_is_left_says_so() -> None:
 
 
 def test_a_job_that_no_node_could_ever_hold_ends() -> None:
-    """Eight cards wanted, four there: it ends while the others run."""
-    cluster = Cluster(planned(job("wide", cards=8), job("narrow")), wait_for_nodes_s=30)
-    cluster.join(node(cards=4))
+    cluster = cluster_of(job("wide", cards=8), job("narrow"), cards=4, wait_for_nodes_s=30)
     cluster.play_out()
     finals = cluster.finals()
     assert (finals["wide"].state, finals["narrow"].state) == (State.LOST, State.SUCCEEDED)
 
 
 def test_a_node_that_comes_late_is_used() -> None:
-    """Nothing is given up while one may still join."""
     cluster = Cluster(planned(job()), wait_for_nodes_s=60)
     cluster.tick()
     cluster.tick(59.0)
@@ -95,10 +81,9 @@ def test_a_node_that_comes_late_is_used() -> None:
 
 
 def test_a_gang_of_which_one_worker_does_not_start_is_stopped_and_retried() -> None:
-    """The others are stopped, the try has a row that names the card as people know it, and the next
-    is on other cards."""
-    cluster = Cluster(planned(job("gang", cards=4)))
-    cluster.join(node(cards=8, node_id="4d24176d4c61209a", name="hpu-1"))
+    cluster = cluster_of(
+        job("gang", cards=4), on=[node(cards=8, node_id="4d24176d4c61209a", name="hpu-1")]
+    )
     dead, *others = cluster.starting
     cards = {start.card for start in cluster.starting.values()}
     cluster.ready(others[0])
@@ -115,11 +100,9 @@ def test_a_gang_of_which_one_worker_does_not_start_is_stopped_and_retried() -> N
 
 
 def test_a_job_whose_workers_never_start_is_given_up() -> None:
-    """Cards may be the reason once or twice, not for ever."""
-    cluster = Cluster(
-        planned(job("gang", cards=2)), max_start_failures=3, card_failures=99, breaker_failures=99
+    cluster = cluster_of(
+        job("gang", cards=2), max_start_failures=3, card_failures=99, breaker_failures=99
     )
-    cluster.join(node())
     for _ in range(50):
         if cluster.finished is not None:
             break
@@ -132,14 +115,8 @@ def test_a_job_whose_workers_never_start_is_given_up() -> None:
     assert "4 workers for it did not start" in row.reason  # one more than 3 for its second card
 
 
-# ------------------------------------------------------------ nodes
-
-
 def test_attempts_on_a_lost_node_are_lost_and_retried_elsewhere() -> None:
-    """Their rows say LOST and are not final."""
-    cluster = Cluster(planned(job("a")))
-    cluster.join(node("n1", cards=1), node("n2", cards=1))
-    cluster.ready()
+    cluster = busy_cluster(job("a"), on=nodes(2, cards=1))
     lost = cluster.only()
     cluster.leave(lost.cards[0].node_id)
     [row] = cluster.rows
@@ -149,10 +126,7 @@ def test_attempts_on_a_lost_node_are_lost_and_retried_elsewhere() -> None:
 
 
 def test_a_late_result_is_kept_but_not_counted() -> None:
-    """A frozen node comes back with a result after its job has run elsewhere."""
-    cluster = Cluster(planned(job("a"), job("b")))
-    cluster.join(node("n1", cards=1), node("n2", cards=1))
-    cluster.ready()
+    cluster = busy_cluster(job("a"), job("b"), on=nodes(2, cards=1))
     lost = cluster.run_of("a")
     cluster.leave(lost.cards[0].node_id)
     cluster.ends(cluster.run_of("b"))
@@ -168,10 +142,7 @@ def test_a_late_result_is_kept_but_not_counted() -> None:
 
 
 def test_the_result_of_a_given_up_attempt_does_not_end_its_successor() -> None:
-    """While the second try runs, the first one's result arrives: the second goes on."""
-    cluster = Cluster(planned(job("a")))
-    cluster.join(node("n1", cards=1), node("n2", cards=1))
-    cluster.ready()
+    cluster = busy_cluster(job("a"), on=nodes(2, cards=1))
     lost = cluster.only()
     cluster.leave(lost.cards[0].node_id)
     cluster.ready()
@@ -183,10 +154,7 @@ def test_the_result_of_a_given_up_attempt_does_not_end_its_successor() -> None:
 
 
 def test_a_duplicate_outcome_is_not_counted_twice() -> None:
-    """The second report of the same attempt is a row that is not final."""
-    cluster = Cluster(planned(job("a"), job("b")))
-    cluster.join(node(cards=1))
-    cluster.ready()
+    cluster = busy_cluster(job("a"), job("b"), cards=1)
     first = cluster.only()
     cluster.ends(first)
     cluster.ends(first)
@@ -195,10 +163,9 @@ def test_a_duplicate_outcome_is_not_counted_twice() -> None:
 
 
 def test_a_gang_that_loses_one_node_leaves_the_other_free() -> None:
-    """Its surviving workers are stopped before the card is used again."""
-    cluster = Cluster(planned(job("gang", cards=4), job("s")), wait_for_nodes_s=10)
-    cluster.join(node("n1", cards=2), node("n2", cards=2))
-    cluster.ready()
+    cluster = busy_cluster(
+        job("gang", cards=4), job("s"), on=nodes(2, cards=2), wait_for_nodes_s=10
+    )
     assert cluster.only().job.dataset == "gang"
     commands = cluster.leave("n2")
     assert len([c for c in commands if isinstance(c, StopWorker)]) == 2
@@ -208,10 +175,7 @@ def test_a_gang_that_loses_one_node_leaves_the_other_free() -> None:
 
 
 def test_a_worker_that_stops_in_an_attempt_without_a_word_ends_it() -> None:
-    """An executor that only sees the process go is enough."""
-    cluster = Cluster(planned(job("a")))
-    cluster.join(node())
-    cluster.ready()
+    cluster = busy_cluster(job("a"))
     [worker] = cluster.up
     cluster.running.clear()
     cluster.stopped(worker)
@@ -222,10 +186,7 @@ def test_a_worker_that_stops_in_an_attempt_without_a_word_ends_it() -> None:
 
 
 def test_a_worker_that_did_not_start_is_not_waited_for() -> None:
-    """Three jobs, one worker up, two that failed: both are started again when their cards have
-    rested, rather than leave all the work to the one."""
-    cluster = Cluster(planned(*[job(name) for name in "abc"]), card_rest_s=5.0)
-    cluster.join(node(cards=3))
+    cluster = cluster_of(*[job(name) for name in "abc"], cards=3, card_rest_s=5.0)
     up, *failed = cluster.starting
     cluster.ready(up)
     for worker_id in failed:
@@ -234,16 +195,11 @@ def test_a_worker_that_did_not_start_is_not_waited_for() -> None:
     assert len(cards_of(cluster.tick(5.0))) == 2
 
 
-# ------------------------------------------------------------ whole nodes
-
-
 FAULTY = Failure(failure_class=FailureClass.CARD_FAULTY, message="a product has 3 wrong elements")
 
 
 def test_a_card_that_computes_nonsense_is_quarantined_at_once() -> None:
-    """Its first failed start is enough; the job runs on the other card."""
-    cluster = Cluster(planned(job()), card_failures=2)
-    cluster.join(node(cards=2))
+    cluster = cluster_of(job(), cards=2, card_failures=2)
     (worker,) = cluster.starting
     first = cluster.starting[worker].card
     commands = cluster.stopped(worker, failure=FAULTY)
@@ -254,10 +210,8 @@ def test_a_card_that_computes_nonsense_is_quarantined_at_once() -> None:
 
 
 def test_a_node_on_which_half_of_the_cards_fail_is_quarantined() -> None:
-    """Four of eight: the others are not tried, and all are tried again later."""
     jobs = [job(f"j{number}") for number in range(16)]
-    cluster = Cluster(planned(*jobs), quarantine_s=100, breaker_failures=99)
-    cluster.join(node("bad"))
+    cluster = cluster_of(*jobs, on=[node("bad")], quarantine_s=100, breaker_failures=99)
     cluster.join(node("good"))
     on_bad = [w for w, start in cluster.starting.items() if start.card.node_id == "bad"]
     assert len(on_bad) == 8
@@ -273,11 +227,10 @@ def test_a_node_on_which_half_of_the_cards_fail_is_quarantined() -> None:
     assert not cards_of(cluster.tick(99))
     assert {each.node_id for each in cards_of(cluster.tick(1))} == {"bad"}
     cluster.play_out()
-    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+    assert cluster.states() == {State.SUCCEEDED}
 
 
 def test_a_node_that_is_lost_again_and_again_has_to_wait() -> None:
-    """After its third loss it comes back into quarantine, and is tried again later."""
     cluster = Cluster(planned(job()), quarantine_s=100, wait_for_nodes_s=1000, node_failures=3)
     for _ in range(3):
         assert len(cards_of(cluster.join(node("shaky", cards=1)))) == 1
@@ -289,7 +242,6 @@ def test_a_node_that_is_lost_again_and_again_has_to_wait() -> None:
 
 
 def test_a_host_whose_cards_were_claimed_apart_is_lost_once() -> None:
-    """Three nodes of one name go with it; two such losses are two, and the third is the last."""
     cluster = Cluster(planned(job()), quarantine_s=100, wait_for_nodes_s=1000, node_failures=3)
     apart = [
         node("shaky", node_id=node_id, card_indices=(number,), server_cards=3)
@@ -306,9 +258,12 @@ def test_a_host_whose_cards_were_claimed_apart_is_lost_once() -> None:
 
 
 def test_cards_that_are_lost_alone_again_and_again_have_to_wait() -> None:
-    """The other cards of their host are there all the time."""
-    cluster = Cluster(planned(job("wide", cards=2)), quarantine_s=100, node_failures=3)
-    cluster.join(node("shaky", node_id="id", card_indices=(0,), server_cards=4))
+    cluster = cluster_of(
+        job("wide", cards=2),
+        on=[node("shaky", node_id="id", card_indices=(0,), server_cards=4)],
+        quarantine_s=100,
+        node_failures=3,
+    )
     rest = node("shaky", node_id="id+1", card_indices=(2, 3), server_cards=4)
     for _ in range(3):
         assert len(cards_of(cluster.join(rest))) == 2
@@ -316,12 +271,7 @@ def test_cards_that_are_lost_alone_again_and_again_have_to_wait() -> None:
     assert not cards_of(cluster.join(rest))
 
 
-# ------------------------------------------------------------ cards that others have
-
-
 def test_jobs_wait_for_cards_that_others_hold() -> None:
-    """However long; they run once the cards are free, and are lost as others are once they are
-    gone."""
     for freed in (True, False):
         cluster = Cluster(planned(job("wide", cards=8), job("narrow")), wait_for_nodes_s=30)
         cluster.see(CardsInUse(at=cluster.now, nodes=(node(cards=8),)))
@@ -331,19 +281,17 @@ def test_jobs_wait_for_cards_that_others_hold() -> None:
             cluster.join(node(cards=8))
             cluster.see(CardsInUse(at=cluster.now, nodes=()))
             cluster.play_out()
-            assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+            assert cluster.states() == {State.SUCCEEDED}
         else:
             cluster.see(CardsInUse(at=cluster.now, nodes=()))
             cluster.tick(29)
             assert not cluster.finals()
             cluster.tick(1)
-            assert {row.state for row in cluster.finals().values()} == {State.LOST}
+            assert cluster.states() == {State.LOST}
 
 
 def test_a_gang_waits_for_the_second_server_while_others_run() -> None:
-    """Eight cards are ours and eight another's: what needs sixteen waits, and nothing else does."""
-    cluster = Cluster(planned(job("wide", cards=16), job("narrow")), wait_for_nodes_s=30)
-    cluster.join(node("n1", cards=8))
+    cluster = cluster_of(job("wide", cards=16), job("narrow"), cards=8, wait_for_nodes_s=30)
     cluster.see(CardsInUse(at=cluster.now, nodes=(node("n2", cards=8),)))
     cluster.ready(*cluster.starting)
     cluster.ends(cluster.only())
@@ -351,11 +299,10 @@ def test_a_gang_waits_for_the_second_server_while_others_run() -> None:
     assert set(cluster.finals()) == {"narrow"}
     cluster.join(node("n2", cards=8))
     cluster.play_out()
-    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+    assert cluster.states() == {State.SUCCEEDED}
 
 
 def test_waiting_ends_with_the_deadline() -> None:
-    """Jobs for which no card came free in time were not started, and the run ends."""
     cluster = Cluster(planned(job()), wait_for_nodes_s=30, work_until=1500.0)
     cluster.see(CardsInUse(at=cluster.now, nodes=(node(cards=8),)))
     cluster.tick(600)
@@ -373,13 +320,11 @@ def test_no_job_is_given_up_while_nobody_says_which_nodes_there_are() -> None:
     assert not cluster.finals()
     cluster.join(node(cards=8))
     cluster.play_out()
-    assert {row.state for row in cluster.finals().values()} == {State.SUCCEEDED}
+    assert cluster.states() == {State.SUCCEEDED}
 
 
 def test_a_node_that_leaves_in_a_silence_is_waited_for_until_after_it() -> None:
-    """Then as long as ever, and its jobs are lost."""
-    cluster = Cluster(planned(job()), wait_for_nodes_s=30)
-    cluster.join(node("n1"))
+    cluster = cluster_of(job(), on=[node("n1")], wait_for_nodes_s=30)
     cluster.see(ClusterSilent(at=cluster.now, silent=True))
     cluster.leave("n1")
     cluster.tick(600)

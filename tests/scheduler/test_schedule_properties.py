@@ -1,9 +1,4 @@
-"""Laws of the schedule, over random grids, clusters and histories of faults.
-
-Each example is a whole simulated run in which every command is checked (``invariants.py``):
-nothing oversubscribed, nothing lost, one final row a job, fresh processes where they are due, rows
-before reuse, and an end. A failing example prints the seed that replays it.
-"""
+"""Laws of the schedule, over random grids, clusters and histories of faults."""
 
 from __future__ import annotations
 
@@ -53,8 +48,6 @@ def test_every_run_ends_with_every_job_accounted_for(
     given_back_at: float | None,
     stop_at: float | None,
 ) -> None:
-    """Whatever is asked for, whatever breaks, whoever joins or gives cards back, and whenever it is
-    stopped."""
     late = tuple(
         (at, node(f"late{n}-{each.name}", accelerator=each.accelerator, cards=each.server_cards))
         for n, (at, group) in enumerate(joins)
@@ -68,11 +61,7 @@ def test_every_run_ends_with_every_job_accounted_for(
         nodes,
         Scattered(seed),
         settings=SimulationSettings(
-            seed=seed,
-            noise=0.3,
-            faults=faulty,
-            joins=late,
-            max_events=60_000,
+            seed=seed, noise=0.3, faults=faulty, joins=late, max_events=60_000
         ),
         schedule_settings=how,
         extra_events=stops,
@@ -81,8 +70,6 @@ def test_every_run_ends_with_every_job_accounted_for(
 
 
 def test_gangs_get_a_server_that_others_give_back_card_by_card() -> None:
-    """Three of four servers come in two or three parts while one-card jobs keep them busy: every
-    gang runs, on legal sets, and the night takes little longer than on servers that were whole."""
     jobs = [
         PlannedJob(job=job(str(n), cards=cards), action=Action.RUN)
         for n, cards in enumerate([8, 8, 4, 4, 4, 2, 2, 16] + [1] * 100)
@@ -143,7 +130,6 @@ def test_sound_runs_succeed_within_twice_the_bound(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_bad_night_on_many_cards(seed: int) -> None:
-    """Hundreds of jobs on 64 cards, with lost nodes and faults of all kinds: all accounted for."""
     random = Random(seed)
     jobs = [
         PlannedJob(

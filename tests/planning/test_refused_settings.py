@@ -1,4 +1,4 @@
-"""Each input that the deployment steps refuse: before anything starts, at the setting to blame."""
+"""Settings that a grid may not have, at the value to blame, and those that become a row."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from orchestrator.core.errors import GridError
+from orchestrator.core.job import Accelerator
 from orchestrator.core.plan import Action
 from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.parser import Grid, parse_grid
@@ -96,7 +97,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     ],
 )
 def test_a_wrong_grid_is_refused_where_it_stands(body: str, setting: str, message: str) -> None:
-    """One mistake a grid; the message says what is wrong, and most say what would be right."""
     with pytest.raises(GridError) as caught:
         one(body)
     assert any(
@@ -123,8 +123,57 @@ def test_a_wrong_grid_is_refused_where_it_stands(body: str, setting: str, messag
     ],
 )
 def test_what_runs_elsewhere_is_a_row(accelerator: str, body: str, reason: str) -> None:
-    """UNSUPPORTED in the plan, with the reason."""
     shown = one(body, accelerator)
     planned = make_plan(shown, parse_emulation(f"1x2:{accelerator}", shown.accelerators()), []).jobs
     assert {item.action for item in planned} == {Action.UNSUPPORTED}
     assert reason in planned[-1].reason
+
+
+@pytest.mark.parametrize(
+    ("body", "where", "message", "hint"),
+    [
+        ("rank: 0", "experiments[0].rank", "0: at least 1 is wanted", ""),
+        ("method: full, rank: 4", "experiments[0].rank", "method full has no adapter", "leave"),
+        ("targets: kproj", "experiments[0].targets", "no linear layer is named kproj", "q_proj"),
+        (
+            "batch_size: 6, axes: {gradient_accumulation: [1, 2, 4]}",
+            "experiments[0].axes.gradient_accumulation[2]",
+            "a batch of 6 cannot be cut into 4 equal parts",
+            "1, 2, 3, 6",
+        ),
+        (
+            "axes: {method: [full, lora], freeze_layers: [0, 1]}",
+            "experiments[0].axes.freeze_layers[1]",
+            "beside method: full",
+            "method: full",
+        ),
+        ("precision: fp16", "experiments[0].precision", "plain fp16 ends in NaN", "autocast"),
+        ("save_adapter: ../x", "experiments[0].save_adapter", "should match pattern", ""),
+    ],
+)
+def test_what_is_wrong_in_fine_tuning_is_refused_where_it_stands(
+    body: str, where: str, message: str, hint: str
+) -> None:
+    with pytest.raises(GridError) as caught:
+        one(f"workload: finetuning, {body}", "HPU")
+    (problem,) = caught.value.problems
+    assert problem.path == where
+    assert message in problem.message and hint in problem.hint
+    assert problem.line == 4
+
+
+def test_what_a_device_cannot_do_becomes_a_row() -> None:
+    optimizers = "axes: {optimizer: [adamw, adamw-8bit, adamw-8bit-paged]}"
+    made = one(f"workload: finetuning, accelerator: [HPU, GPU], {optimizers}")
+    plan = make_plan(made, parse_emulation("1x1:HPU,1x1:GPU", made.accelerators()), [])
+    found = {
+        (item.job.accelerator, dict(item.job.parameters)["optimizer"]): (item.action, item.reason)
+        for item in plan.jobs
+    }
+    assert found[Accelerator.HPU, "adamw"] == (Action.RUN, "")
+    assert found[Accelerator.GPU, "adamw-8bit"] == (Action.RUN, "")
+    action, reason = found[Accelerator.HPU, "adamw-8bit"]
+    assert action is Action.UNSUPPORTED and "Gaudi lacks" in reason
+    action, reason = found[Accelerator.GPU, "adamw-8bit-paged"]
+    assert action is Action.UNSUPPORTED
+    assert "bitsandbytes moves" in reason and "on cpu, which emulates" in reason

@@ -1,0 +1,106 @@
+"""The grids that come with Nightgrid: what each is there to show is planned, or says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from grid_cases import vocabulary
+
+from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import parse_emulation
+from orchestrator.grid.parser import Grid, load_grid
+from orchestrator.planning.planner import make_plan
+from workloads.training.parallel.layout import model_parallel_size, pipeline_size
+from workloads.training.techniques import all_techniques
+from workloads.training.techniques.strategy import Strategy
+
+GRIDS = Path(__file__).resolve().parents[2] / "grids"
+
+
+def shipped(name: str) -> Grid:
+    return load_grid(GRIDS / f"{name}.yaml", vocabulary=vocabulary())
+
+
+def planned(made: Grid, cluster: str) -> tuple[PlannedJob, ...]:
+    """The plan's jobs; those that do not run say why, and no others say anything."""
+    jobs = make_plan(made, parse_emulation(cluster, made.accelerators()), []).jobs
+    for item in jobs:
+        assert item.action in (Action.RUN, Action.UNSUPPORTED)
+        assert bool(item.reason) == (item.action is Action.UNSUPPORTED)
+    return jobs
+
+
+def test_each_form_waits_for_what_it_is_made_from() -> None:
+    jobs = planned(load_grid(GRIDS / "deployment.yaml"), "1x2:CPU")
+    assert {item.action for item in jobs} == {Action.RUN}
+    saved, needs = {}, {}
+    for item in jobs:
+        given = dict(item.job.parameters)
+        saved[item.job.job_id] = given.get("save_model") or given.get("save_calibration")
+        needs[saved[item.job.job_id]] = item.needs
+    made = ("sparse", "student", "narrow", "int8", "int4", "ranges")
+    assert needs.pop("deployed") == ()
+    for name in made:
+        assert [saved[job_id] for job_id in needs[f"deployed-{name}"]] == ["deployed"]
+    served = [item for item in jobs if item.job.workload == "text-generation"]
+    assert {item.job.model for item in served} == {
+        "deployed",
+        *(f"deployed-{name}" for name in made if name != "ranges"),
+    }
+    for item in served:
+        calibration = dict(item.job.parameters).get("calibration")
+        wanted = {"deployed", item.job.model, *([calibration] if calibration else [])}
+        assert {saved[job_id] for job_id in item.needs} == wanted
+        assert len(set(item.needs)) == len(item.needs)
+    (reference,) = [item for item in jobs if item.job.workload == "quality-reference"]
+    assert reference.job.model == "deployed"
+    assert {item.after for item in served} == {(reference.job.job_id,)}
+
+
+def test_every_technique_has_a_row_and_each_experiment_its_baseline() -> None:
+    """Strategies have a grid of their own (chatglm3-finetune)."""
+    jobs = shipped("techniques").jobs()
+    rows = [dict(job.parameters) for job in jobs]
+    for kind in all_techniques():
+        changed = any(
+            row[name] != info.default for row in rows for name, info in kind.model_fields.items()
+        )
+        assert changed != (kind is Strategy), kind.title
+    defaults = {
+        name: info.default
+        for kind in all_techniques()
+        if kind is not Strategy
+        for name, info in kind.model_fields.items()
+    }
+    for experiment in ("lora", "full", "gang"):
+        own = [row for row, job in zip(rows, jobs, strict=True) if job.experiment == experiment]
+        assert any(all(row[name] == value for name, value in defaults.items()) for row in own)
+
+
+@pytest.mark.parametrize("cluster", ["1x4:HPU", "1x4"])
+def test_two_thirds_of_the_techniques_run_on_emulated_gaudi_cards(cluster: str) -> None:
+    jobs = planned(shipped("techniques"), cluster)
+    assert 0 < 3 * sum(item.action is Action.UNSUPPORTED for item in jobs) < len(jobs)
+
+
+def test_fine_tuning_covers_methods_and_techniques() -> None:
+    jobs = [item.job for item in planned(shipped("chatglm3-finetune"), "1x8")]
+    trained = [job for job in jobs if job.workload == "finetuning"]
+    assert {dict(job.parameters)["method"] for job in trained} == {
+        *("full", "lora", "dora", "vera", "qlora", "qat", "qat-lora")
+    }
+    assert sum(job.experiment in ("techniques", "full") for job in jobs) >= 12
+
+
+def test_every_layout_of_the_parallelism_grid_runs() -> None:
+    made = shipped("parallelism")
+    plan = make_plan(made, parse_emulation("1x8", made.accelerators()), [])
+    assert {item.action for item in plan.jobs} == {Action.RUN}
+    jobs = [item.job for item in plan.jobs]
+    for job in jobs:
+        held = model_parallel_size(dict(job.parameters), job.cards)
+        assert int(job.batch_size) * job.cards // held == 16
+    shares = {note.rpartition("= ")[2] for note in plan.notes if "idle share" in note}
+    assert shares == {"20.0%", "11.1%", "42.9%"}
+    assert {pipeline_size(dict(job.parameters), job.cards) for job in jobs} == {1, 2, 4}
