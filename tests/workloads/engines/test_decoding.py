@@ -31,7 +31,7 @@ from transformers import (
 
 from workloads.base import Unsupported
 from workloads.devices import device_for
-from workloads.engines.graph import decoder, description, packing
+from workloads.engines.graph import decoder, description, layers
 from workloads.engines.graph import engine as graph
 from workloads.engines.graph.continuous import runs
 from workloads.engines.passes import ContinuousPass, Prompt
@@ -334,17 +334,15 @@ def test_a_packed_matrix_gives_the_tokens_of_the_values_it_stands_for(kind) -> N
 @settings(max_examples=40, deadline=None)
 def test_packing_keeps_values_to_their_format_s_precision(kind, rows, groups, seed) -> None:
     """Half a step of int8 and (on average) of int4 around each value, a sixteenth of it in fp8."""
-    weight = torch.randn(
-        rows, groups * packing.GROUP, generator=torch.Generator().manual_seed(seed)
-    )
-    matrix = packing.pack(weight, None, kind)
+    weight = torch.randn(rows, groups * layers.GROUP, generator=torch.Generator().manual_seed(seed))
+    matrix = layers.pack(weight, None, kind)
     back = matrix.plain(torch.float32)
     if kind == "int8":
         assert ((back - weight).abs() <= weight.abs().amax(1, True) / 254 + 1e-6).all()
     elif kind == "fp8":
         assert ((back - weight).abs() <= weight.abs() / 15 + weight.abs().max() * 2**-17).all()
     else:
-        grouped = weight.view(rows, -1, packing.GROUP)
+        grouped = weight.view(rows, -1, layers.GROUP)
         error = (back.view_as(grouped) - grouped).square().mean(-1)
         step = grouped.abs().amax(-1, True) / 7
         assert error.mean() <= step.square().mean() / 12 * 1.5

@@ -20,9 +20,9 @@ if _CARD == "cpu":
 
 import triton  # noqa: E402
 
-from workloads.engines.graph import few_rows, packing, product_kernels  # noqa: E402
+from workloads.engines.graph import few_rows, kernels, layers  # noqa: E402
 from workloads.engines.graph import few_rows as many_rows  # noqa: E402
-from workloads.engines.graph.product_kernels import KINDS  # noqa: E402
+from workloads.engines.graph.kernels import KINDS  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", ["", "int8", "fp8", "int4"])
@@ -43,7 +43,7 @@ def test_one_row(kind, rows, norm, gated, bias, residual) -> None:
     rest = torch.randn(rows, device=_CARD) if residual else None
     gain = torch.rand(columns, device=_CARD) if norm else None
     x = torch.randn(columns, device=_CARD)
-    matrix = packing.pack(weight, shift, kind)
+    matrix = layers.pack(weight, shift, kind)
     normed = torch.nn.functional.rms_norm(x, (columns,), gain, 1e-5) if norm else x
     right = torch.nn.functional.linear(normed, matrix.plain(torch.float32), shift)
     if gated:
@@ -52,7 +52,7 @@ def test_one_row(kind, rows, norm, gated, bias, residual) -> None:
         right = right + rest
     out = torch.full((rows,), torch.nan, device=_CARD)
     words = kind in ("fp8", "int4")
-    kernel = product_kernels.multiply_words if words else product_kernels.multiply
+    kernel = kernels.multiply_words if words else kernels.multiply
     kernel[(triton.cdiv(rows, 8),)](
         x,
         matrix.values.view(torch.int32) if words else matrix.values,
@@ -83,7 +83,7 @@ def test_many_rows(kind, x_rows) -> None:
     torch.manual_seed(0)
     columns = 640 if kind == "int4" else 320
     weight, bias = torch.randn(70, columns, device=_CARD), torch.ones(70, device=_CARD)
-    matrix = packing.pack(weight, bias, kind)
+    matrix = layers.pack(weight, bias, kind)
     assert few_rows.block_for(kind, columns) is not None
     x = torch.randn(x_rows, columns, device=_CARD)
     right = torch.nn.functional.linear(x, matrix.plain(torch.float32), matrix.bias)
@@ -101,7 +101,7 @@ def test_every_block_fills_a_product_of_the_tensor_cores() -> None:
 def test_four_bits_written_out() -> None:
     """As ``Matrix.plain``, in the order of columns."""
     torch.manual_seed(0)
-    matrix = packing.pack(torch.randn(70, 320, device=_CARD), None, "int4")
+    matrix = layers.pack(torch.randn(70, 320, device=_CARD), None, "int4")
     out = torch.empty(70, 320, device=_CARD)
     words = matrix.values.numel()
     many_rows.expand4[(triton.cdiv(words, 256),)](

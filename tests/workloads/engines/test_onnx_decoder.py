@@ -22,9 +22,9 @@ from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
 from workloads.engines.exports import Difference, load_proof
 from workloads.engines.onnxruntime import calibration
+from workloads.engines.onnxruntime.export import GRAPH, in_precision, without_shapes_of_weights
 from workloads.engines.onnxruntime.generation import compare_decoder
 from workloads.engines.onnxruntime.session import Execution, Graph, Opened, operators_of, share_in
-from workloads.engines.onnxruntime.variants import GRAPH, in_precision, without_shapes_of_weights
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.models.products import find_calibration
 

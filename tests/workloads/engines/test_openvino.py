@@ -25,7 +25,7 @@ from orchestrator.worker.environment import with_own_packages
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_for
 from workloads.engines import find_engine
-from workloads.engines.openvino.engine import OpenVinoEngine, Pipeline
+from workloads.engines.openvino.generation import OpenVinoEngine, Pipeline
 from workloads.models.rules import text_refusals
 
 

@@ -20,7 +20,7 @@ from transformers import (
 
 from workloads.base import Unsupported
 from workloads.engines.graph import description
-from workloads.engines.openvino.graph import window_of
+from workloads.engines.openvino.generation import window_of
 from workloads.models import rules
 
 _SIZES = {

@@ -13,10 +13,7 @@ from typing import Any
 import torch
 
 from workloads.base import Unsupported
-from workloads.engines.graph import layers as plain_layers
-from workloads.engines.graph import packing
-from workloads.engines.graph.layers import Decoder, Layer
-from workloads.engines.graph.packing import Matrix
+from workloads.engines.graph.layers import Decoder, Layer, Matrix, pack, plain, read_whole
 from workloads.models import rules
 
 _PARTS = ("input_layernorm", "mlp", "post_attention_layernorm", "self_attn")
@@ -95,7 +92,7 @@ def _constants(model: Any, positions: int, pairs: bool) -> Decoder:
         embedding=inner.embed_tokens.weight.detach(),
         layers=(),
         norm=inner.norm.weight.detach(),
-        head=packing.plain(head.weight.detach(), _bias(head)),
+        head=plain(head.weight.detach(), _bias(head)),
         eps=float(inner.norm.variance_epsilon),
         heads=attention.q_proj.out_features // width,
         kv_heads=attention.k_proj.out_features // width,
@@ -131,7 +128,7 @@ def _joined(parts: list[Any], kind: str) -> Matrix:
     if any(part is not None for part in biases):
         pairs = zip(weights, biases, strict=True)
         bias = torch.cat([torch.zeros_like(w[:, 0]) if b is None else b for w, b in pairs])
-    return packing.pack(torch.cat(weights) if len(weights) > 1 else weights[0], bias, kind)
+    return pack(torch.cat(weights) if len(weights) > 1 else weights[0], bias, kind)
 
 
 def _bias(part: Any) -> torch.Tensor | None:
@@ -164,7 +161,7 @@ def prove(model: Any, positions: int) -> bool:
     apart = {}
     for pairs in (True, False):
         decoder = replace(_constants(model, max(positions, _PROOF_TOKENS), pairs), layers=(one,))
-        mine = plain_layers.read_whole(decoder, ids)[0].float()
+        mine = read_whole(decoder, ids)[0].float()
         apart[pairs] = float((mine - theirs).abs().max() / theirs.std())
     pairs = min(apart, key=apart.__getitem__)
     if not apart[pairs] <= _ROUNDING[inner.embed_tokens.weight.element_size()]:

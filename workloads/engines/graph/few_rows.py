@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from workloads.engines.graph.packing import WORDS, Matrix
-from workloads.engines.graph.product_kernels import KINDS, middle, raised
+from workloads.engines.graph.kernels import KINDS, middle, raised
+from workloads.engines.graph.layers import WORDS, Matrix
 
 
 @triton.jit

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from workloads.engines.graph import attention_kernels, product_kernels
-from workloads.engines.graph.layers import Decoder
-from workloads.engines.graph.packing import Matrix
-from workloads.engines.graph.product_kernels import KINDS
+from workloads.engines.graph import kernels
+from workloads.engines.graph.kernels import KINDS
+from workloads.engines.graph.layers import Decoder, Matrix
 
 if TYPE_CHECKING:
     from workloads.engines.graph.decoder import Slots
@@ -79,7 +78,7 @@ class SingleRow:
             self._multiply(self._gated, layer.down, hidden, residual=hidden)
         self._multiply(hidden, decoder.head, state.logits, gain=decoder.norm)
         self._launch(
-            attention_kernels.choose,
+            kernels.choose,
             (state.rows,),
             state.logits,
             state.token,
@@ -114,7 +113,7 @@ class SingleRow:
         rows = matrix.rows // 2 if gated else matrix.rows
         words = matrix.kind in ("fp8", "int4")
         self._launch(
-            product_kernels.multiply_words if words else product_kernels.multiply,
+            kernels.multiply_words if words else kernels.multiply,
             (triton.cdiv(rows, block_n),),
             x,
             matrix.values.view(torch.int32) if words else matrix.values,
@@ -147,7 +146,7 @@ class SingleRow:
         decoder, state = self._decoder, self._state
         block_d = triton.next_power_of_2(decoder.width)
         self._launch(
-            attention_kernels.attend,
+            kernels.attend,
             (state.rows, decoder.kv_heads, self._splits),
             self._qkv,
             decoder.cos,

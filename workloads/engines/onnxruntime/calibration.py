@@ -16,10 +16,10 @@ from workloads.data.cache import cache_root
 from workloads.data.datasets import Dataset, load_dataset
 from workloads.engines.calibration import OnnxCalibrationParameters
 from workloads.engines.exports import facts_of
+from workloads.engines.onnxruntime.export import GRAPH, IDENTITY, to_static_int8
 from workloads.engines.onnxruntime.forward import OnnxEncoder, load_encoder, text_inputs
 from workloads.engines.onnxruntime.generation import OnnxDecoder, decoding
 from workloads.engines.onnxruntime.generation import load as load_decoder
-from workloads.engines.onnxruntime.variants import GRAPH, IDENTITY, to_static_int8
 from workloads.engines.passes import Ids, encoded_prompts, result_of
 from workloads.models.catalog import find_model
 from workloads.models.products import RANGES, origin_by, save_product

@@ -21,9 +21,8 @@ from workloads.engines.images import (
     modules_of,
     set_scheduler,
 )
-from workloads.engines.onnxruntime.export import Part
+from workloads.engines.onnxruntime.export import GRAPH, Part
 from workloads.engines.onnxruntime.session import Exported, Graph, Graphs, open_graphs
-from workloads.engines.onnxruntime.variants import GRAPH
 from workloads.engines.torch_models import Batch, LoadedEncoder, padded
 from workloads.models import precision as precisions
 from workloads.models.catalog import usable_positions

@@ -21,9 +21,8 @@ from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.exports import Difference, difference, drawn_ids, in_fp32, text_facts
 from workloads.engines.loaded import Answered, Generated, GenerationEngine
-from workloads.engines.onnxruntime.export import Part
+from workloads.engines.onnxruntime.export import GRAPH, Part
 from workloads.engines.onnxruntime.session import Exported, Graph, Graphs, open_graphs
-from workloads.engines.onnxruntime.variants import GRAPH
 from workloads.engines.torch_models import (
     Batch,
     SourceReader,

@@ -26,10 +26,12 @@ from workloads.engines.exports import (
     save_proof,
 )
 from workloads.engines.onnxruntime import PROVIDERS
-from workloads.engines.onnxruntime.export import Options, Part, export
-from workloads.engines.onnxruntime.variants import (
+from workloads.engines.onnxruntime.export import (
     GRAPH,
     IDENTITY,
+    Options,
+    Part,
+    export,
     graphs_of,
     in_precision,
     key_of,

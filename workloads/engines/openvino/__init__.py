@@ -59,7 +59,7 @@ SPEC = EngineSpec(
     devices=("cpu",),
     abilities={
         "generate": Ability(
-            function="workloads.engines.openvino.engine:load",
+            function="workloads.engines.openvino.generation:load",
             tasks=("causal-lm",),
             refuse=_refuse,
         )
