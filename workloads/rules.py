@@ -57,17 +57,17 @@ def require_allowed(request: Request, device: str, cards: int) -> None:
     require(refusals(find_workload(request.workload), job))
 
 
-def engine_refusals(asked: JobDescription, ability: str) -> Iterator[Refusal]:
+def engine_refusals(job: JobDescription, ability: str) -> Iterator[Refusal]:
     """Objections to a job's engine, and to settings that depend on it. Pure."""
-    spec = ENGINES.get(asked.engine)
+    spec = ENGINES.get(job.engine)
     if spec is None:
         return  # the grid's reader has said so
-    if not spec.runs_on(asked.device):
-        yield Refusal(setting="engine", reason=elsewhere(spec, asked.device), unsupported=True)
+    if not spec.runs_on(job.device):
+        yield Refusal(setting="engine", reason=elsewhere(spec, job.device), unsupported=True)
         return
-    yield from _mode_refusals(spec, asked)
-    yield from _setting_refusals(spec, asked, ability)
-    if (asked.parameters.get("tensor_parallel") or 1) > 1 and (
+    yield from _mode_refusals(spec, job)
+    yield from _setting_refusals(spec, job, ability)
+    if (job.parameters.get("tensor_parallel") or 1) > 1 and (
         "tensor_parallel" not in spec.features
     ):
         others = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
@@ -78,18 +78,18 @@ def engine_refusals(asked: JobDescription, ability: str) -> Iterator[Refusal]:
             unsupported=True,
         )
     if (able := spec.abilities.get(ability)) is not None:
-        yield from _ability_refusals(spec, able, ability, asked)
+        yield from _ability_refusals(spec, able, ability, job)
 
 
 def _ability_refusals(
-    spec: EngineSpec, able: Ability, ability: str, asked: JobDescription
+    spec: EngineSpec, able: Ability, ability: str, job: JobDescription
 ) -> Iterator[Refusal]:
     """Refuse adapters and attentions that the engine lacks; add its own objections."""
-    if asked.parameters.get("adapter") and not able.adapters:
+    if job.parameters.get("adapter") and not able.adapters:
         others = [
             other.name
             for other in ENGINES.known()
-            if other.runs_on(asked.device)
+            if other.runs_on(job.device)
             and ability in other.abilities
             and other.abilities[ability].adapters
         ]
@@ -99,7 +99,7 @@ def _ability_refusals(
             hint=f"engine {' or '.join(others)} does" if others else "",
             unsupported=True,
         )
-    attention = asked.parameters.get("attention")
+    attention = job.parameters.get("attention")
     if attention is not None and able.attentions is not None and attention not in able.attentions:
         yield Refusal(
             setting="attention",
@@ -109,17 +109,17 @@ def _ability_refusals(
             unsupported=True,
         )
     if able.refuse is not None:
-        yield from able.refuse(asked)
+        yield from able.refuse(job)
 
 
-def _mode_refusals(spec: EngineSpec, asked: JobDescription) -> Iterator[Refusal]:
+def _mode_refusals(spec: EngineSpec, job: JobDescription) -> Iterator[Refusal]:
     """Refuse modes that the device or engine lacks."""
     for device, modes in spec.modes.items():
-        wanted = asked.parameters.get(modes.setting)
+        wanted = job.parameters.get(modes.setting)
         if wanted is None:
             continue
-        if device != asked.device:
-            reason, hint = f"{asked.device} has no such mode; it is one of {device} cards", ""
+        if device != job.device:
+            reason, hint = f"{job.device} has no such mode; it is one of {device} cards", ""
         elif wanted in modes.lacking:
             reason = f"the engine {spec.name} {modes.lacking[wanted]}"
             hint = f"leave {modes.setting} out"
@@ -128,14 +128,14 @@ def _mode_refusals(spec: EngineSpec, asked: JobDescription) -> Iterator[Refusal]
         yield Refusal(setting=modes.setting, reason=reason, hint=hint, unsupported=True)
 
 
-def _setting_refusals(spec: EngineSpec, asked: JobDescription, ability: str) -> Iterator[Refusal]:
+def _setting_refusals(spec: EngineSpec, job: JobDescription, ability: str) -> Iterator[Refusal]:
     """Refuse settings that only other engines have."""
     own = declarations(settings) if (settings := spec.settings(ability)) else {}
     refused = set(own)
     for other in ENGINES.known():
         settings = other.settings(ability)
         for name, declaration in declarations(settings).items() if settings else ():
-            value = asked.parameters.get(name, declaration.default)
+            value = job.parameters.get(name, declaration.default)
             if name not in refused and not declaration.is_default(value):
                 refused.add(name)
                 yield Refusal(

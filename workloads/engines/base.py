@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 from workloads.base import JobDescription, Metric, Refusal, Support
 from workloads.devices import device_spec
+from workloads.models.catalog import checkpoint_kind
+from workloads.registry import task_of
 from workloads.settings import Settings, setting
 
 #: The mode that any process can run.
@@ -177,6 +179,13 @@ def older(version: str, limit: str) -> bool:
         return tuple(map(int, found[0].split("."))) if found else ()
 
     return numbers(version) < numbers(limit)
+
+
+def is_encoder_decoder(model: str) -> bool:
+    """Return whether a model, by name, is known to be sequence-to-sequence."""
+    kind = checkpoint_kind(model)
+    task = task_of(kind) if kind is not None else None
+    return task is not None and task.encoder_decoder
 
 
 class GaudiSettings(Settings):

@@ -65,7 +65,6 @@ class OnnxCalibrationParameters(DatasetParameters):
 
 
 def _refuse_onnx_calibration(job: JobDescription) -> tuple[Refusal, ...]:
-    """Refuse more than one prompt or card."""
     found = []
     if job.cards > 1:
         found.append(

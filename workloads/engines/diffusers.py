@@ -88,7 +88,8 @@ def load(request: Request, device: Device) -> ImagePipeline:
         "attention": _set_attention(denoiser, str(settings.get("attention") or "sdpa")),
     }
     if settings.get("channels_last"):
-        _channels_last(pipeline)
+        for part in (DENOISERS[0], "vae"):
+            getattr(pipeline, part).to(memory_format=torch.channels_last)
         details["memory_format"] = "channels last"
     if settings.get("torch_compile"):
         if lacking := device.cannot_compile():
@@ -114,15 +115,7 @@ def _quantize(denoiser: Any, precision: str) -> None:
     quantize_(denoiser, configurations[precision]())
 
 
-def _channels_last(pipeline: Any) -> None:
-    import torch
-
-    for part in (DENOISERS[0], "vae"):
-        getattr(pipeline, part).to(memory_format=torch.channels_last)
-
-
 def _set_attention(denoiser: Any, attention: str) -> str:
-    """Set the denoiser's attention; return its name."""
     if attention == "eager":
         from diffusers.models.attention_processor import AttnProcessor
 

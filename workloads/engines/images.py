@@ -59,13 +59,11 @@ def facts_of(model: str) -> PipelineFacts | None:
 
 
 def _class_of(index: Mapping[str, Any], part: str) -> str:
-    """Class of a part; "" if the pipeline lacks it."""
     entry = index.get(part)
     return str(entry[-1] or "") if isinstance(entry, list) and entry else ""
 
 
 def _config(part: Path) -> Mapping[str, Any]:
-    """config.json of a part; empty if unreadable."""
     file = part / "config.json"
     try:
         config = json.loads(files.read_text(file)) if file.is_file() else {}

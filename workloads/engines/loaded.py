@@ -48,23 +48,29 @@ OnTexts: TypeAlias = Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationEngine(ABC):
-    """One loaded model that generates text."""
+class LoadedModel(ABC):
+    """One loaded model that reads text."""
 
     tokenizer: Any
     source: ModelSource
     weights: ModelWeights
-    end_token_ids: frozenset[int]
-    context_length: int | None  # the model's most positions; None: unknown
     details: Mapping[str, str]  # for the row, e.g. the attention that really runs
-    #: Most positions of a text if the model has a sliding window that the engine lacks.
-    window: int | None = None
     figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
 
     @property
     def random_weights(self) -> bool:
         """True if the weights are random."""
         return self.source.random_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationEngine(LoadedModel, ABC):
+    """One loaded model that generates text."""
+
+    end_token_ids: frozenset[int]
+    context_length: int | None  # the model's most positions; None: unknown
+    #: Most positions of a text if the model has a sliding window that the engine lacks.
+    window: int | None = None
 
     def encode(self, text: str, earlier: Sequence[Turn] = ()) -> list[int]:
         """Ids of one prompt, in the layout that the model was trained to answer."""

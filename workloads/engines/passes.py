@@ -162,11 +162,7 @@ class ContinuousPass(TimedPass):
     """All prompts of this rank in continuous batching, ``batch_size`` texts at a time."""
 
     def __init__(
-        self,
-        engine: GenerationEngine,
-        prompts: Sequence[Prompt],
-        batch_size: int,
-        **settings: Any,
+        self, engine: GenerationEngine, prompts: Sequence[Prompt], batch_size: int, **settings: Any
     ) -> None:
         super().__init__(engine, **settings)
         self._prompts = prompts
@@ -231,23 +227,22 @@ class ContinuousPass(TimedPass):
 
 
 def _apart(moments: Sequence[float]) -> tuple[float, ...]:
-    """Seconds between neighbouring moments."""
     return tuple(after - before for before, after in pairwise(moments))
 
 
 def check_length(longest: int, output_tokens: int, engine: GenerationEngine) -> None:
     """Raise ``Unsupported`` if texts exceed the model's sliding window and the engine has none, and
     ``BadConfiguration`` if they exceed its positions."""
-    asked = f"the longest prompt has {longest} tokens and {output_tokens} are to be "
+    text = f"the longest prompt has {longest} tokens and {output_tokens} are to be "
     total, room, window = longest + output_tokens, engine.context_length, engine.window
     if window is not None and total > window:
         raise Unsupported(
-            f"{asked}generated, but layers of the model see {window} positions only, and those of "
+            f"{text}generated, but layers of the model see {window} positions only, and those of "
             "the engine all; lower output_tokens, set input_tokens or use the engine transformers"
         )
     if room is not None and total > room:
         raise BadConfiguration(
-            f"{asked}generated, which is more than the model's {room} positions; lower "
+            f"{text}generated, which is more than the model's {room} positions; lower "
             "output_tokens or set input_tokens"
         )
 

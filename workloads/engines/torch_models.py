@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,9 +15,7 @@ import torch
 from workloads.base import BadConfiguration, Request
 from workloads.data.shapes import Example, Turn
 from workloads.devices.base import Device
-from workloads.engines.loaded import Answered, Generated, GenerationEngine
-from workloads.models.loading import ModelSource
-from workloads.models.precision import ModelWeights
+from workloads.engines.loaded import Answered, Generated, GenerationEngine, LoadedModel
 from workloads.training.pairs import TARGET_TOKENS, begin_token_id, source_length, source_text
 
 #: With static shapes, prompts are padded to multiples of it.
@@ -84,7 +82,6 @@ class TorchModel(GenerationEngine):
             yield read.logits[0, first : first + len(text.answer)].float().cpu()
 
     def _run(self, **inputs: Any) -> Any:
-        """The model's output."""
         return self.model(**inputs)
 
     def _lengths(self, texts: Sequence[Answered]) -> list[int]:
@@ -121,13 +118,11 @@ def encoder_timed(model: Any, device: Device) -> Iterator[list[float]]:
             hook.remove()
 
 
-class SourceReader:
+@dataclass(frozen=True, kw_only=True)  # without slots, which two bases of a class cannot have
+class SourceReader(GenerationEngine):
     """Mixin of engines for sequence-to-sequence models."""
 
-    __slots__ = ()
-
-    model: Any
-    tokenizer: Any
+    model: Any = None  # None: graphs read sources
     device: Device
     pad_token_id: int
     source_prefix: str
@@ -140,7 +135,7 @@ class SourceReader:
         return list(self.tokenizer(whole, **cut)["input_ids"])
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
-        longest: int = self.padded_length(max(map(len, prompts)))  # type: ignore[attr-defined]
+        longest = self.padded_length(max(map(len, prompts)))
         self._check(longest, "a source has")
         card = self.device.torch_device
         return padded(prompts, self.pad_token_id, length=longest, card=card)
@@ -150,9 +145,7 @@ class SourceReader:
     ) -> Callable[[], Generated]:
         self._check(output_tokens, "a text may have")
         with encoder_timed(self.model, self.device) as took:
-            fetch = super().generate(  # type: ignore[misc]
-                prepared, output_tokens=output_tokens, **more
-            )
+            fetch = super().generate(prepared, output_tokens=output_tokens, **more)  # type: ignore[safe-super]
 
         def apart() -> Generated:
             found: Generated = fetch()
@@ -181,7 +174,14 @@ class SourceReader:
             self.device.mark_step()
             yield read.logits[0].float().cpu()
 
+    def config(self, *batch: Any) -> Any:
+        """The generation config of a call of transformers' ``generate``."""
+        config = super().config(*batch)  # type: ignore[misc]
+        config.decoder_start_token_id = begin_token_id(self.model.config)
+        return config
+
     def new_from(self, prompt_positions: int) -> int:
+        """Position of the first new token in what ``generate`` returns."""
         return 1  # after the decoder's start token
 
     def _check(self, tokens: int, what: str) -> None:
@@ -203,22 +203,12 @@ def reading(request: Request, positions: int | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedEncoder(ABC):
+class LoadedEncoder(LoadedModel, ABC):
     """One loaded encoder, of any engine."""
 
-    tokenizer: Any
-    source: ModelSource
-    weights: ModelWeights
     pad_token_id: int
     positions: int | None
     card: str  # torch device of batches
-    details: Mapping[str, str]
-    figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
-
-    @property
-    def random_weights(self) -> bool:
-        """True if the weights are random."""
-        return self.source.random_weights
 
     def ids(self, text: str, max_length: int) -> list[int]:
         """Ids of one text, truncated at the end."""

@@ -39,6 +39,7 @@ from workloads.engines.loaded import Generated, SteppedEngine, Stepping, compute
 from workloads.inspection.checkpoints import read_config, source_files
 from workloads.inspection.headers import describe_tensors
 from workloads.models import precision as precisions
+from workloads.models.catalog import known_config
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
 from workloads.models.rules import PACKED, bits_of
@@ -51,12 +52,12 @@ LOADER = "workloads.engines.vllm:load"
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
-def refuse_in_process(asked: JobDescription) -> Iterator[Refusal]:
+def refuse_in_process(job: JobDescription) -> Iterator[Refusal]:
     """Refuse several cards: the core runs on the worker's one card."""
-    if asked.cards > 1:
+    if job.cards > 1:
         yield Refusal(
             setting="cards",
-            reason=f"with the engine {asked.engine} this version runs on one card: its core is in "
+            reason=f"with the engine {job.engine} this version runs on one card: its core is in "
             "the worker's own process",
             unsupported=True,
         )
@@ -66,13 +67,10 @@ def refuse_in_process(asked: JobDescription) -> Iterator[Refusal]:
 _BITS = {method: (4, 8) if method == "gptq" else (4,) for method in PACKED}
 
 
-def _refuse(asked: JobDescription) -> Iterator[Refusal]:
+def _refuse(job: JobDescription) -> Iterator[Refusal]:
     """Quantised checkpoints fix the precision, and integer precisions need one."""
-    from workloads.models.catalog import known_config
-    from workloads.models.rules import bits_of
-
-    yield from refuse_in_process(asked)
-    config = known_config(asked.model)
+    yield from refuse_in_process(job)
+    config = known_config(job.model)
     if config is None:
         return
     described = config.get("quantization_config") or {}
@@ -80,25 +78,22 @@ def _refuse(asked: JobDescription) -> Iterator[Refusal]:
     bits = bits_of(described) if method in PACKED else 0
     own = f"int{bits}" if bits else method
     if bits and bits not in _BITS[method]:
-        reason = f"vLLM takes {method} checkpoints in {_either(_BITS[method])} bits, not in {bits}"
+        able = " or ".join(map(str, _BITS[method]))
+        reason = f"vLLM takes {method} checkpoints in {able} bits, not in {bits}"
     elif bits == 8 and not described.get("sym", True):
         reason = "vLLM takes 8 bits that are symmetric (sym: true)"
-    elif asked.precision.startswith("int") and asked.precision != own:
-        wanted = int(asked.precision.removeprefix("int"))
+    elif job.precision.startswith("int") and job.precision != own:
+        wanted = int(job.precision.removeprefix("int"))
         able = ", ".join(name for name, bits in _BITS.items() if wanted in bits)
-        reason = f"vLLM takes {asked.precision} from checkpoints in {wanted} bits ({able})"
+        reason = f"vLLM takes {job.precision} from checkpoints in {wanted} bits ({able})"
         hint = "name such a checkpoint"
-    elif method and asked.precision not in (own, "fp8"):
-        reason, hint = f"{asked.model} is a {method} checkpoint", "write its precision"
-    elif method not in ("", "fp8") and asked.precision == "fp8":
-        reason = f"{asked.model} is a {method} checkpoint, not one of plain weights"
+    elif method and job.precision not in (own, "fp8"):
+        reason, hint = f"{job.model} is a {method} checkpoint", "write its precision"
+    elif method not in ("", "fp8") and job.precision == "fp8":
+        reason = f"{job.model} is a {method} checkpoint, not one of plain weights"
     else:
         return
     yield Refusal(setting="precision", reason=reason, hint=hint, unsupported=True)
-
-
-def _either(numbers: Sequence[int]) -> str:
-    return " or ".join(map(str, numbers))
 
 
 _NOT_ON_CPU = "with vLLM on a CPU this version asks for plain weights"
@@ -193,7 +188,6 @@ _ONLINE = "fp8"  # vLLM quantises plain weights to it while loading
 
 
 def _dtype(precision: str) -> str:
-    """vLLM's name of the data type of products."""
     return {"fp32": "float32", "fp16": "float16"}.get(precision, "bfloat16")
 
 
@@ -322,7 +316,6 @@ def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
 
 
 def _check(request: Request, real: str, stored: str) -> None:
-    """Refuse a data type or format of vLLM's that differs from the job's."""
     wanted = _dtype(request.precision)
     if real != wanted:
         raise Unsupported(

@@ -145,13 +145,7 @@ class Generator:
     """A decoder with its slots and recorded launches."""
 
     def __init__(
-        self,
-        decoder: Decoder,
-        device: Device,
-        *,
-        pad: int,
-        ends: int,
-        compiled: bool,
+        self, decoder: Decoder, device: Device, *, pad: int, ends: int, compiled: bool
     ) -> None:
         self.decoder = decoder
         self.device = device
@@ -298,7 +292,6 @@ class Generator:
         self._choose(state)
 
     def _choose(self, state: Slots) -> None:
-        """Choose each row's best token and update the row's state."""
         token = state.logits.argmax(-1)
         token = token.masked_fill(state.done != 0, self._pad)
         rows = torch.arange(state.rows, device=token.device)

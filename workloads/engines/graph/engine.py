@@ -19,11 +19,7 @@ from workloads.engines.graph.layers import Decoder
 from workloads.engines.loaded import Answered, Completed, Generated, GenerationEngine
 from workloads.engines.torch_models import end_token_ids_of, pad_token_id_of
 from workloads.models import precision as precisions
-from workloads.models.loading import (
-    load_config,
-    load_tokenizer,
-    open_model,
-)
+from workloads.models.loading import load_config, load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
 from workloads.registry import task_for
 

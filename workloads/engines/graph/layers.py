@@ -215,11 +215,7 @@ def queries_keys_values(
 
 
 def after_attention(
-    decoder: Decoder,
-    layer: Layer,
-    hidden: torch.Tensor,
-    attended: torch.Tensor,
-    product: Product,
+    decoder: Decoder, layer: Layer, hidden: torch.Tensor, attended: torch.Tensor, product: Product
 ) -> torch.Tensor:
     """The rest of a layer; ``attended`` [..., heads x width]."""
     change = product(attended, layer.out)

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from workloads.base import JobDescription, Metric, Refusal, Support, supported, unsupported
-from workloads.engines.base import EXPORT, Ability, EngineSpec, Package
-from workloads.models.catalog import checkpoint_kind
-from workloads.registry import task_of
+from workloads.engines.base import EXPORT, Ability, EngineSpec, Package, is_encoder_decoder
 from workloads.settings import Settings, setting
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -98,13 +96,10 @@ def _refuse(
 
 def _refuse_text(job: JobDescription) -> Iterator[Refusal]:
     """Encoder-decoders have two graphs, so cannot be calibrated."""
-    kind = checkpoint_kind(job.model)
-    task = task_of(kind) if kind is not None else None
-    yield from _refuse(job, measured=task is None or not task.encoder_decoder)
+    yield from _refuse(job, measured=not is_encoder_decoder(job.model))
 
 
 def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
-    """Refuse torch's compilation and memory layout for a graph."""
     yield from _refuse(job, measured=False)
     for name in ("torch_compile", "channels_last"):
         if job.parameters.get(name):
@@ -117,7 +112,6 @@ def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _refuse_calibration(job: JobDescription) -> Iterator[Refusal]:
-    """Ranges are measured in fp32 only."""
     yield from _refuse(job, measures=True)
     if job.precision != "fp32":
         yield Refusal(

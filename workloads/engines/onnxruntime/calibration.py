@@ -68,7 +68,6 @@ def run(request: Request, context: JobContext) -> Result:
 def _keep(
     request: Request, parameters: OnnxCalibrationParameters, graph: Path, ranges: Path
 ) -> Path:
-    """Save the ranges under their name, with their origin."""
     origin = {
         **origin_by(request),
         "measured": facts_of(graph)[IDENTITY],

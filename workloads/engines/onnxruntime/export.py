@@ -97,7 +97,6 @@ def export(part: Part, options: Options, path: Path) -> dict[str, Any]:
 
 
 def _shapes(part: Part) -> dict[str, Any]:
-    """Dynamic axes in the form of ``torch.export``."""
     from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
 
     register_cache_pytrees_for_model(part.module)
@@ -119,7 +118,6 @@ def _axes(value: Any, varying: tuple[int, ...]) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence exporters' messages about each operator."""
     names = ("torch.onnx", "torch._export", "torch.__trace", "transformers")
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
@@ -169,7 +167,6 @@ def _pass_one(graph: onnx_ir.Graph) -> bool:
 
 
 def _has_one_reader(node: onnx_ir.Node) -> bool:
-    """Return whether exactly one other node reads a node's output."""
     output = node.outputs[0]
     return len(node.outputs) == 1 and not output.is_graph_output() and len(output.uses()) == 1
 
@@ -301,8 +298,6 @@ def in_precision(base: Path, precision: str, calibration: str) -> Path:
 def _made(
     base: Path, kind: str, parts: tuple[object, ...], write: Callable[[Path, Path], None]
 ) -> Path:
-    """Directory of a variant, with the facts of its base."""
-
     def build(directory: Path) -> None:
         for name in graphs_of(base):
             write(base / name, directory / name)

@@ -91,7 +91,6 @@ def _export_encoder(model: Any, pad: int) -> Exported:
 
 
 def _compare_encoder(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Difference:
-    """Compare the logits of real tokens with torch's."""
     batch = Batch(proof["input_ids"], proof["attention_mask"])
     logits = graphs[GRAPH](**text_inputs(batch))["logits"].cpu()
     return difference(logits[batch.attention_mask.bool()], proof["logits"])

@@ -23,13 +23,7 @@ from workloads.engines.exports import Difference, difference, drawn_ids, in_fp32
 from workloads.engines.loaded import Answered, Generated, GenerationEngine
 from workloads.engines.onnxruntime.export import GRAPH, Part
 from workloads.engines.onnxruntime.session import Exported, Graph, Graphs, open_graphs
-from workloads.engines.torch_models import (
-    Batch,
-    SourceReader,
-    pad_token_id_of,
-    padded,
-    reading,
-)
+from workloads.engines.torch_models import Batch, SourceReader, pad_token_id_of, padded, reading
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.registry import task_for
 from workloads.training.pairs import begin_token_id
@@ -185,10 +179,7 @@ def load(request: Request, device: Device) -> GenerationEngine:
             **common,
         )
     return OnnxDecoder(
-        graph=opened.graph,
-        directory=opened.directory,
-        context_length=facts["positions"],
-        **common,
+        graph=opened.graph, directory=opened.directory, context_length=facts["positions"], **common
     )
 
 
@@ -280,16 +271,11 @@ def compare_decoder(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxSeq2Seq(SourceReader, GenerationEngine):
+class OnnxSeq2Seq(SourceReader):
     """A sequence-to-sequence model as graphs of ONNX Runtime."""
 
     graphs: Graphs
-    device: Device
-    pad_token_id: int
     begin_token_id: int
-    source_prefix: str
-    max_source_length: int
-    positions: int | None
 
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Batch:
         for graph in self.graphs.values():
@@ -373,9 +359,7 @@ def _export_pair(model: Any, tokenizer: Any) -> Exported:
     if not hasattr(cache, "cross_attention_cache"):
         raise Unsupported(f"{type(model).__name__} keeps no keys and values of its source")
     encoder = Part(
-        module=_Encoder(model, begin).eval(),
-        inputs=text,
-        varying=dict.fromkeys(text, (0, 1)),
+        module=_Encoder(model, begin).eval(), inputs=text, varying=dict.fromkeys(text, (0, 1))
     )
     decoder = Part(
         module=model,
@@ -409,7 +393,6 @@ def _export_pair(model: Any, tokenizer: Any) -> Exported:
 
 
 def _compare_pair(graphs: Graphs, proof: Mapping[str, torch.Tensor]) -> Difference:
-    """Compare the logits of both graphs with torch's."""
     writing = answering(graphs, Batch(proof["input_ids"], proof["attention_mask"]))
     tokens = proof["tokens"]
     return writing.compare(tokens[:, :1], tokens[:, 1:], proof["logits"])

@@ -41,20 +41,8 @@ from workloads.models import precision as precisions
 from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
 
-_LEVELS = {
-    "none": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "all": "ORT_ENABLE_ALL",
-}
 #: ONNX's type numbers.
-_ELEMENTS = {
-    torch.float32: 1,
-    torch.int32: 6,
-    torch.int64: 7,
-    torch.bool: 9,
-    torch.float16: 10,
-}
+_ELEMENTS = {torch.float32: 1, torch.int32: 6, torch.int64: 7, torch.bool: 9, torch.float16: 10}
 _TYPES = {
     "tensor(float)": torch.float32,
     "tensor(float16)": torch.float16,
@@ -99,8 +87,9 @@ class Execution:
         options.add_session_config_entry(
             "session.intra_op.allow_spinning", "1" if self.spins else "0"
         )
-        level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[self.graph_optimization])
-        options.graph_optimization_level = level
+        level = self.graph_optimization.upper()
+        name = "ORT_DISABLE_ALL" if level == "NONE" else f"ORT_ENABLE_{level}"
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, name)
         options.log_severity_level = 3  # a warning for each node that stays on the host
         if written_to is not None:
             options.optimized_model_filepath = str(written_to)
@@ -108,16 +97,6 @@ class Execution:
                 "session.optimized_model_external_initializers_file_name", f"{written_to.name}.data"
             )
         return options
-
-    def details(self) -> dict[str, str]:
-        """Details of the row."""
-        import onnxruntime
-
-        return {
-            "onnxruntime_version": onnxruntime.__version__,
-            "providers": self.provider,
-            "graph_optimization": self.graph_optimization,
-        }
 
 
 class Graph:
@@ -315,6 +294,8 @@ def open_graphs(
         DataMissing: there is no such calibration, or a file cannot be read.
         BadConfiguration: a graph's outputs differ from torch's.
     """
+    import onnxruntime
+
     support = precisions.require(request.precision, device.name, request.engine)
     base = _exported(
         Options.of(request.settings, device.name), device, source, kind, prepare, compare
@@ -357,7 +338,9 @@ def open_graphs(
             **difference.figures(),
         },
         details={
-            **execution.details(),
+            "onnxruntime_version": onnxruntime.__version__,
+            "providers": execution.provider,
+            "graph_optimization": execution.graph_optimization,
             "opset": _opset_of(directory / GRAPH),
             "operators_exported": listed(exported),
             "operators_run": listed(run),
@@ -376,7 +359,6 @@ def _exported(
     prepare: Callable[[], Exported],
     compare: Compare,
 ) -> Path:
-    """Directory of a model's fp32 graphs; see ``open_graphs``."""
     model = Path(source.path)
 
     def build(directory: Path) -> dict[str, Any]:
@@ -402,7 +384,6 @@ def _if_any(name: str, value: object) -> dict[str, str]:
 
 
 def _opset_of(path: Path) -> str:
-    """Opset version of a graph."""
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)

@@ -15,7 +15,6 @@ BF16_THREADS = 2
 
 
 def _refuse(job: JobDescription) -> Iterator[Refusal]:
-    """Refuse profiles, which would be empty, and too few threads."""
     threads = job.parameters.get("threads")
     if job.precision == "bf16" and threads is not None and threads < BF16_THREADS:
         yield Refusal(

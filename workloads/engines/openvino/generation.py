@@ -162,7 +162,6 @@ def _key(*parts: str) -> str:
 
 @torch.no_grad()
 def _export(model: Any, tokenizer: Any, directory: Path) -> dict[str, Any]:
-    """Write a model's graph; return facts about it."""
     import openvino
 
     window = window_of(model)
@@ -170,9 +169,7 @@ def _export(model: Any, tokenizer: Any, directory: Path) -> dict[str, Any]:
     graph = _traced(model, ids)
     openvino.save_model(graph, directory / GRAPH, compress_to_fp16=False)
     (directory / "config.json").write_text(json.dumps(model.config.to_dict(), default=str))
-    read = StatefulGraph(
-        directory, {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    ).read
+    read = StatefulGraph(directory, properties_of("f32")).read
     reference = model(input_ids=torch.tensor([ids])).logits[0].float()
     parts = ids[:_PROOF_FIRST], ids[_PROOF_FIRST:]
     difference(read(*parts), reference).check("fp32", directory / GRAPH)
@@ -200,7 +197,6 @@ def window_of(model: Any) -> int | None:
 
 
 def _traced(model: Any, ids: Sequence[int]) -> Any:
-    """Trace a model to a graph with states for keys and values."""
     import openvino
 
     name = type(model).__name__
@@ -266,7 +262,6 @@ def _make_stateful(graph: Any, states: Mapping[str, str]) -> None:
 
 
 def _compress(plain: Path, directory: Path, precision: str, model: str) -> dict[str, Any]:
-    """Write a graph with weights in 8 or 4 bits; return the facts that change."""
     import nncf
     import openvino
 

@@ -46,19 +46,19 @@ class GaudiImageSettings(GaudiSettings):
     )
 
 
-def _refuse_generation(asked: JobDescription) -> Iterator[Refusal]:
+def _refuse_generation(job: JobDescription) -> Iterator[Refusal]:
     """int4 needs a 4-bit checkpoint and one card."""
-    if asked.precision != "int4":
+    if job.precision != "int4":
         return
     from workloads.engines.optimum_habana import quantization
     from workloads.models.catalog import known_config
 
-    if asked.cards > 1:
+    if job.cards > 1:
         reason = "checkpoints in 4 bits run on one Gaudi card"
         yield Refusal(setting="cards", reason=reason, unsupported=True)
-    config = known_config(asked.model)
+    config = known_config(job.model)
     if config is not None and quantization.four_bit_method(config) is None:
-        reason = quantization.NOT_FOUR_BIT.format(asked.model)
+        reason = quantization.NOT_FOUR_BIT.format(job.model)
         yield Refusal(setting="precision", reason=reason, unsupported=True)
 
 
@@ -74,7 +74,7 @@ _TRAINERS_OWN: dict[str, tuple[object, ...]] = {
 _TRAINERS_TAKE = ("schedule_steps", "max_gradient_norm")
 
 
-def _refuse_training(asked: JobDescription) -> Iterator[Refusal]:
+def _refuse_training(job: JobDescription) -> Iterator[Refusal]:
     """The library's trainers do LoRA and full training with DDP; Nightgrid's loop does the rest."""
     from workloads.engines import default_engine
     from workloads.finetuning import refuse
@@ -84,11 +84,11 @@ def _refuse_training(asked: JobDescription) -> Iterator[Refusal]:
     def refusal(setting: str, reason: str) -> Refusal:
         reason = f"with the engine {SPEC.name} this version trains {reason}"
         hint = f"engine {default_engine('train')} does it, on Gaudi cards too"
-        if any(other.setting == setting for other in refuse(asked)):  # refused with any engine
+        if any(other.setting == setting for other in refuse(job)):  # refused with any engine
             hint = ""
         return Refusal(setting=setting, reason=reason, hint=hint, unsupported=True)
 
-    method = method_of(asked.parameters)
+    method = method_of(job.parameters)
     if method.method not in ("lora", "full"):
         yield refusal("method", f"LoRA and all weights, not {method.method}")
     if method.save_model:
@@ -97,12 +97,10 @@ def _refuse_training(asked: JobDescription) -> Iterator[Refusal]:
         yield refusal("held_out", "without a loss on examples that are held out")
     for kind in all_techniques():
         for name, field in kind.model_fields.items():
-            value = asked.parameters.get(name, field.default)
+            value = job.parameters.get(name, field.default)
             taken = (field.default, *_TRAINERS_OWN.get(name, ()))
             if name not in _TRAINERS_TAKE and value not in taken:
-                yield refusal(
-                    name, f"with its own settings, without {name} {asked.parameters[name]}"
-                )
+                yield refusal(name, f"with its own settings, without {name} {job.parameters[name]}")
 
 
 #: diffusers' pipelines whose counterparts have been tried.
@@ -111,16 +109,15 @@ _PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 _SCHEDULERS = (None, "own", "ddim", "euler")
 
 
-def _refuse_images(asked: JobDescription) -> Iterator[Refusal]:
-    """Refuse what the library's pipelines lack."""
-    facts, parameters = facts_of(asked.model), asked.parameters
+def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
+    facts, parameters = facts_of(job.model), job.parameters
     this = f"with the engine {SPEC.name} this version"
     refused: dict[str, tuple[str, str]] = {}  # setting -> reason, hint
     if facts is not None and facts.class_name not in _PIPELINES:
         runs = " and ".join(_PIPELINES)
         refused["model"] = f"{this} runs {runs}, not {facts.class_name}", ""
-    if (asked.precision, asked.device) in SPEC.precisions and asked.precision in ("fp8", "int4"):
-        reason = f"{this} stores no part of a pipeline in {asked.precision}"
+    if (job.precision, job.device) in SPEC.precisions and job.precision in ("fp8", "int4"):
+        reason = f"{this} stores no part of a pipeline in {job.precision}"
         refused["precision"] = reason, "write precision: bf16"
     if (scheduler := parameters.get("scheduler")) not in _SCHEDULERS:
         reason = f"{SPEC.name} has no {scheduler} for Gaudi"
@@ -303,5 +300,4 @@ def _stock_text_encoder() -> Iterator[None]:
 
 
 def _arguments(count: int) -> dict[str, Any]:
-    """Arguments for one batch a call."""
     return {"batch_size": count, "throughput_warmup_steps": 0}

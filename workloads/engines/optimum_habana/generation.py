@@ -41,7 +41,6 @@ from workloads.models import precision as precisions
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.registry import task_for
 from workloads.training import adapters
-from workloads.training.pairs import begin_token_id
 
 if TYPE_CHECKING:
     from workloads.devices.hpu import HpuDevice
@@ -76,11 +75,6 @@ class OptimumHabanaEngine(TransformersEngine):
     flash_attention: bool
     sixteen_bits: bool  # what is not in fp8 or 4 bits is in bf16
     original_config: Any  # the model's generation config after loading; ``generate`` writes into it
-
-    @property
-    def fast_softmax(self) -> bool:
-        """True if fused attention uses its fast softmax, as in the library's script."""
-        return self.flash_attention and self.sixteen_bits
 
     def padded_length(self, longest: int) -> int:
         return math.ceil(longest / BUCKET) * BUCKET if self.static_shapes else longest
@@ -127,7 +121,7 @@ class OptimumHabanaEngine(TransformersEngine):
             use_flash_attention=self.flash_attention,
             flash_attention_recompute=self.flash_attention,
             flash_attention_causal_mask=unpadded,
-            flash_attention_fast_softmax=self.fast_softmax,
+            flash_attention_fast_softmax=self.flash_attention and self.sixteen_bits,
         )
 
 
@@ -135,19 +129,11 @@ class OptimumHabanaEngine(TransformersEngine):
 class OptimumHabanaSeq2Seq(SourceReader, OptimumHabanaEngine):
     """A sequence-to-sequence model under optimum-habana's patches, on its card."""
 
-    source_prefix: str
-    max_source_length: int
-    positions: int | None
-
-    def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
-        config = OptimumHabanaEngine.config(self, prepared, output_tokens, ignore_eos)
-        config.decoder_start_token_id = begin_token_id(self.model.config)
-        return config
-
 
 def load(request: Request, device: Device) -> OptimumHabanaEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
     version = prepare(device)
+    from optimum.habana.checkpoint_utils import model_is_optimized
     from optimum.habana.transformers.generation import GaudiGenerationConfig
 
     transformers_logging.set_verbosity_error()  # it logs its defaults at every call
@@ -159,7 +145,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     source = open_model(request.model, layout="original")
     tokenizer = load_tokenizer(source)
     model = load_model(source, request, hpu)
-    static = _static_shapes(model)
+    static = bool(model_is_optimized(model.config))
     model.eval()
     model = model.to(device.torch_device)
     end_token_ids = _end_token_ids(model, tokenizer)
@@ -259,14 +245,7 @@ def _complete(config: Any, dtype: torch.dtype) -> None:
         config.original_rope = True
 
 
-def _static_shapes(model: Any) -> bool:
-    from optimum.habana.checkpoint_utils import model_is_optimized
-
-    return bool(model_is_optimized(model.config))
-
-
 def _compile(model: Any, device: HpuDevice) -> str:
-    """Compile the decoder in place; return its name."""
     for name in _DECODERS:
         decoder = getattr(model, name, None)
         if isinstance(decoder, torch.nn.Module):

@@ -68,11 +68,7 @@ def compressor_settings(directory: Path, *, measure: bool, model_type: str = "")
     if measure:
         return settings
     in_bf16 = ["KVCache"] if model_type in _CACHE_IN_BF16 else []
-    return {
-        **settings,
-        "scale_method": "maxabs_hw",
-        "blocklist": {"types": in_bf16, "names": []},
-    }
+    return {**settings, "scale_method": "maxabs_hw", "blocklist": {"types": in_bf16, "names": []}}
 
 
 def start_measuring(model: Any, directory: Path) -> Any:

@@ -127,9 +127,8 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         self._context.device.synchronize()
         now, cpu = self._context.clock(), self._context.cpu_clock()
         self._times.append((now - self._began[0], cpu - self._began[1]))
-        up = self._timed_from is not None
-        up = up and now - (self._timed_from or 0.0) > self._settings.time_limit_s
-        if self._any(up):
+        began = self._timed_from
+        if self._any(began is not None and now - began > self._settings.time_limit_s):
             self._cut = state.global_step < state.max_steps
             control.should_training_stop = True
 

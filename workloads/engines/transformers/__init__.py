@@ -14,6 +14,7 @@ from workloads.engines.base import (
     GaudiSettings,
     Modes,
     Package,
+    is_encoder_decoder,
 )
 from workloads.settings import Declaration, setting
 
@@ -46,15 +47,11 @@ _SPARSE = ("bf16", "fp16")  # precisions of the 2:4 kernels
 
 
 def _refuse_generation(job: JobDescription) -> Iterator[Refusal]:
-    """Refuse kernels for 2:4 sparsity and compilation where they cannot work."""
     yield from _refuse_sparse_kernels(job)
     device = device_spec(job.device)
-    modes, by_mode = (
-        not device.can("dynamic_shapes"),
-        job.parameters.get("hpu_mode"),
-    )
+    modes = not device.can("dynamic_shapes")
     name = "torch_compile" if job.parameters.get("torch_compile") else "hpu_mode"
-    if name == "hpu_mode" and not (modes and by_mode == "compile"):
+    if name == "hpu_mode" and not (modes and job.parameters.get("hpu_mode") == "compile"):
         return
     hint = "write hpu_mode: eager" if name == "hpu_mode" else "leave torch_compile out"
     if name == "torch_compile" and modes:
@@ -64,23 +61,13 @@ def _refuse_generation(job: JobDescription) -> Iterator[Refusal]:
         reason = f"the kernels of {job.precision} run in eager mode"
     elif (job.parameters.get("tensor_parallel") or 1) > 1:
         reason = "this version compiles no model that is split over cards"
-    elif _is_encoder_decoder(job.model):
+    elif is_encoder_decoder(job.model):
         reason = "this version compiles models that are one decoder"
     elif name == "torch_compile" and job.parameters.get("sparse_kernels"):
         reason = "this version compiles plain matrices only"
     else:
         return
     yield Refusal(setting=name, reason=reason, hint=hint, unsupported=True)
-
-
-def _is_encoder_decoder(model: str) -> bool:
-    """Return whether a model is known to be sequence-to-sequence."""
-    from workloads.models.catalog import checkpoint_kind
-    from workloads.registry import task_of
-
-    kind = checkpoint_kind(model)
-    task = task_of(kind) if kind is not None else None
-    return task is not None and task.encoder_decoder
 
 
 def _refuse_sparse_kernels(job: JobDescription) -> Iterator[Refusal]:

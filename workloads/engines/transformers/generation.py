@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
 
 from workloads.base import BadConfiguration, Request, Unsupported
@@ -34,18 +30,15 @@ from workloads.models import precision as precisions
 from workloads.models.attention import PACKAGES, make_ready
 from workloads.models.catalog import usable_positions
 from workloads.models.loading import (
-    ModelSource,
     check_attention,
     load_config,
     load_tokenizer,
     open_model,
 )
-from workloads.models.precision import ModelWeights
 from workloads.models.products import origin_of
 from workloads.models.rules import as_stored
-from workloads.registry import TaskSpec, task_for
+from workloads.registry import task_for
 from workloads.training import adapters
-from workloads.training.pairs import begin_token_id
 
 
 class Steps(StoppingCriteria):
@@ -127,30 +120,10 @@ class TransformersEngine(TorchModel):
 class Seq2SeqEngine(SourceReader, TransformersEngine):
     """A sequence-to-sequence model in transformers, in evaluation mode, on its card."""
 
-    source_prefix: str
-    max_source_length: int
-    positions: int | None
 
-    def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
-        config = TransformersEngine.config(self, prepared, output_tokens, ignore_eos)
-        config.decoder_start_token_id = begin_token_id(self.model.config)
-        return config
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
-    """A model in transformers' own classes, in evaluation mode, on its card."""
-
-    model: Any
-    tokenizer: Any
-    source: ModelSource
-    task: TaskSpec
-    weights: ModelWeights
-    pad_token_id: int
-
-
-def load_model(request: Request, device: Device, attention: str) -> LoadedModel:
-    """Load ``request.model`` in ``request.precision``.
+def load_model(request: Request, device: Device, attention: str) -> dict[str, Any]:
+    """Load ``request.model`` in ``request.precision``; return the fields ``model``, ``tokenizer``,
+    ``source``, ``weights`` and ``details`` of its engine.
 
     Raises:
         DataMissing: the model is missing.
@@ -175,8 +148,8 @@ def load_model(request: Request, device: Device, attention: str) -> LoadedModel:
         arguments.pop("quantization_config", None)
         if precisions.quantized(request.precision):
             arguments |= as_stored(read_config(Path(source.path)))
-    task = task_for(request.workload, source.entry)
-    model = task.function("load")(source, attn_implementation=attention, **arguments)
+    load = task_for(request.workload, source.entry).function("load")
+    model = load(source, attn_implementation=attention, **arguments)
     if "device_map" not in arguments:
         model = model.to(device.torch_device)
     model.eval()
@@ -189,24 +162,22 @@ def load_model(request: Request, device: Device, attention: str) -> LoadedModel:
         expanded = not precisions.quantized(request.precision)
         rest = f", expanded to {request.precision}" if expanded else "; the rest in 16 bits"
         weights = replace(weights, detail=f"quantised: {how}{rest}")
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        source=source,
-        task=task,
-        weights=weights,
-        pad_token_id=pad_token_id_of(model, tokenizer),
-    )
+    return {
+        "model": model,
+        "tokenizer": tokenizer,
+        "source": source,
+        "weights": weights,
+        "details": {"attention": attention, "architecture": type(model).__name__},
+    }
 
 
 def load(request: Request, device: Device) -> TransformersEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
-    attention = str(request.parameters.get("attention", "sdpa"))
-    loaded = load_model(request, device, attention)
-    model, source, weights = loaded.model, loaded.source, loaded.weights
-    end_token_ids = end_token_ids_of(model, loaded.tokenizer)
-    model.generation_config = GenerationConfig(pad_token_id=loaded.pad_token_id)
-    details = {"attention": attention, "architecture": type(model).__name__}
+    loaded = load_model(request, device, str(request.parameters.get("attention", "sdpa")))
+    model, source, details = loaded["model"], loaded["source"], loaded["details"]
+    pad = pad_token_id_of(model, loaded["tokenizer"])
+    end_token_ids = end_token_ids_of(model, loaded["tokenizer"])
+    model.generation_config = GenerationConfig(pad_token_id=pad)
     if source.remote_code:
         details["remote_code"] = "allowed"
     if request.parameters.get("adapter"):
@@ -218,21 +189,13 @@ def load(request: Request, device: Device) -> TransformersEngine:
         details["sparsity"] = str(sparsity)
     if request.settings.get("sparse_kernels"):
         details["sparse_kernels"] = use_kernels(model)
-        weights = replace(weights, weight_bytes=precisions.card_weight_bytes(model))
+        stored = precisions.card_weight_bytes(model)
+        loaded["weights"] = replace(loaded["weights"], weight_bytes=stored)
     positions = getattr(model.config, "max_position_embeddings", None)
-    common: dict[str, Any] = {
-        "model": model,
-        "tokenizer": loaded.tokenizer,
-        "source": source,
-        "device": device,
-        "weights": weights,
-        "end_token_ids": end_token_ids,
-        "pad_token_id": loaded.pad_token_id,
-        "details": details,
-    }
-    if loaded.task.encoder_decoder:
-        return Seq2SeqEngine(**reading(request, positions), **common)
-    return TransformersEngine(context_length=positions, **common)
+    loaded |= {"device": device, "end_token_ids": end_token_ids, "pad_token_id": pad}
+    if task_for(request.workload, source.entry).encoder_decoder:
+        return Seq2SeqEngine(**reading(request, positions), **loaded)
+    return TransformersEngine(context_length=positions, **loaded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,14 +215,10 @@ def load_encoder(request: Request, device: Device) -> TransformersEncoder:
     """Load ``request.model`` in ``request.precision``; see ``load_model``."""
     loaded = load_model(request, device, "sdpa")
     return TransformersEncoder(
-        model=loaded.model,
-        tokenizer=loaded.tokenizer,
-        source=loaded.source,
-        weights=loaded.weights,
-        pad_token_id=int(loaded.tokenizer.pad_token_id or 0),
-        positions=usable_positions(loaded.model.config.to_dict()),
+        pad_token_id=int(loaded["tokenizer"].pad_token_id or 0),
+        positions=usable_positions(loaded["model"].config.to_dict()),
         card=device.torch_device,
-        details={"attention": "sdpa", "architecture": type(loaded.model).__name__},
+        **loaded,
     )
 
 

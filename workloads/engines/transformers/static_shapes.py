@@ -135,7 +135,9 @@ def load(request: Request, device: Device) -> TransformersEngine:
     return compiled(engine, _BY_MODE if by_mode else {"torch_compile": "true"})
 
 
-def compiled(engine: TransformersEngine, asked: Mapping[str, str] = _BY_MODE) -> StaticShapesEngine:
+def compiled(
+    engine: TransformersEngine, details: Mapping[str, str] = _BY_MODE
+) -> StaticShapesEngine:
     """The engine with its model compiled for static shapes, in place.
 
     Raises:
@@ -156,12 +158,7 @@ def compiled(engine: TransformersEngine, asked: Mapping[str, str] = _BY_MODE) ->
         backend=device.compile_backend, dynamic=False, options=dict(device.compile_options) or None
     )
     known = {name: getattr(engine, name) for name in TransformersEngine.__dataclass_fields__}
-    known["details"] = {
-        **engine.details,
-        **asked,
-        "static_shapes": "true",
-        "bucket": str(BUCKET),
-    }
+    known["details"] = {**engine.details, **details, "static_shapes": "true", "bucket": str(BUCKET)}
     return StaticShapesEngine(**known)
 
 
