@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workloads.base import JobContext, MeasureSettings, Request, Result
+from workloads.base import JobContext, JobDescription, MeasureSettings, Request, Result
 from workloads.bench.collective import OneCard
 from workloads.devices import device_for
 from workloads.registry import find_workload
@@ -58,6 +58,22 @@ def request(dataset: str, **changes: Any) -> Request:
         settings={name: value for name, value in parameters.items() if name not in own},
         **fields,
     )
+
+
+def described(**changes: Any) -> JobDescription:
+    """The same as rules see it; keywords of JobDescription's go there, all others are settings."""
+    fields: dict[str, Any] = {
+        "model": MODEL,
+        "dataset": "advertisegen-synthetic",
+        "precision": "fp32",
+        "device": "cpu",
+        "batch_size": 1,
+        "cards": 1,
+        "engine": "transformers",
+    }
+    parameters = {name: value for name, value in changes.items() if name not in fields}
+    fields |= {name: value for name, value in changes.items() if name in fields}
+    return JobDescription(parameters=parameters, **fields)
 
 
 class Worker:

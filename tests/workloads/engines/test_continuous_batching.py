@@ -1,19 +1,18 @@
-"""Batching sorted and continuous: the same texts, less work, honest counts."""
+"""Batching sorted and continuous: the same texts, less work, honest counts and times."""
 
 from __future__ import annotations
 
 import threading
-from functools import partial
+from collections.abc import Sequence
 
 import pytest
 from generation_cases import Worker, request, write_dataset
 
-from workloads.base import JobDescription, Result
+from workloads.base import Item, Result
 from workloads.devices import device_for
 from workloads.engines.graph import engine as graph
 from workloads.engines.graph.continuous import ContinuousBatch, Text
-from workloads.registry import find_workload
-from workloads.rules import refusals
+from workloads.engines.passes import Texts
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,6 @@ def plain(worker: Worker, dataset: str) -> Result:
 def test_batching_changes_no_text(
     batching: str, engine: str, batch_size: int, worker: Worker, dataset: str, plain: Result
 ) -> None:
-    """In fp32 each prompt gets what it gets in static batches, and counts as much."""
     result = worker.run(dataset, batch_size=batch_size, batching=batching, engine=engine)
     assert texts(result) == texts(plain)
     for count in ("items", "input_tokens", "output_tokens"):
@@ -53,7 +51,6 @@ def test_batching_changes_no_text(
 
 
 def test_sorting_pads_less(worker: Worker, dataset: str, plain: Result) -> None:
-    """Prompts of like length meet."""
     result = worker.run(dataset, batch_size=3, batching="sorted")
     lengths = [item.input_tokens for item in result.items]
     assert lengths == sorted(lengths)
@@ -63,8 +60,6 @@ def test_sorting_pads_less(worker: Worker, dataset: str, plain: Result) -> None:
 
 
 def test_the_times_of_continuous_batching_fit_together(worker: Worker, dataset: str) -> None:
-    """Reading comes before the end, all steps lie within the batch, and in fixed-length mode
-    nothing ends early."""
     result = worker.run(
         dataset,
         batch_size=3,
@@ -134,32 +129,25 @@ def test_requests_may_come_while_others_run(dataset: str) -> None:
         batch.submit([1], 1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"engine": "onnxruntime"}, "does not do continuous batching"),
-        ({"engine": "transformers"}, "write engine: graph"),
-        ({"device": "hpu"}, "compiles anew"),
-        ({"parameters": {"batching": "continuous", "profile": True}}, "one static batch"),
-    ],
-)
-def test_the_plan_says_what_is_not_to_be_had(changes: dict[str, object], words: str) -> None:
-    """Each refusal names the setting and the reason; a plain job has none."""
-    usual: dict[str, object] = {
-        "model": "m",
-        "dataset": "d",
-        "precision": "bf16",
-        "device": "cpu",
-        "batch_size": 4,
-        "cards": 1,
-        "parameters": {"batching": "continuous"},
-        "engine": "graph",
-    }
-    refuse = partial(refusals, find_workload("text-generation"))
-    assert not refuse(JobDescription(**usual))  # type: ignore[arg-type]
-    (refusal,) = refuse(JobDescription(**(usual | changes)))  # type: ignore[arg-type]
-    assert (
-        refusal.setting in ("batching", "profile")
-        and words in f"{refusal.reason}; {refusal.hint}"
-        and refusal.unsupported
-    )
+def test_texts_are_decoded_at_the_end_and_the_time_told() -> None:
+    """All of the repeat that is asked for, though the row keeps one of them with its ids."""
+    clock, decoded = [5.0], []
+
+    def decode(ids: Sequence[int]) -> str:
+        decoded.append(tuple(ids))
+        clock[0] += 0.25
+        return "".join(map(chr, ids))
+
+    texts = Texts(decode, keep=1)
+    for repeat in range(4):
+        for prompt in range(2):
+            item = Item(index=prompt, input_tokens=1, output_tokens=2, latency_s=float(repeat))
+            texts.add(repeat, item, [65 + repeat, 65 + prompt])
+    assert not decoded
+    (first, second), took_s = texts.of(2, lambda: clock[0])
+    assert (first.output_text, first.output_ids, first.latency_s) == ("CA", (67, 65), 2.0)
+    assert (second.output_text, second.output_ids, second.index) == (None, None, 1)
+    assert took_s == 0.5 and decoded == [(67, 65), (67, 66)]
+    (newest, _), _ = texts.of(3, lambda: clock[0])
+    assert newest.output_text == "DA"
+    assert texts.of(1, lambda: clock[0]) == ((), None)  # no row can be of it any more

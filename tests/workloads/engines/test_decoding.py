@@ -1,7 +1,4 @@
-"""The engine graph: its tokens, its sizes, what it stores, and what it refuses.
-
-All of it runs on a CPU, where a launch is the step itself; a card adds ``Device.record``.
-"""
+"""The engine graph on a CPU, where a launch is the step itself; a card adds ``Device.record``."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import torch
 from generation_cases import request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_engines import asked
 from transformers import (
     GenerationConfig,
     Glm4Config,
@@ -34,10 +30,8 @@ from workloads.devices import device_for
 from workloads.engines.graph import decoder, description, layers
 from workloads.engines.graph import engine as graph
 from workloads.engines.graph.continuous import runs
-from workloads.engines.passes import ContinuousPass, Prompt
+from workloads.engines.passes import ContinuousPass, Prompt, count_output_tokens
 from workloads.engines.torch_models import graph_limits
-from workloads.models import precision as weights
-from workloads.rules import engine_refusals
 
 _SIZES = {
     "vocab_size": 96,
@@ -103,15 +97,12 @@ class Card(type(device_for("cpu"))):
     cuts."""
 
     compile_backend = "aot_eager"
+    records = False
 
     def __init__(self, records: bool = False) -> None:
         super().__init__()
         self.recorded: list = []
-        self.records_launches = records
-
-    @property
-    def records(self) -> bool:
-        return self.records_launches
+        self.records = records
 
     def record(self, work):
         self.recorded.append(work)
@@ -150,13 +141,6 @@ def plain(model, prompts, steps, ends) -> list[list[int]]:
     return texts
 
 
-def until_end(tokens: list[int], ends) -> list[int]:
-    for index, token in enumerate(tokens):
-        if token in ends:
-            return tokens[: index + 1]
-    return tokens
-
-
 @pytest.fixture(scope="module")
 def pair():
     """A model and a generator over a copy of it, which is used up by reading."""
@@ -167,13 +151,13 @@ def pair():
 @FEW
 @given(**BATCHES)
 def test_tokens_are_those_of_plain_generate(pair, prompts, steps, ends) -> None:
-    """Whatever the lengths, the batch and the ends: in fp32 each text is what it is alone, also
-    where rows idle, slots are used again and a batch is smaller than the one before."""
+    """Also where rows idle, slots are used again and a batch is smaller than the one before."""
     model, mine = pair
     calls: list[int] = []
     tokens, _, _ = written(mine, prompts, steps, ends, on_step=lambda: calls.append(1))
     expected = plain(model, prompts, steps, ends)
-    assert [until_end(row, ends) for row in tokens.tolist()] == expected
+    rows = tokens.tolist()
+    assert [row[: count_output_tokens(row, ends)] for row in rows] == expected
     assert len(calls) == 2  # the first tokens, and the end
 
 
@@ -183,8 +167,7 @@ def test_tokens_are_those_of_plain_generate(pair, prompts, steps, ends) -> None:
 def test_slots_that_take_the_next_prompt_change_no_text(
     pair, prompts, steps, ends, places, records
 ) -> None:
-    """In fp32 each text is what it is alone, also by launches of several steps; never more texts
-    than places; each token is told once, after its text was admitted."""
+    """Never more texts than places; each token is told once, after its text was admitted."""
     model, mine = pair
     mine.device = Card(records)
     open_texts, told = set(), [0] * len(prompts)
@@ -257,7 +240,6 @@ def test_only_steps_launched_one_by_one_have_times(records) -> None:
 
 @given(st.sets(st.integers(0, 40)))
 def test_runs_are_neighbours(numbers) -> None:
-    """All of them, in order, and as few runs as there are gaps."""
     found = list(runs(sorted(numbers)))
     assert [number for run in found for number in run] == sorted(numbers)
     assert all(a.stop < b.start for a, b in pairwise(found))
@@ -291,7 +273,6 @@ def test_other_decoders_are_read_alike(kind) -> None:
 
 
 def test_logits_of_each_step_are_the_model_s(pair) -> None:
-    """What verification compares: one row of logits for each token, of the position before it."""
     model, mine = pair
     prompt = [9, 8, 7]
     tokens, logits, steps = written(mine, [prompt], 6, keep_logits=True)
@@ -302,7 +283,6 @@ def test_logits_of_each_step_are_the_model_s(pair) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
 def test_a_packed_matrix_gives_the_tokens_of_the_values_it_stands_for(kind) -> None:
-    """Generating with packed weights is generating with a model of their values."""
     model = make()
     read = description.read(make(), positions=512, kind=kind)
     with torch.no_grad():
@@ -355,7 +335,6 @@ def test_packing_keeps_values_to_their_format_s_precision(kind, rows, groups, se
 @given(position=st.integers(1, 3000), steps=st.integers(0, 600), spare=st.integers(1, 300))
 @settings(deadline=None)
 def test_launches_do_every_step_once_within_their_positions(position, steps, spare) -> None:
-    """No step attends beyond what was recorded for it, and none is left out."""
     capacity = position + steps + spare
     at = position
     for length, count in decoder.launches(position, steps, capacity):
@@ -373,7 +352,6 @@ def test_a_recorded_step_has_few_idle_rows(texts) -> None:
 
 
 def test_a_model_that_computes_something_else_is_refused() -> None:
-    """The parts have the known names but do something else: a doubled unit, another activation."""
     doubled = make()
     for layer in doubled.model.layers:
         layer.mlp.register_forward_hook(lambda _, __, out: 2 * out)
@@ -383,10 +361,13 @@ def test_a_model_that_computes_something_else_is_refused() -> None:
         description.read(make(hidden_act="gelu"), positions=512)
 
 
+def loaded(precision: str) -> graph.GraphEngine:
+    job = request("advertisegen-synthetic", engine="graph", precision=precision)
+    return graph.load(job, device_for("cpu"))
+
+
 def test_the_tiny_model_runs_as_an_engine() -> None:
-    """Loading, details, weights and ends, as text generation meets them; ChatGLM3's layers."""
-    card = device_for("cpu")
-    engine = graph.load(request("advertisegen-synthetic", engine="graph"), card)
+    engine = loaded("fp32")
     assert engine.weights.parameter_count == 3075008
     assert engine.details["architecture"] == "GlmForCausalLM" and engine.random_weights
     ids = engine.encode("类型#裙")
@@ -399,30 +380,8 @@ def test_the_tiny_model_runs_as_an_engine() -> None:
 @pytest.mark.parametrize(("precision", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
 def test_quantised_weights_are_as_large_as_they_say(precision, bits) -> None:
     """Linear layers in so many bits and their scales, the rest in bf16."""
-    engine = graph.load(
-        request("advertisegen-synthetic", engine="graph", precision=precision), device_for("cpu")
-    )
-    found: weights.ModelWeights = engine.weights
-    packed = round(found.quantized_share * found.parameter_count)
-    least = packed * bits // 8 + 2 * (found.parameter_count - packed)
-    assert least < found.weight_bytes < 1.1 * least
-    assert "weights only" in found.detail
-
-
-@pytest.mark.parametrize(
-    ("changes", "settings"),
-    [
-        ({"device": "hpu", "parameters": {"torch_compile": True}}, ["torch_compile"]),
-        ({"device": "cuda", "parameters": {"torch_compile": True}}, ["torch_compile"]),
-        ({"device": "cpu", "parameters": {"torch_compile": True}}, []),
-        ({"device": "hpu", "parameters": {"hpu_mode": "lazy"}}, ["hpu_mode"]),
-        ({"parameters": {"tensor_parallel": 2}, "cards": 2}, ["tensor_parallel"]),
-    ],
-)
-def test_what_it_cannot_do_is_said_in_the_plan(changes, settings) -> None:
-    """A row that says UNSUPPORTED and why, before anything starts. A CPU compiles a step where a
-    job asks for it, and for that reason alone."""
-    job = asked(**{"engine": "graph", "device": "cuda", **changes})
-    found = list(engine_refusals(job, "generate"))
-    assert [refusal.setting for refusal in found] == settings
-    assert all(refusal.unsupported for refusal in found)
+    weights = loaded(precision).weights
+    packed = round(weights.quantized_share * weights.parameter_count)
+    least = packed * bits // 8 + 2 * (weights.parameter_count - packed)
+    assert least < weights.weight_bytes < 1.1 * least
+    assert "weights only" in weights.detail

@@ -21,7 +21,6 @@ if _CARD == "cpu":
 import triton  # noqa: E402
 
 from workloads.engines.graph import few_rows, kernels, layers  # noqa: E402
-from workloads.engines.graph import few_rows as many_rows  # noqa: E402
 from workloads.engines.graph.kernels import KINDS  # noqa: E402
 
 
@@ -35,7 +34,6 @@ from workloads.engines.graph.kernels import KINDS  # noqa: E402
     ],
 )
 def test_one_row(kind, rows, norm, gated, bias, residual) -> None:
-    """The product with all that surrounds it, also where the last blocks are not full."""
     torch.manual_seed(0)
     columns = 192
     weight = torch.randn(rows * (2 if gated else 1), columns, device=_CARD) / columns**0.5
@@ -79,7 +77,6 @@ def test_one_row(kind, rows, norm, gated, bias, residual) -> None:
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
 @pytest.mark.parametrize("x_rows", [2, 20])
 def test_many_rows(kind, x_rows) -> None:
-    """Columns in several parts, rows of x and of the matrix that do not fill their blocks."""
     torch.manual_seed(0)
     columns = 640 if kind == "int4" else 320
     weight, bias = torch.randn(70, columns, device=_CARD), torch.ones(70, device=_CARD)
@@ -99,12 +96,11 @@ def test_every_block_fills_a_product_of_the_tensor_cores() -> None:
 
 
 def test_four_bits_written_out() -> None:
-    """As ``Matrix.plain``, in the order of columns."""
     torch.manual_seed(0)
     matrix = layers.pack(torch.randn(70, 320, device=_CARD), None, "int4")
     out = torch.empty(70, 320, device=_CARD)
     words = matrix.values.numel()
-    many_rows.expand4[(triton.cdiv(words, 256),)](
+    few_rows.expand4[(triton.cdiv(words, 256),)](
         matrix.values, matrix.scales, out, words, BLOCK=256
     )
     assert torch.equal(out, matrix.plain(torch.float32))

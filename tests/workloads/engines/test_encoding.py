@@ -78,7 +78,6 @@ def test_texts_are_cut_into_batches_and_padded_to_the_longest(
 
 
 def test_no_text_at_all_is_no_batch(texts: str) -> None:
-    """It is refused before anything is loaded."""
     with pytest.raises(BadConfiguration, match="at least 1"):
         run(texts, 0)
 

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from generation_cases import described
 
-from workloads.base import JobDescription, Refusal
+from workloads.base import Refusal
 from workloads.engines.images import facts_of
 from workloads.registry import WORKLOADS
 from workloads.rules import refusals
 
 SPEC = WORKLOADS["text-to-image"]
+USUAL = {
+    "model": "tiny-stable-diffusion",
+    "dataset": "image-prompts",
+    "precision": "bf16",
+    "batch_size": 4,
+    "engine": SPEC.default_engine,
+}
+HABANA = {"device": "hpu", "engine": "optimum-habana"}
 FLUX = {
     "_class_name": "FluxPipeline",
     "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
@@ -37,29 +47,18 @@ def pipeline(directory: Path, index: dict[str, Any], **denoiser: Any) -> str:
     return str(directory)
 
 
-def asked(**changes: Any) -> list[Refusal]:
+def refused(**changes: Any) -> list[Refusal]:
     """All that speaks against a job of the embedded pipeline with these changes."""
-    fields: dict[str, Any] = {
-        "model": "tiny-stable-diffusion",
-        "dataset": "image-prompts",
-        "precision": "bf16",
-        "device": "cpu",
-        "batch_size": 4,
-        "cards": 1,
-        "engine": SPEC.default_engine,
-    }
-    given = {name: value for name, value in changes.items() if name not in fields}
-    fields |= {name: value for name, value in changes.items() if name in fields}
-    parameters = SPEC.validate(given, fields["engine"])
-    return list(refusals(SPEC, JobDescription(parameters=parameters, **fields)))
+    job = described(**(USUAL | changes))
+    parameters = SPEC.validate(job.parameters, job.engine)
+    return list(refusals(SPEC, replace(job, parameters=parameters)))
 
 
 def test_a_usual_job_runs_everywhere() -> None:
-    """With either engine, on one card and on several."""
     assert SPEC.default_engine == "diffusers"
     for device in ("cpu", "cuda", "hpu"):
-        assert asked(device=device, cards=8) == []
-    assert asked(device="hpu", engine="optimum-habana", hpu_mode="eager") == []
+        assert refused(device=device, cards=8) == []
+    assert refused(**HABANA, hpu_mode="eager") == []
 
 
 @pytest.mark.parametrize(
@@ -75,23 +74,10 @@ def test_a_usual_job_runs_everywhere() -> None:
         ({"model": "tiny-chatglm3"}, "model", "a causal language model"),
     ],
 )
-def test_what_contradicts_itself_is_refused(
-    changes: dict[str, Any], setting: str, words: str
-) -> None:
-    """The grid starts nothing, and points at the setting."""
-    (found,) = asked(**changes)
-    assert (found.setting, found.unsupported) == (setting, False)
-    assert words in found.reason
-
-
-def test_a_hint_of_images_is_no_new_mistake() -> None:
-    """Whoever writes what the message says is not refused again."""
-    for changes in ({"images": 3}, {"images": 8}):
-        (found,) = asked(**changes)
-        number = int(found.hint.split("images: ")[1].split()[0])
-        assert asked(images=number) == []
-    (found,) = asked(height=500)
-    assert found.hint == "write 496 or 504" and asked(height=496) == asked(height=504) == []
+def test_what_contradicts_itself_is_refused(changes, setting, words) -> None:
+    (refusal,) = refused(**changes)
+    assert (refusal.setting, refusal.unsupported) == (setting, False)
+    assert words in refusal.reason
 
 
 @pytest.mark.parametrize(
@@ -99,50 +85,54 @@ def test_a_hint_of_images_is_no_new_mistake() -> None:
     [
         ({"attention": "xformers"}, "attention"),
         ({"device": "hpu", "precision": "fp32", "matmul_precision": "high"}, "matmul_precision"),
-        ({"device": "hpu", "engine": "optimum-habana", "scheduler": "pndm"}, "scheduler"),
-        ({"device": "hpu", "engine": "optimum-habana", "hpu_mode": "compile"}, "hpu_mode"),
-        ({"device": "hpu", "engine": "optimum-habana", "channels_last": True}, "channels_last"),
-        ({"device": "hpu", "engine": "optimum-habana", "torch_compile": True}, "torch_compile"),
-        ({"device": "hpu", "engine": "optimum-habana", "precision": "fp8"}, "precision"),
-        ({"device": "cpu", "engine": "optimum-habana"}, "engine"),
+        (HABANA | {"scheduler": "pndm"}, "scheduler"),
+        (HABANA | {"hpu_mode": "compile"}, "hpu_mode"),
+        (HABANA | {"channels_last": True}, "channels_last"),
+        (HABANA | {"torch_compile": True}, "torch_compile"),
+        (HABANA | {"precision": "fp8"}, "precision"),
+        (HABANA | {"device": "cpu"}, "engine"),
     ],
 )
-def test_what_a_device_lacks_becomes_a_row(changes: dict[str, Any], setting: str) -> None:
-    """It makes sense elsewhere."""
-    (found,) = asked(**changes)
-    assert (found.setting, found.unsupported) == (setting, True)
+def test_what_a_device_lacks_becomes_a_row(changes, setting) -> None:
+    (refusal,) = refused(**changes)
+    assert (refusal.setting, refusal.unsupported) == (setting, True)
+
+
+def test_a_hint_of_images_is_no_new_mistake() -> None:
+    for changes in ({"images": 3}, {"images": 8}):
+        (refusal,) = refused(**changes)
+        assert refused(images=int(refusal.hint.split("images: ")[1].split()[0])) == []
+    (refusal,) = refused(height=500)
+    assert refusal.hint == "write 496 or 504" and refused(height=496) == refused(height=504) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "setting", "words"),
+    ("changes", "words"),
     [
-        ({"scheduler": "ddim"}, "scheduler", "flow matching"),
-        ({"guidance": 3.5}, "guidance", "has no guidance"),
-        ({"channels_last": True}, "channels_last", "denoises by a transformer"),
-        ({"attention": "eager"}, "attention", "denoises by a transformer"),
+        ({"scheduler": "ddim"}, "flow matching"),
+        ({"guidance": 3.5}, "has no guidance"),
+        ({"channels_last": True}, "denoises by a transformer"),
+        ({"attention": "eager"}, "denoises by a transformer"),
     ],
 )
-def test_settings_that_a_pipeline_lacks_are_refused(
-    tmp_path: Path, changes: dict[str, Any], setting: str, words: str
-) -> None:
+def test_settings_that_a_pipeline_lacks_are_refused(tmp_path, changes, words) -> None:
     """FLUX was trained for flow matching, and its fast form was distilled without guidance."""
     fast = pipeline(tmp_path / "fast", FLUX, guidance_embeds=False)
-    assert asked(model=fast, scheduler="own") == asked(model=fast) == []
-    (found,) = asked(model=fast, **changes)
-    assert found.setting == setting and words in found.reason and not found.unsupported
+    assert refused(model=fast, scheduler="own") == refused(model=fast) == []
+    (refusal,) = refused(model=fast, **changes)
+    assert refusal.setting in changes and words in refusal.reason and not refusal.unsupported
     guided = pipeline(tmp_path / "guided", FLUX, guidance_embeds=True)
-    assert asked(model=guided, guidance=3.5) == []
+    assert refused(model=guided, guidance=3.5) == []
 
 
-def test_a_pipeline_without_texts_is_refused(tmp_path: Path) -> None:
-    """DiT paints classes by their number."""
-    (found,) = asked(model=pipeline(tmp_path / "dit", DIT))
-    assert found.setting == "model" and "reads no text" in found.reason
-    assert facts_of(str(tmp_path)) is None  # nor is a directory without an index a pipeline
+def test_a_pipeline_without_texts_is_refused(tmp_path) -> None:
+    """DiT paints classes by their number; nor is a directory without an index a pipeline."""
+    (refusal,) = refused(model=pipeline(tmp_path / "dit", DIT))
+    assert refusal.setting == "model" and "reads no text" in refusal.reason
+    assert facts_of(str(tmp_path)) is None
 
 
-def test_other_pipelines_than_those_tried_are_no_gaudi_rows(tmp_path: Path) -> None:
+def test_other_pipelines_than_those_tried_are_no_gaudi_rows(tmp_path) -> None:
     """The library has further classes, which nobody has run here."""
-    flux = pipeline(tmp_path / "flux", FLUX)
-    (found,) = asked(model=flux, device="hpu", engine="optimum-habana")
-    assert found.setting == "model" and found.unsupported and "FluxPipeline" in found.reason
+    (refusal,) = refused(model=pipeline(tmp_path / "flux", FLUX), **HABANA)
+    assert refusal.setting == "model" and refusal.unsupported and "FluxPipeline" in refusal.reason

@@ -80,7 +80,6 @@ def texts(result) -> list[tuple[int, ...]]:
 
 
 def test_a_graph_writes_what_generate_writes(job, plain) -> None:
-    """Padded prompts of unlike length, two at a time: the same tokens, past no end."""
     reference = job(engine="transformers")
     assert texts(plain) == texts(reference)
     assert plain.samples[0].output_tokens == reference.samples[0].output_tokens
@@ -89,7 +88,6 @@ def test_a_graph_writes_what_generate_writes(job, plain) -> None:
 
 
 def test_a_row_tells_of_the_graph(plain) -> None:
-    """Export apart, bytes, nodes before and after, the difference from torch, versions."""
     figures = plain.metrics
     assert figures["export_s"] > 0 and figures["session_start_s"] > 0
     assert figures["largest_output_difference"] < 1e-4 * figures["output_spread"]
@@ -108,7 +106,6 @@ def test_a_row_tells_of_the_graph(plain) -> None:
 def test_other_precisions_are_made_of_the_same_graph(
     job, plain, settings, bytes_of_fp32, spreads
 ) -> None:
-    """Fewer bytes, another graph, and the difference in the row."""
     found = job(**settings)
     assert found.weight_bytes < bytes_of_fp32 * plain.weight_bytes
     figures = found.metrics
@@ -117,7 +114,6 @@ def test_other_precisions_are_made_of_the_same_graph(
 
 
 def test_levels_of_optimization_compute_the_same(job, plain) -> None:
-    """none runs the nodes as they were exported; all has fewer, and writes the same."""
     found = job(graph_optimization="none")
     assert found.metrics["graph_nodes_run"] == found.metrics["graph_nodes_exported"]
     assert found.metrics["graph_nodes_run"] > plain.metrics["graph_nodes_run"]
@@ -224,7 +220,6 @@ def test_a_large_graph_is_converted_by_its_path(directory, cache, tmp_path, monk
 
 
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
-    """Cut short, or a graph of something else."""
     path = tmp_path / GRAPH
     path.write_bytes(b"\x08\x0a")
     with pytest.raises(DataMissing, match=r"cannot open .*graph\.onnx"):

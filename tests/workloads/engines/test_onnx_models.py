@@ -23,7 +23,7 @@ from transformers import AutoConfig
 
 from workloads import text_encoding as encoding
 from workloads import text_generation, text_to_image
-from workloads.base import JobDescription, Unsupported
+from workloads.base import Unsupported
 from workloads.engines.loaded import Answered
 from workloads.engines.onnxruntime import calibration
 from workloads.engines.onnxruntime.generation import OnnxSeq2Seq
@@ -34,8 +34,6 @@ from workloads.models.loading import (
     open_model,
 )
 from workloads.quality import loss_of
-from workloads.registry import find_workload
-from workloads.rules import engine_refusals, refusals
 
 pytestmark = pytest.mark.slow  # exports graphs
 
@@ -45,18 +43,6 @@ ON_REQUEST = pytest.mark.skipif(
 )
 #: What is not folded at export is exported sooner; ONNX Runtime folds it when it opens the graph.
 FAST = {"constant_folding": False}
-#: A job that all abilities take.
-ASKED = {
-    "model": "tiny-chatglm3",
-    "dataset": "advertisegen-synthetic",
-    "precision": "fp32",
-    "device": "cpu",
-    "batch_size": 1,
-    "cards": 1,
-    "parameters": {},
-    "engine": "onnxruntime",
-}
-CALIBRATED = {"precision": "int8", "parameters": {"calibration": "texts"}}
 
 
 def one_layer(name: str, load: Callable, to: Path, *layers: str) -> str:
@@ -112,7 +98,6 @@ def test_an_encoder_reads_what_torch_reads(cache, tmp_path: Path) -> None:
 
 @ON_REQUEST
 def test_an_encoder_decoder_writes_what_generate_writes(cache, tmp_path: Path) -> None:
-    """Sources of unlike length, padded on the right; the encoder's time stands apart."""
     layers = ("num_layers", "num_decoder_layers")
     model = one_layer("tiny-t5", load_seq2seq_model, tmp_path / "t5", *layers)
     data = write_dataset(tmp_path / "sources.jsonl")
@@ -174,7 +159,6 @@ def test_a_denoiser_that_takes_guidance_is_refused(cache, tmp_path: Path) -> Non
 
 @ON_REQUEST
 def test_a_pipeline_paints_what_diffusers_paints(pipeline: str) -> None:
-    """The U-Net's graph in place of its module: the same image, but for rounding to pixels."""
     painted = {}
     for engine in ("diffusers", "onnxruntime"):
         job = request(
@@ -192,38 +176,3 @@ def test_a_pipeline_paints_what_diffusers_paints(pipeline: str) -> None:
     assert numpy.abs(painted["diffusers"] - painted["onnxruntime"]).max() <= 1
     assert "nchwc.Conv 0 → " in result.details["operators_changed_by_optimization"]
     assert result.metrics["largest_output_difference"] < 1e-3 * result.metrics["output_spread"]
-
-
-@pytest.mark.parametrize(
-    ("ability", "changes", "setting"),
-    [
-        ("generate", {"device": "hpu"}, "engine"),
-        ("generate", {"parameters": {"tensor_parallel": 2}}, "tensor_parallel"),
-        ("generate", {"parameters": {"fusions": True, "constant_folding": False}}, "fusions"),
-        ("generate", {"parameters": {"calibration": "texts"}}, "calibration"),
-        ("generate", {"model": "tiny-t5", **CALIBRATED}, "calibration"),
-        ("encode", {"model": "tiny-bert", "parameters": {"calibration": "texts"}}, "calibration"),
-        ("images", CALIBRATED, "calibration"),
-        ("generate", {"precision": "int8", "parameters": FAST}, "constant_folding"),
-        ("calibrate-activations", {"parameters": FAST}, "constant_folding"),
-        ("images", {"parameters": {"torch_compile": True}}, "torch_compile"),
-        ("calibrate-activations", {"precision": "int8"}, "precision"),
-    ],
-)
-def test_what_makes_no_graph_is_refused_in_the_plan(ability, changes, setting) -> None:
-    """Each refusal names its setting; on Gaudi there is no provider."""
-    assert not list(engine_refusals(JobDescription(**ASKED), ability))
-    (refusal,) = engine_refusals(JobDescription(**(ASKED | changes)), ability)
-    assert refusal.setting == setting and refusal.reason
-
-
-@pytest.mark.parametrize(
-    ("changes", "setting"),
-    [({"cards": 2}, "cards"), *(({"batch_size": size}, "batch_size") for size in (2, "max"))],
-)
-def test_a_calibration_reads_one_prompt_on_one_card(changes, setting) -> None:
-    """What is asked beyond that would not be done, so the plan refuses it."""
-    spec = find_workload("onnx-calibration")
-    assert not refusals(spec, JobDescription(**ASKED))
-    (refusal,) = refusals(spec, JobDescription(**(ASKED | changes)))
-    assert refusal.setting == setting and refusal.hint

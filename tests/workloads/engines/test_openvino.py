@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import fields
 from enum import Enum
@@ -15,7 +14,6 @@ import torch
 from generation_cases import Worker, write_dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_engines import asked
 
 from orchestrator.core.plan import Action
 from orchestrator.core.topology import parse_emulation
@@ -26,7 +24,6 @@ from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_for
 from workloads.engines import find_engine
 from workloads.engines.openvino.generation import OpenVinoEngine, Pipeline
-from workloads.models.rules import text_refusals
 
 
 class Status(Enum):
@@ -120,7 +117,6 @@ def test_every_text_has_a_place_of_its_own_and_all_its_tokens(
 
 
 def test_a_text_that_the_library_gives_up_ends_the_job(monkeypatch) -> None:
-    """Else the batch would wait for it for ever."""
     monkeypatch.setitem(sys.modules, "openvino_genai", Library(gives_up=True))
     with pytest.raises(BadConfiguration, match="gave up a text after 0 tokens"):
         engine().write([1], places=1, output_tokens=2, ends=(), on_step=lambda indices: None)
@@ -136,22 +132,7 @@ def test_too_few_threads_are_said_before_the_library_dies_of_them(monkeypatch) -
         pipeline.take_threads()
 
 
-@pytest.mark.parametrize(
-    ("engine", "tokens", "refused"),
-    [("openvino", 13, True), ("openvino", 12, False), ("transformers", 13, False)],
-)
-def test_the_plan_refuses_texts_beyond_a_sliding_window(tmp_path, engine, tokens, refused) -> None:
-    """Layers see 12 tokens, and the library's attention all."""
-    (tmp_path / "config.json").write_text(json.dumps({"sliding_window": 12}))
-    (tmp_path / "tokenizer.json").touch()
-    lengths = {"input_tokens": 9, "output_tokens": tokens - 9}
-    job = asked(engine=engine, device="cpu", model=str(tmp_path), parameters=lengths)
-    found = [each for each in text_refusals(job) if each.unsupported]
-    assert bool(found) == refused and all("the 12 that layers" in each.reason for each in found)
-
-
 def test_the_plan_says_how_to_install_it(monkeypatch) -> None:
-    """Where this machine has it not; no emulated card ever gets it unasked."""
     monkeypatch.setattr(
         "orchestrator.worker.environment.versions", lambda: {"transformers": "5.23.0"}
     )

@@ -12,15 +12,13 @@ import pytest
 import torch
 from generation_cases import PROMPTS, Worker, request, write_dataset
 
-from workloads.base import JobDescription, MeasureSettings, Unsupported
+from workloads.base import MeasureSettings, Unsupported
 from workloads.devices.cpu import CpuDevice
 from workloads.engines.loaded import Generated
 from workloads.engines.torch_models import BUCKET, graph_limits
 from workloads.engines.transformers import static_shapes
 from workloads.engines.transformers.generation import TransformersEngine, load
 from workloads.engines.transformers.static_shapes import LOOK, StaticShapesEngine
-from workloads.registry import find_workload
-from workloads.rules import refusals
 
 
 class Compiles(CpuDevice):
@@ -79,7 +77,6 @@ def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(
 def test_texts_that_have_ended_are_noticed(
     engines: tuple[TransformersEngine, StaticShapesEngine],
 ) -> None:
-    """Looked for every few steps, so that the card need not be waited for at each."""
     plain, static = engines
     free = generate(plain, PROMPTS[:3], keep_logits=False)
     ends = frozenset(row[3] for row in free.tokens)  # all end with their fourth token, or sooner
@@ -92,7 +89,6 @@ def test_texts_that_have_ended_are_noticed(
 def test_a_model_that_cannot_have_a_static_cache_is_refused(
     engines: tuple[TransformersEngine, StaticShapesEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what transformers says of its class; eager mode is named instead."""
     plain, _ = engines
     monkeypatch.setattr(type(plain.model), "_can_compile_fullgraph", False)
     with pytest.raises(Unsupported, match="write hpu_mode: eager, or leave torch_compile"):
@@ -119,29 +115,3 @@ def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
     assert [i.output_text for i in found.items] == [i.output_text for i in plain.items]
     assert found.details["torch_compile"] == found.details["static_shapes"] == "true"
     assert found.timed_compilations == 0 and found.shapes_unmet == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"device": "hpu"}, "torch_compile: false and hpu_mode: compile"),
-        ({"precision": "int8"}, "run in eager mode"),
-        ({"sparse_kernels": True, "device": "cuda", "precision": "bf16"}, "plain matrices only"),
-        ({"model": "tiny-t5"}, "one decoder"),
-    ],
-)
-def test_what_cannot_be_compiled_is_refused(changes: dict[str, Any], words: str) -> None:
-    """In the plan, by the setting."""
-    given = {"model": "tiny-chatglm3", "precision": "fp32", "device": "cpu"} | changes
-    fields = {name: given.pop(name) for name in ("model", "precision", "device")}
-    job = JobDescription(
-        dataset="advertisegen-synthetic",
-        batch_size=1,
-        cards=1,
-        engine="transformers",
-        parameters={"torch_compile": True, **given},
-        **fields,
-    )
-    spec = find_workload("text-generation")
-    (refusal,) = [each for each in refusals(spec, job) if each.setting == "torch_compile"]
-    assert refusal.unsupported and words in f"{refusal.reason} {refusal.hint}"
