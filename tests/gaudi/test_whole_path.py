@@ -47,131 +47,84 @@ def rows_of(results: Path, run: str) -> list[dict[str, Any]]:
     return [measurement for measurement in measurements if measurement.final]
 
 
+def experiment(
+    name: str, engine: str | None, workload: str = "text-generation", **more: Any
+) -> dict[str, Any]:
+    """An experiment; without an engine the plan chooses by what this machine has."""
+    return {"name": name, "workload": workload, **({"engine": engine} if engine else {}), **more}
+
+
 def grid(llama: str, calm_llama: str, four_bit_llama: str, original: str) -> dict[str, Any]:
-    verification = {"workload": "verification", "prompts": 4, "output_tokens": 16, "batch_size": 3}
-    lora = {"workload": "finetuning", "method": "lora", "steps": 3, "batch_size": 2}
-    lora["learning_rate"] = 2e-3
+    habana, stock, tiny = "optimum-habana", "transformers", {"model": "tiny-chatglm3"}
+    few = {"batch_size": 2, "output_tokens": 4}
+    compared = {"workload": "verification", "prompts": 4, "output_tokens": 16, "batch_size": 3}
+    lora = {"workload": "finetuning", "method": "lora", "learning_rate": 2e-3, "steps": 3}
+    lora |= {"batch_size": 2, "samples": 16}
+    experiments = [
+        experiment(
+            "generation",
+            habana,
+            **few | {"prompts": 4, "output_tokens": 8},
+            zip={"model": [original, llama], "ignore_eos": [True, False]},
+        ),
+        # Each model in each precision and each mode, two and two together.
+        experiment(
+            "agreement",
+            habana,
+            **compared,
+            zip={
+                "model": [original, original, llama, llama],
+                "precision": ["fp32", "bf16", "fp32", "bf16"],
+                "hpu_mode": ["lazy", "compile", "compile", "lazy"],
+            },
+        ),
+        experiment(
+            "stock",
+            stock,
+            **compared,
+            precision="fp32",
+            zip={"model": [llama, llama, original], "hpu_mode": ["eager", "compile", "compile"]},
+        ),
+        experiment("train", habana, **lora, max_length=64, axes={"model": [tiny["model"], llama]}),
+        experiment("train-stock", stock, **lora, **tiny, max_length=64, save_adapter="adverts"),
+        experiment("gang", stock, **lora, **tiny, max_length=48, cards=2, strategy="ddp"),
+        experiment("adapted", habana, **compared, **tiny, precision="fp32", adapter="adverts"),
+        experiment(
+            "eight-bits",
+            habana,
+            **compared,
+            precision="fp8",
+            axes={"model": [original, calm_llama]},
+        ),
+        experiment("four-bits", habana, **few, prompts=2, precision="int4", model=four_bit_llama),
+        experiment(
+            "images",
+            habana,
+            "text-to-image",
+            model="tiny-stable-diffusion",
+            dataset="image-prompts",
+            precision="fp32",
+            steps=3,
+            batch_size=2,
+        ),
+        experiment("refused", habana, model=llama, axes={"precision": ["fp16", "int8", "int4"]}),
+        experiment(
+            "open", None, **few, prompts=3, model=llama, axes={"precision": ["bf16", "fp16"]}
+        ),
+        experiment(
+            "too-large",
+            None,
+            prompts=1,
+            output_tokens=2,
+            model=llama,
+            axes={"batch_size": [80, 96]},
+        ),
+    ]
     return {
         "name": "gaudi",
         "defaults": {"dataset": "advertisegen-synthetic", "accelerator": "HPU"},
         "measure": MEASURE,
-        "experiments": [
-            {
-                "name": "generation",
-                "workload": "text-generation",
-                "engine": "optimum-habana",
-                "prompts": 4,
-                "output_tokens": 8,
-                "batch_size": 2,
-                "axes": {"model": [original, llama], "ignore_eos": [True, False]},
-            },
-            {
-                "name": "agreement",
-                **verification,
-                "engine": "optimum-habana",
-                "axes": {
-                    "model": [original, llama],
-                    "precision": ["fp32", "bf16"],
-                    "hpu_mode": ["lazy", "compile"],
-                },
-            },
-            {
-                "name": "stock",
-                **verification,
-                "engine": "transformers",
-                "precision": "fp32",
-                "zip": {
-                    "model": [llama, llama, original],
-                    "hpu_mode": ["eager", "compile", "compile"],
-                },
-            },
-            # No engine is named: the plan chooses by what this machine has.
-            {
-                "name": "open",
-                "workload": "text-generation",
-                "model": llama,
-                "prompts": 3,
-                "output_tokens": 4,
-                "batch_size": 2,
-                "axes": {"precision": ["bf16", "fp16"]},
-            },
-            {
-                "name": "too-large",
-                "workload": "text-generation",
-                "model": llama,
-                "prompts": 1,
-                "output_tokens": 2,
-                "axes": {"batch_size": [80, 96]},
-            },
-            {
-                "name": "train",
-                **lora,
-                "axes": {"model": ["tiny-chatglm3", llama]},
-                "engine": "optimum-habana",
-                "max_length": 64,
-                "samples": 16,
-            },
-            {
-                "name": "train-stock",
-                **lora,
-                "model": "tiny-chatglm3",
-                "max_length": 64,
-                "samples": 16,
-                "save_adapter": "adverts",
-            },
-            {
-                "name": "gang",
-                **lora,
-                "engine": "transformers",
-                "model": "tiny-chatglm3",
-                "max_length": 48,
-                "samples": 16,
-                "cards": 2,
-                "strategy": "ddp",
-            },
-            {
-                "name": "adapted",
-                **verification,
-                "engine": "optimum-habana",
-                "model": "tiny-chatglm3",
-                "precision": "fp32",
-                "adapter": "adverts",
-            },
-            {
-                "name": "eight-bits",
-                **verification,
-                "engine": "optimum-habana",
-                "precision": "fp8",
-                "axes": {"model": [original, calm_llama]},
-            },
-            {
-                "name": "four-bits",
-                "workload": "text-generation",
-                "engine": "optimum-habana",
-                "prompts": 2,
-                "output_tokens": 4,
-                "batch_size": 2,
-                "precision": "int4",
-                "model": four_bit_llama,
-            },
-            {
-                "name": "images",
-                "workload": "text-to-image",
-                "engine": "optimum-habana",
-                "model": "tiny-stable-diffusion",
-                "dataset": "image-prompts",
-                "steps": 3,
-                "batch_size": 2,
-                "axes": {"precision": ["fp32", "bf16"]},
-            },
-            {
-                "name": "refused",
-                "workload": "text-generation",
-                "model": llama,
-                "engine": "optimum-habana",
-                "axes": {"precision": ["fp16", "int8", "int4"]},
-            },
-        ],
+        "experiments": experiments,
     }
 
 
@@ -189,10 +142,10 @@ def night(
     content = grid(tiny_llama, calm_llama, four_bit_llama, original_chatglm3)
     file.write_text(json.dumps(content))
     nightgrid("run", str(file), "--emulate", "1x2:HPU:hpu", "--quiet", results=results)
-    found: dict[str, list[Any]] = {}
+    rows: dict[str, list[Any]] = {}
     for row in rows_of(results, "gaudi"):
-        found.setdefault(row.experiment, []).append(row)
-    return found
+        rows.setdefault(row.experiment, []).append(row)
+    return rows
 
 
 def details(row: Any) -> dict[str, str]:
@@ -200,7 +153,6 @@ def details(row: Any) -> dict[str, str]:
 
 
 def test_every_row_says_that_no_card_was_there(night: Any) -> None:
-    """What ran under the stand-in is emulated, whatever software drove it."""
     ran = [row for rows in night.values() for row in rows if row.state == "SUCCEEDED"]
     assert ran and all(row.emulated for row in ran)
     assert {row.device_name for row in ran} == {"GAUDI2 (stand-in on CPU)"}
@@ -209,7 +161,7 @@ def test_every_row_says_that_no_card_was_there(night: Any) -> None:
 def test_generation_runs_on_the_classes_made_for_the_card(night: Any) -> None:
     """ChatGLM3 as published and Llama, as the library's own classes, with static shapes."""
     rows = night["generation"]
-    assert [str(row.state) for row in rows] == ["SUCCEEDED"] * 4
+    assert [str(row.state) for row in rows] == ["SUCCEEDED"] * 2
     classes = {details(row)["architecture"] for row in rows}
     assert classes == {"ChatGLMForConditionalGeneration", "GaudiLlamaForCausalLM"}
     for row in rows:
@@ -227,7 +179,7 @@ def test_generation_runs_on_the_classes_made_for_the_card(night: Any) -> None:
 def test_numbers_agree_with_stock_transformers(night: Any) -> None:
     """In fp32 every greedy token and all logits up to rounding; in bf16 all but near ties. In lazy
     mode and compiled."""
-    assert len(night["agreement"]) == 8
+    assert len(night["agreement"]) == 4
     for row in night["agreement"]:
         said = details(row)
         if row.precision == "fp32":
@@ -260,7 +212,6 @@ def test_the_plan_chooses_the_engine_that_is_made_for_the_card(night: Any) -> No
 
 
 def test_a_batch_whose_workspace_does_not_fit_prunes_larger_ones(night: Any) -> None:
-    """The graph of 80 rows does not fit into the card: out of memory, and 96 are not tried."""
     states = {row.batch_size: str(row.state) for row in night["too-large"]}
     assert states == {80: "OUT_OF_MEMORY", 96: "PRUNED"}
     assert "workspace Allocation" in next(
@@ -270,17 +221,11 @@ def test_a_batch_whose_workspace_does_not_fit_prunes_larger_ones(night: Any) -> 
 
 def test_fp8_shares_no_process_with_other_precisions(night: Any) -> None:
     """Inference mode is a switch of the process, which fp8 and its calibration throw for good."""
-    ran = [row for rows in night.values() for row in rows if row.worker_pid is not None]
-    switched = {
-        row.worker_pid for row in ran if row.precision == "fp8" or row.workload == "fp8-calibration"
-    }
-    others = {row.worker_pid for row in ran} - switched
-    assert switched and not switched & {
-        row.worker_pid
-        for row in ran
-        if row.precision != "fp8" and row.workload != "fp8-calibration"
-    }
-    assert others
+    processes: dict[bool, set[int]] = {True: set(), False: set()}
+    for row in (row for rows in night.values() for row in rows if row.worker_pid is not None):
+        switched = row.precision == "fp8" or row.workload == "fp8-calibration"
+        processes[switched].add(row.worker_pid)
+    assert processes[True] and processes[False] and not processes[True] & processes[False]
 
 
 def test_an_adapter_of_the_native_layout_works_on_the_original_one(night: Any) -> None:
@@ -294,7 +239,6 @@ def test_an_adapter_of_the_native_layout_works_on_the_original_one(night: Any) -
 
 
 def test_lora_is_trained_by_the_librarys_own_trainer(night: Any) -> None:
-    """GaudiTrainer's steps are the row's samples, and the loss falls."""
     for row in night["train"]:
         assert str(row.state) == "SUCCEEDED", row.reason
         said = details(row)
@@ -372,16 +316,15 @@ def test_the_cards_order_of_four_bit_weights_means_the_checkpoints_numbers(
 
 def test_images_are_painted_after_language_models_ran(night: Any) -> None:
     """In a process whose CLIP the library may have replaced; the rows keep the first image."""
-    assert [str(row.state) for row in night["images"]] == ["SUCCEEDED"] * 2, night["images"][0]
-    for row in night["images"]:
-        said = details(row)
-        assert said["pipeline"] == "GaudiStableDiffusionPipeline" and said["hpu_graphs"] == "yes"
-        assert row.image is not None and row.image.startswith(b"\x89PNG")
-        assert row.workload_metrics["seconds_per_image"] > 0
+    (row,) = night["images"]
+    assert str(row.state) == "SUCCEEDED", row.reason
+    said = details(row)
+    assert said["pipeline"] == "GaudiStableDiffusionPipeline" and said["hpu_graphs"] == "yes"
+    assert row.image is not None and row.image.startswith(b"\x89PNG")
+    assert row.workload_metrics["seconds_per_image"] > 0
 
 
 def test_what_the_engine_cannot_do_is_said_in_the_row(night: Any) -> None:
-    """fp16, int8, and int4 without a checkpoint in 4 bits."""
     reasons = {row.precision: row.reason for row in night["refused"]}
     assert {str(row.state) for row in night["refused"]} == {"UNSUPPORTED"}
     assert "refuse fp16" in reasons["fp16"]

@@ -23,6 +23,24 @@ def cache(made: Path) -> Iterator[Path]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def small_model(made: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The first layer of the embedded model, which is compiled and exported in less time."""
+    from generation_cases import MODEL, one_layer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NIGHTGRID_CACHE", str(made))
+        return one_layer(MODEL, tmp_path_factory.mktemp("models") / "one-layer")
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The prompts of these tests as a dataset."""
+    from generation_cases import write_dataset
+
+    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.jsonl")
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Models are kept in a directory of the module's own."""

@@ -76,6 +76,27 @@ def described(**changes: Any) -> JobDescription:
     return JobDescription(parameters=parameters, **fields)
 
 
+def one_layer(name: str, to: Path, *numbers: str) -> str:
+    """The first layer of an embedded model as a checkpoint of its own; ``numbers`` are the fields
+    of its config that count layers."""
+    import torch
+    from transformers import AutoConfig
+
+    from workloads.models.catalog import EMBEDDED
+    from workloads.models.loading import load_tokenizer, open_model
+    from workloads.registry import task_of
+
+    source, task = open_model(name), task_of(EMBEDDED[name])
+    assert task is not None
+    config = AutoConfig.from_pretrained(source.path)
+    for number in numbers or ("num_hidden_layers",):
+        setattr(config, number, 1)
+    load = task.function("load")
+    load(source, config=config, dtype=torch.float32).save_pretrained(to)
+    load_tokenizer(source).save_pretrained(to)
+    return str(to)
+
+
 class Worker:
     """Stands in for a warm worker: keeps every model it loaded."""
 

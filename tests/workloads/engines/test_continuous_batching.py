@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from generation_cases import Worker, request, write_dataset
+from generation_cases import Worker, request
 
 from workloads.base import Item, Result
 from workloads.devices import device_for
@@ -18,11 +18,6 @@ from workloads.engines.passes import Texts
 @pytest.fixture(scope="module")
 def worker() -> Worker:
     return Worker()
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
 
 
 def texts(result: Result) -> dict[int, tuple[int, int, str | None]]:

@@ -15,8 +15,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers.exporters.exporter_onnx")
 
 import onnx
-from generation_cases import Worker, request, write_dataset
-from transformers import AutoConfig
+from generation_cases import Worker, request
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
@@ -25,7 +24,6 @@ from workloads.engines.onnxruntime import calibration
 from workloads.engines.onnxruntime.export import GRAPH, in_precision, without_shapes_of_weights
 from workloads.engines.onnxruntime.generation import compare_decoder
 from workloads.engines.onnxruntime.session import Execution, Graph, Opened, operators_of, share_in
-from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.models.products import find_calibration
 
 pytestmark = pytest.mark.slow  # exports graphs
@@ -35,31 +33,17 @@ EXECUTION = Execution(device=device_for("cpu"), graph_optimization="all")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> str:
-    """The first layer of the embedded model, as a checkpoint of its own."""
-    source = open_model("tiny-chatglm3")
-    config = AutoConfig.from_pretrained(source.path)
-    config.num_hidden_layers = 1
-    to = tmp_path_factory.mktemp("models") / "one-layer"
-    load_causal_model(source, config=config, dtype=torch.float32).save_pretrained(to)
-    load_tokenizer(source).save_pretrained(to)
-    return str(to)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.jsonl")
-
-
-@pytest.fixture(scope="module")
-def job(model: str, dataset: str):
+def job(small_model: str, dataset: str):
     """Runs a job of text generation with this model."""
+    usual = {"model": small_model, "engine": "onnxruntime", "output_tokens": STEPS}
+    return lambda **changes: Worker().run(dataset, **usual | changes)
 
-    def run(**changes):
-        given = {"model": model, "engine": "onnxruntime", "output_tokens": STEPS, **changes}
-        return Worker().run(dataset, **given)
 
-    return run
+@pytest.fixture(scope="module")
+def measuring(small_model: str, dataset: str):
+    """Makes a job that measures ranges of this model's graph."""
+    usual = {"workload": "onnx-calibration", "model": small_model, "engine": "onnxruntime"}
+    return lambda **changes: request(dataset, **usual | changes)
 
 
 @pytest.fixture(scope="module")
@@ -121,16 +105,13 @@ def test_levels_of_optimization_compute_the_same(job, plain) -> None:
 
 
 def test_static_int8_starts_from_a_calibration(
-    job, plain, model, dataset, directory: Path, tmp_path: Path
+    job, plain, measuring, directory: Path, tmp_path: Path
 ) -> None:
     """A job measures the ranges and keeps them under a name; every product of weights but the
     output layer's is then an integer product, its weights with a scale per channel. A node that
     exported the same weights to another path takes the ranges too."""
-    asked = {"model": model, "engine": "onnxruntime", "save_calibration": "texts"}
-    measured = calibration.run(
-        request(dataset, workload="onnx-calibration", prompts=4, output_tokens=3, **asked),
-        Worker().context(),
-    )
+    measuring_job = measuring(save_calibration="texts", prompts=4, output_tokens=3)
+    measured = calibration.run(measuring_job, Worker().context())
     assert int(measured.details["passes"]) == 12
     found = job(precision="int8", calibration="texts")
     assert "QLinearMatMul 0 → 6" in found.details["operators_changed_by_optimization"]
@@ -147,10 +128,9 @@ def test_static_int8_starts_from_a_calibration(
         job(precision="int8", calibration="texts")
 
 
-def test_a_probe_keeps_no_calibration(plain, model, dataset) -> None:
+def test_a_probe_keeps_no_calibration(plain, measuring) -> None:
     """It asks whether a job fits, and would replace ranges of many prompts by those of few."""
-    asked = {"model": model, "engine": "onnxruntime", "save_calibration": "probed"}
-    job = request(dataset, workload="onnx-calibration", prompts=1, output_tokens=1, **asked)
+    job = measuring(save_calibration="probed", prompts=1, output_tokens=1)
     found = calibration.run(replace(job, probe=True), Worker().context())
     assert found.details["passes"] == "1" and "calibration" not in found.details
     with pytest.raises(DataMissing):

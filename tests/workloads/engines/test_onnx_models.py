@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,9 +16,8 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("transformers.exporters.exporter_onnx")
 
 from diffusers import UNet2DConditionModel
-from generation_cases import PROMPTS, Worker, request, write_dataset
+from generation_cases import PROMPTS, Worker, one_layer, request
 from PIL import Image
-from transformers import AutoConfig
 
 from workloads import text_encoding as encoding
 from workloads import text_generation, text_to_image
@@ -27,12 +25,7 @@ from workloads.base import Unsupported
 from workloads.engines.loaded import Answered
 from workloads.engines.onnxruntime import calibration
 from workloads.engines.onnxruntime.generation import OnnxSeq2Seq
-from workloads.models.loading import (
-    load_masked_model,
-    load_seq2seq_model,
-    load_tokenizer,
-    open_model,
-)
+from workloads.models.loading import open_model
 from workloads.quality import loss_of
 
 pytestmark = pytest.mark.slow  # exports graphs
@@ -45,22 +38,10 @@ ON_REQUEST = pytest.mark.skipif(
 FAST = {"constant_folding": False}
 
 
-def one_layer(name: str, load: Callable, to: Path, *layers: str) -> str:
-    """The first layers of an embedded model, as a checkpoint of its own."""
-    source = open_model(name)
-    config = AutoConfig.from_pretrained(source.path)
-    for each in layers:
-        setattr(config, each, 1)
-    load(source, config=config, dtype=torch.float32).save_pretrained(to)
-    load_tokenizer(source).save_pretrained(to)
-    return str(to)
-
-
-def test_an_encoder_reads_what_torch_reads(cache, tmp_path: Path) -> None:
+def test_an_encoder_reads_what_torch_reads(dataset: str, tmp_path: Path) -> None:
     """Padded batches of texts: equal logits of real tokens, and the same work in the row. In static
     int8 the ranges come from a calibration on texts, and products of weights are integer ones."""
-    model = one_layer("tiny-bert", load_masked_model, tmp_path / "bert", "num_hidden_layers")
-    data = write_dataset(tmp_path / "texts.jsonl")
+    model, data = one_layer("tiny-bert", tmp_path / "bert"), dataset
     found = {}
     for engine in ("transformers", "onnxruntime"):
         worker = Worker()
@@ -97,13 +78,12 @@ def test_an_encoder_reads_what_torch_reads(cache, tmp_path: Path) -> None:
 
 
 @ON_REQUEST
-def test_an_encoder_decoder_writes_what_generate_writes(cache, tmp_path: Path) -> None:
-    layers = ("num_layers", "num_decoder_layers")
-    model = one_layer("tiny-t5", load_seq2seq_model, tmp_path / "t5", *layers)
-    data = write_dataset(tmp_path / "sources.jsonl")
+def test_an_encoder_decoder_writes_what_generate_writes(dataset: str, tmp_path: Path) -> None:
+    model = one_layer("tiny-t5", tmp_path / "t5", "num_layers", "num_decoder_layers")
     plain, graph = (
         text_generation.run(
-            request(data, model=model, engine=engine, output_tokens=8, **more), Worker().context()
+            request(dataset, model=model, engine=engine, output_tokens=8, **more),
+            Worker().context(),
         )
         for engine, more in (("transformers", {}), ("onnxruntime", FAST))
     )
@@ -122,14 +102,8 @@ def test_graphs_tell_no_loss_of_an_answer() -> None:
         loss_of(OnnxSeq2Seq(**nothing), [Answered(prompt=(1,), answer=(2,))])
 
 
-@pytest.fixture
-def pipeline(tmp_path: Path) -> str:
-    """The embedded pipeline with a U-Net of one level, which is exported in a third of the time."""
-    return with_small_unet(tmp_path / "pipeline")
-
-
 def with_small_unet(to: Path, **more: int) -> str:
-    """A copy of the embedded pipeline with another U-Net."""
+    """A copy of the embedded pipeline with a U-Net of one level, which is exported sooner."""
     shutil.copytree(open_model("tiny-stable-diffusion").path, to)
     torch.manual_seed(0)
     unet = UNet2DConditionModel(
@@ -148,7 +122,7 @@ def with_small_unet(to: Path, **more: int) -> str:
     return str(to)
 
 
-def test_a_denoiser_that_takes_guidance_is_refused(cache, tmp_path: Path) -> None:
+def test_a_denoiser_that_takes_guidance_is_refused(tmp_path: Path) -> None:
     """A distilled U-Net reads the strength of guidance, which the graph would not be given."""
     model = with_small_unet(tmp_path / "distilled", time_cond_proj_dim=8)
     asked = {"model": model, "engine": "onnxruntime", "steps": 1, "images": 2}
@@ -158,7 +132,8 @@ def test_a_denoiser_that_takes_guidance_is_refused(cache, tmp_path: Path) -> Non
 
 
 @ON_REQUEST
-def test_a_pipeline_paints_what_diffusers_paints(pipeline: str) -> None:
+def test_a_pipeline_paints_what_diffusers_paints(tmp_path: Path) -> None:
+    pipeline = with_small_unet(tmp_path / "pipeline")
     painted = {}
     for engine in ("diffusers", "onnxruntime"):
         job = request(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from generation_cases import Worker, write_dataset
+from generation_cases import Worker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -152,13 +152,8 @@ def library() -> Any:
     return pytest.importorskip("openvino_genai")
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
-
-
 @pytest.mark.slow
-def test_in_fp32_texts_are_those_of_plain_generate(library, dataset, tmp_path, monkeypatch) -> None:
+def test_in_fp32_texts_are_those_of_plain_generate(library, dataset, monkeypatch) -> None:
     """Static and continuous batches; a moment for each step; nothing is padded; the logits of its
     graph are torch's. Other precisions are made of the same graph and store less."""
     worker = Worker()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from generation_cases import PROMPTS, Worker, request, write_dataset
+from generation_cases import PROMPTS, Worker, request
 
 from workloads.base import MeasureSettings, Unsupported
 from workloads.devices.cpu import CpuDevice
@@ -28,12 +27,12 @@ class Compiles(CpuDevice):
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[tuple[TransformersEngine, StaticShapesEngine]]:
+def engines(small_model: str) -> Iterator[tuple[TransformersEngine, StaticShapesEngine]]:
     """The same checkpoint twice: plain, and compiled for static shapes."""
-    asked = request("advertisegen-synthetic")
+    job = request("advertisegen-synthetic", model=small_model)
     torch.compiler.reset()
-    compiled = static_shapes.compiled(replace(load(asked, Compiles()), device=Compiles()))
-    yield load(asked, CpuDevice()), compiled
+    compiled = static_shapes.compiled(replace(load(job, Compiles()), device=Compiles()))
+    yield load(job, CpuDevice()), compiled
     torch.compiler.reset()
 
 
@@ -97,18 +96,17 @@ def test_a_model_that_cannot_have_a_static_cache_is_refused(
 
 @pytest.mark.slow
 def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_model: str, dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The texts are those of the plain model; warm-up makes the graphs, and timing none."""
     monkeypatch.setattr(CpuDevice, "compile_backend", "eager")
-    prompts = write_dataset(tmp_path / "prompts.json")
     once = MeasureSettings(warmup=1, min_repeats=1, max_repeats=1, warmup_limit_s=0.0)
-    asked: dict[str, Any] = {"output_tokens": 4, "batch_size": 8}
-    plain = Worker().run(prompts, **asked)
+    usual: dict[str, Any] = {"model": small_model, "output_tokens": 4, "batch_size": 8}
+    plain = Worker().run(dataset, **usual)
     torch.compiler.reset()
     limits = {name: getattr(torch._dynamo.config, name) for name in graph_limits()}
     try:
-        found = Worker().run(prompts, **asked, measure=once, torch_compile=True)
+        found = Worker().run(dataset, **usual, measure=once, torch_compile=True)
     finally:
         torch.compiler.reset()
     assert limits == {name: getattr(torch._dynamo.config, name) for name in limits}
