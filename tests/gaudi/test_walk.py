@@ -118,8 +118,9 @@ def test_every_command_of_the_page_is_run_or_named_with_a_reason() -> None:
 
 
 def test_the_walk_to_the_first_night(workplace: Path, capsys: Any) -> None:
-    """In the page's order: the doctor, the first minutes, whether the numbers are right, the night,
-    whose jobs are those of the first minutes and compile nothing any more, its report, the atlas."""
+    """In the page's order: the doctor, the first minutes, whether the numbers are right, the night
+    (its jobs are those of the first minutes, and compile nothing any more), its report, the atlas.
+    """
     done = set()
     for command in commands():
         if reason_against(command) is not None:
