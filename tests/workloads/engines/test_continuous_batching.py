@@ -45,6 +45,7 @@ def test_batching_changes_no_text(
         )
 
 
+@pytest.mark.slow
 def test_sorting_pads_less(worker: Worker, dataset: str, plain: Result) -> None:
     result = worker.run(dataset, batch_size=3, batching="sorted")
     lengths = [item.input_tokens for item in result.items]

@@ -189,6 +189,7 @@ def test_slots_that_take_the_next_prompt_change_no_text(
     assert told == [len(text) for text in expected] and not open_texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batching", ["static", "continuous"])
 def test_every_shape_has_a_graph(batching) -> None:
     """Beyond torch's own limit of graphs too, here none but one; afterwards that holds again."""
@@ -260,6 +261,7 @@ def test_reading_is_recorded_for_short_prompts_only(pair) -> None:
         assert tokens.tolist() == [plain(model, prompts[:1], 1, ())[0], *tokens.tolist()[1:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "glm", "glm4"])
 def test_other_decoders_are_read_alike(kind) -> None:
     """Biases of queries, keys and values; norms of single heads, and before sums; half of a head

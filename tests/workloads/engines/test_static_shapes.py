@@ -20,6 +20,9 @@ from workloads.engines.transformers.generation import TransformersEngine, load
 from workloads.engines.transformers.static_shapes import LOOK, StaticShapesEngine
 
 
+pytestmark = pytest.mark.slow  # compiles
+
+
 class Compiles(CpuDevice):
     """A processor that hands graphs to torch as they are."""
 
@@ -49,7 +52,6 @@ def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
-@pytest.mark.slow
 @torch._dynamo.config.patch(recompile_limit=1)
 def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(
     engines: tuple[TransformersEngine, StaticShapesEngine],
@@ -72,7 +74,6 @@ def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(
     assert made == [2, 4, 4, 4]
 
 
-@pytest.mark.slow
 def test_texts_that_have_ended_are_noticed(
     engines: tuple[TransformersEngine, StaticShapesEngine],
 ) -> None:
@@ -94,7 +95,6 @@ def test_a_model_that_cannot_have_a_static_cache_is_refused(
         static_shapes.compiled(plain)
 
 
-@pytest.mark.slow
 def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
     small_model: str, dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
