@@ -19,7 +19,6 @@ from workloads.engines.transformers import static_shapes
 from workloads.engines.transformers.generation import TransformersEngine, load
 from workloads.engines.transformers.static_shapes import LOOK, StaticShapesEngine
 
-
 pytestmark = pytest.mark.slow  # compiles
 
 
