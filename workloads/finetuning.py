@@ -131,7 +131,6 @@ def _saving(job: JobDescription, method: MethodParameters) -> Iterator[Refusal]:
 
 
 def _lengths(job: JobDescription) -> Iterator[Refusal]:
-    """Refuse samples longer than the model's positions."""
     config = known_config(job.model) or {}
     if (positions := positions_of(config)) is None:
         return

@@ -46,7 +46,6 @@ def _precision(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _model(job: JobDescription) -> Iterator[Refusal]:
-    """Refuse missing weights, too few positions or a missing mask token."""
     directory, config = _files(job.model)
     if directory is not None and job.parameters["initial_weights"] == "checkpoint":
         try:
@@ -81,7 +80,6 @@ def _model(job: JobDescription) -> Iterator[Refusal]:
 
 
 def _chunks(job: JobDescription) -> Iterator[Refusal]:
-    """Refuse corpora smaller than one global batch."""
     if not isinstance(job.batch_size, int):
         return  # searched for; too large a batch ends its trial
     wanted = job.batch_size * job.cards // model_parallel_size(job.parameters, job.cards)
@@ -201,7 +199,6 @@ def _steps_per_s(timed: Timed) -> float | None:
 
 
 def _hours(steps: int) -> Metric:
-    """The time that so many steps take."""
 
     def figure(timed: Timed) -> float | None:
         rate = _steps_per_s(timed)

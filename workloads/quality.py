@@ -259,7 +259,6 @@ def quality_figures(
 def _compared(
     resident: Resident, request: Request, context: JobContext, reading: Reading
 ) -> Quality:
-    """Compare the engine with its reference in the node's cache."""
     alike = {"adapter", *SourceParameters.model_fields} - WorkloadParameters.model_fields.keys()
     parameters = QualityReferenceParameters(
         **{name: request.parameters[name] for name in alike if name in request.parameters}
@@ -378,7 +377,6 @@ def loss_of(engine: GenerationEngine, texts: Sequence[Answered]) -> float:
 def _answer_loss(
     engine: GenerationEngine, examples: Sequence[Example], context: JobContext
 ) -> Quality:
-    """The loss on the dataset's answers."""
     texts = answered(engine, examples)
     if not texts:
         why = "no example of the dataset has an answer with room"

@@ -90,7 +90,6 @@ def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
 
 
 def _quality_refusals(asked: JobDescription) -> Iterator[Refusal]:
-    """Refuse a reference that is unused or whose tokens differ."""
     of = asked.parameters.get("quality_of")
     if of is None:
         return
@@ -368,7 +367,6 @@ def _prompts(
     layout: Layout,
     examples: Sequence[Example],
 ) -> list[Prompt]:
-    """This rank's prompts of a repeat, in order."""
     total = max(parameters.prompts, request.batch_size * layout.data_size)
     encoded: dict[int, tuple[int, ...]] = {}
     prompts = []
@@ -384,7 +382,6 @@ def _prompts(
 
 
 def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Prompt]]:
-    """Group prompts into batches; prompts of equal length keep their order."""
     if batching == "continuous":
         return [prompts]
     if batching == "sorted":
@@ -393,7 +390,6 @@ def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Promp
 
 
 def _shapes(batches: list[list[Prompt]], engine: GenerationEngine) -> list[tuple[int, int]]:
-    """Rows and positions of each batch, as the engine pads it."""
     return [
         (len(batch), engine.padded_length(max(len(prompt.ids) for prompt in batch)))
         for batch in batches

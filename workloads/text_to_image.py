@@ -55,7 +55,6 @@ def _per_image(timed: Timed) -> float | None:
 
 
 def _share(part: str, title: str, description: str) -> Metric:
-    """The share of the timed part that a part of each batch takes."""
 
     def figure(timed: Timed) -> float | None:
         parts = [(getattr(sample, f"{part}_s"), sample.wall_s) for sample in timed.samples]
@@ -360,7 +359,6 @@ def _timing(
 
 
 def _set_products(precision: str, context: JobContext) -> dict[str, str]:
-    """Set the precision of fp32 products and convolutions; return the row's details."""
     import torch
 
     torch.backends.cudnn.allow_tf32 = precision != "highest"  # torch's default allows it
@@ -414,7 +412,6 @@ class Painting:
         return self._context.clock() - began
 
     def _paint(self, repeat: int, steps: int) -> tuple[list[int], Painted]:
-        """The numbers of the images of a repeat, and the images."""
         numbers = numbers_of(repeat, self._batch_size, self._context.rank, self._context.world_size)
         painted = self._pipeline.paint(
             [self._texts[number % len(self._texts)] for number in numbers],

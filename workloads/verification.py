@@ -124,7 +124,6 @@ def answer(question: Question) -> Reference:
 
 
 def _compute_apart(question: Question, directory: Path) -> None:
-    """Run ``compute`` in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PT_HPU", "HABANA"))}
     environment |= environment_for(host_device().name, 0)
     environment["PT_HPU_LAZY_MODE"] = "0"  # else transformers looks for the bridge

@@ -14,11 +14,11 @@ from generation_cases import ONCE, Worker
 
 from workloads import quantization
 from workloads.base import BadConfiguration, JobContext, Refusal, Request, Result, Unsupported
-from workloads.compression.quantization import correct_biases, mean_outputs
 from workloads.data.datasets import load_dataset
 from workloads.devices import device_for
 from workloads.inspection.checkpoints import PROTECTED
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
+from workloads.quantization import correct_biases, mean_outputs
 from workloads.registry import find_workload
 
 SMALL: dict[str, Any] = {"samples": 4, "length": 32, "held_out": 4}

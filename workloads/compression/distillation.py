@@ -527,7 +527,6 @@ class Distillation(Technique):
             )
 
     def _meet(self, model: Any, tokenizer: Any, task: Any, loading: Loading) -> Any:
-        """Return the student, given the model as loaded; store the teacher."""
         if self.teacher is None:
             source, teacher = loading.source, model
             model = make_student(teacher, self.student_layers, self.student_hidden)

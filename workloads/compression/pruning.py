@@ -337,7 +337,6 @@ class Sparsity(Technique):
                 return
 
     def _emptied(self, job: JobDescription) -> Iterator[Refusal]:
-        """Refuse shares that leave nothing of a layer."""
         outs = {out for _, out in FEED_FORWARD}
         for name, (outputs, inputs) in (linear_shapes(job.model) or {}).items():
             if self.sparsity == "magnitude":
@@ -397,7 +396,6 @@ class Sparsity(Technique):
         training.details["sparsity"] = training.origin["sparsity"] = text
 
     def _prune(self, training: Training, share: float) -> None:
-        """Set the masks for a share, or remove channels if done at once."""
         pruned = self._pruned
         pruned.share = share
         if self.sparsity == "channels" and self.sparsity_schedule == "once":

@@ -116,7 +116,6 @@ def read_state(directory: Path) -> dict[str, Any]:
 def _in_layout_of(
     model_config: Any, config: Any, state: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Convert the adapter to the ChatGLM3 layout of the model, if they differ."""
     wants_original = {"glm": False, "chatglm": True}.get(getattr(model_config, "model_type", ""))
     if wants_original is None or wants_original == is_original(state):
         return config, state

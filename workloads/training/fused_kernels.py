@@ -136,7 +136,6 @@ def forward_by(
 
 
 def _is(plain: Any, formula: Any, width: int, turned: int) -> bool:
-    """Tell if a function rotates queries and keys of a width by a formula."""
     results = _tried(plain, width, turned)
     expected = _tried(lambda q, k, *by: (formula(q, *by), formula(k, *by)), width, turned)
     if results is None or expected is None:
@@ -292,7 +291,6 @@ def _gate(module: Any, kernels: Kernels) -> Callable[..., Any]:
 
 
 def _gate_and_up(module: Any, states: torch.Tensor) -> Pair:
-    """Gate and up of a gated layer, [..., width] each, for an input."""
     both = module._modules.get("gate_up_proj")
     if both is None:
         return module.gate_proj(states), module.up_proj(states)

@@ -123,7 +123,6 @@ class _TrainingJob:
         self.details: dict[str, str] = {}  # for the row
 
     def run(self) -> Result:
-        """Load, train, measure and save."""
         request, context, method = self.request, self.context, self.method
         parameters, device, layout = request.parameters, context.device, self.layout
         device.seed(0)
@@ -263,7 +262,6 @@ class _TrainingJob:
     def _training(
         self, base: BaseModel, applied: methods.Applied, data: DataPlan, source: ReadSamples
     ) -> Training:
-        """Make the training state before any technique."""
         import torch
 
         request, context, method = self.request, self.context, self.method
@@ -314,7 +312,6 @@ class _TrainingJob:
         return training
 
     def _restart(self, training: Training) -> None:
-        """Set the random state of this attempt's first step."""
         if training.random_state is None:
             self.context.device.seed(self.layout.data_rank)
         else:
@@ -365,7 +362,6 @@ class _TrainingJob:
         )
 
     def _save(self, training: Training, source: ModelSource) -> dict[str, str]:
-        """Save the adapter or model under its name; return its place for the row."""
         request, context, method = self.request, self.context, self.method
         origin = {
             **origin_by(request),

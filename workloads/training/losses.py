@@ -99,7 +99,6 @@ class _ChunkedSum(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute loss and gradients."""
         wanted = ctx.needs_input_grad[:3]
         inputs = (states, weight, bias)
         # In float32, since small gradients would underflow before the loss scale is applied.
@@ -132,7 +131,6 @@ class _ChunkedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Scale the gradients of ``forward``."""
         scaled = [
             None if one is None else (one * outer[0]).to(dtype)
             for one, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)

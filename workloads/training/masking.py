@@ -85,7 +85,6 @@ def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encod
 
 
 def _encoded(examples: Sequence[Example], tokenizer: Any) -> Iterator[tuple[list[int], list[bool]]]:
-    """Tokens of each text, and flags of the special ones."""
     for start in range(0, len(examples), _TEXTS_AT_ONCE):
         texts = [text_of(example) for example in examples[start : start + _TEXTS_AT_ONCE]]
         encoded = tokenizer(texts, return_special_tokens_mask=True, verbose=False)

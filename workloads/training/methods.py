@@ -351,7 +351,6 @@ def converted(model: Any) -> tuple[Any, str]:
 
 
 def _fake_quantized(model: Any) -> set[str]:
-    """Names of the layers with fake quantization."""
     return {n for n, m in model.named_modules() if "FakeQuantized" in type(m).__name__}
 
 

@@ -224,7 +224,6 @@ class Steps:
 
 
 def _sum(times: Sequence[float | None]) -> float | None:
-    """Sum of times; None if empty or one is unknown."""
     known = [time for time in times if time is not None]
     return sum(known) if known and len(known) == len(times) else None
 

@@ -31,13 +31,13 @@ from workloads.training.checkpoints import (
     VARIABLE,
     Checkpoints,
     Saver,
+    Saving,
     read_newest,
     restore,
     resume,
 )
 from workloads.training.parallel.layout import Layout
 from workloads.training.technique import Training
-from workloads.training.techniques.saving import Saving
 
 NAME = "run-job"
 

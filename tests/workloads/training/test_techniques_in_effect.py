@@ -43,8 +43,7 @@ from workloads.training import loop
 from workloads.training.checkpoints import Checkpoints, Saver, on_host, read_newest, tensor_bytes
 from workloads.training.technique import Inputs, Loading, StepBatch, Training
 from workloads.training.techniques.batches import DataLoading, Padding, TokenizerKind, ahead
-from workloads.training.techniques.compilation import Compilation, compiled_graphs
-from workloads.training.techniques.kernels import Attention
+from workloads.training.techniques.kernels import Attention, Compilation, compiled_graphs
 from workloads.training.techniques.optimization import Freezing, MemoryRelease, OptimizerChoice
 from workloads.training.techniques.precision import Autocast, MatmulBackend, MatmulPrecision
 

@@ -323,7 +323,6 @@ _BY_DEEPSPEED = {
 def _lacking(
     job: JobDescription, where: str, possible: Mapping[str, Sequence[Any]]
 ) -> Iterator[Refusal]:
-    """Refuse settings whose values are not among the possible ones."""
     given = {**job.parameters, "method": method_name(job.parameters)}
     for name, values in possible.items():
         value = given.get(name, values[0])

@@ -75,7 +75,6 @@ def stages_of(training: Training, count: int) -> list[Stage]:
 
 
 def _shallow(module: Any) -> Any:
-    """Copy a module shallowly, so that its submodules can be replaced."""
     made = copy.copy(module)
     made._modules = dict(module._modules)
     return made
@@ -162,12 +161,10 @@ class _Clock:
         self._last: Any = None  # end of the last pass
 
     def begin_step(self) -> None:
-        """Forget what came before."""
         self._busy.clear()
         self._whole.clear()
 
     def waited_s(self) -> float | None:
-        """Seconds of the schedule in which this card did not compute."""
         whole, busy = (self._device.seconds_in(pairs) for pairs in (self._whole, self._busy))
         return None if whole is None or busy is None else max(0.0, whole - busy)
 
@@ -185,7 +182,6 @@ class _Clock:
 
     @contextlib.contextmanager
     def computing(self, part: str) -> Iterator[None]:
-        """Time a part of one pass."""
         began = self._device.stamp()
         yield
         ended = self._device.stamp()
@@ -195,17 +191,13 @@ class _Clock:
 
 
 class _TimedStage(PipelineStage):
-    """A stage whose passes are timed."""
-
     clock: _Clock
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward pass of one micro-batch."""
         with self.clock.computing("forward_s"):
             return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """The backward pass of one micro-batch."""
         with self.clock.computing("backward_s"):
             return super().backward_one_chunk(*args, **kwargs)
 

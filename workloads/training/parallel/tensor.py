@@ -202,7 +202,6 @@ def _split_layer(model: Any, name: str, kind: str, whole: bool, fused: int, part
 
 
 def _narrow(layer: Any, kind: str, whole: bool, fused: int, part: Part) -> nn.Linear:
-    """This rank's part of a linear layer."""
     weight, bias = layer.weight.data, layer.bias.data if layer.bias is not None else None
     if kind == "column":
         rows = part.rows(weight.shape[0], fused).to(weight.device)

@@ -31,7 +31,7 @@ TECHNIQUES: Declared[type[Technique]] = Declared(
         "autocast": "workloads.training.techniques.precision",
         "checkpointing": "workloads.training.techniques.optimization",
         "clipping": "workloads.training.techniques.optimization",
-        "compilation": "workloads.training.techniques.compilation",
+        "compilation": "workloads.training.techniques.kernels",
         "compression": "workloads.training.techniques.strategy",
         "data-loading": "workloads.training.techniques.batches",
         "distillation": "workloads.compression.distillation",
@@ -43,7 +43,7 @@ TECHNIQUES: Declared[type[Technique]] = Declared(
         "memory-release": "workloads.training.techniques.optimization",
         "optimizers": "workloads.training.techniques.optimization",
         "padding": "workloads.training.techniques.batches",
-        "saving": "workloads.training.techniques.saving",
+        "saving": "workloads.training.checkpoints",
         "schedule": "workloads.training.techniques.optimization",
         "sparsity": "workloads.compression.pruning",
         "strategy": "workloads.training.techniques.strategy",
@@ -75,7 +75,6 @@ def all_techniques() -> tuple[type[Technique], ...]:
 
 
 def _set(parameters: Mapping[str, Any]) -> Iterator[Technique]:
-    """Every technique of a job's workload, with the job's parameters."""
     for kind in all_techniques():
         if next(iter(kind.model_fields)) in parameters:
             yield kind.model_validate({name: parameters[name] for name in kind.model_fields})
@@ -105,7 +104,6 @@ def technique_notes(job: JobDescription) -> tuple[str, ...]:
 
 
 def _able(tasks: Sequence[str]) -> Iterator[type[Technique]]:
-    """Techniques whose required functions one of these tasks has."""
     functions = [set(TASKS[task].functions) for task in tasks]
     for kind in all_techniques():
         if any(there.issuperset(kind.needs) for there in functions):

@@ -14,7 +14,6 @@ from workloads.settings import choice
 from workloads.training import data as rows
 from workloads.training.data import Learnable
 from workloads.training.technique import DataPlan, Loading, StepBatch, Technique, Training
-from workloads.training.techniques.compilation import compiles_whole
 
 if TYPE_CHECKING:
     from workloads.devices.base import Copies, SideCopies
@@ -171,6 +170,11 @@ class Padding(Technique):
     def after_steps(self, training: Training) -> None:
         if self._attention is not None:
             training.details["packed_attention"] = self._attention.method
+
+
+def compiles_whole(parameters: Mapping[str, Any]) -> bool:
+    """Tell if a job with these parameters compiles its model as a whole."""
+    return bool(parameters.get("torch_compile")) and parameters.get("compile_scope") != "layers"
 
 
 def one_shape(parameters: Mapping[str, Any]) -> bool:

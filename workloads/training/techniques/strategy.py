@@ -240,7 +240,6 @@ class Strategy(Technique):
 
 
 def _ddp(training: Training, group: Any) -> None:
-    """Average gradients over ``group`` while they are computed."""
     from torch.nn.parallel import DistributedDataParallel
 
     from workloads.training.parallel.exchange import Overlapped
@@ -345,7 +344,6 @@ class _CountedHook:
         self.exchanges = self._numbers = self._bytes = 0
 
     def exchange(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Return a future of the bucket's average over all ranks."""
         self.exchanges += 1
         self._numbers += bucket.buffer().numel()
         self._bytes += bucket.buffer().nbytes
@@ -357,7 +355,6 @@ class _CountedHook:
         return self._last  # type: ignore[no-any-return]
 
     def summary(self) -> str:
-        """Describe the share of bytes sent, for the row."""
         if self._name == "powersgd":
             sent = self._state.total_numel_after_compression
             gradients = self._state.total_numel_before_compression
