@@ -28,7 +28,7 @@ from workloads.base import (
     WorkloadError,
 )
 from workloads.data.cache import cache_root
-from workloads.data.datasets import DatasetParameters, load_dataset
+from workloads.data.datasets import DatasetParameters, find_dataset, load_dataset, load_examples
 from workloads.data.shapes import Example, text_of
 from workloads.devices import device_spec
 from workloads.models import precision as precisions
@@ -60,7 +60,6 @@ _LACKING = {
     "gptq": "gptqmodel comes without wheels and needs a compiler",
     "awq": "AutoAWQ is not maintained any more and does not import beside this transformers",
 }
-
 
 #: Formats of the methods that have only one.
 _STORES = {"static": "int8", "auto-round": "int4", "gptq": "int4", "awq": "int4"}
@@ -124,11 +123,7 @@ class QuantizationParameters(DatasetParameters):
 def refuse(job: JobDescription) -> tuple[Refusal, ...]:
     """Objections to a job beyond those of its engine and model."""
     parameters = QuantizationParameters.model_validate(dict(job.parameters))
-    return (
-        *_method(job, parameters),
-        *_model(job, parameters),
-        *_texts(job, parameters),
-    )
+    return (*_method(job, parameters), *_model(job, parameters), *_texts(job, parameters))
 
 
 def _method(job: JobDescription, parameters: QuantizationParameters) -> Iterator[Refusal]:
@@ -228,9 +223,6 @@ def _model(job: JobDescription, parameters: QuantizationParameters) -> Iterator[
 
 def _texts(job: JobDescription, parameters: QuantizationParameters) -> Iterator[Refusal]:
     """Refuse too few texts, counting at least one byte per token."""
-    from workloads.data.datasets import find_dataset, load_examples
-    from workloads.data.shapes import text_of
-
     needed = parameters.samples * parameters.length
     try:
         entry = find_dataset(job.dataset)
@@ -456,8 +448,7 @@ def read(
 
 #: Weights per scale: int4's default, and NF4's.
 INT4_GROUP, NF4_BLOCK = 32, 64
-
-#: The library's default.
+#: Auto-round's own default.
 AUTO_ROUND_ITERS = 200
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from workloads.base import (
@@ -364,32 +364,23 @@ def _set_products(precision: str, context: JobContext) -> dict[str, str]:
     torch.backends.cudnn.allow_tf32 = precision != "highest"  # torch's default allows it
     if precision == "highest":
         return {}
-    from workloads.training.techniques.precision import in_force
-
-    return {"matmul_precision": in_force(precision, context.device)}
+    return {"matmul_precision": matmul_precision.in_force(precision, context.device)}
 
 
+@dataclass(slots=True)
 class Painting:
     """Paints the batches of a rank, and keeps the first image of the job."""
 
-    def __init__(
-        self,
-        pipeline: ImagePipeline,
-        batch_size: int,
-        parameters: TextToImageParameters,
-        texts: list[str],
-        context: JobContext,
-    ) -> None:
-        self.first: Any = None  # PIL's image number 0; None on all ranks but its own
-        self._pipeline = pipeline
-        self._batch_size = batch_size
-        self._parameters = parameters
-        self._texts = texts
-        self._context = context
+    pipeline: ImagePipeline
+    batch_size: int
+    parameters: TextToImageParameters
+    texts: list[str]
+    context: JobContext
+    first: Any = None  # PIL's image number 0; None on all ranks but its own
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
         """Paint the batch of a repeat; return a function that makes its observation."""
-        numbers, painted = self._paint(repeat, self._parameters.steps)
+        numbers, painted = self._paint(repeat, self.parameters.steps)
 
         def observe() -> Observation:
             if numbers[0] == 0:
@@ -406,19 +397,19 @@ class Painting:
 
     def compile(self) -> float:
         """Run two steps of the batch's shape to compile them; return the seconds."""
-        self._context.enter_phase("compile")
-        began = self._context.clock()
+        self.context.enter_phase("compile")
+        began = self.context.clock()
         self._paint(0, _PROBE_STEPS)
-        return self._context.clock() - began
+        return self.context.clock() - began
 
     def _paint(self, repeat: int, steps: int) -> tuple[list[int], Painted]:
-        numbers = numbers_of(repeat, self._batch_size, self._context.rank, self._context.world_size)
-        painted = self._pipeline.paint(
-            [self._texts[number % len(self._texts)] for number in numbers],
-            [self._parameters.seed + number for number in numbers],
+        numbers = numbers_of(repeat, self.batch_size, self.context.rank, self.context.world_size)
+        painted = self.pipeline.paint(
+            [self.texts[number % len(self.texts)] for number in numbers],
+            [self.parameters.seed + number for number in numbers],
             steps=steps,
-            guidance=self._parameters.guidance,
-            height=self._parameters.height,
-            width=self._parameters.width,
+            guidance=self.parameters.guidance,
+            height=self.parameters.height,
+            width=self.parameters.width,
         )
         return numbers, painted

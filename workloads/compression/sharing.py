@@ -157,7 +157,6 @@ def _codes(lengths: Array) -> Array:
 class Sizes:
     """Total sizes of shared layers."""
 
-    weights: int
     coded_bytes: int  # codes, their tables and the values
     entropy_bits: float  # a weight
     coded_bits: float  # a weight, of codes alone
@@ -182,7 +181,6 @@ def share_layers(layers: dict[str, torch.nn.Linear], bits: int) -> Sizes:
         data_bytes += len(coded.data)
         entropy += entropy_bits(np.bincount(shared.symbols)) * shared.symbols.size
     return Sizes(
-        weights=weights,
         coded_bytes=coded_bytes,
         entropy_bits=entropy / weights,
         coded_bits=8 * data_bytes / weights,

@@ -30,14 +30,9 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def adapters_root() -> Path:
-    """Directory of all named adapters; need not exist."""
-    return product_root("adapter")
-
-
 def find_adapter(name: str) -> Path:
     """Return an adapter's directory by name or path; DataMissing if none is readable."""
-    root = adapters_root()
+    root = product_root("adapter")
     for directory in (root / name, Path(name).expanduser()):
         if (directory / CONFIG).is_file():
             refuse_odd_files(directory)

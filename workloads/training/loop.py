@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -94,33 +94,29 @@ def load_base(workload: str, name: str, precision: str, loading: Loading) -> Bas
     return BaseModel(model=model, tokenizer=tokenizer, source=source, task=task)
 
 
+@dataclass
 class _TrainingJob:
-    """One of at most two passes; ``ending`` is closed after it, ``job_ending`` after the last."""
+    """One of at most two passes over a job."""
 
-    def __init__(
-        self,
-        request: Request,
-        context: JobContext,
-        ending: contextlib.ExitStack,
-        job_ending: contextlib.ExitStack,
-        begins_anew: str,
-    ) -> None:
-        self.request = request
-        self.context = context
-        self.ending = ending
-        self.job_ending = job_ending
-        self.begins_anew = begins_anew
-        self.method = methods.method_for(request.parameters, probe=request.probe)
-        self.techniques = chosen(request.parameters)
+    request: Request
+    context: JobContext
+    ending: contextlib.ExitStack  # closed after this pass
+    job_ending: contextlib.ExitStack  # closed after the last
+    begins_anew: str
+    load_s: float = 0.0
+    baseline_host_memory_bytes: int = 0
+    details: dict[str, str] = field(default_factory=dict)  # for the row
+
+    def __post_init__(self) -> None:
+        parameters, cards = self.request.parameters, self.context.world_size
+        self.method = methods.method_for(parameters, probe=self.request.probe)
+        self.techniques = chosen(parameters)
         self.layout = Layout(
-            rank=context.rank,
-            world_size=context.world_size,
-            tensor=tensor_size(request.parameters, context.world_size),
-            pipeline=pipeline_size(request.parameters, context.world_size),
+            rank=self.context.rank,
+            world_size=cards,
+            tensor=tensor_size(parameters, cards),
+            pipeline=pipeline_size(parameters, cards),
         )
-        self.load_s = 0.0
-        self.baseline_host_memory_bytes = 0
-        self.details: dict[str, str] = {}  # for the row
 
     def run(self) -> Result:
         request, context, method = self.request, self.context, self.method

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
     from workloads.registry import TaskSpec
     from workloads.training.data import Learnable, SampleFormat
-    from workloads.training.parallel.deepspeed import Divided
     from workloads.training.parallel.exchange import Exchange
     from workloads.training.parallel.pipeline import Pipeline
+    from workloads.training.parallel.sharding import Divided
 
 
 @dataclass(slots=True, kw_only=True)

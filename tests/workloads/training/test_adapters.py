@@ -18,6 +18,7 @@ from generation_cases import Worker
 from workloads.base import BadConfiguration, DataMissing
 from workloads.models.chatglm3.conversion import convert
 from workloads.models.loading import load_causal_model, open_model
+from workloads.models.products import product_root
 from workloads.training import adapters
 from workloads.training.adapters import Lora
 
@@ -93,7 +94,7 @@ def test_training_an_adapter_again_replaces_it(small: str) -> None:
     train(learning_rate=0.2, save_adapter="twice", steps=1, rank=4)
     states = [adapters.read_state(adapters.find_adapter(name)) for name in (small, "twice")]
     assert len({next(iter(state.values())).shape for state in states}) == 2
-    assert not [p.name for p in adapters.adapters_root().iterdir() if "building" in p.name]
+    assert not [p.name for p in product_root("adapter").iterdir() if "building" in p.name]
 
 
 def test_a_missing_adapter_is_named_with_where_it_was_looked_for(small: str) -> None:

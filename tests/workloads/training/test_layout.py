@@ -16,8 +16,12 @@ from hypothesis import strategies as st
 
 from workloads.base import Unsupported
 from workloads.devices import device_for
-from workloads.training.parallel.deepspeed import announce, deepspeed_config, use_its_algorithms
 from workloads.training.parallel.layout import Layout, generation_refusals
+from workloads.training.parallel.sharding import (
+    announce_deepspeed,
+    deepspeed_config,
+    use_its_algorithms,
+)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_nothing_has_to_be_compiled() -> None:
 def test_without_deepspeed_the_row_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Unsupported, match=r"pip install 'nightgrid\[deepspeed\]'"):
-        announce("cpu")
+        announce_deepspeed("cpu")
 
 
 def test_every_job_with_deepspeed_has_its_choice_of_algorithms(
@@ -125,7 +129,7 @@ def test_every_job_with_deepspeed_has_its_choice_of_algorithms(
     library: Any = ModuleType("deepspeed")
     library.accelerator = SimpleNamespace(get_accelerator=get_accelerator)
     monkeypatch.setitem(sys.modules, "deepspeed", library)
-    monkeypatch.setattr("workloads.training.parallel.deepspeed.chosen_algorithms", [])
+    monkeypatch.setattr("workloads.training.parallel.sharding.chosen_algorithms", [])
     before = torch.are_deterministic_algorithms_enabled()
     try:
         for _ in range(2):

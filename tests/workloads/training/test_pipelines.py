@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.base import Unsupported
-from workloads.training.parallel.fully_sharded import shard
 from workloads.training.parallel.layout import idle_share
 from workloads.training.parallel.pipeline import checked, cut, stages_of
+from workloads.training.parallel.sharding import shard
 from workloads.training.techniques import technique_notes
 
 

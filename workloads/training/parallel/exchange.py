@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from workloads.base import Unsupported
 
@@ -33,7 +33,7 @@ _COLLECTIVES = (
 )
 
 
-class Exchange(Protocol):
+class Exchange:
     """One way in which the cards of a gang exchange what they computed."""
 
     def begin_step(self) -> None:
@@ -43,7 +43,7 @@ class Exchange(Protocol):
         """Seconds waited since ``begin_step``, after ``synchronize``; None if unknown."""
 
 
-class Stamped:
+class Stamped(Exchange):
     """Times collectives by stamps before and after."""
 
     def __init__(self, device: Device) -> None:
@@ -52,11 +52,9 @@ class Stamped:
         self._depth = 0
 
     def begin_step(self) -> None:
-        """Forget what came before."""
         self._pairs.clear()
 
     def waited_s(self) -> float | None:
-        """Seconds between the stamps."""
         return self._device.seconds_in(self._pairs)
 
     @contextlib.contextmanager
@@ -104,18 +102,15 @@ class _Handle:
         return getattr(self._handle, name)
 
 
-class Overlapped:
+class Overlapped(Exchange):
     """DDP's statistics of its last exchange of gradients."""
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
         wrapper._set_ddp_runtime_logging_sample_rate(1)  # else one step in a hundred
 
-    def begin_step(self) -> None:
-        """Do nothing: the statistics are of the last backward pass."""
-
     def waited_s(self) -> float | None:
-        """Communication less what ran beside it."""
+        """Communication of the last backward pass less what ran beside it."""
         self._wrapper.logger.set_runtime_stats_and_log()
         account = self._wrapper._get_ddp_logging_data()
         whole = float(account.get("backward_comm_time") or 0)  # nanoseconds

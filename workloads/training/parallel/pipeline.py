@@ -21,7 +21,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from workloads.base import Unsupported
 from workloads.devices.base import Device
-from workloads.training.parallel.exchange import require
+from workloads.training.parallel.exchange import Exchange, require
 from workloads.training.parallel.layout import Groups
 from workloads.training.technique import Inputs, Training
 
@@ -150,7 +150,7 @@ def cut(training: Training, groups: Groups, *, schedule: str, chunks: int, lengt
     training.model = nn.ModuleList(stages[index] for index in mine).train()
 
 
-class _Clock:
+class _Clock(Exchange):
     """Times a step's parts and the waiting, which counts to the pass that is awaited."""
 
     def __init__(self, device: Device) -> None:

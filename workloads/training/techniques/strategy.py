@@ -174,9 +174,9 @@ class Strategy(Technique):
 
     def before_load(self, loading: Loading) -> None:
         if self.strategy in ZERO:
-            from workloads.training.parallel import deepspeed
+            from workloads.training.parallel import sharding
 
-            deepspeed.announce(loading.device.spec.torch_type)
+            sharding.announce_deepspeed(loading.device.spec.torch_type)
 
     def on_data(self, data: DataPlan) -> None:
         if self.strategy == "pipeline":
@@ -206,7 +206,7 @@ class Strategy(Technique):
         if layout.pipeline > 1:
             self._cut(training, groups)
         elif self.strategy == "fsdp2":
-            from workloads.training.parallel.fully_sharded import shard
+            from workloads.training.parallel.sharding import shard
 
             shard(training)
         elif layout.data_size > 1 and self.strategy not in ZERO:
@@ -228,9 +228,9 @@ class Strategy(Technique):
     def on_optimizer(self, training: Training) -> None:
         if self.strategy not in ZERO:
             return
-        from workloads.training.parallel import deepspeed
+        from workloads.training.parallel import sharding
 
-        deepspeed.start(
+        sharding.start_deepspeed(
             training,
             self._groups,
             ZERO.index(self.strategy),
