@@ -1,16 +1,16 @@
 """Gangs of processes over gloo: `python gang_rank.py GANGS`.
 
 GANGS is a JSON list of [number of ranks, cases]; cases map a name to settings of a fine-tuning job
-(``finetuning_cases.request``), or with ``generate`` to those of text generation
-(``generated``). All cases of a gang run one after another in the same processes. A case with
-``dies_at`` is tried twice: the first time, in processes of its own, every rank is killed with
-signal 9 at that step (``dies``); what the second measured is told. The last line printed is what
-each rank of each gang measured, as JSON. Ranks are forked from a process that has imported
-everything, as those of emulated cards are, and import nothing again.
+(``finetuning_cases.request``), or with ``generate`` to those of text generation. All cases of a
+gang run one after another in the same processes. A case with ``dies_at`` is tried twice: first, in
+processes of its own, every rank is killed with signal 9 at that step (``dies``). The last line
+printed is what each rank of each gang measured, as JSON. Ranks are forked from a process that has
+imported everything, as those of emulated cards are.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import importlib
@@ -27,23 +27,23 @@ from pathlib import Path
 from typing import Any
 
 import finetuning_cases
-import generation_cases
 import torch
+from generation_cases import Worker, request
 
 from workloads import finetuning, text_generation
 from workloads.base import JobContext, MeasureSettings, Request
 from workloads.bench.collective import Rendezvous, joined
 from workloads.devices import device_for
 from workloads.training import checkpoints
+from workloads.training.parallel.layout import Layout, make_groups
+from workloads.training.parallel.tensor import split, total_norm
 
 
 def measured(settings: dict[str, Any], rank: int, world_size: int, collective: Any) -> Any:
     """One job's result on this rank."""
-    context = generation_cases.Worker().context(
-        rank=rank, world_size=world_size, collective=collective
-    )
     if "architecture" in settings:
         return split_and_whole(settings["architecture"], rank, world_size)
+    context = Worker().context(rank=rank, world_size=world_size, collective=collective)
     if "generate" in settings:
         return generated(settings, context)
     result = finetuning.run(asked(settings), context)
@@ -51,7 +51,6 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
         "steps": [sample.repeat for sample in result.samples],
         "losses": finetuning_cases.losses(result),
         "items": sum(sample.items for sample in result.samples),
-        "tokens": sum(sample.input_tokens for sample in result.samples),
         "communication_s": [sample.communication_s for sample in result.samples],
         "wall_s": [sample.wall_s for sample in result.samples],
         "details": dict(result.details),
@@ -61,45 +60,40 @@ def measured(settings: dict[str, Any], rank: int, world_size: int, collective: A
 
 
 def asked(settings: dict[str, Any]) -> Request:
-    """The request of a fine-tuning job; one that is killed keeps checkpoints, and goes on for a
-    single timed step."""
+    """A fine-tuning job; one that is killed keeps checkpoints, and goes on for one timed step."""
     again = "dies_at" in settings
     fields = {name: value for name, value in settings.items() if name != "dies_at"}
     if "measure" in fields:
         fields["measure"] = MeasureSettings(**fields["measure"])
-    request = finetuning_cases.request(**fields)
+    job = finetuning_cases.request(**fields)
     kept_as = f"killed-{zlib.crc32(repr(settings).encode())}" if again else ""
-    measure = dataclasses.replace(request.measure, min_repeats=1)
-    return dataclasses.replace(request, kept_as=kept_as, attempt=1 + again, measure=measure)
+    measure = dataclasses.replace(job.measure, min_repeats=1)
+    return dataclasses.replace(job, kept_as=kept_as, attempt=1 + again, measure=measure)
 
 
-def dies(rank: int, world_size: int, port: int, case: dict[str, Any]) -> None:
-    """Run a case until its step ``dies_at`` is being saved, and be killed with signal 9: rank 0
-    when it has written its part, the others in the middle of theirs."""
+def dies(rank: int, world_size: int, port: int, case: dict[str, Any], _: Any) -> None:
+    """Be killed when step ``dies_at`` is saved: rank 0 behind its part, others in the middle."""
     write = checkpoints.write_state
 
     def killed(state: Any, target: Path) -> None:
-        if state.get("step") == case["dies_at"] and rank:
+        ends = state.get("step") == case["dies_at"]
+        if ends and rank:
             target.with_suffix(".part").write_bytes(b"half of a file")
-            os.kill(os.getpid(), signal.SIGKILL)
-        write(state, target)
-        if state.get("step") == case["dies_at"]:
+        else:
+            write(state, target)
+        if ends:
             os.kill(os.getpid(), signal.SIGKILL)
 
     checkpoints.write_state = killed
-    meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
-    with joined(
-        rendezvous=meet, rank=rank, world_size=world_size, device=device_for("cpu")
-    ) as collective:
+    with member(rank, world_size, port) as collective:
         measured(case, rank, world_size, collective)
 
 
 def generated(settings: dict[str, Any], context: JobContext) -> dict[str, Any]:
-    """The texts and the end of a job of text generation; rank 1 is slowed down by
-    ``slow_rank_s`` whenever it waits for its card, so that the ranks' clocks disagree."""
-    asked = settings["generate"]
-    if "measure" in asked:
-        asked = asked | {"measure": MeasureSettings(**asked["measure"])}
+    """Texts and end of a job; rank 1 waits ``slow_rank_s`` at its card, so that clocks disagree."""
+    job = settings["generate"]
+    if "measure" in job:
+        job = job | {"measure": MeasureSettings(**job["measure"])}
     if "slow_rank_s" in settings and context.rank == 1:
         wait = context.device.synchronize
 
@@ -108,7 +102,7 @@ def generated(settings: dict[str, Any], context: JobContext) -> dict[str, Any]:
             wait()
 
         context.device.synchronize = slow  # type: ignore[method-assign]
-    result = text_generation.run(generation_cases.request(**asked), context)
+    result = text_generation.run(request(**job), context)
     return {
         "texts": [[item.index, item.output_text] for item in result.items],
         "stop_reason": result.stop_reason,
@@ -119,17 +113,11 @@ def generated(settings: dict[str, Any], context: JobContext) -> dict[str, Any]:
 
 
 def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, Any]:
-    """The distance of a small random model, split, from itself whole: logits, and gradients of what
-    stays whole, as the largest difference relative to the largest value."""
-    import copy
-
-    from workloads.training.parallel.layout import Layout, make_groups
-    from workloads.training.parallel.tensor import split, total_norm
-
+    """The relative distance of a small model, split, from itself: logits, gradients of the rest."""
     whole = finetuning_cases.small_model(architecture, wide=True)
     part = copy.deepcopy(whole)
     layout = Layout(rank=rank, world_size=world_size, tensor=world_size)
-    summary = split(part, layout, make_groups(layout))
+    split(part, layout, make_groups(layout))
     ids = torch.arange(2, 22).reshape(2, 10)
     logits, norms = [], []
     for model in (whole, part):
@@ -143,7 +131,6 @@ def split_and_whole(architecture: str, rank: int, world_size: int) -> dict[str, 
         if of_part[name].shape == parameter.shape
     ]
     return {
-        "summary": summary,
         "logits": _difference(*logits),
         "gradients": max(_difference(one, other) for one, other in pairs),
         "compared": len(pairs),
@@ -157,64 +144,55 @@ def _difference(one: Any, other: Any) -> float:
 
 def run_rank(rank: int, world_size: int, port: int, cases: dict[str, Any], channel: Any) -> None:
     """Run all cases as one rank, and send what they measured."""
-    meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
-    with joined(
-        rendezvous=meet, rank=rank, world_size=world_size, device=device_for("cpu")
-    ) as collective:
-        found = {
-            name: measured(settings, rank, world_size, collective)
-            for name, settings in cases.items()
+    with member(rank, world_size, port) as collective:
+        results = {
+            name: measured(case, rank, world_size, collective) for name, case in cases.items()
         }
-    channel.send(found)
+    channel.send(results)
 
 
 def run_gang(world_size: int, cases: dict[str, Any]) -> list[dict[str, Any]]:
     """The results of each rank. A rank that fails ends this process, and with it the others."""
-    context = multiprocessing.get_context("fork")
     for name, case in cases.items():
         if "dies_at" in case:
-            port = free_port()
-            gang = [
-                context.Process(target=dies, args=(rank, world_size, port, case), daemon=True)
-                for rank in range(world_size)
-            ]
-            for process in gang:
-                process.start()
+            gang, _ = start(dies, world_size, case)
             for process in gang:
                 process.join()
             assert [p.exitcode for p in gang] == [-signal.SIGKILL] * world_size, name
-    port = free_port()
-    channels, ranks = [], []
-    for rank in range(world_size):
-        mine, theirs = context.Pipe()
-        arguments = (rank, world_size, port, cases, theirs)
-        ranks.append(context.Process(target=run_rank, args=arguments, daemon=True))
-        ranks[-1].start()
-        theirs.close()
-        channels.append(mine)
-    found = [channel.recv() for channel in channels]  # EOFError: the rank has said why
-    for process in ranks:
+    gang, channels = start(run_rank, world_size, cases)
+    results = [channel.recv() for channel in channels]  # EOFError: the rank has said why
+    for process in gang:
         process.join()
-    return found
+    return results
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
+def start(target: Any, world_size: int, given: Any) -> tuple[list[Any], list[Any]]:
+    """Fork the ranks of a gang; what each sends comes out of a channel."""
+    context = multiprocessing.get_context("fork")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        port = int(probe.getsockname()[1])
+    gang, channels = [], []
+    for rank in range(world_size):
+        mine, theirs = context.Pipe()
+        arguments = (rank, world_size, port, given, theirs)
+        gang.append(context.Process(target=target, args=arguments, daemon=True))
+        gang[-1].start()
+        theirs.close()
+        channels.append(mine)
+    return gang, channels
+
+
+def member(rank: int, world_size: int, port: int) -> Any:
+    """The collective of a gang, as one rank."""
+    meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
+    return joined(rendezvous=meet, rank=rank, world_size=world_size, device=device_for("cpu"))
 
 
 def preload() -> None:
     """Import what jobs import, and start no threads."""
     torch.set_num_threads(1)
-    names = [
-        "transformers",
-        "peft",
-        "torch.nn.parallel",
-        "workloads.training.parallel.tensor",
-        "workloads.training.parallel.pipeline",
-    ]
+    names = ["transformers", "peft", "torch.nn.parallel", "workloads.training.parallel.pipeline"]
     if importlib.util.find_spec("deepspeed") is not None:
         os.environ["DS_ACCELERATOR"] = "cpu"
         names.append("deepspeed")

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytest
 
-INTERFACE: dict[str, Any] = json.loads(
-    Path(__file__).with_name("vllm_gaudi_interface.json").read_text()
-)
+_FILE = Path(__file__).with_name("vllm_gaudi_interface.json")
+INTERFACE: dict[str, Any] = json.loads(_FILE.read_text())
 
 
 def bound(name: str, method: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -82,12 +81,10 @@ def install(
     quantization: str | None = None,
     parts: Sequence[Any] = (),
 ) -> list[dict[str, Any]]:
-    """Put the modules where imports find them; the arguments of each ``LLM`` that is made.
+    """Put the modules where imports find them; return the arguments of each ``LLM`` that is made.
 
-    Args:
-        dtype: computed in whatever it is asked for.
-        quantization: of its weights, whatever it is asked for.
-        parts: parameters of the loaded model.
+    It computes in ``dtype`` with this quantization, whatever it is asked for; ``parts`` are the
+    parameters of the loaded model.
     """
     made: list[dict[str, Any]] = []
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.analysis.samples import derived_figures, metrics_of
-from workloads.base import SAMPLES, BadConfiguration, DataMissing, MeasureSettings
+from workloads.base import SAMPLES, BadConfiguration, DataMissing
 from workloads.data.datasets import load_examples
 from workloads.data.shapes import text_of
 from workloads.models.catalog import MINILM, find_model, usable_positions
@@ -366,8 +366,3 @@ def test_other_kinds_of_models_are_refused(
     (tmp_path / "model.safetensors").touch()
     found = refuse(asked(workload, model=str(tmp_path), precision="fp32"), workload)
     assert found[0].setting == "model" and f"takes {title}" in found[0].reason
-
-
-def test_a_probe_takes_the_batch_once() -> None:
-    result = train(**LEARNING, probe=True, measure=MeasureSettings(warmup=0, time_limit_s=60))
-    assert [sample.items for sample in result.samples] == [4, 4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -546,34 +545,26 @@ class _Beside(CpuDevice):
         return self.way
 
 
-def _batches() -> Iterator[StepBatch]:
-    for number in itertools.count():
-        parts = tuple(
-            Inputs(
-                input_ids=torch.tensor([[number, part]]),
-                labels=torch.tensor([[part, number]]),
-                attention_mask=torch.ones(1, 2) if part else None,
-            )
-            for part in range(2)
-        )
-        yield StepBatch(
-            micro_batches=parts, items=number, real_tokens=4, computed_tokens=4, loss_tokens=1.0
-        )
-
-
 def test_a_copy_is_queued_before_the_work_it_runs_beside() -> None:
-    way = _Late()
-    for number, (batch, plain) in enumerate(
-        zip(ahead(_batches(), way), itertools.islice(_batches(), 4), strict=False)
-    ):
+    """Each step waits for its own batch alone, and its work comes behind the copy of the next."""
+    way, numbers = _Late(), [torch.full((1, 2), number) for number in range(5)]
+    plain = [
+        StepBatch(
+            micro_batches=(Inputs(input_ids=n, labels=n + 7), Inputs(input_ids=n + 9, labels=n)),
+            items=int(n[0, 0]),
+            real_tokens=4,
+            computed_tokens=4,
+            loss_tokens=1.0,
+        )
+        for n in numbers
+    ]
+    batches = ahead(iter(plain), way)
+    for expected in plain[:3]:
+        batch = next(batches)
         way.events.append("work")
-        assert batch.items == plain.items and batch.shape == plain.shape
-        for part, other in zip(batch.micro_batches, plain.micro_batches, strict=True):
-            assert part.tensors().keys() == other.tensors().keys()
-            for name, tensor in part.tensors().items():
-                assert torch.equal(tensor, other.tensors()[name])
-        if number == 2:
-            break
+        assert batch.items == expected.items and batch.shape == expected.shape
+        for part, other in zip(batch.micro_batches, expected.micro_batches, strict=True):
+            torch.testing.assert_close(part.tensors(), other.tensors(), rtol=0, atol=0)
     assert way.events == ["copy", *["wait", "copy", "work"] * 3]
 
 
