@@ -101,7 +101,7 @@ def generated(settings: dict[str, Any], context: JobContext) -> dict[str, Any]:
             time.sleep(settings["slow_rank_s"])
             wait()
 
-        context.device.synchronize = slow  # type: ignore[method-assign]
+        context.device.synchronize = slow
     result = text_generation.run(request(**job), context)
     return {
         "texts": [[item.index, item.output_text] for item in result.items],

@@ -69,4 +69,4 @@ def use_of_host(card_index: int) -> CardUse:
 
 
 if MARK in os.environ:
-    cpu.CpuDevice.use = staticmethod(use_of_host)  # type: ignore[method-assign]
+    cpu.CpuDevice.use = staticmethod(use_of_host)

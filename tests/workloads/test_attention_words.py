@@ -33,9 +33,7 @@ def test_a_word_that_would_change_the_result_is_refused() -> None:
     width=st.sampled_from((8, 20)),
 )
 @settings(max_examples=20, deadline=None)
-def test_apart_is_causal_attention_of_each_sample(
-    lengths: list[int], groups: int, width: int
-) -> None:
+def test_apart_is_causal_attention_of_each_sample(lengths, groups, width) -> None:
     whole = sum(lengths)
     generator = torch.Generator().manual_seed(whole)
     heads = [

@@ -46,9 +46,7 @@ def test_what_is_the_same_agrees_in_every_figure(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), noise=st.floats(0.01, 3.0))
-def test_the_divergence_is_a_lower_bound_of_the_true_one(
-    tmp_path_factory: Any, seed: int, noise: float
-) -> None:
+def test_the_divergence_is_a_lower_bound_of_the_true_one(tmp_path_factory, seed, noise) -> None:
     """Of 64 log-probabilities and what is left over, never above that of the whole vocabulary, and
     near it where the 64 hold most of the mass."""
     reference, tokens, logits = reference_of(tmp_path_factory.mktemp("r"), seed, prompts=1)
@@ -91,9 +89,7 @@ def reference(dataset: str) -> Path:
     return Path(made.details["quality_reference"])
 
 
-def test_without_a_reference_the_row_says_not_compared(
-    worker: Worker, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_reference_the_row_says_not_compared(worker, dataset, tmp_path, monkeypatch):
     real = quality.cache_root()
     monkeypatch.setattr(quality, "cache_root", lambda: tmp_path / real.name)
     result = rows(worker, dataset)
@@ -102,9 +98,7 @@ def test_without_a_reference_the_row_says_not_compared(
 
 
 @pytest.mark.usefixtures("reference")
-def test_texts_beyond_an_engine_s_window_are_not_compared(
-    worker: Worker, dataset: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_beyond_an_engine_s_window_are_not_compared(worker, dataset, monkeypatch) -> None:
     monkeypatch.setattr(TransformersEngine, "window", 40)
     result = rows(worker, dataset, input_tokens=8)
     assert result.samples and "quality_kl" not in result.metrics
@@ -113,9 +107,7 @@ def test_texts_beyond_an_engine_s_window_are_not_compared(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("reference")
-def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(
-    worker: Worker, dataset: str
-) -> None:
+def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(worker, dataset) -> None:
     plain, rounded = rows(worker, dataset), rows(worker, dataset, precision="bf16")
     assert plain.details["quality"] == f"compared with the plain path on {len(PROMPTS)} prompts"
     assert plain.metrics["quality_top1_agreement"] > 0.97
@@ -136,9 +128,7 @@ def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("reference")
-def test_out_of_memory_while_comparing_costs_no_row(
-    worker: Worker, dataset: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_while_comparing_costs_no_row(worker, dataset, monkeypatch) -> None:
     rows(worker, dataset)
     worker.loaded[f"{MODEL}|fp32|transformers"].known.clear()
 
@@ -198,9 +188,7 @@ def own_loss(worker: Worker, key: str, dataset: str) -> tuple[float, int]:
         ("transformers", "fp32", "tiny-t5"),
     ],
 )
-def test_the_loss_on_answers_is_that_of_transformers(
-    worker: Worker, answered: str, engine: str, precision: str, model: str
-) -> None:
+def test_the_loss_on_answers_is_that_of_transformers(worker, answered, engine, precision, model):
     changes: dict[str, Any] = {"model": model, "precision": precision, "prompts": 2}
     if model != MODEL:
         answered = "cnn-dailymail-synthetic"
@@ -216,9 +204,7 @@ def test_the_loss_on_answers_is_that_of_transformers(
     assert plain.details["answer_loss"] == f"of {tokens:,} tokens of {answers} answers"
 
 
-def test_without_answers_or_logits_the_row_says_so(
-    worker: Worker, dataset: str, answered: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_answers_or_logits_the_row_says_so(worker, dataset, answered, monkeypatch) -> None:
     assert rows(worker, dataset).details["answer_loss"].startswith("not known: no example")
     first = rows(worker, answered)
 

@@ -54,9 +54,7 @@ def refused(**given: Any) -> tuple[Refusal, ...]:
 
 
 @pytest.mark.slow
-def test_reading_the_held_out_examples_is_in_no_time_of_the_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reading_the_held_out_examples_is_in_no_time_of_the_row(monkeypatch) -> None:
     clock = [0.0]
     read = quantization.read
 
@@ -83,9 +81,7 @@ def test_reading_the_held_out_examples_is_in_no_time_of_the_row(
         ("weight-only", "nf4", "int4", 0.5),
     ],
 )
-def test_a_model_in_fewer_bits_is_kept_and_runs(
-    method: str, numbers: str, precision: str, share: float
-) -> None:
+def test_a_model_in_fewer_bits_is_kept_and_runs(method, numbers, precision, share) -> None:
     name = f"{method}-{numbers}"
     result = quantize(method=method, numbers=numbers, save_model=name)
     metrics = result.metrics
@@ -176,14 +172,12 @@ def test_a_small_dataset_and_a_layer_that_no_text_reaches_are_no_obstacle() -> N
             self.used, self.idle = torch.nn.Linear(1, 2), torch.nn.Linear(1, 2)
 
         def forward(self, input_ids: torch.Tensor, use_cache: bool) -> torch.Tensor:
-            return self.used(input_ids[..., None].float())  # type: ignore[no-any-return]
+            return self.used(input_ids[..., None].float())
 
     assert mean_outputs(Mixture(), [[1, 2]], device_for("cpu")).keys() == {"used"}
 
 
-def test_a_method_whose_package_is_missing_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_method_whose_package_is_missing_says_how_to_get_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "auto_round", None)
     with pytest.raises(Unsupported, match=r"pip install 'nightgrid\[auto-round\]'"):
         quantize(method="auto-round", numbers="int4")
@@ -211,9 +205,7 @@ def test_a_method_whose_package_is_missing_says_how_to_get_it(
         ({"device": "hpu"}, "numbers", "no kernels for"),
     ],
 )
-def test_what_cannot_be_quantised_is_refused(
-    given: Any, setting: str, reason: str, shared: Path
-) -> None:
+def test_what_cannot_be_quantised_is_refused(given, setting, reason, shared) -> None:
     if given.get("model") == "sealed" and not (shared / "sealed").exists():
         (shared / "sealed").mkdir()
         config = Path(open_model("tiny-chatglm3").path, "config.json").read_bytes()

@@ -25,7 +25,7 @@ def test_a_setting_without_one_of_the_three_roles_does_not_import() -> None:
                 {"__annotations__": {"lines": int}, "lines": default, "__module__": __name__},
             )
     with pytest.raises(TypeError, match="'free' of a setting is none of work, choice, neutral"):
-        setting(1, role="free", description="Lines.")  # type: ignore[arg-type]
+        setting(1, role="free", description="Lines.")
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,9 +54,7 @@ def alone(dataset: str) -> dict[int, tuple[int, int, str]]:
 
 
 @pytest.mark.parametrize("quantized", [False, True])
-def test_a_library_that_quantizes_while_it_loads_is_told_the_card(
-    dataset: str, monkeypatch: pytest.MonkeyPatch, quantized: bool
-) -> None:
+def test_a_library_that_quantizes_while_it_loads_is_told_the_card(dataset, monkeypatch, quantized):
     """bitsandbytes has to have the weights on the card when it packs them."""
     given: dict[str, Any] = {}
 
@@ -106,9 +103,7 @@ def test_ignore_eos_generates_exactly_output_tokens(worker: Worker, dataset: str
 
 
 @pytest.mark.parametrize("length", [3, 40])
-def test_input_tokens_brings_every_prompt_to_one_length(
-    length: int, worker: Worker, dataset: str
-) -> None:
+def test_input_tokens_brings_every_prompt_to_one_length(length, worker, dataset) -> None:
     result = worker.run(dataset, input_tokens=length, batch_size=4, output_tokens=4)
     assert {item.input_tokens for item in result.items} == {length}
     for sample in result.samples:
@@ -116,9 +111,7 @@ def test_input_tokens_brings_every_prompt_to_one_length(
         assert sample.computed_tokens == 4 * (length + len(sample.step_s))
 
 
-def test_settings_of_one_job_do_not_leak_into_the_next(
-    worker: Worker, dataset: str, alone: dict[int, tuple[int, int, str]]
-) -> None:
+def test_settings_of_one_job_do_not_leak_into_the_next(worker, dataset, alone) -> None:
     worker.run(dataset, ignore_eos=True, output_tokens=30, batch_size=4)
     result = worker.run(dataset, batch_size=4)
     assert {i.index: i.output_text for i in result.items} == {
@@ -128,9 +121,7 @@ def test_settings_of_one_job_do_not_leak_into_the_next(
     assert config.eos_token_id is config.max_new_tokens is None
 
 
-def test_a_checkpoints_own_generation_settings_do_not_count(
-    worker: Worker, dataset: str, tmp_path: Path
-) -> None:
+def test_a_checkpoints_own_generation_settings_do_not_count(worker, dataset, tmp_path) -> None:
     """Sampling and penalties that come with a model would make two models do unlike work."""
     copy = tmp_path / "model"
     shutil.copytree(open_model(MODEL).path, copy)
@@ -151,9 +142,7 @@ def test_a_resident_model_is_not_loaded_again(worker: Worker, dataset: str) -> N
     assert mine.phases == ["load", "warmup", "measure", "finish"] * 2
 
 
-def test_a_small_dataset_is_gone_through_until_a_batch_is_full(
-    worker: Worker, tmp_path: Path
-) -> None:
+def test_a_small_dataset_is_gone_through_until_a_batch_is_full(worker, tmp_path) -> None:
     three = write_dataset(tmp_path / "three.json", PROMPTS[:3])
     result = worker.run(three, batch_size=7, prompts=2, output_tokens=2)
     assert [item.index for item in result.items] == [0, 1, 2, 0, 1, 2, 0]
@@ -193,17 +182,13 @@ def test_the_result_says_what_it_is(worker: Worker, dataset: str) -> None:
         ({"batch_size": 0}, BadConfiguration, "batch size 0"),
     ],
 )
-def test_what_cannot_run_says_why(
-    changes: dict[str, Any], error: type[Exception], words: str, worker: Worker, dataset: str
-) -> None:
+def test_what_cannot_run_says_why(changes, error, words, worker, dataset) -> None:
     fresh = worker if "output_tokens" in changes else Worker()
     with pytest.raises(error, match=words):
         fresh.run(dataset, **changes)
 
 
-def test_an_engine_without_the_model_s_window_writes_up_to_it(
-    worker: Worker, dataset: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_without_the_model_s_window_writes_up_to_it(worker, dataset, monkeypatch) -> None:
     asked = {"input_tokens": 20, "prompts": 2}
     worker.run(dataset, output_tokens=10, **asked)
     for resident in worker.loaded.values():
@@ -248,7 +233,7 @@ class ScriptedEngine:
 
 def scripted(clock: list[float], rows: list[list[int]], steps: list[float]) -> BatchedPass:
     return BatchedPass(
-        ScriptedEngine(clock, rows, steps),  # type: ignore[arg-type]
+        ScriptedEngine(clock, rows, steps),
         [[Prompt(index=n, ids=(1, 2)) for n in range(len(rows))]],
         output_tokens=max(8, len(steps)),
         ignore_eos=False,

@@ -107,16 +107,14 @@ def painted(
             return made
 
     parameters = TextToImageParameters(steps=STEPS)
-    painting = Painting(Kept(), batch_size, parameters, list(IMAGE_PROMPTS), context)  # type: ignore[arg-type]
+    painting = Painting(Kept(), batch_size, parameters, list(IMAGE_PROMPTS), context)
     for repeat in range(repeats):
         painting.run_batch(repeat, 0)()
     assert (painting.first is not None) == (rank == 0)
     return found
 
 
-def test_images_are_those_of_diffusers_own_pipeline(
-    worker: Worker, base: Result, stock: list[Any]
-) -> None:
+def test_images_are_those_of_diffusers_own_pipeline(worker, base, stock) -> None:
     assert base.image is not None and difference(base.image, stock[0]) == 0.0
     ours = painted(worker, batch_size=2, repeats=2)
     assert [difference(one, other) for one, other in zip(ours, stock, strict=True)] == [0.0] * 4
@@ -124,9 +122,7 @@ def test_images_are_those_of_diffusers_own_pipeline(
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_batch_of_four_is_four_batches_of_one(
-    worker: Worker, batch_size: int, stock: list[Any]
-) -> None:
+def test_a_batch_of_four_is_four_batches_of_one(worker, batch_size, stock) -> None:
     """Products of other shapes may round a level up or down."""
     ours = painted(worker, batch_size=batch_size, repeats=4 // batch_size)
     for one, other in zip(ours, stock, strict=True):
@@ -165,16 +161,14 @@ def test_the_parts_of_a_batch_add_up_and_figures_are_of_the_timed_ones(base: Res
     }
     assert figures["seconds_per_image"] == pytest.approx(sum(s.wall_s for s in timed) / 4)
     shares = [value for name, value in figures.items() if name.endswith("_share")]
-    assert len(shares) == 4 and 0.9 < sum(shares) <= 1.0001  # type: ignore[arg-type]
+    assert len(shares) == 4 and 0.9 < sum(shares) <= 1.0001
 
 
 @pytest.mark.parametrize(
     ("images", "left_out", "expected"),
     [(6, 2, [True, True, False]), (7, 2, [True, True, False, False]), (2, 0, [False])],
 )
-def test_a_number_of_images_is_made_in_whole_batches(
-    worker: Worker, images: int, left_out: int, expected: list[bool]
-) -> None:
+def test_a_number_of_images_is_made_in_whole_batches(worker, images, left_out, expected) -> None:
     measure = replace(SHORT, warmup=min(left_out, 1), max_repeats=50)
     result = run(worker, images=images, warmup_batches=left_out, steps=1, measure=measure)
     assert [(s.warmup, s.items) for s in result.samples] == [(warmup, 2) for warmup in expected]
@@ -187,9 +181,7 @@ def test_a_job_without_a_batch_to_time_is_refused(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "int8", "fp8"])
-def test_other_precisions_paint_nearly_the_same(
-    worker: Worker, base: Result, precision: str
-) -> None:
+def test_other_precisions_paint_nearly_the_same(worker, base, precision) -> None:
     result = run(worker, precision=precision)
     assert 0 < difference(result.image, base.image) < 3
     assert base.weight_bytes is not None and result.weight_bytes is not None
@@ -205,9 +197,7 @@ def test_ways_to_compute_change_no_image(worker: Worker, base: Result) -> None:
     assert difference(result.image, base.image) < 0.1
 
 
-def test_the_denoiser_is_compiled_before_the_clock_runs(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_denoiser_is_compiled_before_the_clock_runs(worker, monkeypatch) -> None:
     compiled: list[tuple[str, object]] = []
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **how: compiled.append((type(self).__name__, how))
@@ -223,9 +213,7 @@ def test_the_denoiser_is_compiled_before_the_clock_runs(
     "changes",
     [{"scheduler": "pndm"}, {"guidance": 1.0}, {"seed": 43}, {"steps": 2}, {"height": 128}],
 )
-def test_what_is_work_changes_the_image(
-    worker: Worker, base: Result, changes: dict[str, Any]
-) -> None:
+def test_what_is_work_changes_the_image(worker, base, changes) -> None:
     result = run(worker, **changes)
     if "height" in changes:
         assert result.details["size"] == "64x128"

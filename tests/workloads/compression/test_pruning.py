@@ -36,9 +36,7 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0.01, 0.99), st.integers(0, 9))
 @settings(max_examples=40)
-def test_magnitude_counts_to_the_weight_and_takes_the_smallest(
-    rows: int, columns: int, share: float, seed: int
-) -> None:
+def test_magnitude_counts_to_the_weight_and_takes_the_smallest(rows, columns, share, seed) -> None:
     torch.manual_seed(seed)
     weight = torch.randint(-3, 4, (rows, columns)).float()
     mask = pruning.magnitude_mask(weight, share)
@@ -130,16 +128,14 @@ def test_masks_outlast_the_optimizer_and_the_saved_model_has_them() -> None:
 
 
 @pytest.mark.slow
-def test_a_row_on_sparse_kernels_has_the_bytes_that_are_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_row_on_sparse_kernels_has_the_bytes_that_are_left(monkeypatch) -> None:
     """torch compresses on CUDA cards alone; the format itself needs none."""
     conversion = pytest.importorskip("torch.sparse._semi_structured_conversions")
 
     def compressed(weight: torch.Tensor) -> torch.Tensor:
         packed, meta = conversion.sparse_semi_structured_from_dense_cutlass(weight)
         left_out = dict.fromkeys(("packed_t", "meta_t", "compressed_swizzled_bitmask"))
-        made: torch.Tensor = torch.sparse.SparseSemiStructuredTensorCUTLASS(  # type: ignore[attr-defined]
+        made: torch.Tensor = torch.sparse.SparseSemiStructuredTensorCUTLASS(
             weight.shape, packed=packed, meta=meta, **left_out
         )
         return made
@@ -213,7 +209,7 @@ def test_removed_channels_leave_a_smaller_dense_model(schedule: str) -> None:
     assert metrics["layer_bytes_after"] < metrics["layer_bytes_before"]
     if schedule == "once":
         dense = trained(**PLAIN, steps=2)
-        assert result.train_flops_per_token < dense.train_flops_per_token  # type: ignore[operator]
+        assert result.train_flops_per_token < dense.train_flops_per_token
 
 
 def test_channels_that_are_gone_are_those_that_a_mask_would_zero() -> None:
@@ -249,9 +245,7 @@ def test_what_cannot_be_pruned_is_refused(given: Any, setting: str, reason: str)
     refused(given, setting, reason)
 
 
-def test_two_of_four_names_the_layer_that_it_does_not_divide(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_of_four_names_the_layer_that_it_does_not_divide(monkeypatch) -> None:
     monkeypatch.setattr(
         "workloads.compression.pruning.linear_shapes", lambda model: {"layers.3.wide": (8, 30)}
     )

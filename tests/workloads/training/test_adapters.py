@@ -45,13 +45,11 @@ def small(shared: None) -> str:
 
 def _logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
-        return model(input_ids=IDS, use_cache=False).logits  # type: ignore[no-any-return]
+        return model(input_ids=IDS, use_cache=False).logits
 
 
 @pytest.mark.parametrize("method", ["lora", "dora", "vera", "qat-lora"])
-def test_a_saved_adapter_gives_the_same_logits_again(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_saved_adapter_gives_the_same_logits_again(method, monkeypatch) -> None:
     trained: list[torch.Tensor] = []
     save = adapters.save_adapter
 
@@ -130,7 +128,7 @@ def _fused_lora(targets: tuple[str, ...] = ("query_key_value",), rank: int = 4) 
         "dense_4h_to_h": ("mlp", 64, 96),
     }
     state = {}
-    for layer, target in product(range(int(config["num_layers"])), targets):  # type: ignore[call-overload]
+    for layer, target in product(range(int(config["num_layers"])), targets):
         block, outputs, inputs = shapes[target]
         at = f"base_model.model.transformer.encoder.layers.{layer}.{block}.{target}"
         for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):

@@ -110,9 +110,7 @@ def test_an_attempt_goes_on_where_the_last_one_failed(mode: Any, root: Path) -> 
         ({"gather": lambda steps: [steps, set()] if isinstance(steps, set) else [steps]}, "no che"),
     ],
 )
-def test_an_attempt_that_cannot_go_on_begins_anew_and_says_why(
-    changes: dict[str, Any], told: str
-) -> None:
+def test_an_attempt_that_cannot_go_on_begins_anew_and_says_why(changes, told) -> None:
     killed_after(2)
     with attempt(2, **changes) as training:
         assert training.details["resumed"].startswith("no, began with step 0: ")
@@ -128,9 +126,7 @@ def test_an_attempt_that_began_anew_keeps_its_own_checkpoints(root: Path) -> Non
         assert training.details["resumed"] == "from step 1 of 5"
 
 
-def test_a_checkpoint_that_is_absent_damaged_or_open_to_others_is_not_gone_on_from(
-    root: Path,
-) -> None:
+def test_a_checkpoint_that_is_absent_damaged_or_open_to_others_is_not_gone_on_from(root) -> None:
     with attempt(1) as training:
         assert "resumed" not in training.details
     with attempt(2) as training:
@@ -145,14 +141,12 @@ def test_a_checkpoint_that_is_absent_damaged_or_open_to_others_is_not_gone_on_fr
         pass
 
 
-def test_two_attempts_never_write_to_one_directory(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_attempts_never_write_to_one_directory(root, monkeypatch) -> None:
     """On a shared directory the attempt of a node that was cut off may live on."""
     monkeypatch.setattr(on_disk, "DYING_S", 0.3)
     killed_after(2)
     with contextlib.ExitStack() as cut_off:
-        cut_off.callback(try_lock(root / NAME / "held.rank-0").close)  # type: ignore[union-attr]
+        cut_off.callback(try_lock(root / NAME / "held.rank-0").close)
         half = root / NAME / "step-00000002.rank-0.part"
         half.touch()
         with attempt(2) as training:
@@ -216,9 +210,7 @@ def test_checkpoints_that_nobody_went_on_from_are_removed(root: Path) -> None:
         assert sorted(each.name for each in (root / "mixed").iterdir())[-1] == "thesis.txt"
 
 
-def test_two_ranks_may_remove_the_same_old_checkpoints(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ranks_may_remove_the_same_old_checkpoints(root, monkeypatch) -> None:
     old = root / "old"
     old.mkdir(parents=True)
     (old / "held.rank-0").touch()
@@ -234,9 +226,7 @@ def test_two_ranks_may_remove_the_same_old_checkpoints(
         assert training.kept_as == NAME and not old.exists()
 
 
-def test_without_room_a_job_fails_before_its_first_step(
-    monkeypatch: pytest.MonkeyPatch, root: Path
-) -> None:
+def test_without_room_a_job_fails_before_its_first_step(monkeypatch, root) -> None:
     usage = on_disk.shutil.disk_usage("/")
     monkeypatch.setattr(on_disk.shutil, "disk_usage", lambda path: usage._replace(free=100))
     with pytest.raises(OSError, match=f"1e-07 GB are free.*{VARIABLE}") as failed, attempt(1):
@@ -244,9 +234,7 @@ def test_without_room_a_job_fails_before_its_first_step(
     assert failed.value.errno == errno.ENOSPC and failed.value.filename == str(root / NAME)
 
 
-def test_a_second_pass_begins_anew_and_checkpoints_stay_until_it_has_succeeded(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_pass_begins_anew_and_checkpoints_stay_until_it_has_succeeded(root, monkeypatch):
     compiled = itertools.count()
     monkeypatch.setattr(CpuDevice, "compilations", lambda _: Compilations(graphs=next(compiled)))
     seen: list[tuple[int, list[int]]] = []

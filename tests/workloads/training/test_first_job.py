@@ -120,9 +120,7 @@ def test_the_first_training_of_a_process_is_timed_like_the_next_and_leaves_no_tr
     assert losses(cold) == losses(first)[:5]
 
 
-def test_rehearsals_of_training_stop_at_the_limit_of_warm_up(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rehearsals_of_training_stop_at_the_limit_of_warm_up(worker, monkeypatch) -> None:
     """One shape is met, the largest, for which memory is then taken."""
     rehearsed: list[set[tuple[int, ...]]] = []
     rehearse = Steps.rehearse

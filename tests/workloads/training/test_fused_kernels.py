@@ -59,9 +59,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("frozen", [False, True], ids=["learning", "frozen"])
-def test_kernels_change_no_loss_and_no_gradient(
-    kind: str, changes: dict[str, Any], parts: dict[str, int], frozen: bool
-) -> None:
+def test_kernels_change_no_loss_and_no_gradient(kind, changes, parts, frozen) -> None:
     model = small_model(kind, **changes, wide=True)
     if frozen:
         model.requires_grad_(False)
@@ -259,14 +257,7 @@ def passed_together(model: Any, states: torch.Tensor) -> list[torch.Tensor]:
     in_place=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_together_they_are_what_each_is(
-    sizes: tuple[int, int],
-    biased: tuple[bool, bool],
-    rank: int,
-    half: bool,
-    in_place: bool,
-    seed: int,
-) -> None:
+def test_together_they_are_what_each_is(sizes, biased, rank, half, in_place, seed) -> None:
     torch.manual_seed(seed)
     kind = torch.bfloat16 if half else torch.float32
     model = adapted(Layers(sizes, biased, in_place).to(kind), rank)

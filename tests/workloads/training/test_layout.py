@@ -70,9 +70,7 @@ def config(stage: int = 2, device: str = "cuda", trained: int = 1000, **more: An
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "hpu"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_batches_fit_together_and_no_bucket_is_larger_than_what_learns(
-    device: str, stage: int
-) -> None:
+def test_batches_fit_together_and_no_bucket_is_larger_than_what_learns(device, stage) -> None:
     """DeepSpeed allocates its buckets whole: of 500 million numbers by default. Stages 1 and 2
     gather what was updated in buckets, too; stage 3 gathers layer by layer."""
     names = ["reduce_bucket_size", "allgather_bucket_size"][: (0, 2, 2, 1)[stage]]
@@ -115,9 +113,7 @@ def test_without_deepspeed_the_row_says_how_to_get_it(monkeypatch: pytest.Monkey
         announce_deepspeed("cpu")
 
 
-def test_every_job_with_deepspeed_has_its_choice_of_algorithms(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_job_with_deepspeed_has_its_choice_of_algorithms(monkeypatch) -> None:
     """DeepSpeed makes it once in a process; workers restore torch's after each job."""
     spoken: list[bool] = []
 

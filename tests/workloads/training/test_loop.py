@@ -250,9 +250,7 @@ def test_a_probe_takes_the_longest_samples_twice() -> None:
         ({"q": "One?", "a": "1"}, {"columns": "prompt=q, completion=a"}, "the answer"),
     ],
 )
-def test_data_of_ones_own_is_learned_from(
-    tmp_path: Path, record: dict[str, Any], parameters: dict[str, Any], learned: str
-) -> None:
+def test_data_of_ones_own_is_learned_from(tmp_path, record, parameters, learned) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(f"{json.dumps(record)}\n" * 8)
     result = train(dataset=str(path), samples=8, steps=1, **parameters)
@@ -271,9 +269,7 @@ def test_data_of_ones_own_is_learned_from(
         ({"method": "full", "freeze_layers": 4}, BadConfiguration, "the model has 4 layers"),
     ],
 )
-def test_what_cannot_run_says_why(
-    changes: dict[str, Any], error: type[Exception], words: str
-) -> None:
+def test_what_cannot_run_says_why(changes, error, words) -> None:
     with pytest.raises(error, match=words):
         train(**changes)
 

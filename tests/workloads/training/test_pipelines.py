@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 from finetuning_cases import asked, refuse, small_model, training_of
-from hypothesis import given
-from hypothesis import strategies as st
 
 from workloads.base import Unsupported
-from workloads.training.parallel.layout import idle_share
 from workloads.training.parallel.pipeline import checked, cut, stages_of
 from workloads.training.parallel.sharding import shard
 from workloads.training.techniques import technique_notes
@@ -33,42 +30,6 @@ def test_the_plan_takes_every_layout_of_a_grid_and_notes_the_idle_share() -> Non
     assert "pipeline_parallel 4 with 4 micro-batches" in plain and "= 42.9%" in plain
     (looped,) = technique_notes(asked(**job(pipeline_parallel=2, pipeline_schedule="interleaved")))
     assert "(p-1)/(mv+p-1) = 11.1%" in looped
-
-
-@given(st.integers(1, 8), st.integers(0, 24))
-def test_the_idle_share_is_that_of_a_schedule_worked_off(stages: int, more: int) -> None:
-    """1F1B with passes of equal length, a backward pass twice a forward pass."""
-    count = stages + more
-    ended: dict[tuple[str, int, int], float] = {}
-    orders = [_one_forward_one_backward(stage, stages, count) for stage in range(stages)]
-    free = [0.0] * stages
-    while any(orders):
-        for stage, order in enumerate(orders):
-            while order:
-                kind, batch = order[0]
-                wanted = {
-                    "forward": ("forward", stage - 1, batch) if stage else None,
-                    "backward": ("backward", stage + 1, batch)
-                    if stage + 1 < stages
-                    else ("forward", stage, batch),
-                }[kind]
-                if wanted is not None and wanted not in ended:
-                    break
-                began = max(free[stage], ended[wanted] if wanted else 0.0)
-                free[stage] = ended[kind, stage, batch] = began + 1 + (kind == "backward")
-                order.pop(0)
-    idle = 1 - stages * count * 3 / (stages * max(free))
-    assert idle == pytest.approx(idle_share(stages, count))
-
-
-def _one_forward_one_backward(stage: int, stages: int, count: int) -> list[tuple[str, int]]:
-    warm_up = min(count, stages - stage)
-    order = [("forward", batch) for batch in range(warm_up)]
-    for batch in range(count):
-        order.append(("backward", batch))
-        if warm_up + batch < count:
-            order.append(("forward", warm_up + batch))
-    return order
 
 
 def test_a_model_whose_code_reads_more_than_its_layers_is_not_cut() -> None:
@@ -98,9 +59,7 @@ def _older_step(self: Any, *args: Any, target: Any = None, losses: Any = None) -
         ("fsdp.FSDPModule.set_custom_reduce_scatter", "FSDPModule.set_custom_reduce_scatter"),
     ],
 )
-def test_an_older_torch_is_refused_by_what_it_lacks(
-    missing: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_torch_is_refused_by_what_it_lacks(missing, words, monkeypatch) -> None:
     if missing.endswith(".step"):
         monkeypatch.setattr(f"torch.distributed.{missing}", _older_step)
     else:
@@ -110,4 +69,4 @@ def test_an_older_torch_is_refused_by_what_it_lacks(
         if missing.startswith("fsdp"):
             shard(training)
         else:
-            cut(training, None, schedule="1f1b", chunks=1, length=8)  # type: ignore[arg-type]
+            cut(training, None, schedule="1f1b", chunks=1, length=8)

@@ -259,18 +259,14 @@ def test_every_usual_architecture_can_be_split(name: str, two: list[dict[str, An
         assert split == pytest.approx(whole, rel=1e-5)
 
 
-def test_split_over_two_cards_a_model_says_what_it_says_on_one(
-    two: list[dict[str, Any]], prompts: str
-) -> None:
+def test_split_over_two_cards_a_model_says_what_it_says_on_one(two, prompts) -> None:
     here = Worker().run(prompts, **GENERATION)
     there = dict(two[0]["generation"]["texts"])
     assert there == {item.index: item.output_text for item in here.items}
     assert len(there) == len(PROMPTS) and two[1]["generation"]["texts"] == []
 
 
-def test_two_ranks_share_the_prompts_and_stop_together(
-    two: list[dict[str, Any]], prompts: str
-) -> None:
+def test_two_ranks_share_the_prompts_and_stop_together(two, prompts) -> None:
     alone = Worker().run(prompts, batch_size=1, output_tokens=8)
     texts = {item.index: item.output_text for item in alone.items}
     ranks = [rank["shared prompts"] for rank in two]
@@ -286,9 +282,7 @@ def test_two_ranks_share_the_prompts_and_stop_together(
 
 
 @needs_deepspeed
-def test_an_adapter_whose_parts_lay_on_two_cards_is_kept_whole(
-    two: list[dict[str, Any]], prompts: str
-) -> None:
+def test_an_adapter_whose_parts_lay_on_two_cards_is_kept_whole(two, prompts) -> None:
     plain = Worker().run(prompts, **GENERATION)
     tuned = Worker().run(prompts, **GENERATION, adapter="from-zero3")
     assert tuned.details["adapter"].startswith("from-zero3: LORA, rank 8")
@@ -310,9 +304,7 @@ def goes_on(name: str, ranks: list[dict[str, Any]], first: int) -> None:
     "name",
     [*KILLED, *(pytest.param(name, marks=needs_deepspeed) for name in KILLED_BY_DEEPSPEED)],
 )
-def test_killed_ranks_go_on_from_the_step_that_all_have(
-    name: str, two: list[dict[str, Any]]
-) -> None:
+def test_killed_ranks_go_on_from_the_step_that_all_have(name, two) -> None:
     goes_on(name, two, 1)
 
 
@@ -329,9 +321,7 @@ def numbers(case: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("case", ["fp16", "bf16"])
-def test_sixteen_bits_halve_the_bytes_and_keep_the_curve(
-    case: str, two: list[dict[str, Any]]
-) -> None:
+def test_sixteen_bits_halve_the_bytes_and_keep_the_curve(case, two) -> None:
     sent, given = numbers(two[0][case])
     assert sent * 2 == given > 0
     assert two[0][case]["losses"] == pytest.approx(two[0]["exact"]["losses"], rel=2e-3)

@@ -56,9 +56,7 @@ APART: dict[str, Any] = PACKED | {"packed_attention": "apart", "logits": "chunke
     ],
     ids=lambda technique: "-".join(map(str, technique.values())),
 )
-def test_the_loss_curve_is_that_of_the_plain_job(
-    technique: dict[str, Any], baseline: Result
-) -> None:
+def test_the_loss_curve_is_that_of_the_plain_job(technique, baseline) -> None:
     changed = trained(learning_rate=1e-2, **technique)
     assert losses(changed) == pytest.approx(losses(baseline), **SAME)
     assert [s.input_tokens for s in changed.samples] == [s.input_tokens for s in baseline.samples]
@@ -225,9 +223,7 @@ def test_packing_keeps_every_sample_whole(samples: list[TrainingSample], capacit
     biased=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_the_loss_in_chunks_is_that_of_all_logits(
-    learned: list[bool], scale: float, biased: bool, seed: int
-) -> None:
+def test_the_loss_in_chunks_is_that_of_all_logits(learned, scale, biased, seed) -> None:
     torch.manual_seed(seed)
     head = torch.nn.Linear(6, 11, bias=biased)
     states = torch.randn(1, len(learned), 6, requires_grad=True)
@@ -278,9 +274,7 @@ def _one_step(training: Any) -> None:
     st.floats(0.125, 10, width=32),
     st.booleans(),
 )
-def test_gradients_together_are_no_longer_than_the_limit(
-    slopes: list[float], limit: float, scaled: bool
-) -> None:
+def test_gradients_together_are_no_longer_than_the_limit(slopes, limit, scaled) -> None:
     """Their direction stays, and shorter ones stay as they are; so with loss scaling, where the
     scaler hands gradients over only once they are what they are."""
     net = torch.nn.Linear(len(slopes), 1, bias=False)
@@ -297,9 +291,7 @@ def test_gradients_together_are_no_longer_than_the_limit(
 
 
 @given(st.integers(1, 50), st.integers(1, 60), st.floats(1e-6, 1.0), st.booleans())
-def test_the_linear_schedule_is_the_trainers(
-    steps: int, whole: int, rate: float, longer: bool
-) -> None:
+def test_the_linear_schedule_is_the_trainers(steps, whole, rate, longer) -> None:
     from transformers import get_linear_schedule_with_warmup
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)

@@ -79,51 +79,48 @@ def test_products_come_out_in_the_format_of_autocast(autocast: Any, dtype: torch
     assert {p.dtype for p in parameters} == {p.grad.dtype for p in parameters} == {torch.float32}
 
 
+@pytest.fixture
+def plain_products() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 @pytest.mark.parametrize("wanted", ["high", "medium"])
+@pytest.mark.usefixtures("plain_products")
 def test_matmul_precision_is_set_or_said_to_have_no_effect(wanted: Any) -> None:
     """Decided by products: where they stay exact, the job is UNSUPPORTED."""
-    training = training_of(small_model())
     left, right = torch.randn(128, 512), torch.randn(512, 128)
-    before = torch.get_float32_matmul_precision()
     exact = left @ right
     try:
-        try:
-            MatmulPrecision(matmul_precision=wanted).on_model(training)
-        except Unsupported as error:
-            assert "stay as exact as they were" in str(error)
-            assert torch.allclose(left @ right, exact, rtol=1e-4, atol=1e-4)
-        else:
-            assert torch.get_float32_matmul_precision() == wanted
-            assert not torch.allclose(left @ right, exact, rtol=1e-6, atol=1e-6)
-    finally:
-        torch.set_float32_matmul_precision(before)
+        MatmulPrecision(matmul_precision=wanted).on_model(training_of(small_model()))
+    except Unsupported as error:
+        assert "stay as exact as they were" in str(error)
+        torch.testing.assert_close(left @ right, exact, rtol=1e-4, atol=1e-4)
+    else:
+        assert torch.get_float32_matmul_precision() == wanted
+        assert not torch.allclose(left @ right, exact, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.usefixtures("plain_products")
 def test_onednn_multiplies_in_fp32_or_the_job_is_unsupported() -> None:
-    curves, detail = [], "not tried"
+    plain, training = (training_of(small_model()) for _ in range(2))
+    expected = [step(plain, number) for number in range(3)]
     before = torch.get_float32_matmul_precision()
-    for wanted in ("default", "onednn"):
-        training = training_of(small_model())
-        try:
-            MatmulBackend(matmul_backend=wanted).on_model(training)  # type: ignore[arg-type]
-            detail = training.details.get("matmul_backend", "")
-            curves.append([step(training, number) for number in range(3)])
-        except Unsupported as error:
-            assert "would multiply in bf16" in str(error) or "does not ask" in str(error)
-            assert torch.get_float32_matmul_precision() == before
-            return
-        finally:
-            torch.set_float32_matmul_precision(before)
-    assert detail.startswith("onednn, relative error ")
-    assert curves[1] == pytest.approx(curves[0], rel=SAME)
+    try:
+        MatmulBackend(matmul_backend="onednn").on_model(training)
+    except Unsupported as error:
+        assert "would multiply in bf16" in str(error) or "does not ask" in str(error)
+        assert torch.get_float32_matmul_precision() == before
+    else:
+        assert training.details["matmul_backend"].startswith("onednn, relative error ")
+        assert [step(training, n) for n in range(3)] == pytest.approx(expected, rel=SAME)
 
 
 @pytest.mark.parametrize(
     ("attention", "package"), [("flash_attention_2", "flash-attn"), ("xformers", "xformers")]
 )
-def test_a_missing_package_is_named(
-    attention: Any, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(attention, package, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Unsupported, match=f"pip install {package}"):
         Attention(attention=attention).before_load(loading_on("cuda"))
@@ -140,9 +137,7 @@ def test_another_attention_than_asked_for_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_xformers_is_given_what_its_kernel_wants(
-    packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_xformers_is_given_what_its_kernel_wants(packed, monkeypatch) -> None:
     """Against the kernel's documented meaning: no kernel runs here."""
 
     class LowerTriangularMask:
@@ -256,9 +251,7 @@ def ended() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ended")
-def test_worker_processes_make_the_batches(
-    baseline: Result, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_processes_make_the_batches(baseline, monkeypatch) -> None:
     result = train(learning_rate=1e-2, data_workers=2, prefetch_batches=1)
     assert result.details["data_workers"] == "2 processes made batches"
     assert losses(result) == pytest.approx(losses(baseline), rel=SAME)
@@ -297,52 +290,21 @@ def test_batches_are_pinned_and_copied_without_waiting(monkeypatch: pytest.Monke
     assert copies == [{"non_blocking": True}] * 2
 
 
-class _Traced(CpuDevice):
-    """A CPU whose graphs are traced and run by PyTorch as they are, without a compiler."""
-
-    compile_backend = "eager"
-
-
 @pytest.fixture
 def cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "before")
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("cache_directory")
-def test_compiled_steps_change_weights_as_plain_ones() -> None:
-    plain, compiled = training_of(small_model()), training_of(small_model())
-    compiled.device = _Traced()
-    technique = Compilation(torch_compile=True)
-    known = compiled_graphs()
-    phases: list[str] = []
-    compiled.enter_phase = phases.append
-
-    def rehearse(number: int) -> set[tuple[int, ...]]:
-        ids = torch.arange(3, 27).reshape(2, 12)
-        compiled.backward(compiled.model(input_ids=ids, labels=ids).loss)
-        compiled.optimizer.zero_grad()
-        return {(2, 12)}
-
-    technique.on_model(compiled)
-    technique.before_steps(compiled, rehearse)
-    assert compiled_graphs() > known and compiled.compile_s > 0.1 and phases == ["compile"]
-    for number in range(3):
-        assert step(compiled, number) == pytest.approx(step(plain, number), rel=1e-5)
-    technique.after_steps(compiled)
-    assert int(compiled.details["compiled_graphs"]) >= 1
-    assert compiled.details["graphs_compiled_in_steps"] == "0"
-    known = compiled_graphs()
-    compiled.model(input_ids=torch.ones(3, 5, dtype=torch.long))
-    assert compiled_graphs() == known
-    compiled.ending.close()
+@pytest.fixture
+def traced(cache_directory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are traced, and run by PyTorch as they are: no compiler, so seconds."""
+    monkeypatch.setattr(CpuDevice, "compile_backend", "eager")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cache_directory")
+@pytest.mark.usefixtures("traced")
 def test_layers_share_one_graph_for_all_mixes_of_lengths() -> None:
     plain, compiled = small_model(), training_of(small_model())
-    compiled.device = _Traced()
     for each in (plain, compiled.model):
         Padding(padding="packing", packed_attention="apart").on_model(training_of(each))
     technique = Compilation(torch_compile=True, compile_scope="layers")
@@ -366,14 +328,17 @@ def test_layers_share_one_graph_for_all_mixes_of_lengths() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cache_directory")
-def test_rows_of_one_length_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuDevice, "compile_backend", "eager")
+@pytest.mark.usefixtures("traced")
+def test_rows_of_one_length_are_compiled_once() -> None:
     flat = {"padding": "packing", "packed_attention": "apart", "logits": "chunked"}
-    told = {**flat, "packed_length": "longest", "torch_compile": True, "learning_rate": 1e-2}
-    assert not refuse(asked(**told))
-    result = train(**told)
+    job = {**flat, "packed_length": "longest", "torch_compile": True, "learning_rate": 1e-2}
+    assert not refuse(asked(**job))
+    worker, known = Worker(), compiled_graphs()
+    result = train(worker, **job)
+    assert "compile" in worker.phases and result.compile_s > 0.1
     assert result.details["graphs_compiled_in_steps"] == "0"
+    # None for the evaluation either.
+    assert int(result.details["compiled_graphs"]) == compiled_graphs() - known > 0
     assert result.details["packed_attention"] == "apart, one call a sample"
     assert {s.computed_tokens for s in result.samples} == {int(result.details["packed_length"])}
     assert len({s.input_tokens for s in result.samples}) > 1
@@ -417,9 +382,7 @@ def test_a_model_that_was_not_compiled_is_found_out(monkeypatch: pytest.MonkeyPa
         technique.before_steps(training, lambda number: set())
 
 
-def test_an_asynchronous_checkpoint_is_of_its_step_and_may_fail_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_asynchronous_checkpoint_is_of_its_step_and_may_fail_the_job(tmp_path, monkeypatch):
     go_on, write = threading.Event(), saver_module.write_state
 
     def delayed(state: Any, target: Path) -> None:
@@ -471,9 +434,7 @@ def test_increments_leave_out_what_is_frozen(tmp_path: Path) -> None:
     ("optimizer", "package"),
     [("adamw-8bit", "bitsandbytes"), ("adamw-8bit-torchao", "torchao.optim")],
 )
-def test_embeddings_keep_averages_in_32_bits(
-    optimizer: Any, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embeddings_keep_averages_in_32_bits(optimizer, package, monkeypatch) -> None:
     """So do small tensors of a model in bf16, also when the state was put back; all other large
     matrices have them in 8; a step is taken by both."""
     pytest.importorskip(package)
