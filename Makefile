@@ -74,7 +74,8 @@ rehearsal-night: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/chaos/rehearsal.py --output rehearsal
 	NIGHTGRID_REHEARSAL=1 $(VENV)/bin/python -m pytest tests/ray/test_ray_submission.py \
 		-k "next_submission or busy_cluster"
-	NIGHTGRID_REHEARSAL=1 $(VENV)/bin/python -m pytest tests/workloads/engines
+	NIGHTGRID_REHEARSAL=1 $(VENV)/bin/python -m pytest tests/workloads/engines \
+		tests/workloads/training/test_techniques_in_effect.py
 
 rehearsal-inputs: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/hostile/hostile.py --inputs 10000 --output rehearsal/inputs

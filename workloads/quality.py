@@ -363,31 +363,25 @@ def answered(engine: GenerationEngine, examples: Sequence[Example]) -> list[Answ
     return texts
 
 
-def loss_of(engine: GenerationEngine, texts: Sequence[Answered]) -> float:
-    """Mean negative log-probability of the answers' tokens, in nats."""
-    import torch
-
-    summed = 0.0
-    for text, logits in zip(texts, engine.answer_logits(texts), strict=True):
-        labels = torch.tensor(text.answer)
-        summed += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
-    return summed / sum(len(text.answer) for text in texts)
-
-
 def _answer_loss(
     engine: GenerationEngine, examples: Sequence[Example], context: JobContext
 ) -> Quality:
+    import torch
+
     texts = answered(engine, examples)
     if not texts:
         why = "no example of the dataset has an answer with room"
         return Quality({}, {"answer_loss": f"not known: {why}"})
+    summed = 0.0
     try:
-        loss = loss_of(engine, texts)
+        for text, logits in zip(texts, engine.answer_logits(texts), strict=True):
+            labels = torch.tensor(text.answer)
+            summed += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
     except Exception as error:
         return Quality({}, {"answer_loss": f"not known: {_failure(error, context)}"})
     tokens = sum(len(text.answer) for text in texts)
     said = f"of {tokens:,} tokens of {len(texts)} answers"
-    return Quality({"answer_loss": loss}, {"answer_loss": said})
+    return Quality({"answer_loss": summed / tokens}, {"answer_loss": said})
 
 
 def run(request: Request, context: JobContext) -> Result:

@@ -140,11 +140,6 @@ def _key(sample: TrainingSample) -> tuple[int, ...]:
 _VECTOR = 8
 
 
-def layers_kept(there: int, wanted: int) -> list[int]:
-    """Evenly spaced indices of the teacher's layers that a student copies."""
-    return [index * there // wanted for index in range(wanted)]
-
-
 def make_student(teacher: Any, layers: int | None, hidden: int | None) -> torch.nn.Module:
     """Make a student of so many layers and this width (None: as the teacher).
 
@@ -155,7 +150,7 @@ def make_student(teacher: Any, layers: int | None, hidden: int | None) -> torch.
     wanted = layers or there
     if hidden is None and wanted > there:
         raise BadConfiguration(f"student_layers {wanted}: the teacher has {there} to copy")
-    kept = layers_kept(there, wanted)
+    kept = [index * there // wanted for index in range(wanted)]  # evenly spaced
     config.num_hidden_layers = wanted
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[index % there] for index in kept]

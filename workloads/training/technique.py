@@ -139,6 +139,11 @@ class DataPlan:
     details: dict[str, str] = field(default_factory=dict)  # for the row
     ending: ExitStack = field(default_factory=ExitStack)
 
+    def pad_to_most(self) -> None:
+        """Pad all samples to the most tokens of one, so that every batch has one shape."""
+        collate, form = self.task.function("collate"), self.form
+        self.collate = lambda samples: collate(samples, form, fixed=True)
+
 
 #: A setting, or one value of it.
 Key: TypeAlias = "str | tuple[str, Value]"

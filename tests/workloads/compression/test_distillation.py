@@ -135,7 +135,6 @@ def test_students_keep_layers_or_width() -> None:
     teacher = load_causal_model(open_model("tiny-chatglm3"), dtype=torch.float32)
     student = distillation.make_student(teacher, 2, None)
     theirs, ours = teacher.state_dict(), student.state_dict()
-    assert distillation.layers_kept(4, 2) == [0, 2]
     for name in ("self_attn.q_proj.weight", "mlp.down_proj.weight"):
         torch.testing.assert_close(ours[f"model.layers.1.{name}"], theirs[f"model.layers.2.{name}"])
     torch.testing.assert_close(ours["lm_head.weight"], theirs["lm_head.weight"])

@@ -26,7 +26,6 @@ from workloads.engines.loaded import Answered
 from workloads.engines.onnxruntime import calibration
 from workloads.engines.onnxruntime.generation import OnnxSeq2Seq
 from workloads.models.loading import open_model
-from workloads.quality import loss_of
 
 pytestmark = pytest.mark.slow  # exports graphs
 
@@ -99,7 +98,7 @@ def test_graphs_tell_no_loss_of_an_answer() -> None:
     other engines without logits, and keeps what was timed."""
     nothing = {each.name: None for each in fields(OnnxSeq2Seq) if each.name != "figures"}
     with pytest.raises(Unsupported, match="cannot return logits"):
-        loss_of(OnnxSeq2Seq(**nothing), [Answered(prompt=(1,), answer=(2,))])
+        list(OnnxSeq2Seq(**nothing).answer_logits([Answered(prompt=(1,), answer=(2,))]))
 
 
 def with_small_unet(to: Path, **more: int) -> str:

@@ -1,31 +1,136 @@
-"""Fused kernels in one model, by functions of torch that overwrite what Liger's overwrite."""
+"""Fused kernels in one model, by functions of torch that overwrite what Liger's overwrite.
+
+Liger's own run where liger-kernel is installed, on a card or by Triton's interpreter; `make test`
+does not install it, since it needs triton: pip install -c constraints.txt 'nightgrid[liger]' pytest
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 import weakref
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from finetuning_cases import loading_on, losses, small_model, train, trained, training_of
-from fused_cases import distance, in_place_of_liger, passed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear
+from torch.nn.functional import cross_entropy, linear, sigmoid, silu
 
 from workloads.base import Unsupported
 from workloads.devices.cpu import CpuDevice
 from workloads.training import fused_kernels
 from workloads.training.adapter_products import Together, put_together
-from workloads.training.fused_kernels import GATES, NORMS, TURNS, fuse
+from workloads.training.fused_kernels import (
+    GATES,
+    NORMS,
+    TURNS,
+    Kernels,
+    fuse,
+    liger,
+    rms_normed,
+    turned_halves,
+)
+from workloads.training.losses import summed
 from workloads.training.techniques.kernels import FusedKernels
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Of 16 bits the interpreter, which computes with numpy, has this one only.
+HALF = "bf16" if DEVICE == "cuda" else "fp16"
+FORMATS = {"fp32": torch.float32, HALF: getattr(torch, {"bf16": "bfloat16"}.get(HALF, "float16"))}
+HERE = Path(__file__).resolve().parents[1]
+#: The largest difference by the bits of a format, relative to the largest element of its tensor.
+NEAR = {"fp32": 1e-5, "fp16": 0.01, "bf16": 0.05}
 #: Relative, in float32: sums in another order.
 SAME = 1e-4
 ALL = {NORMS: 5, GATES: 2, TURNS: 2}
+
+
+def passed(model: Any, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Loss, logits and all gradients of a pass over two rows, whose positions begin apart."""
+    ids = torch.arange(24, device=device).reshape(2, 12) * 7 % 90 + 3
+    places = torch.stack((torch.arange(12), torch.arange(5, 17))).to(device)
+    model.zero_grad()
+    found = model(input_ids=ids, position_ids=places, labels=ids, use_cache=False)
+    found.loss.backward()
+    learned = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    return {"loss": found.loss.detach(), "logits": found.logits.detach(), **learned}
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of a tensor of two passes, as a share of its largest element."""
+    assert one.keys() == other.keys()
+    return max(
+        float((one[name] - other[name]).abs().max() / other[name].abs().max().clamp_min(1e-9))
+        for name in other
+    )
+
+
+class _SiluMul(torch.autograd.Function):
+    """Overwrites gate and up on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up)
+        return silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gate, up = ctx.saved_tensors
+        share = sigmoid(gate)
+        of_up = outer[0] * gate * share
+        gate.data.copy_(outer[0] * up * share * (1 + gate * (1 - share)))
+        up.data.copy_(of_up)
+        return gate, up
+
+
+class _Turn(torch.autograd.Function):
+    """Overwrites query and key, where their positions come before their heads in memory."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        return tuple(_overwritten(x, cos, sin) for x in (query, key))
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return (*(_overwritten(x, cos, -sin) for x in outer), None, None)
+
+
+def _overwritten(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    turned = turned_halves(x, cos, sin)
+    flat = x.transpose(1, 2).contiguous()
+    flat.data.copy_(turned.transpose(1, 2))
+    return flat.transpose(1, 2)
+
+
+def _cross_entropy(
+    states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor:
+    return cross_entropy(linear(states, weight, bias).float(), targets, reduction="sum")
+
+
+def in_place_of_liger() -> Kernels:
+    """Return the computations of Liger's kernels, with their signatures and habits, by torch."""
+    return Kernels(
+        title="in place of liger-kernel",
+        rms_norm=rms_normed,
+        silu_mul=_SiluMul.apply,
+        turn=_Turn.apply,
+        cross_entropy=_cross_entropy,
+    )
 
 
 @pytest.fixture
@@ -296,3 +401,101 @@ def test_what_adds_more_than_two_products_is_refused(more: dict[str, Any]) -> No
     model = adapted(Layers((4, 2), (True, True)), 2, **more)
     with pytest.raises(Unsupported, match="no layer has a plain LoRA"):
         put_together(model, lambda: model(torch.randn(1, WIDTH)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute of one core by the interpreter
+@pytest.mark.skipif(
+    importlib.util.find_spec("liger_kernel") is None,
+    reason="liger-kernel is not installed: pip install 'nightgrid[liger]'",
+)
+def test_losses_and_gradients_by_liger_are_those_of_plain_code() -> None:
+    """In a process of its own, since Triton reads TRITON_INTERPRET when a kernel is declared."""
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path}
+    if not torch.cuda.is_available():
+        environment["TRITON_INTERPRET"] = "1"
+    command = [sys.executable, __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr[-2000:]
+    distances: dict[str, float] = json.loads(done.stdout)
+    assert len(distances) == 12 + 8
+    assert not {n: apart for n, apart in distances.items() if not apart < NEAR[n.split()[-1]]}
+
+
+def as_on_a_card() -> None:
+    """Give Triton's interpreter what compiled kernels have: floats as 32-bit scalars, where it
+    leaves Python's, which have no ``to``; and Triton's own rsqrt for that of NVIDIA's library."""
+    import liger_kernel.ops.rms_norm as norms
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    name = "_implicit_cvt"  # there is no public one
+    converted = getattr(interpreter, name)
+
+    def convert(given: Any) -> Any:
+        if isinstance(given, float):
+            handle = interpreter.TensorHandle(np.array([given], np.float32), tl.float32)
+            return tl.tensor(handle, tl.float32)
+        return converted(given)
+
+    setattr(interpreter, name, convert)
+    setattr(norms, "rsqrt", lambda x: tl.rsqrt(x))  # noqa: B010
+
+
+def of_model(kind: str, way: str, precision: str) -> float:
+    """Distance of a model by kernels from itself."""
+    model: Any = small_model(kind, wide=True).to(DEVICE, FORMATS[precision])
+    if way == "checkpointed":  # with adapters, too
+        gate = "gate_up_proj" if kind.startswith("glm") else "up_proj"
+        targets = ["q_proj", "v_proj", gate, "down_proj"]
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=targets))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.2)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    plain = passed(model, DEVICE)
+    parts, undo = fuse(model, liger())
+    assert len(parts) == 3
+    worst = max(distance(passed(model, DEVICE), plain) for _ in range(2))
+    undo()
+    assert distance(passed(model, DEVICE), plain) == 0.0
+    return worst
+
+
+def of_loss(kernels: Kernels, learns: bool, biased: bool, precision: str) -> float:
+    """Distance of the loss by kernels from the loss in chunks."""
+    torch.manual_seed(0)
+    positions, width, words = 60, 16, 90  # four chunks
+    head = torch.nn.Linear(width, words, bias=biased).to(DEVICE, FORMATS[precision])
+    head.requires_grad_(learns)
+    targets = torch.randint(words, (positions,), device=DEVICE)
+    states = torch.randn(positions, width).to(DEVICE, FORMATS[precision])
+    found = []
+    for computed in (kernels.cross_entropy, summed):
+        inputs = [states.clone().requires_grad_(), *head.parameters()]
+        loss = computed(inputs[0], head.weight, head.bias, targets)
+        gradients = torch.autograd.grad(loss / positions, inputs if learns else inputs[:1])
+        found.append(dict(enumerate((loss.detach(), *gradients))))
+        none = computed(states[:0], head.weight, head.bias, targets[:0])
+        assert float(none.detach()) == 0.0
+    return distance(*({str(k): v.float() for k, v in each.items()} for each in found))
+
+
+def main() -> dict[str, float]:
+    if DEVICE == "cpu":
+        as_on_a_card()
+    distances = {}
+    for precision in FORMATS:
+        kinds = ("llama", "glm", "glm4", "qwen3") if precision == "fp32" else ("llama", "glm")
+        for kind, way in product(kinds, ("full", "checkpointed")):
+            distances[f"{kind} {way} {precision}"] = of_model(kind, way, precision)
+        for learns, biased in product((True, False), repeat=2):
+            name = f"loss {'learns' if learns else 'frozen'} {'biased' if biased else 'plain'}"
+            distances[f"{name} {precision}"] = of_loss(liger(), learns, biased, precision)
+    return distances
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))

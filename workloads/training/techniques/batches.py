@@ -132,8 +132,7 @@ class Padding(Technique):
 
     def on_data(self, data: DataPlan) -> None:
         if self.padding == "fixed":
-            collate = data.task.function("collate")
-            data.collate = lambda samples: collate(samples, data.form, fixed=True)
+            data.pad_to_most()
         elif self.padding == "packing":
             pack = data.task.function("pack")
             one_row = self.packed_attention == "apart"

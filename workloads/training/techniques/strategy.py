@@ -180,10 +180,9 @@ class Strategy(Technique):
 
     def on_data(self, data: DataPlan) -> None:
         if self.strategy == "pipeline":
-            collate, length = data.task.function("collate"), data.form.max_length
-            data.collate = lambda samples: collate(samples, data.form, fixed=True)
+            data.pad_to_most()
+            self._length = length = data.form.max_length
             data.details["padded_to"] = f"{length} tokens: stages hand on tensors of one shape"
-            self._length = length
 
     def on_cards(self, training: Training) -> None:
         if training.cards == 1:
