@@ -13,6 +13,7 @@ import random
 from dataclasses import replace
 
 import core_cases
+from measurements import of_job
 from rich.console import Console
 
 from orchestrator.analysis.samples import derived_figures, metrics_of
@@ -43,7 +44,13 @@ TRACE = (
     "    output = generate(model, batch)\n"
     "RuntimeError: synStatus=26 [Generic failure] Device acquire failed.\n"
 )
-ORDINARY = (State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED)
+FAILURE_CLASSES = {
+    State.OUT_OF_MEMORY: "out_of_memory",
+    State.UNSUPPORTED: "unsupported",
+    State.FAILED: "acquire",
+    State.TIMED_OUT: "hang",
+    State.LOST: "node_lost",
+}
 
 
 class Night:
@@ -82,30 +89,18 @@ class Night:
         ran = state not in (State.UNSUPPORTED, State.PRUNED, State.NOT_STARTED)
         number = attempt if ran else 0
         return Measurement(
+            **of_job(job),
             schema_version=1,
             run=self.run,
             invocation_id="night-1",
-            job_id=job.job_id,
             attempt_id=f"{job.job_id}-{number}",
             attempt_number=number,
             final=final,
             purpose="measure",
-            experiment=job.experiment,
-            workload=job.workload,
-            model=job.model,
-            dataset=job.dataset,
-            accelerator=job.accelerator,
-            cards=job.cards,
-            precision=job.precision,
             batch_size=None if job.batch_size == MAX else int(job.batch_size),
-            batch_size_requested=str(job.batch_size),
-            engine=job.engine,
-            isolation=job.isolation,
-            parameters=dict(job.parameters),
-            measure=job.measure,
             state=state,
             reason=reason or _reason(job, state),
-            failure_class=_failure_class(state),
+            failure_class=FAILURE_CLASSES.get(state),
             failure_tail=TRACE if state is State.FAILED else None,
             log=f"hpu-1:{self.run}/logs/{job.job_id}-{number}.log" if ran else None,
             emulated=self.emulated,
@@ -384,13 +379,3 @@ def _reason(job: Job, state: State) -> str:
         State.LOST: "node hpu-1 left the cluster",
         State.NOT_STARTED: "the deadline of the run was reached",
     }[state]
-
-
-def _failure_class(state: State) -> str | None:
-    return {
-        State.OUT_OF_MEMORY: "out_of_memory",
-        State.UNSUPPORTED: "unsupported",
-        State.FAILED: "acquire",
-        State.TIMED_OUT: "hang",
-        State.LOST: "node_lost",
-    }.get(state)

@@ -77,6 +77,16 @@ def recorded(
     return RecordRow(job=of.job, state=state, reason=reason, final=final, attempt=of, outcome=ended)
 
 
+def of_job(one: Job) -> dict[str, Any]:
+    """The columns of a row that tell its job."""
+    names = (
+        *("job_id", "experiment", "workload", "model", "dataset", "accelerator", "cards"),
+        *("precision", "engine", "isolation", "measure"),
+    )
+    requested = {"batch_size_requested": str(one.batch_size), "parameters": dict(one.parameters)}
+    return {name: getattr(one, name) for name in names} | requested
+
+
 def row(number: int = 0, **changes: Any) -> Measurement:
     """A successful row of a job of its own per ``number``, whose figures agree: one sample of four
     prompts, with ``100 + number`` tokens/s."""
@@ -90,25 +100,13 @@ def row(number: int = 0, **changes: Any) -> Measurement:
         "schema_version": SCHEMA_VERSION,
         "run": "night",
         "invocation_id": "i1",
-        "job_id": one.job_id,
+        **of_job(one),
         "attempt_id": f"{one.job_id}-1",
         "attempt_number": 1,
         "final": True,
         "purpose": "measure",
         "recorded_at": 1000.0 + number,
-        "experiment": one.experiment,
-        "workload": one.workload,
-        "model": one.model,
-        "dataset": one.dataset,
-        "accelerator": one.accelerator,
-        "cards": 1,
-        "precision": one.precision,
         "batch_size": number + 1,
-        "batch_size_requested": str(number + 1),
-        "engine": one.engine,
-        "isolation": one.isolation,
-        "parameters": dict(one.parameters),
-        "measure": one.measure,
         "state": State.SUCCEEDED,
         "reason": "measured",
         "started_at": 990.0 + number,

@@ -143,7 +143,6 @@ def differences(
 
 
 def _unknown_there(row: Measurement, other: Measurement) -> str:
-    """Return the parameters that only ``row`` has, with their values."""
     names = sorted(set(row.parameters) - set(other.parameters))
     return ", ".join(f"{name}={row.parameters[name]}" for name in names) or "unknown"
 

@@ -210,7 +210,6 @@ def _batch(pair: Pair) -> tuple[bool, int]:
 
 
 def _defaults(workload: str, engines: Iterable[str]) -> dict[str, str]:
-    """Return the default of every choice that rows of these engines have, as text."""
     declared = {n: d for engine in engines for n, d in declared_of(workload, engine).items()}
     known = {n: scalar(d.default) for n, d in declared.items() if d.role == "choice"}
     del known["batch_size"]  # rows are compared at equal ones

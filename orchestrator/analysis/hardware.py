@@ -106,7 +106,6 @@ def reference() -> Reference:
 
 
 def _read(name: str, make: Callable[[Mapping[str, str]], _Line]) -> tuple[_Line, ...]:
-    """Return the lines of a file; log a warning and return none if it is unreadable."""
     path = DIRECTORY / name
     try:
         text = io.StringIO(files.read_text(path), newline="")
@@ -250,7 +249,6 @@ def sheet_of(row: Measurement, sheets: Sequence[DeviceSheet]) -> DeviceSheet | N
 
 @lru_cache(maxsize=256)
 def _product(device_name: str) -> str | None:
-    """Return the product that a driver's device name stands for."""
     return next(filter(None, (spec.product(device_name) for spec in all_devices())), None)
 
 
@@ -496,7 +494,6 @@ def _likeness(other: Published, figure: Published) -> tuple[bool, bool, float]:
 
 
 def _value(row: Measurement, figure: Published) -> float | None:
-    """Return the row's figure in the published unit."""
     rate = row.metrics.items_per_s
     if figure.unit == "tokens/s":
         return row.metrics.generated_tokens_per_s
@@ -512,7 +509,6 @@ def _text(value: Scalar) -> str:
 
 
 def _last_part(dataset: str) -> str:
-    """Return the last part of a path or hub id, without the extension of a data file."""
     path = PurePosixPath(dataset)
     return path.stem if path.suffix in ENDINGS else path.name
 

@@ -170,7 +170,6 @@ def _where(
 
 
 def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
-    """Return energy and mean power of all cards; nothing if a card's is unknown."""
     known = [rank.energy for rank in ranks if rank.energy is not None]
     if not known or len(known) < len(ranks):
         return {}
@@ -182,7 +181,6 @@ def _energy(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
 
 
 def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
-    """Return processor time of the worst rank; omitted if a rank's is unknown."""
     uses = [rank.processor for rank in ranks if rank.processor is not None]
     turns = [rank.turn for rank in ranks if rank.turn is not None]
     columns: dict[str, Any] = {}

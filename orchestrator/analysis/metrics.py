@@ -106,7 +106,6 @@ def equal(row: Measurement, limit: float | None = None) -> bool:
 
 
 def _reported(row: Measurement) -> Iterator[tuple[Metric, float]]:
-    """Yield the declared figures that a row has."""
     for name, metric in registry.metrics_of(row.workload).items():
         if (value := row.reported(name)) is not None:
             yield metric, value

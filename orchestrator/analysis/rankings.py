@@ -360,7 +360,6 @@ def _compared(
 
 
 def _names(sides: Sequence[Setting]) -> Iterator[str]:
-    """Yield names of the sides: their cards, engines, or both, whatever varies."""
     cards = Counter(side.card for side in sides)
     engines = len({side.engine for side in sides}) > 1
     for side in sides:
@@ -370,7 +369,6 @@ def _names(sides: Sequence[Setting]) -> Iterator[str]:
 
 
 def _labels(matched: Sequence[Mapping[int, Measurement]], common: frozenset[str]) -> list[str]:
-    """Return each line's label: what varies between lines, apart from their sides."""
     first = next(iter(matched[0].values()))
     stripped = []
     for rows in matched:

@@ -15,8 +15,8 @@ from typing import Any
 
 from orchestrator.analysis.flags import Raised, barred
 from orchestrator.analysis.ratio import rate_of
+from orchestrator.analysis.samples import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
 from orchestrator.analysis.selection import Setting
-from orchestrator.analysis.series import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from workloads.util.statistics import ALIKE, NestedInterval, Spread, nested_interval
@@ -98,7 +98,6 @@ def join(
 def _cell(
     group: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]], runs: Spread
 ) -> Cell:
-    """One cell of replicates in order."""
     measured = [row for row in group if row.state is State.SUCCEEDED and row.metrics.throughput]
     counted = [row for row in measured if not barred(raised.get(row.job_id, ()))] or measured
     if not counted:

@@ -378,7 +378,6 @@ def at_equal_quality(summary: Summary, limit: float | None = None) -> Summary:
 
 
 def _labels(rows: Sequence[Measurement], joined: Joined) -> dict[str, Label]:
-    """Return the label of each row; a cell of replicates has that of its first."""
     labels = labels_of(rows)
     for cell in joined.cells:
         labels[cell.row.job_id] = labels[cell.replicates[0].job_id]

@@ -104,7 +104,6 @@ class _Layout:
 
 
 def _place(setting: Setting) -> tuple[object, ...]:
-    """Return the facts in a table's title: rows that differ in one are in separate tables."""
     return (
         *(setting.workload, setting.model, setting.dataset, setting.accelerator, setting.emulated),
         *(setting.device, setting.cards, setting.league),
@@ -129,7 +128,6 @@ def _layouts(
 def _together(
     groups: Mapping[Setting, Sequence[Measurement]], labels: Mapping[str, Label]
 ) -> _Layout | None:
-    """Return all settings in one table, if precision or batch size leaves an axis free."""
     rows = [row for group in groups.values() for row in group]
     precisions = {row.precision for row in rows}
     sizes = {row.batch_size_requested for row in rows}
@@ -179,7 +177,6 @@ def _facts(setting: Setting, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _shared(settings: Sequence[Setting]) -> Setting:
-    """Return what the settings share; differing texts are blank."""
     first = settings[0]
     pairs = set(first.parameters).intersection(*(one.parameters for one in settings))
     texts = {

@@ -78,7 +78,6 @@ def since_last(store: Store) -> RunComparison | None:
 
 
 def _others(store: Store) -> Iterator[tuple[str, Sequence[Measurement]]]:
-    """Yield the newest rows of the other runs, the run written last first."""
     results = store.path.parent
     names = [name for name in existing_runs(results) if name != store.run]
     for name in names[:MOST_LOOKED_AT]:

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from math import isfinite
-from typing import Any
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement
 
 FORMAT = "nightgrid-atlas-1"
-NOBODY, EMULATED, CARD = "nobody", "emulated", "card"
+NOBODY = "nobody"
+EMULATED: Literal["emulated"] = "emulated"
+CARD: Literal["card"] = "card"
 #: In ascending order.
 STATUSES = (NOBODY, EMULATED, CARD)
 
@@ -35,9 +39,10 @@ _OF_JOB = ("job_id", "experiment", "model", "engine", "precision", "cards")
 class Evidence:
     """One final row of a cell."""
 
+    __pydantic_config__: ClassVar = ConfigDict(strict=True, allow_inf_nan=False)
     invocation_id: str
     attempt_id: str
-    status: str  # EMULATED or CARD
+    status: Literal["emulated", "card"]
     state: str
     date: str  # of the day, UTC
     device_name: str
@@ -57,6 +62,7 @@ class Evidence:
 class Cell:
     """One job of the grid, and its evidence."""
 
+    __pydantic_config__: ClassVar = ConfigDict(strict=True)
     job_id: str
     experiment: str
     model: str
@@ -135,7 +141,7 @@ def _order(evidence: Evidence) -> tuple[Any, ...]:
     return tuple(repr(value) for value in asdict(evidence).values())
 
 
-def _status(row: Measurement) -> str | None:
+def _status(row: Measurement) -> Literal["emulated", "card"] | None:
     """Return where a row ran; None if it is no evidence about a card."""
     if row.attempt_number == 0 or not row.device_name:
         return None  # it never ran
@@ -146,7 +152,7 @@ def _status(row: Measurement) -> str | None:
     return EMULATED if named else None
 
 
-def _evidence(row: Measurement, status: str) -> Evidence:
+def _evidence(row: Measurement, status: Literal["emulated", "card"]) -> Evidence:
     at = row.recorded_at if row.recorded_at is not None else row.ended_at
     day = datetime.fromtimestamp(at or 0, tz=timezone.utc).date().isoformat()
     packages = {*row.accelerator.spec.packages, "torch", "transformers", row.engine, "nightgrid"}
@@ -192,47 +198,12 @@ def from_json(text: str, name: str) -> Atlas:
         raise StoreError(
             f"{name} is not an atlas bundle of this version: format is {version!r}, not {FORMAT!r}"
         )
-    atlas: Atlas = _record(Atlas, whole, name)
-    for cell in atlas.cells:
-        for one in cell.evidence:
-            if one.status not in (EMULATED, CARD):
-                raise StoreError(f"{name}: {cell.job_id} has the status {one.status!r}")
+    try:
+        atlas = TypeAdapter(Atlas).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StoreError(f"{name}: {where}: {first['msg']}, not {first['input']!r:.200}") from None
     if len({cell.job_id for cell in atlas.cells}) != len(atlas.cells):
         raise StoreError(f"{name}: a cell stands there twice")
     return atlas
-
-
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "bool": (bool,),
-    "float | None": (float, int, type(None)),
-}
-_LISTS = {"tuple[str, ...]": str, "tuple[Cell, ...]": Cell, "tuple[Evidence, ...]": Evidence}
-
-
-def _record(kind: type, value: Any, where: str) -> Any:
-    """Return a record with checked field types; unknown fields are ignored."""
-    if not isinstance(value, dict):
-        raise StoreError(f"{where} is {type(value).__name__}, not a mapping")
-    return kind(
-        **{
-            field.name: _value(str(field.type), value.get(field.name), f"{where}: {field.name}")
-            for field in fields(kind)
-        }
-    )
-
-
-def _value(kind: str, stored: Any, where: str) -> Any:
-    """Return the checked value of a field."""
-    if kind in _LISTS:
-        if not isinstance(stored, list):
-            raise StoreError(f"{where} is {type(stored).__name__}, not a list")
-        if _LISTS[kind] is str:
-            return tuple(_value("str", one, where) for one in stored)
-        return tuple(_record(_LISTS[kind], one, f"{where}[{n}]") for n, one in enumerate(stored))
-    types = _TYPES[kind]
-    wrong = not isinstance(stored, types) or (isinstance(stored, bool) and bool not in types)
-    if wrong or (isinstance(stored, float) and not isfinite(stored)):
-        raise StoreError(f"{where} is {stored!r:.200}, not {kind}")
-    return stored

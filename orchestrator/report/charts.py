@@ -89,7 +89,6 @@ def throughput_curve(table: Table, title: str) -> str:
 
 
 def _line_of(points: _Line, style: int, bars: str = "") -> Iterator[str]:
-    """Yield a line through points, with its error bars and a mark at each."""
     yield f'<g class="p{style}"><path class="line" d="{path_of(points)}"/>{bars}</g>'
     yield from (mark(x, y, style) for x, y in points)
 
@@ -119,7 +118,6 @@ def clipped(table: Table) -> bool:
 
 
 def _series(table: Table) -> dict[str, list[_Point]]:
-    """Return measured points by line, ordered by batch size."""
     series: dict[str, list[_Point]] = {}
     for (line, _), row in table.cells.items():
         value = row.metrics.throughput
@@ -186,7 +184,6 @@ def _free(x: float, y: float, wide: float, lines: Sequence[_Line]) -> bool:
 
 
 def _crosses(failed: Sequence[tuple[int, str]], x: Axis, styles: Mapping[str, int]) -> list[str]:
-    """Return a cross above the axis for each line that ran out of memory at a batch size."""
     parts = []
     seen: dict[int, int] = {}
     for batch, name in failed:
@@ -452,7 +449,6 @@ def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -
 
 
 def _width(table: Table) -> int:
-    """Return a column's width in pixels, by the longest text."""
     cells = [wording.cell(table, *place) for place in table.cells]
     widths = [(len(cell.text) + 2) * 7.4 for cell in cells]
     widths += [len(note) * 5.7 for cell in cells for note in cell.notes]

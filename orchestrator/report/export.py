@@ -89,7 +89,6 @@ def _members(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _findings(summary: Summary) -> dict[str, object]:
-    """Return the members of the JSON; figures and rows are lazy."""
     figures = figure_data.figure_records(summary)
     return {
         "run": summary.run,
@@ -420,7 +419,6 @@ def _code(text: str) -> str:
 
 
 def _without_maps(table: pa.Table) -> pa.Table:
-    """Replace maps by JSON texts."""
     import pyarrow as pa
 
     for index, field in enumerate(table.schema):

@@ -157,7 +157,6 @@ _SPAN = columns(
 
 @lru_cache(maxsize=1024)
 def _work(setting: Setting) -> Record:
-    """Return the columns of a setting."""
     return _WORK(setting) | {"parameters": described(dict(setting.parameters))}
 
 

@@ -148,7 +148,6 @@ def _of(setting: Setting) -> dict[str, str]:
 
 
 def _note(summary: Summary) -> str:
-    """Return a warning about numbers that are not real, for every picture."""
     flags = [f"{b.name.lower()} in {b.count} of {b.of} rows" for b in summary.banners]
     return ("Beware: " + ", ".join(flags)) if flags else ""
 

@@ -41,7 +41,7 @@ from orchestrator.util.format import finite, one_line, script_json, tail, visibl
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-SCRIPTS = ("data.js", "tips.js", "tables.js", "scatter.js", "timeline.js", "rows.js")
+SCRIPTS = ("page.js", "scatter.js", "timeline.js", "rows.js")
 PROMPTS_TITLE = "Total length, output length and latency of prompts, in three dimensions"
 MOST_CURVES = 60  # further tables have none
 OPEN_TABLES = 6  # further ones are folded
@@ -138,7 +138,6 @@ def content_security_policy() -> str:
 
 
 def _warnings(summary: Summary) -> list[str]:
-    """Return short warnings about figures."""
     warnings = []
     for banner in summary.banners:
         part = "" if banner.count == banner.of else f" in {banner.count:,} of {banner.of:,} rows"
@@ -167,7 +166,6 @@ def bar(row: Measurement, top: float) -> tuple[float, float, float]:
 
 
 def _tops(summary: Summary) -> dict[str, float]:
-    """Return the upper end of the best interval by unit; bars of one unit share a scale."""
     tops: dict[str, float] = {}
     for ranking in summary.rankings:
         tops[ranking.unit] = max(tops.get(ranking.unit, 0.0), interval(ranking.fastest)[1])
@@ -275,7 +273,7 @@ def _columns(
             attempts[row.job_id] = attempts.get(row.job_id, 0) + 1
     settings, labels = summary.settings, summary.labels
     texts: dict[str, Read] = {
-        # ``data.js`` joins labels from their parts, of which there are few.
+        # ``page.js`` joins labels from their parts, of which there are few.
         "before": lambda r: f"{labels[r.job_id].where} {labels[r.job_id].work}".strip(),
         "after": lambda r: labels[r.job_id].rest,
         "device": lambda r: settings[r.job_id].where,

@@ -235,7 +235,6 @@ def _states_legend(states: Iterable[str]) -> Iterator[str]:
 
 
 def _lane_names(lanes: Sequence[Lane], high: int) -> Iterator[str]:
-    """Yield each card's name and share of time assigned, if lines are high enough."""
     for number, lane in enumerate(lanes):
         y = TOP + high * (number + 0.5) + 4
         if high > 10 or number == 0 or lanes[number - 1].node != lane.node:

@@ -136,7 +136,6 @@ def _may_read_flags(sql: str) -> bool:
 
 
 def _with_flags(table: pa.Table) -> pa.Table:
-    """Add the flags of each row as text, derived from its data."""
     import pyarrow as pa
 
     from orchestrator.analysis.flags import raised_on

@@ -66,7 +66,6 @@ def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Me
 
 
 def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurement, ...]]:
-    """Return the summary and rows, read with or without samples and items."""
     status = read_status(store)  # before the rows, so that it never counts more of them
     contents = store.read(samples=samples)
     raised = None
@@ -89,7 +88,6 @@ def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurem
 
 
 def _steps(store: Store, summary: Summary) -> tuple[StepTime, ...]:
-    """Return the step times of rows that trained, reading their samples."""
     trained = {
         row.job_id: row
         for row in summary.rows

@@ -134,7 +134,6 @@ def _effect(effect: Effect, about: str) -> tuple[str, str, Cell, str, str]:
 
 
 def _forms(summary: Summary) -> Section:
-    """Return forms of one model made by a run, with size, quality and speed."""
     saved = {str(name): row for row in summary.rows if (name := row.parameters.get("save_model"))}
     rows = [row for row in summary.joined.rows if row.parameters.get("quality_of")]
     shown = [
@@ -222,7 +221,6 @@ def _training(summary: Summary) -> Section:
 
 
 def _without_blanks(table: Table) -> Table:
-    """Drop columns that are empty in every row."""
     columns = [
         column
         for column in range(len(table.head))

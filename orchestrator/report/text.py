@@ -142,7 +142,6 @@ def _matrix(table: CellTable) -> Table:
 
 
 def _legend(summary: Summary) -> str:
-    """Return the meaning of the marks and states in the tables."""
     rates = [row for row in summary.rows if row.metrics.throughput is not None]
     words = {
         "* best": any(table.best for table in summary.tables),
@@ -315,7 +314,6 @@ def _best(ranking: Ranking, summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _answer(summary: Summary, page: str) -> Iterator[Block]:
-    """Yield the winner, and the path of the page."""
     sentences = wording.answers(summary)
     if sentences or page:
         yield Line(text="")

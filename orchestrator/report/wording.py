@@ -168,13 +168,13 @@ def warm_up(row: Measurement) -> str:
     """Format cost of warm-up: ``12 steps, 4 of 4 shapes met, timing began anew 2 times``."""
     if row.warmup_steps is None:
         return ""
-    parts = [f"{row.warmup_steps} steps"]
+    parts = [units.plural(row.warmup_steps, "step")]
     if row.shapes is not None and row.shapes_unmet is not None:
         parts.append(f"{row.shapes - row.shapes_unmet} of {row.shapes} shapes met")
     if anew := (row.timed_parts or 1) - 1:
-        parts.append(f"timing began anew {anew} times")
+        parts.append(f"timing began anew {units.plural(anew, 'time')}")
     if row.timed_compilations:
-        parts.append(f"{row.timed_compilations} graphs compiled while timed")
+        parts.append(f"{units.plural(row.timed_compilations, 'graph')} compiled while timed")
     return ", ".join(parts)
 
 

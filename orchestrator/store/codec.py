@@ -234,12 +234,17 @@ def from_table(table: pa.Table, *, source: str = "table") -> list[Measurement]:
     return list(measurements_of(table, source=source))
 
 
-def measurements_of(table: pa.Table, *, source: str = "table") -> Iterator[Measurement]:
-    """``from_table`` as an iterator, a few thousand rows at a time."""
+def measurements_of(
+    table: pa.Table, *, source: str = "table", shared: dict[Any, Any] | None = None
+) -> Iterator[Measurement]:
+    """``from_table`` as an iterator, a few thousand rows at a time.
+
+    ``shared`` has values that rows of several tables share.
+    """
     import pyarrow as pa
 
     table = current(table, source)
-    shared: dict[Any, Any] = {}
+    shared = {} if shared is None else shared
     try:
         for start in range(0, table.num_rows, ROWS_TOGETHER):
             part = table.slice(start, ROWS_TOGETHER)

@@ -21,13 +21,13 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.core.errors import SchemaMismatch, StoreError
 from orchestrator.store import disk
-from orchestrator.store.codec import measurements_of, table_of, values_of
+from orchestrator.store.codec import ROWS_TOGETHER, measurements_of, table_of, values_of
 from orchestrator.store.disk import Damage
 from orchestrator.store.importer import is_older_log, lines_in_older
 from orchestrator.store.log import Line, is_log, lines_in
@@ -116,13 +116,14 @@ def damage_of(name: str, data: bytes) -> str | None:
 class Rows:
     """A snapshot of a directory: deduplicated tables by file name, and damage.
 
-    ``repeated``: some rows were in several files.
+    ``names`` are of all files and logs; ``repeated``: some rows were in several files.
     """
 
     directory: Path
     columns: Sequence[str]
     tables: dict[str, pa.Table]
     damaged: list[Damage]
+    names: set[str] = field(default_factory=set)
     repeated: bool = False
 
     def refuse_unread(self, what: str) -> None:
@@ -176,7 +177,7 @@ def read_rows(
     parsed = dict(known or {})
     for _ in range(100):
         names = row_files(directory)
-        look = Rows(directory, wanted, {}, [])
+        look = Rows(directory, wanted, {}, [], names)
         try:
             # Logs first: a row that leaves one meanwhile is in a file then, and not missed.
             logs = {name: _log_table(look, name, with_key) for name in filter(is_any_log, names)}
@@ -367,15 +368,47 @@ def read_contents(directory: Path, quarantine: Path, *, raw: bool = True) -> Con
     """Read valid rows and all damage, quarantined files included; may raise SchemaMismatch."""
     import pyarrow as pa
 
-    look = read_rows(directory, column_names(raw=raw))
-    rows: list[Measurement] = []
-    while look.tables:  # a table goes before the next one's rows are made
-        _, table = look.tables.popitem()
-        rows += measurements_of(table, source=str(directory))
+    columns = column_names(raw=raw)
+    contents = None
+    if about_how_many(row_files(directory)) > ROWS_TOGETHER:
+        contents = _in_batches(directory, columns)
+    if contents is None:
+        look = read_rows(directory, columns)
+        contents = [], look.damaged
+        while look.tables:  # a table goes before the next one's rows are made
+            _, table = look.tables.popitem()
+            contents[0].extend(measurements_of(table, source=str(directory)))
+    rows, damaged = contents
     rows.sort(key=lambda row: (row.recorded_at or 0.0, row.attempt_id, row.invocation_id))
-    damaged = (*look.damaged, *set_aside_earlier(quarantine))
     pa.default_memory_pool().release_unused()
-    return Contents(measurements=tuple(rows), damaged=damaged)
+    return Contents(measurements=tuple(rows), damaged=(*damaged, *set_aside_earlier(quarantine)))
+
+
+def _in_batches(
+    directory: Path, columns: list[str]
+) -> tuple[list[Measurement], list[Damage]] | None:
+    """Read the rows of a large run in batches, as its table takes twice the memory of its rows.
+
+    None where only a whole look tells what is there: rows that stand in two files, invalid ones, or
+    a writer that replaces files meanwhile.
+    """
+    import pyarrow as pa
+
+    look = read_rows(directory, ROW_KEY)
+    rows: list[Measurement] = []
+    shared: dict[Any, Any] = {}
+    try:
+        for name in look.tables:
+            data = disk.read(directory / name)
+            for batch in _batches(name, data, columns, ROWS_TOGETHER):
+                table = current(pa.Table.from_batches([batch]), name, columns)
+                if fault(table):
+                    return None
+                rows += measurements_of(table, source=str(directory), shared=shared)
+    except (OSError, StoreError, pa.ArrowException):
+        return None
+    unchanged = row_files(directory) == look.names and not look.repeated
+    return (rows, look.damaged) if unchanged else None
 
 
 def set_aside_earlier(quarantine: Path) -> list[Damage]:
@@ -427,17 +460,19 @@ def raw_batches(
     pa.default_memory_pool().release_unused()
 
 
-def _batches(name: str, data: bytes, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches(
+    name: str, data: bytes, columns: list[str], rows: int = 1024
+) -> Iterator[pa.RecordBatch]:
     """The rows of a file or log, a few at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if is_any_log(name):
         table, _ = table_of_lines(rows_in_log(name, data), columns)
-        yield from table.to_batches(max_chunksize=1024)
+        yield from table.to_batches(max_chunksize=rows)
     elif damage_of(name, data) is None:
         file = pq.ParquetFile(pa.BufferReader(data))
-        yield from file.iter_batches(1024, columns=columns, use_threads=False)
+        yield from file.iter_batches(rows, columns=columns, use_threads=False)
 
 
 # ---------------------------------------------------------------- runs

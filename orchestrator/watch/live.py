@@ -6,7 +6,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from orchestrator.core.events import (
     ClockSet,
@@ -23,10 +29,6 @@ from orchestrator.core.status import CardStatus, FailedAttempt, RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.util import output
 from orchestrator.util.format import duration, one_line, plural
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
 
 REASON_LENGTH = 160
 #: Message after each number of stop requests.
@@ -199,14 +201,10 @@ class PlainView(View):
             self.line(summary_line(status))
 
 
-class QuietView(View):
-    """Says nothing (``--quiet``)."""
-
-
 def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
     """Return the view that suits the output."""
     if quiet:
-        return QuietView()
+        return View()
     stream = output.guarded(stream or sys.stdout, patience_s=output.PATIENCE_S)
     if not stream.isatty():
         return PlainView(stream)
@@ -238,11 +236,6 @@ _EXPECTED = {State.UNSUPPORTED.value, State.PRUNED.value, State.OUT_OF_MEMORY.va
 
 def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
     """Return the live display, with cards folded or counted to fit ``height``."""
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
         Text(status.run, style="bold"),
@@ -274,8 +267,6 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
 
 def _card_lines(cards: Sequence[CardStatus], room: int | None) -> RenderableType:
     """Return the cards in at most ``room`` lines, heading included."""
-    from rich.table import Table
-
     working = [card for card in cards if card.worker_id]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     if room is None or len(working) < room:
@@ -312,8 +303,6 @@ def _card_lines(cards: Sequence[CardStatus], room: int | None) -> RenderableType
 
 def _add_columns(table: Table, *headers: str) -> None:
     """Add columns, the last of which shrinks on a narrow terminal."""
-    from rich.text import Text
-
     for header in headers[:-1]:
         table.add_column(header, no_wrap=True)
     table.add_column(Text(headers[-1], no_wrap=True, overflow="ellipsis"))
@@ -321,16 +310,10 @@ def _add_columns(table: Table, *headers: str) -> None:
 
 def _add_row(table: Table, *words: str, style: str = "") -> None:
     """Add a row of one line; plain strings would have [brackets] parsed as markup."""
-    from rich.text import Text
-
     table.add_row(*(Text(word, no_wrap=True, overflow="ellipsis") for word in words), style=style)
 
 
 def _failure_lines(failures: Sequence[FailedAttempt], now: float) -> RenderableType:
-    """Return lines ``FAILED 3m05s ago  LABEL  crash: why``, yellow if retried."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for ratio in (None, 2, 3):
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
@@ -364,8 +347,6 @@ class TerminalView(View):
     """Lines scroll above a display that is redrawn in place."""
 
     def __init__(self, console: Console) -> None:
-        from rich.live import Live
-
         self._console = console
         # Cropped: a display higher than the terminal cannot be removed again.
         self._live = Live(
@@ -375,8 +356,6 @@ class TerminalView(View):
 
     def line(self, text: str) -> None:
         """Print one event above the display."""
-        from rich.text import Text
-
         self._console.print(Text(f"{time.strftime('%H:%M:%S')} {printable(text)}"))
 
     def show(self, status: RunStatus) -> None:

@@ -133,7 +133,6 @@ def _written(value: Scalar) -> str:
 
 
 def _by_workload(plan: Plan) -> dict[str, list[PlannedJob]]:
-    """Group the jobs by workload, as each has its own settings."""
     groups: dict[str, list[PlannedJob]] = {}
     for item in plan.jobs:
         groups.setdefault(item.job.workload, []).append(item)
@@ -282,7 +281,6 @@ def _aligned(columns: Sequence[Column]) -> str:
 
 
 def _width(text: str) -> int:
-    """Return terminal columns; Chinese characters take two."""
     if text.isascii() and text.isprintable():
         return len(text)
     from rich.cells import cell_len

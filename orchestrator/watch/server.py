@@ -149,8 +149,6 @@ class WatchServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request."""
-
     server: WatchServer
     server_version = "nightgrid"
     sys_version = ""

@@ -189,7 +189,6 @@ class RunFeed:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether the path is a regular file; links are not shown."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -249,7 +248,6 @@ def _reason(row: Row) -> str:
 
 
 def _final_states(rows: Iterable[Row]) -> dict[str, int]:
-    """Count jobs by the state of their newest final row, over all invocations."""
     newest: dict[tuple[str, bool], str] = {}
     for row in rows:  # newest first
         if row["final"]:

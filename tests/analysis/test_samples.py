@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measurements import sample
 
-from orchestrator.analysis.samples import NOTHING, metrics_of
-from orchestrator.analysis.series import (
+from orchestrator.analysis.samples import (
     LEAST_SAMPLES,
     LEVEL,
+    NOTHING,
     cluster_index,
     critical_index,
     hump_ratio_of,
     mann_kendall,
+    metrics_of,
     slope_of,
 )
 from workloads.base import SAMPLES, TOKENS, Item, Sample

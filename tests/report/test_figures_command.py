@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.report.export import lengths, to_vendor_csv
 from orchestrator.report.figure_data import figure_csv, figure_records
-from orchestrator.report.figures import MOST_PICTURES, pictures_of, standalone
+from orchestrator.report.figures import MOST_PICTURES, pictures_of, standalone, write_pictures
 from orchestrator.report.html import render
 from orchestrator.store.store import Store
 
@@ -29,14 +30,12 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("results")
     with Store.open(directory, "every") as store:
-        for row in every_state(items=2):
-            store.append(row)
+        store.append(*every_state(items=2))
     night = Night(emulated=False, run="real")
     for cards in (1, 2):
         precision_grid(night, cards=cards, sizes=(8, 32), precisions=("bf16",), items=3)
     with Store.open(directory, "real") as store:
-        for row in night.rows:
-            store.append(row)
+        store.append(*night.rows)
     return directory
 
 
@@ -65,8 +64,6 @@ def test_every_figure_has_a_picture_and_its_data(
 
 def test_hostile_and_odd_rows_are_drawn(results: Path, tmp_path: Path) -> None:
     pytest.importorskip("typst")
-    from orchestrator.report.figures import write_pictures
-
     night = Night()
     for batch in (1, 2):
         night.add(a_job(model="$x_{$ <b> \x1b[31m\uffff", batch_size=batch))
@@ -106,8 +103,6 @@ def test_without_typst_the_data_is_written_and_the_way_out_said(
 
 @pytest.mark.slow
 def test_the_report_loads_no_typst_without_being_asked(results: Path) -> None:
-    import subprocess
-
     code = (
         "import sys; from orchestrator.cli.main import main; "
         f"main(['report', 'real', '--results', {str(results)!r}, '--format', 'csv']); "
@@ -152,14 +147,11 @@ def test_the_vendors_table_has_their_columns(
 ) -> None:
     assert main(["report", "real", "--results", str(results), "--format", "vendor"]) == 0
     read = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [(line["cards"], line["batch_size"]) for line in read] == [
-        ("1", "8"),
-        ("1", "32"),
-        ("2", "16"),
-        ("2", "64"),
-    ]
-    assert {line["device"] for line in read} == {"Gaudi2"}
-    assert {line["length_kind"] for line in read} == {"mean"}
+    batches = [(line["cards"], line["batch_size"]) for line in read]
+    assert batches == [("1", "8"), ("1", "32"), ("2", "16"), ("2", "64")]
+    assert {(line["device"], line["length_kind"]) for line in read} == {("Gaudi2", "mean")}
+    (line,) = csv.DictReader(io.StringIO(to_vendor_csv(summarize([Night().add(a_job())]))))
+    assert line["emulated"] == line["random_weights"] == line["synthetic_data"] == "true"
 
 
 def test_lengths_are_fixed_only_where_the_job_fixed_them() -> None:
@@ -168,11 +160,6 @@ def test_lengths_are_fixed_only_where_the_job_fixed_them() -> None:
     assert lengths(replace(row, parameters=fixed)) == (128, 64, "fixed")
     assert lengths(replace(row, parameters={**fixed, "ignore_eos": False}))[2] == "mean"
     assert lengths(replace(row, parameters={}, items=())) == (None, None, "")
-
-
-def test_the_vendors_table_says_what_is_not_real() -> None:
-    (line,) = csv.DictReader(io.StringIO(to_vendor_csv(summarize([Night().add(a_job())]))))
-    assert line["emulated"] == line["random_weights"] == line["synthetic_data"] == "true"
 
 
 def test_a_file_where_the_folder_would_be_is_named(

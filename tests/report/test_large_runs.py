@@ -21,7 +21,9 @@ from orchestrator.report import html, interactive
 from orchestrator.report.export import document, json_parts, to_json
 from orchestrator.report.html import render
 from orchestrator.report.run_report import page_text, read_summary
-from orchestrator.store.reader import about_how_many, with_raw
+from orchestrator.store import reader
+from orchestrator.store.codec import from_table
+from orchestrator.store.reader import with_raw
 from orchestrator.store.store import Store
 
 # ---------------------------------------------------------------- what tells settings apart
@@ -67,9 +69,8 @@ def in_groups(count: int) -> list[Any]:
     night = Night()
     for number in range(count):
         for precision in ("bf16", "fp16"):
-            night.add(
-                a_job(precision=precision, parameters=(("output_tokens", 16 + number),)), items=1
-            )
+            parameters = (("output_tokens", 16 + number),)
+            night.add(a_job(precision=precision, parameters=parameters), items=1)
     return night.rows
 
 
@@ -103,14 +104,10 @@ def test_the_work_grows_with_the_rows(make: Callable[[int], list[Any]]) -> None:
     assert calls(lambda: report(many)) < 4.4 * calls(lambda: report(few))
 
 
-# ---------------------------------------------------------------- reading in columns
-
-
 def test_rows_are_counted_by_the_names_of_their_files() -> None:
-    digest = "0" * 16
-    names = [f"compacted-250-{digest}.parquet", f"ab-1-{digest}.parquet", ".x.partial", "note.txt"]
-    assert about_how_many(names) == 251
-    assert about_how_many([f"rows-2-{digest}.parquet"]) == 1000
+    names = ("compacted-250-{}.parquet", "ab-1-{}.parquet", ".x.partial", "note.txt")
+    assert reader.about_how_many(name.format("0" * 16) for name in names) == 251
+    assert reader.about_how_many([f"rows-2-{'0' * 16}.parquet"]) == 1000
 
 
 # ---------------------------------------------------------------- the page of a large run
@@ -120,6 +117,7 @@ def test_rows_are_counted_by_the_names_of_their_files() -> None:
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A run that is large where thirty rows are ordinary, in a compacted file and some others."""
     monkeypatch.setattr(html, "ORDINARY_ROWS", 30)
+    monkeypatch.setattr(reader, "ROWS_TOGETHER", 25)
     monkeypatch.setattr(html, "MOST_TABLES", 2)
     rows = [*large_run(160, items=3), *every_state(items=2)]
     with Store.open(tmp_path, "overnight") as store:
@@ -143,6 +141,20 @@ def test_a_large_run_is_read_lean_and_says_the_same(large: Store) -> None:
     assert document(lean) == document(whole)
     filled = {row.job_id: row.items for row in with_raw(large.tables_path, lean.rows, "items")}
     assert filled == {row.job_id: row.items for row in whole.rows} and any(filled.values())
+
+
+def test_rows_read_in_batches_are_those_of_one_look(large: Store) -> None:
+    whole = from_table(reader.read_rows(large.tables_path).table())
+    assert large.measurements() == whole
+    first = min(large.tables_path.glob("*.parquet"))
+    again = first.with_name(first.name.replace("rows-", "rows-9", 1))
+    again.write_bytes(first.read_bytes())
+    assert large.measurements() == whole
+    again.unlink()
+    first.write_bytes(first.read_bytes()[:-20])
+    contents = large.read()
+    assert [damage.path for damage in contents.damaged] == [first]
+    assert 0 < len(contents.measurements) < len(whole)
 
 
 def test_the_page_of_a_large_run_says_what_it_leaves_out(large: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -185,13 +186,11 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
         hook.tell(NOTICE)
     child = int(pid_file.read_text())
     for _ in range(100):
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            return
-        if Path(f"/proc/{child}/stat").read_text().split()[2] == "Z":
-            return
-        time.sleep(0.05)
+        with contextlib.suppress(OSError):  # it has gone
+            if Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
+                time.sleep(0.05)
+                continue
+        return
     os.kill(child, signal.SIGKILL)
     pytest.fail("the command's child lives on")
 
@@ -213,12 +212,9 @@ def test_a_hook_can_stand_in_a_file_or_in_the_environment(
 
 def test_a_command_line_is_shown_without_the_secret_of_an_address() -> None:
     line = "python -m orchestrator run g.yaml --notify https://u:p@hooks.example.com/T0/B1 --force"
-    assert concealed(line) == (
-        "python -m orchestrator run g.yaml --notify https://hooks.example.com/… --force"
-    )
-    assert concealed("run grids/smoke.yaml --address http://head:8265") == (
-        "run grids/smoke.yaml --address http://head:8265"
-    )
+    assert concealed(line) == line.replace("u:p@hooks.example.com/T0/B1", "hooks.example.com/…")
+    line = "run grids/smoke.yaml --address http://head:8265"
+    assert concealed(line) == line
 
 
 # ---------------------------------------------------------------- what is told
@@ -226,15 +222,9 @@ def test_a_command_line_is_shown_without_the_secret_of_an_address() -> None:
 
 def test_the_notice_has_counts_and_the_best_results() -> None:
     rows = [row(0), row(1), row(2, state=State.FAILED, reason="no")]
-    notice = Notice(
-        run="night",
-        ending=Ending.STOPPED,
-        reason="circuit breaker: <all> failed & so on",
-        exit_code=10,
-        host="head",
-        summary=summarize(rows),
-    )
-    values = notice.values()
+    why = "circuit breaker: <all> failed & so on"
+    stopped = replace(NOTICE, ending=Ending.STOPPED, reason=why, summary=summarize(rows))
+    values = stopped.values()
     json.dumps(values, allow_nan=False)
     assert values["counts"] == {"SUCCEEDED": 2, "FAILED": 1} and values["jobs"] == 3
     assert values["emulated"] is True and values["wall_s"] > 0
@@ -262,23 +252,15 @@ def grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_run_tells_that_it_has_finished(
     grid: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", str(grid), "--in-process", "--notify", receiver.url]) == 0
+    hooks = ["--notify", receiver.url, "--notify", "false"]  # one that fails changes nothing
+    assert main(["run", str(grid), "--in-process", *hooks]) == 0
     (body,) = receiver.bodies
     assert (body["state"], body["counts"]) == ("finished", {"SUCCEEDED": 2})
     assert Path(body["report"]).is_file() and Path(body["rows"]).is_dir()
     captured = capsys.readouterr()
     assert "notified http://127.0.0.1" in captured.err
+    assert "the command false: it ended with 1" in captured.err
     assert "secret" not in captured.out + captured.err
-
-
-def test_a_hook_that_fails_changes_nothing(
-    grid: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
-) -> None:
-    receiver.answers = [404]
-    hooks = ["--notify", receiver.url, "--notify", "false"]
-    assert main(["run", str(grid), "--in-process", *hooks]) == 0
-    err = capsys.readouterr().err
-    assert "it answers 404" in err and "the command false: it ended with 1" in err
 
 
 def test_a_stopped_run_tells_why(

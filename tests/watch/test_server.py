@@ -58,25 +58,35 @@ def directory(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def test_the_state_is_what_the_files_say_now(directory: RunDirectory) -> None:
+@pytest.fixture
+def server(directory: RunDirectory) -> Iterator[WatchServer]:
     with serving(directory) as server:
-        status, headers, body = get(server, "/state")
-        assert status == 200 and headers["content-type"].startswith("application/json")
-        assert json.loads(body)["row_count"] == 1
-        directory.append(1)
-        assert json.loads(get(server, "/state")[2])["row_count"] == 2
+        yield server
 
 
-def test_every_answer_forbids_what_the_page_does_not_need(directory: RunDirectory) -> None:
-    with serving(directory) as server:
-        for path in ("/", "/watch.css", "/watch.js", "/state", "/nothing"):
-            _, headers, _ = get(server, path)
-            assert "default-src 'none'" in headers["content-security-policy"], path
-            assert "frame-ancestors 'none'" in headers["content-security-policy"], path
-            assert headers["x-content-type-options"] == "nosniff"
-            assert headers["referrer-policy"] == "no-referrer"
-            assert headers["cache-control"] == "no-store"
-            assert "access-control-allow-origin" not in headers
+@pytest.fixture
+def guarded(directory: RunDirectory) -> Iterator[WatchServer]:
+    with serving(directory, TOKEN) as server:
+        yield server
+
+
+def test_the_state_is_what_the_files_say_now(directory: RunDirectory, server: WatchServer) -> None:
+    status, headers, body = get(server, "/state")
+    assert status == 200 and headers["content-type"].startswith("application/json")
+    assert json.loads(body)["row_count"] == 1
+    directory.append(1)
+    assert json.loads(get(server, "/state")[2])["row_count"] == 2
+
+
+def test_every_answer_forbids_what_the_page_does_not_need(server: WatchServer) -> None:
+    for path in ("/", "/watch.css", "/watch.js", "/state", "/nothing"):
+        _, headers, _ = get(server, path)
+        assert "default-src 'none'" in headers["content-security-policy"], path
+        assert "frame-ancestors 'none'" in headers["content-security-policy"], path
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+        assert "access-control-allow-origin" not in headers
 
 
 @pytest.mark.parametrize(
@@ -93,69 +103,64 @@ def test_every_answer_forbids_what_the_page_does_not_need(directory: RunDirector
         "/assets/watch.js",
     ],
 )
-def test_no_path_leads_to_a_file(directory: RunDirectory, path: str) -> None:
-    with serving(directory) as server:
-        status, _, body = get(server, path)
-        assert status == 404 and b"secret" not in body
+def test_no_path_leads_to_a_file(server: WatchServer, path: str) -> None:
+    status, _, body = get(server, path)
+    assert status == 404 and b"secret" not in body
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_nothing_can_be_changed(directory: RunDirectory, method: str) -> None:
-    with serving(directory) as server:
-        assert get(server, "/state", method)[0] == 501
+def test_nothing_can_be_changed(server: WatchServer, method: str) -> None:
+    assert get(server, "/state", method)[0] == 501
 
 
-def test_a_foreign_host_name_is_refused_on_loopback(directory: RunDirectory) -> None:
-    with serving(directory) as server:
-        for path in ("/", "/state"):
-            status, _, body = get(server, path, Host="evil.example")
-            assert status == 421 and b"night" not in body
+def test_a_foreign_host_name_is_refused_on_loopback(server: WatchServer) -> None:
+    for path in ("/", "/state"):
+        status, _, body = get(server, path, Host="evil.example")
+        assert status == 421 and b"night" not in body
 
 
-def test_with_a_token_nothing_is_shown_without_it(directory: RunDirectory) -> None:
-    with serving(directory, TOKEN) as server:
-        for path in ("/", "/state", "/watch.js", "/nothing", "/?token=wrong"):
-            status, headers, body = get(server, path)
-            assert status == 401 and headers["www-authenticate"] == "Bearer"
-            assert b"?token=..." in body and TOKEN.encode() not in body
+def test_with_a_token_nothing_is_shown_without_it(guarded: WatchServer) -> None:
+    for path in ("/", "/state", "/watch.js", "/nothing", "/?token=wrong"):
+        status, headers, body = get(guarded, path)
+        assert status == 401 and headers["www-authenticate"] == "Bearer"
+        assert b"?token=..." in body and TOKEN.encode() not in body
 
 
-def test_the_token_in_the_address_becomes_a_cookie(directory: RunDirectory) -> None:
-    with serving(directory, TOKEN) as server:
-        status, headers, _ = get(server, f"/?token={TOKEN}")
-        assert (status, headers["location"]) == (303, "/")
-        cookie = headers["set-cookie"]
-        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
-        status, _, body = get(server, "/state", Cookie=cookie.partition(";")[0])
-        assert status == 200 and json.loads(body)["run"] == "night"
-        assert get(server, "/state", Authorization=f"Bearer {TOKEN}")[0] == 200
+def test_the_token_in_the_address_becomes_a_cookie(guarded: WatchServer) -> None:
+    status, headers, _ = get(guarded, f"/?token={TOKEN}")
+    assert (status, headers["location"]) == (303, "/")
+    cookie = headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+    status, _, body = get(guarded, "/state", Cookie=cookie.partition(";")[0])
+    assert status == 200 and json.loads(body)["run"] == "night"
+    assert get(guarded, "/state", Authorization=f"Bearer {TOKEN}")[0] == 200
 
 
-def test_the_report_is_served_once_there_is_one(directory: RunDirectory) -> None:
-    with serving(directory) as server:
-        assert get(server, "/report")[0] == 404
-        assert json.loads(get(server, "/state")[2])["report"] is False
-        directory.store.write_file("report.html", "<!DOCTYPE html><title>r</title>")
-        status, headers, body = get(server, "/report")
-        assert status == 200 and body.endswith(b"<title>r</title>")
-        assert headers["content-type"].startswith("text/html")
-        assert json.loads(get(server, "/state")[2])["report"] is True
+def test_the_report_is_served_once_there_is_one(
+    directory: RunDirectory, server: WatchServer
+) -> None:
+    assert get(server, "/report")[0] == 404
+    assert json.loads(get(server, "/state")[2])["report"] is False
+    directory.store.write_file("report.html", "<!DOCTYPE html><title>r</title>")
+    status, headers, body = get(server, "/report")
+    assert status == 200 and body.endswith(b"<title>r</title>")
+    assert headers["content-type"].startswith("text/html")
+    assert json.loads(get(server, "/state")[2])["report"] is True
 
 
 def test_a_report_that_leads_elsewhere_is_not_followed(
-    directory: RunDirectory, tmp_path: Path
+    directory: RunDirectory, server: WatchServer, tmp_path: Path
 ) -> None:
     """Others may write results too: a link would show them what only the watcher may read."""
     (directory.store.path / "report.html").symlink_to(tmp_path / "secret")
-    with serving(directory) as server:
-        status, _, body = get(server, "/report")
-        assert status == 404 and b"secret" not in body
+    status, _, body = get(server, "/report")
+    assert status == 404 and b"secret" not in body
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "a directory", "larger than 256 MiB"])
 def test_a_report_that_is_no_file_does_not_keep_the_server_busy(
-    directory: RunDirectory, kind: str
+    directory: RunDirectory, server: WatchServer, kind: str
 ) -> None:
     path = directory.store.path / "report.html"
     if kind == "a pipe":
@@ -170,29 +175,28 @@ def test_a_report_that_is_no_file_does_not_keep_the_server_busy(
     else:
         with path.open("wb") as file:
             file.truncate(2**40)
-    with serving(directory) as server:
-        status, _, body = get(server, "/report")
-        assert status == 404 and kind.encode() in body
-        assert get(server, "/state")[0] == 200
+    status, _, body = get(server, "/report")
+    assert status == 404 and kind.encode() in body
+    assert get(server, "/state")[0] == 200
 
 
-def test_the_served_report_is_held_to_the_policy_that_it_states(directory: RunDirectory) -> None:
+def test_the_served_report_is_held_to_the_policy_that_it_states(
+    directory: RunDirectory, server: WatchServer
+) -> None:
     rows = every_state()
     written = render(summarize(rows), rows)
     (stated,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', written)
-    with serving(directory) as server:
-        for page in (written, "<script>alert(document.cookie)</script>"):
-            directory.store.write_file("report.html", page)
-            served = get(server, "/report")[1]["content-security-policy"]
-            assert served.startswith(stated + "; ") and "default-src 'none'" in stated
-            assert re.search(r"script-src 'sha256-[\w+/=]{44}';", served)
-            assert "sandbox allow-scripts" in served and "allow-same-origin" not in served
+    for page in (written, "<script>alert(document.cookie)</script>"):
+        directory.store.write_file("report.html", page)
+        served = get(server, "/report")[1]["content-security-policy"]
+        assert served.startswith(stated + "; ") and "default-src 'none'" in stated
+        assert re.search(r"script-src 'sha256-[\w+/=]{44}';", served)
+        assert "sandbox allow-scripts" in served and "allow-same-origin" not in served
 
 
-def test_a_head_request_has_no_body(directory: RunDirectory) -> None:
-    with serving(directory) as server:
-        status, headers, body = get(server, "/", "HEAD")
-        assert status == 200 and body == b"" and int(headers["content-length"]) > 0
+def test_a_head_request_has_no_body(server: WatchServer) -> None:
+    status, headers, body = get(server, "/", "HEAD")
+    assert status == 200 and body == b"" and int(headers["content-length"]) > 0
 
 
 # ---------------------------------------------------------------- who is let in

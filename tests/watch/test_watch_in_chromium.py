@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driver_cases import STATUS
@@ -29,6 +32,21 @@ def directory(tmp_path: Path) -> RunDirectory:
     return directory
 
 
+@contextmanager
+def watching(
+    browser: Page, directory: RunDirectory, path: str = "", **options: Any
+) -> Iterator[str]:
+    """The page open in the browser while its server runs; the address of its root."""
+    with serving(directory) as server:
+        origin = f"http://127.0.0.1:{server.server_address[1]}/"
+        browser.open(origin + path, **options)
+        yield origin
+        browser.evaluate("location.replace('about:blank')")
+
+
+ROWS = "document.querySelectorAll('#rows tr').length === {}"
+
+
 def text(page: Page, selector: str) -> str:
     return str(page.evaluate(f"document.querySelector({selector!r}).innerText"))
 
@@ -38,10 +56,9 @@ def text(page: Page, selector: str) -> str:
 def test_the_page_loads_and_shows_the_run(
     browser: Page, directory: RunDirectory, dark: bool, width: int
 ) -> None:
-    with serving(directory) as server:
-        origin = f"http://127.0.0.1:{server.server_address[1]}/"
-        browser.open(origin, width=width, dark=dark, touch=width < 500)
-        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+    screen = {"width": width, "dark": dark, "touch": width < 500}
+    with watching(browser, directory, **screen) as origin:
+        browser.wait_for(ROWS.format(2))
         assert "17 of 48 jobs done" in text(browser, "#sentence")
         assert "measure 12 s" in text(browser, "#cards") and "HPU2" in text(browser, "#cards")
         assert "1,204 tokens/s" in text(browser, "#key")
@@ -54,18 +71,17 @@ def test_the_page_loads_and_shows_the_run(
         assert (int(background[4:].split(",")[0]) < 60) is dark
         assert browser.errors == []
         assert [u for u in browser.requests if not u.startswith((origin, "data:"))] == []
-        browser.evaluate("location.replace('about:blank')")
 
 
 def test_the_page_follows_the_run_by_itself(browser: Page, directory: RunDirectory) -> None:
-    with serving(directory) as server:
-        browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
-        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+    """What stays is the same element, so that a selection survives."""
+    with watching(browser, directory):
+        browser.wait_for(ROWS.format(2))
         browser.evaluate("window.first = document.querySelector('#rows tr:last-child'); 1")
         moved = dataclasses.replace(STATUS.cards[0], phase="load", job="another job")
         directory.append(2)
         directory.status(done=18, cards=(moved, *STATUS.cards[1:]))
-        browser.wait_for("document.querySelectorAll('#rows tr').length === 3")
+        browser.wait_for(ROWS.format(3))
         assert "18 of 48" in text(browser, "#sentence")
         assert "another job" in text(browser, "#cards") and "load" in text(browser, "#cards")
         assert browser.evaluate("document.querySelector('#rows tr:last-child') === window.first")
@@ -73,47 +89,37 @@ def test_the_page_follows_the_run_by_itself(browser: Page, directory: RunDirecto
         browser.wait_for("document.querySelector('#sentence').innerText.startsWith('Finished')")
         assert browser.evaluate("document.querySelector('#cards-section').hidden")
         assert browser.errors == []
-        browser.evaluate("location.replace('about:blank')")
 
 
 def test_what_sensors_say_and_why_nothing_new_starts_is_shown(
     browser: Page, directory: RunDirectory
 ) -> None:
-    read = dataclasses.replace(
-        STATUS.cards[0],
-        power_w=412.4,
-        temperature_c=61.0,
-        utilization_percent=97.0,
-        memory_used_bytes=80 * 2**30,
-    )
+    sensors = {"power_w": 412.4, "temperature_c": 61.0, "utilization_percent": 97.0}
+    read = dataclasses.replace(STATUS.cards[0], **sensors, memory_used_bytes=80 * 2**30)
     directory.status(cards=(read, *STATUS.cards[1:]), paused="no room for results on /data")
-    with serving(directory) as server:
-        browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
+    with watching(browser, directory):
         browser.wait_for("document.querySelectorAll('#cards li').length === 3")
         assert text(browser, "#cards .sensors") == "412 W · 61 °C · 97% utilization · 80 GiB"
         assert "412 W" in text(browser, "#key") and "of 1 card" in text(browser, "#key")
         assert "no room for results on /data" in text(browser, "#banners")
         assert browser.errors == []
-        browser.evaluate("location.replace('about:blank')")
 
 
 def test_a_silent_driver_is_said(browser: Page, directory: RunDirectory) -> None:
     directory.status(at=time.time() - STALE_AFTER_S - 60)
-    with serving(directory) as server:
-        browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
+    with watching(browser, directory):
         browser.wait_for("document.querySelector('#sentence').classList.contains('open')")
         assert "silent for 3 min" in text(browser, "#sentence")
         assert "may be dead" in text(browser, "#heard")
         directory.status()  # it was only slow
         browser.wait_for("!document.querySelector('#sentence').classList.contains('open')")
         assert text(browser, "#heard") == "The driver is there."
-        browser.evaluate("location.replace('about:blank')")
 
 
 def test_a_page_whose_server_has_gone_says_so(browser: Page, directory: RunDirectory) -> None:
     with serving(directory) as server:
         browser.open(f"http://127.0.0.1:{server.server_address[1]}/")
-        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+        browser.wait_for(ROWS.format(2))
     browser.wait_for("document.querySelector('#heard').innerText.includes('does not answer')")
     assert "old" in text(browser, "#heard")
     browser.evaluate("location.replace('about:blank')")
@@ -122,25 +128,21 @@ def test_a_page_whose_server_has_gone_says_so(browser: Page, directory: RunDirec
 def test_the_report_works_in_its_own_origin(browser: Page, directory: RunDirectory) -> None:
     rows = every_state()
     directory.store.write_file("report.html", render(summarize(rows), rows))
-    with serving(directory) as server:
-        browser.open(f"http://127.0.0.1:{server.server_address[1]}/report")
+    with watching(browser, directory, "report"):
         assert browser.errors == []
         assert browser.evaluate("document.querySelectorAll('#rows-table tbody tr').length") == 50
         assert browser.evaluate("window.origin") == "null"
         read = "fetch('/state').then(() => 'read', () => 'refused')"
         assert browser.evaluate(read) == "refused"
-        browser.evaluate("location.replace('about:blank')")
 
 
 def test_a_foreign_script_in_a_report_does_not_run(browser: Page, directory: RunDirectory) -> None:
     page = """<!DOCTYPE html><title>ours</title><script>document.title = 'theirs'</script>
 <img src="x" onerror="document.title = 'theirs'"><script src="/watch.js"></script>"""
     directory.store.write_file("report.html", page)
-    with serving(directory) as server:
-        browser.open(f"http://127.0.0.1:{server.server_address[1]}/report")
+    with watching(browser, directory, "report"):
         assert browser.evaluate("document.title") == "ours"
         assert browser.errors != []  # the browser says what it refused
-        browser.evaluate("location.replace('about:blank')")
 
 
 def test_the_printed_address_lets_a_browser_in_for_good(
@@ -151,8 +153,8 @@ def test_the_printed_address_lets_a_browser_in_for_good(
         browser.open(origin)
         assert "protected" in text(browser, "body")
         browser.open(f"{origin}?token={TOKEN}")
-        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+        browser.wait_for(ROWS.format(2))
         assert browser.evaluate("location.href") == origin
         browser.open(origin)
-        browser.wait_for("document.querySelectorAll('#rows tr').length === 2")
+        browser.wait_for(ROWS.format(2))
         browser.evaluate("location.replace('about:blank')")

@@ -144,13 +144,7 @@ if (scatter) {
     if (!held.size) scatter.classList.remove("held");
   };
   ["pointerup", "pointercancel"].forEach((name) => scatter.addEventListener(name, release));
-  scatter.addEventListener("pointerleave", hideTip);
-  scatter.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey) return; // a plain wheel scrolls the page
-    event.preventDefault();
-    zoom(Math.exp(-event.deltaY / 300));
-  }, { passive: false });
-  steer(scatter, "turn", act, { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down" });
+  steer(scatter, "turn", act, { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down" }, zoom);
 
   const legend = byId("scatter-legend");
   for (const name of precisions) {

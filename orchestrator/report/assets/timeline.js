@@ -34,9 +34,12 @@ if (timeline) {
     draw();
   };
   const act = { left: () => move(-0.2), right: () => move(0.2), in: () => zoom(0.6), out: () => zoom(1 / 0.6), reset: () => { view.from = 0; view.to = 1; draw(); } };
-  steer(timeline, "move", act, { ArrowLeft: "left", ArrowRight: "right" });
-
   const wide = () => plot.getBoundingClientRect().width;
+  steer(timeline, "move", act, { ArrowLeft: "left", ArrowRight: "right" }, (factor, event) => {
+    const share = (event.clientX - plot.getBoundingClientRect().left) / wide();
+    zoom(1 / factor, view.from + share * (view.to - view.from));
+  });
+
   const told = (i) => {
     const job = spans.row[i];
     const lane = lanes[spans.lane[i]];
@@ -68,13 +71,6 @@ if (timeline) {
     if (row >= 0) showRow(row);
   });
   timeline.addEventListener("pointercancel", release);
-  timeline.addEventListener("pointerleave", hideTip);
-  timeline.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey) return;
-    event.preventDefault();
-    const share = (event.clientX - plot.getBoundingClientRect().left) / wide();
-    zoom(Math.exp(event.deltaY / 300), view.from + share * (view.to - view.from));
-  }, { passive: false });
 
   const notes = [];
   if (spans.jobs) notes.push("Jobs of a moment that ended alike are drawn as one.");
