@@ -10,7 +10,7 @@ import math
 import typing
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.analysis.flags import Raised, barred
@@ -57,7 +57,6 @@ class Joined:
     rows: tuple[Measurement, ...]  # one for each cell, in order of first appearance
     cells: tuple[Cell, ...] = ()  # those with several replicates
     night_drift: Drift | None = None
-    members: Mapping[str, str] = field(default_factory=dict)  # job id -> that of its cell's row
 
 
 def join(
@@ -87,12 +86,7 @@ def join(
         cell = _cell(sorted(group, key=lambda row: row.replicate), raised, runs)
         cells.append(cell)
         joined.append(cell.row)
-    return Joined(
-        rows=tuple(joined),
-        cells=tuple(cells),
-        night_drift=_drift(cells),
-        members={row.job_id: cell.row.job_id for cell in cells for row in cell.replicates},
-    )
+    return Joined(rows=tuple(joined), cells=tuple(cells), night_drift=_drift(cells))
 
 
 def _cell(

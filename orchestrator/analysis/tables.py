@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from orchestrator.analysis.flags import Raised, ranked
 from orchestrator.analysis.rankings import rankings_of
@@ -30,7 +31,6 @@ class Table:
     """Cells by line and column; cells outside the grid are absent."""
 
     setting: Setting
-    experiments: tuple[str, ...]
     about: Mapping[str, str]  # what distinguishes it from other tables, besides model and device
     unit: str  # of the throughput; "" when nothing succeeded
     line_name: str
@@ -179,13 +179,9 @@ def _facts(setting: Setting, names: Sequence[str]) -> tuple[str, str]:
 def _shared(settings: Sequence[Setting]) -> Setting:
     first = settings[0]
     pairs = set(first.parameters).intersection(*(one.parameters for one in settings))
-    texts = {
-        field.name: ""
-        for field in fields(Setting)
-        if field.name in ("engine", "isolation")
-        and len({getattr(one, field.name) for one in settings}) > 1
-    }
-    return replace(first, parameters=tuple(sorted(pairs)), **texts)  # type: ignore[arg-type]
+    several = [n for n in ("engine", "isolation") if len({getattr(s, n) for s in settings}) > 1]
+    texts: dict[str, Any] = dict.fromkeys(several, "")
+    return replace(first, parameters=tuple(sorted(pairs)), **texts)
 
 
 def _table(
@@ -208,7 +204,6 @@ def _table(
     lines, columns = (tuple(dict.fromkeys(key[axis] for key in layout.cells)) for axis in (0, 1))
     return Table(
         setting=layout.setting,
-        experiments=tuple(dict.fromkeys(row.experiment for row in rows)),
         about=apart.of(layout.setting),
         unit=unit,
         line_name=layout.line_name,

@@ -27,6 +27,7 @@ from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.report import figure_data
 from orchestrator.report.figure_data import Record, columns
 from orchestrator.report.query import read_runs
+from orchestrator.store.column_docs import COLUMN_DOCS
 from orchestrator.util.format import finite
 
 if TYPE_CHECKING:
@@ -405,8 +406,6 @@ def dataset_card(table: pa.Table, configurations: Sequence[str], damaged: Sequen
         lines += [f"- {count:,} of {table.num_rows:,} rows {words}"] if count else []
     lines += [f"- not read: `{_code(text)}`" for text in damaged]
     lines += ["", "## Columns of `rows`", "", "| column | unit | meaning |", "|---|---|---|"]
-    from orchestrator.store.column_docs import COLUMN_DOCS
-
     for name in table.column_names:
         if name not in ("samples", "items"):
             unit, meaning, _ = COLUMN_DOCS[name]

@@ -18,7 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.analysis.flags import raised_on
 from orchestrator.core.errors import ExtraMissing, QueryError
+from orchestrator.store.codec import measurements_of
+from orchestrator.store.reader import read_rows
+from orchestrator.store.schema import column_names, schema
+from orchestrator.store.store import existing_runs, find_run
 
 if TYPE_CHECKING:
     import duckdb
@@ -108,10 +113,6 @@ def read_runs(
     """
     import pyarrow as pa
 
-    from orchestrator.store.reader import read_rows
-    from orchestrator.store.schema import column_names, schema
-    from orchestrator.store.store import existing_runs, find_run
-
     names = list(runs) or sorted(existing_runs(results))
     tables = [schema().empty_table()]
     damaged: list[str] = []
@@ -137,9 +138,6 @@ def _may_read_flags(sql: str) -> bool:
 
 def _with_flags(table: pa.Table) -> pa.Table:
     import pyarrow as pa
-
-    from orchestrator.analysis.flags import raised_on
-    from orchestrator.store.reader import measurements_of
 
     texts: list[str | None] = []
     for start in range(0, table.num_rows, _TOGETHER):

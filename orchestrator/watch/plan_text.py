@@ -8,9 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from html import escape
 from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, TextIO
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from orchestrator.core.job import Accelerator, Job, Scalar
 from orchestrator.core.labels import MOST_NAMED
@@ -22,8 +28,6 @@ from orchestrator.util.format import plural
 from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from orchestrator.core.deadline import Deadline
     from orchestrator.planning.forecast import Forecast, ReplicateCost
 
@@ -249,9 +253,6 @@ def print_plan(
 
 
 def _print_folded(columns: Sequence[Column], jobs: Sequence[PlannedJob], console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, pad_edge=False, header_style="bold underline")
     for heading, _ in columns:
         right = heading in _RIGHT
@@ -283,15 +284,11 @@ def _aligned(columns: Sequence[Column]) -> str:
 def _width(text: str) -> int:
     if text.isascii() and text.isprintable():
         return len(text)
-    from rich.cells import cell_len
-
     return cell_len(text)
 
 
 def plan_html(plan: Plan) -> str:
     """Return the plan for a notebook: shared settings, a line per job, sums."""
-    from html import escape
-
     parts = [f"<p><b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}</p>"]
     left = SHOWN_ROWS
     for workload, items in _by_workload(plan).items():
@@ -311,8 +308,6 @@ def plan_html(plan: Plan) -> str:
 
 def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table for a notebook, with cells escaped."""
-    from html import escape
-
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows

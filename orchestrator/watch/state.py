@@ -25,19 +25,20 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
 from orchestrator.core.status import RunStatus
-from orchestrator.report.run_report import current_status
+from orchestrator.report.run_report import current_status, read_status, read_summary
+from orchestrator.report.wording import best_text
 from orchestrator.store import disk
 from orchestrator.store import files as run_files
 from orchestrator.store.reader import read_rows
 from orchestrator.store.store import Store, existing_runs
 from orchestrator.util.format import duration, number, one_line, plural, seconds
+from orchestrator.watch.live import left_text
 from workloads.util.files import SMALL_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from orchestrator.on_ray.jobs import JobInfo
-    from orchestrator.store.store import Store
 
 Row = dict[str, Any]
 
@@ -182,9 +183,8 @@ class RunFeed:
         if underway is not None:
             return underway.sentence
         took = seconds(status.elapsed_s)
-        why = f" It was stopped: {one_line(status.stopping, REASON_LENGTH)}." * bool(
-            status.stopping
-        )
+        stopped = one_line(status.stopping, REASON_LENGTH)
+        why = f" It was stopped: {stopped}." if stopped else ""
         return f"Finished: {status.done:,} of {plural(status.total, 'job')} done in {took}.{why}"
 
 
@@ -297,9 +297,6 @@ def run_entries(results: Path, most: int) -> list[RunEntry]:
 
 
 def _entry(store: Store) -> RunEntry:
-    from orchestrator.report.run_report import read_status, read_summary
-    from orchestrator.report.wording import best_text
-
     best, note = "", ""
     try:
         summary, _ = read_summary(store, lean=True)
@@ -351,8 +348,6 @@ def _began_before(job: JobInfo, at: float | None) -> bool:
 
 def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
     """Return the list as a table, with winner and note below each run."""
-    from orchestrator.watch.live import left_text
-
     rows = [("run", "state", "jobs", "time left", "last heard of")]
     below: list[list[str]] = [[]]
     for entry in entries:

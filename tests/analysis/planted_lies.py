@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -185,12 +185,27 @@ def _of_raw(raw: str, changes: Mapping[str, Any]) -> Lie:
     return lie
 
 
-def ids(row: Measurement, ids: Sequence[int], ends: str = "") -> Measurement:
-    """The row with the ids of its first text, and those that end one."""
-    (rank, item), *others = row.items
-    details = dict(row.details) | ({"end_token_ids": ends} if ends else {})
-    first = (rank, replace(item, output_ids=tuple(ids)))
-    return replace(row, details=details, items=(first, *others))
+def first(**changes: Any) -> Lie:
+    """Change the first prompt alone."""
+
+    def lie(row: Measurement) -> Measurement:
+        (rank, item), *others = row.items
+        return replace(row, items=((rank, replace(item, **changes)), *others))
+
+    return lie
+
+
+def without(raw: str, place: int) -> Lie:
+    def lie(row: Measurement) -> Measurement:
+        pairs = list(getattr(row, raw))
+        del pairs[place]
+        return replace(row, **{raw: tuple(pairs)})
+
+    return lie
+
+
+def told(**details: str) -> Lie:
+    return lambda row: replace(row, details={**row.details, **details})
 
 
 def both(*lies: Lie) -> Lie:
@@ -223,17 +238,16 @@ def ran_for(factor: float) -> Lie:
     )
 
 
-def text_of(row: Measurement, text: str) -> Measurement:
-    return replace(row, items=((0, replace(row.items[0][1], output_text=text)), *row.items[1:]))
-
-
 RATES = {"generated_tokens_per_s": 2, "throughput": 2, "throughput_high": 2}
 PROCESSOR = {"emulated": True, "peak_device_memory_bytes": None, "threads": 1, "precision": "fp32"}
 DOUBLE_TOKENS = both(samples(output_tokens=2), items(output_tokens=2))
 DOUBLE_LENGTH = both(samples(input_tokens=2), items(input_tokens=2))
 EARLY = both(samples(ttft_s=lambda _: 1e-3), items(ttft_s=lambda _: 1e-3))
 UNTOLD_STEPS = both(samples(step_s=lambda _: ()), timed_by(0.1))
-ENDED = [*range(100, 220), 7, *range(220, 227)]
+IDS = tuple(range(100, 227))
+ENDED = both(first(output_ids=(*IDS[:120], 7, *IDS[120:])), told(end_token_ids="7 9"))
+TOO_MANY_READ = samples(input_tokens=lambda s: 3 * s.computed_tokens)
+FP32 = both(timed_by(0.5), replaced(precision="fp32"))
 
 #: By the honest row in which it is planted: the lie, and words of the reason that it is caught for.
 _LIES: dict[Callable[[], Measurement], dict[str, tuple[Lie, str]]] = {
@@ -251,22 +265,10 @@ _LIES: dict[Callable[[], Measurement], dict[str, tuple[Lie, str]]] = {
         "longer prompts": (items(output_tokens=lambda i: i.output_tokens + 1), "counts|asked for"),
         "prompts that read more": (items(input_tokens=lambda i: i.input_tokens + 1), "counts"),
         "tokens beyond those asked for": (DOUBLE_TOKENS, "for 32 prompts of 128 each"),
-        "a prompt was left out": (
-            lambda row: replace(row, items=row.items[1:]),
-            "prompts have|its prompts give",
-        ),
-        "a long text of few tokens": (
-            lambda row: text_of(row, "x" * 100_000),
-            "a text of 100,000 bytes",
-        ),
-        "a token of which nobody has the id": (
-            lambda row: ids(row, range(100, 227)),
-            "counts as 128 tokens, and has 127 ids",
-        ),
-        "tokens after the end of a text": (
-            lambda row: ids(row, ENDED, ends="7 9"),
-            "counts as 128 tokens, and ended after 121",
-        ),
+        "a prompt was left out": (without("items", 0), "prompts have|its prompts give"),
+        "a long text of few tokens": (first(output_text="x" * 100_000), "a text of 100,000 bytes"),
+        "a token without an id": (first(output_ids=IDS), "counts as 128 tokens, and has 127 ids"),
+        "tokens after the end of a text": (ENDED, "counts as 128 tokens, and ended after 121"),
         "fewer positions than tokens": (samples(computed_tokens=1 / 4), "the device worked on"),
         "another batch size than asked for": (columns(batch_size=2), "was asked for"),
         # speeds against the card
@@ -278,18 +280,12 @@ _LIES: dict[Callable[[], Measurement], dict[str, tuple[Lie, str]]] = {
         "parameters beyond the weights": (columns(parameter_count=30), "peak|B each"),
         # parts of times
         "steps longer than their batch": (samples(step_s=2), "the steps of a batch took"),
-        "a first token slower than the batch": (
-            samples(ttft_s=lambda s: 2 * s.wall_s),
-            "steps of a batch|only",
-        ),
+        "a late first token": (samples(ttft_s=lambda s: 2 * s.wall_s), "steps of a batch|only"),
         "a batch much longer than its steps": (samples(wall_s=5), "its first token and steps"),
         "a batch that took no time": (samples(wall_s=lambda _: -1.0), "a batch took"),
         "a prompt later than its batch": (items(latency_s=3), "a prompt took"),
         "prompts faster than their steps": (items(latency_s=0.5), "at the fastest step"),
-        "a first token after the last": (
-            items(ttft_s=lambda i: 2 * i.latency_s),
-            "first token took",
-        ),
+        "a first token after all": (items(ttft_s=lambda i: 2 * i.latency_s), "first token took"),
         "a shorter timed part": (figures(measure_s=0.5), "measure_s is"),
         "less time of the processor": (figures(cpu_s=0.1), "cpu_s is"),
         "more seconds than the attempt had": (ran_for(0.5), "loading, warm-up and timed part"),
@@ -302,14 +298,8 @@ _LIES: dict[Callable[[], Measurement], dict[str, tuple[Lie, str]]] = {
         "a slow tail left out": (stored(tpot_p99_s=None, tpot_p95_s=1e-9), "only"),
         "latency of another run": (figures(latency_p50_s=0.7), "latency_p50_s is"),
         "an interval without the figure": (figures(throughput_low=3.0), "only"),
-        "a tighter interval than repeats give": (
-            figures(relative_half_width=0.01),
-            "relative_half_width is",
-        ),
-        "numbers that no column admits": (
-            lambda row: replace(row, details={**row.details, OUT_OF_RANGE: "throughput=inf"}),
-            "cannot be",
-        ),
+        "too tight an interval": (figures(relative_half_width=0.01), "relative_half_width is"),
+        "numbers that no column admits": (told(**{OUT_OF_RANGE: "throughput=inf"}), "cannot be"),
         # energy
         "energy of half the timed part": (figures(energy_j=0.5), "its energy is that of"),
         "energy beyond the attempt": (figures(energy_j=40.0), "its energy is that of"),
@@ -324,32 +314,18 @@ _LIES: dict[Callable[[], Measurement], dict[str, tuple[Lie, str]]] = {
         "a longer timed part": (figures(measure_s=2.0), "measure_s is"),
         "time to first token, halved": (figures(ttft_s=0.5), "ttft_s is"),
     },
-    continuous: {
-        "samples that were not measured": (
-            lambda row: replace(row, samples=row.samples[:-1]),
-            "samples",
-        ),
-    },
+    continuous: {"samples that were left out": (without("samples", -1), "samples")},
     training: {
-        "real tokens beyond positions": (
-            samples(input_tokens=lambda s: 3 * s.computed_tokens),
-            "the device worked on",
-        ),
+        "real tokens beyond positions": (TOO_MANY_READ, "the device worked on"),
         "training beyond the arithmetic's peak": (timed_by(0.2), "of the bf16 peak"),
         "steps of too many positions": (samples(computed_tokens=40), "of the bf16 peak"),
-        "fp32 at the speed of bf16": (
-            both(timed_by(0.5), replaced(precision="fp32")),
-            "of the fp32 peak",
-        ),
-        "more memory than the card has": (
+        "fp32 at the speed of bf16": (FP32, "of the fp32 peak"),
+        "more memory than it has": (
             replaced(peak_device_memory_bytes=90 * 2**30),
             "were allocated",
         ),
         "parts beyond the step": (samples(backward_s=lambda s: s.wall_s), "parts of a step"),
-        "waiting beyond the step": (
-            samples(communication_s=lambda s: 2 * s.wall_s),
-            "parts of a step",
-        ),
+        "a wait": (samples(communication_s=lambda s: 2 * s.wall_s), "parts of a step"),
         "loss of another training": (figures(loss_last=0.5), "loss_last is"),
     },
 }
