@@ -38,7 +38,7 @@ from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.planning.planner import estimator_for
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.store.store import Store
-from orchestrator.watch.live import QuietView
+from orchestrator.watch.live import View
 
 NOOP: dict[str, Any] = {
     "factory": "benchmarks.contenders.noop_worker:NoopWorker",
@@ -145,7 +145,7 @@ def main() -> None:
                 store=timed,
                 to_measurement=to_measurement,
                 board=board,
-                view=QuietView(),
+                view=View(),
                 write_status=lambda text: store.write_file("status.json", text),
                 watchdog=Watchdog(),
                 row_thread=stack.enter_context(row_thread()),
