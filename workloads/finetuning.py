@@ -22,6 +22,7 @@ from workloads.base import (
     Workload,
     require_batch,
 )
+from workloads.data.datasets import learning_notes, learning_refusals
 from workloads.engines import engine_function
 from workloads.models import rules
 from workloads.models.catalog import known_config, positions_of
@@ -51,6 +52,7 @@ def refuse(job: JobDescription) -> tuple[Refusal, ...]:
         *_adapter(job, method),
         *_saving(job, method),
         *_lengths(job),
+        *learning_refusals(job),
         *technique_refusals(job),
     )
 
@@ -162,7 +164,7 @@ SPEC = WorkloadSpec(
     throughput=SAMPLES,
     metrics=technique_metrics(TASKS),
     refuse=refuse,
-    notes=technique_notes,
+    notes=lambda job: (*learning_notes(job), *technique_notes(job)),
 )
 
 

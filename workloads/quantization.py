@@ -336,7 +336,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     texts: list[list[int]] = []
     if parameters.reads_texts:
         texts = calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
-    samples = encode_samples(held_out, len(held_out), tokenizer, source, parameters.length)
+    samples = encode_samples(held_out, len(held_out), tokenizer, source, parameters.length).samples
     dtype = precisions.compute_dtype(request.precision)
     in_dtype = {precisions.dtype_keyword(): dtype}
     plain = load(source, **in_dtype).to(device.torch_device).eval()
@@ -369,7 +369,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     after = precisions.inspect(model, stored_in, device.name)
     loss, predictions = read(model, samples, size, device)
     how = f"{parameters.method}, {parameters.numbers}"
-    details = {"quantization": how, "architecture": type(model).__name__}
+    details = {"quantization": how, "architecture": type(model).__name__, **dataset.details}
     if ranges:
         details["static_activations"] = f"{static} layers multiply in int8"
     if parameters.bias_correction:

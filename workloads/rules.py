@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from workloads.base import JobDescription, Refusal, Request, require
-from workloads.data.datasets import DatasetParameters, dataset_refusals
+from workloads.data.datasets import DatasetParameters, dataset_notes, dataset_refusals
 from workloads.engines import ENGINES, elsewhere
 from workloads.engines.base import Ability, EngineSpec
 from workloads.inspection.checkpoints import CheckpointKind
@@ -40,6 +40,23 @@ def refusals_by(
         return None if spec is None else partial(refusals, spec)
 
     return rule_of
+
+
+def notes_by(
+    workloads: Mapping[str, WorkloadSpec],
+) -> Callable[[str], Callable[[JobDescription], tuple[str, ...]] | None]:
+    """As ``refusals_by``, for what a plan says of jobs that it accepts."""
+
+    def notes(spec: WorkloadSpec, job: JobDescription) -> tuple[str, ...]:
+        own = tuple(spec.notes(job)) if spec.notes is not None else ()
+        of_data = dataset_notes(job) if issubclass(spec.parameters, DatasetParameters) else ()
+        return (*of_data, *own)
+
+    def notes_of(name: str) -> Callable[[JobDescription], tuple[str, ...]] | None:
+        spec = workloads.get(name)
+        return None if spec is None else partial(notes, spec)
+
+    return notes_of
 
 
 def require_allowed(request: Request, device: str, cards: int) -> None:

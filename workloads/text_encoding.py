@@ -92,5 +92,5 @@ def run(request: Request, context: JobContext) -> Result:
         load_s=load_s,
         tokenization_s=tokenization_s,
         synthetic_data=dataset.synthetic,
-        details={**result.details, **flag},
+        details={**result.details, **dataset.details, **flag},
     )

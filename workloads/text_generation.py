@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.base import (
     END_TOKEN_IDS,
     TOKENS,
+    BadConfiguration,
     JobContext,
     JobDescription,
     Metric,
@@ -35,6 +37,7 @@ from workloads.engines.loaded import EngineLoader, GenerationEngine
 from workloads.engines.passes import BatchedPass, ContinuousPass, Prompt, check_length
 from workloads.models import attention
 from workloads.models.catalog import known_config, vocabulary_size
+from workloads.models.prompts import NotRendered
 from workloads.models.rules import quantised_refusals
 from workloads.quality import METRICS, NO_FIGURES, finite_or_not, quality_figures
 from workloads.registry import WorkloadSpec
@@ -130,6 +133,12 @@ class TextGenerationParameters(SourceParameters, DatasetParameters):
         description="Fixed-length mode: every prompt generates exactly output_tokens, even past "
         "an end-of-sequence token. Use it to compare precisions and devices, since then all of "
         "them do the same amount of work.",
+    )
+    too_long: Literal["error", "cut", "skip"] = setting(
+        "error",
+        role="work",
+        description="What becomes of prompts that leave the model no room for output_tokens: the "
+        "job fails, they are cut at their end, or left out; the row counts them.",
     )
     prompts: int = amount(
         100,
@@ -261,7 +270,7 @@ def run(request: Request, context: JobContext) -> Result:
     )
     began = context.clock()
     dataset = load_dataset(request.dataset, parameters.reading())
-    prompts = _prompts(request, parameters, engine, layout, dataset.examples)
+    prompts, left_out = _prompts(request, parameters, engine, layout, dataset.examples, context)
     tokenization_s = context.clock() - began
     # Gathered, so that all ranks refuse a prompt that only one of them has.
     longest = max(context.collective.gather(max(len(prompt.ids) for prompt in prompts)))
@@ -324,6 +333,8 @@ def run(request: Request, context: JobContext) -> Result:
         },
         details={
             **result.details,
+            **dataset.details,
+            **left_out,
             **profile.details,
             **quality.details,
             **flag,
@@ -366,19 +377,55 @@ def _prompts(
     engine: GenerationEngine,
     layout: Layout,
     examples: Sequence[Example],
-) -> list[Prompt]:
+    context: JobContext,
+) -> tuple[list[Prompt], dict[str, str]]:
+    """This rank's prompts of a repeat, in order, and what the row says of those that were cut or
+    left out. All ranks leave out the same; if these are more than the others, the job fails."""
     total = max(parameters.prompts, request.batch_size * layout.data_size)
-    encoded: dict[int, tuple[int, ...]] = {}
-    prompts = []
-    for position in range(layout.data_rank, total, layout.data_size):
-        index = position % len(examples)
-        if index not in encoded:
-            ids = engine.encode(examples[index].content, examples[index].earlier)
+    room = _room(engine, parameters.output_tokens) if parameters.too_long != "error" else None
+    encoded: dict[int, Sequence[int]] = {}
+    left_out: dict[int, str] = {}
+    while True:
+        usable = list(islice((n for n in range(len(examples)) if n not in left_out), total))
+        if len(left_out) > len(usable):
+            raise BadConfiguration(next(iter(left_out.values())))
+        mine = [
+            usable[position % len(usable)]
+            for position in range(layout.data_rank, total, layout.data_size)
+        ]
+        refused: dict[int, str] = {}
+        for index in dict.fromkeys(mine):
+            if index in encoded:
+                continue
+            try:
+                ids = engine.encode(examples[index].content, examples[index].earlier)
+            except NotRendered as error:
+                refused[index] = str(error)
+                continue
             if parameters.input_tokens is not None:
                 ids = bring_to_length(ids, parameters.input_tokens)
-            encoded[index] = tuple(ids)
-        prompts.append(Prompt(index=index, ids=encoded[index]))
-    return prompts
+            encoded[index] = ids
+            if room is not None and len(ids) > room and parameters.too_long == "skip":
+                refused[index] = f"{len(ids)} tokens, and the model has room for {room}"
+        gathered = [pair for part in context.collective.gather(refused) for pair in part.items()]
+        if not gathered:
+            break
+        left_out |= gathered
+    details = {}
+    if left_out:
+        first = next(iter(left_out.values()))
+        details["prompts_left_out"] = f"{len(left_out):,}; the first: {first}"
+    cut = len({n for n in mine if room is not None and len(encoded[n]) > room})
+    if cut_by_all := sum(context.collective.gather(cut)):
+        details["prompts_cut"] = f"{cut_by_all:,}, to {room} tokens"
+    return [Prompt(index=n, ids=tuple(encoded[n][:room])) for n in mine], details
+
+
+def _room(engine: GenerationEngine, output_tokens: int) -> int | None:
+    """Most tokens of a prompt; None without a limit, or where no prompt fits."""
+    limits = [limit for limit in (engine.context_length, engine.window) if limit is not None]
+    room = min(limits) - output_tokens if limits else 0
+    return room if room > 0 else None
 
 
 def _batches(prompts: list[Prompt], size: int, batching: str) -> list[list[Prompt]]:

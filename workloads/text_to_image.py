@@ -311,6 +311,7 @@ def run(request: Request, context: JobContext) -> Result:
     scale = pipeline.guidance(parameters.guidance)
     details = {
         **result.details,
+        **dataset.details,
         **products,
         "guidance": "the pipeline's own" if scale is None else f"{scale:g}",
         "inside_the_clock": "text encoding, denoising, decoding, conversion",

@@ -102,8 +102,9 @@ def make_plan(
 
 def _notes(jobs: Iterable[Job]) -> dict[str, None]:
     from workloads.registry import WORKLOADS
+    from workloads.rules import notes_by
 
-    rules = Rules(lambda name: WORKLOADS[name].notes if name in WORKLOADS else None)
+    rules = Rules(notes_by(WORKLOADS))
     return dict.fromkeys(
         note for job in jobs for note in rules.answers(job, job.accelerator.device)
     )

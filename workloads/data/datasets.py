@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -18,19 +19,26 @@ from typing import Literal
 
 from workloads.base import BadConfiguration, DataMissing, JobDescription, Refusal
 from workloads.data import embedded
-from workloads.data.records import ADVERTISEGEN_FILES, ENDINGS, Placed, hub_records, records
+from workloads.data.records import (
+    ADVERTISEGEN_FILES,
+    COMPRESSED,
+    ENDINGS,
+    BadExample,
+    hub_records,
+    records,
+)
 from workloads.data.shapes import (
     ANSWER,
     WHOLE_TEXT,
-    Columns,
     Example,
+    Unusable,
     columns_named,
     columns_of,
 )
 from workloads.settings import WorkloadParameters, setting
 
-#: Examples of a file that a plan reads.
-FIRST_EXAMPLES = 20
+#: Seconds after which a plan stops looking at the records of a dataset.
+LOOK_S = 10.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}\Z")
 
 
@@ -39,8 +47,8 @@ class Reading:
     """A job's settings for reading a dataset."""
 
     columns: str = ""  # "": inferred from the first example
-    split: str = "train"  # hub datasets only, as are the next two
-    revision: str = ""  # "": the newest
+    split: str = "train"  # of a directory or a hub dataset
+    revision: str = ""  # hub datasets only, as is the next; "": the newest
     subset: str = ""  # "": the only one
 
 
@@ -53,6 +61,9 @@ class DatasetEntry:
     path: Path | None = None  # files and directories only
     synthetic: bool = False
     description: str = ""
+    unnamed: str = ""  # ``columns:`` that would name a likely answer, which is not read
+    learned: str = ""  # the part of each example that fine-tuning learns; "": not looked at
+    notes: str = ""  # what is left out of its records, and other things a reader must know
     make: Callable[[], Sequence[Example]] = tuple  # embedded ones only
 
 
@@ -103,13 +114,20 @@ class Dataset:
     examples: list[Example]
     synthetic: bool
     learned: str  # the part of each that fine-tuning learns, for the row
+    unnamed: str = ""  # ``columns:`` that would name a likely answer, which is not read
+    notes: str = ""  # what was left out of its records, for the row
+
+    @property
+    def details(self) -> dict[str, str]:
+        """What a row says of its data."""
+        return {"data": self.notes} if self.notes else {}
 
 
 def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
-    """Return the dataset of this name, path or hub id; reads at most a file's first examples.
+    """Return the dataset of this name, path or hub id, its files' records looked at.
 
     Args:
-        reading: if given, the first examples must have its shape; not checked on the hub.
+        reading: if given, records must have its shape; not checked on the hub.
 
     Raises:
         DataMissing: unknown dataset; the message lists close matches.
@@ -118,27 +136,114 @@ def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
     entry = _entry(name)
     if entry.path is None:
         return entry
-    first = _first(entry.path, changed_at(name))
-    if not first:
-        raise _no_examples(name)
-    if reading is not None:
-        _examples(iter(first), name, reading)
-    record = first[0][1]
-    return replace(entry, synthetic=isinstance(record, dict) and record.get("synthetic") is True)
+    return _looked_at(entry, reading or Reading(), changed_at(name), reading is not None)
 
 
 def changed_at(name: str) -> int:
-    """Return a dataset file's modification time in ns since the epoch; 0 if it is no file."""
+    """Return when a dataset's newest file was modified, in ns since the epoch; 0 if unknown."""
     try:
-        return Path(name).expanduser().stat().st_mtime_ns
+        path = Path(name).expanduser()
+        inside = path.rglob("*") if path.is_dir() else ()
+        return max(one.stat().st_mtime_ns for one in (path, *islice(inside, 1000)))
     except (OSError, ValueError, RuntimeError):
         return 0
 
 
-@lru_cache(maxsize=8)
-def _first(path: Path, _changed_at_ns: int) -> tuple[Placed, ...]:
-    """Return the records that a plan looks at, cached for several checks."""
-    return tuple(islice(records(path), FIRST_EXAMPLES))
+@lru_cache(maxsize=64)  # jobs of a grid share a dataset
+def _looked_at(
+    entry: DatasetEntry, reading: Reading, _changed_at_ns: int, shaped: bool
+) -> DatasetEntry:
+    """Read all records of files, or as many as there is time for."""
+    assert entry.path is not None
+    found = records(entry.path, reading.split)
+    if not shaped:  # columns are named elsewhere: the first record will do
+        first = next(found, None)
+        if first is None:
+            raise _no_examples(entry.name)
+        record = first[1]
+        return replace(entry, synthetic=_is_synthetic(record))
+    until = time.monotonic() + LOOK_S
+    read = _Records(entry.name, reading)
+    stopped = False
+    for number, (where, record) in enumerate(found, 1):
+        read.take(record, where)
+        if number % 256 == 0 and time.monotonic() > until:
+            stopped = True
+            break
+    read.check()
+    notes = [read.notes] if read.notes else []
+    if stopped:
+        notes.append(f"the first {read.count:,} records were looked at, in {LOOK_S:g} s")
+    return replace(
+        entry,
+        synthetic=read.synthetic,
+        unnamed=read.columns.unnamed if read.columns else "",
+        learned=read.learned,
+        notes="; ".join(notes),
+    )
+
+
+def _is_synthetic(record: object) -> bool:
+    return isinstance(record, dict) and record.get("synthetic") is True
+
+
+class _Records:
+    """Examples of a dataset as they are read, without those that are left out."""
+
+    def __init__(self, name: str, reading: Reading, keep: list[Example] | None = None) -> None:
+        self.name = name
+        self.columns = columns_named(reading.columns) if reading.columns else None
+        self.keep = keep
+        self.count = self.usable = self.without_answer = self.joined = 0
+        self.synthetic = False
+        self._left_out: dict[str, tuple[int, str]] = {}  # kind -> count, first message
+
+    def take(self, record: object, where: str) -> None:
+        """Take the next record; raises BadExample for one that no file of this shape may have."""
+        self.count += 1
+        try:
+            self.columns = self.columns or columns_of(record, where)
+            example = self.columns.example(record, where)
+        except Unusable as error:
+            count, first = self._left_out.get(error.kind, (0, str(error)))
+            self._left_out[error.kind] = (count + 1, first)
+            return
+        self.usable += 1
+        self.without_answer += not example.summary
+        self.joined += example.joined
+        if self.usable == 1:
+            self.synthetic = example.synthetic
+        if self.keep is not None:
+            self.keep.append(example)
+
+    def check(self) -> None:
+        """Raise if there is no example, or if most records are none."""
+        left_out = self.count - self.usable
+        if not self.count:
+            raise _no_examples(self.name)
+        if left_out > self.usable:
+            first = next(iter(self._left_out.values()))[1]
+            many = f"; so are {left_out - 1:,} more of {self.count:,} records" * (left_out > 1)
+            raise BadExample(f"{first}{many}")
+
+    @property
+    def learned(self) -> str:
+        """The learned part of the examples."""
+        assert self.columns is not None
+        return _learned(self.usable, self.without_answer, self.columns.shape.learned)
+
+    @property
+    def notes(self) -> str:
+        """Say what was left out and changed; "" if nothing."""
+        notes = []
+        if left_out := self.count - self.usable:
+            kinds = sorted(self._left_out.values(), key=lambda one: -one[0])
+            firsts = ", ".join(f"{count:,}: {first}" for count, first in kinds[:3])
+            more = f" and {len(kinds) - 3} kinds more" if len(kinds) > 3 else ""
+            notes.append(f"{left_out:,} of {self.count:,} records are left out ({firsts}{more})")
+        if self.joined:
+            notes.append(f"neighbouring turns of one role are joined in {self.joined:,} records")
+        return "; ".join(notes)
 
 
 def _entry(name: str) -> DatasetEntry:
@@ -151,7 +256,8 @@ def _entry(name: str) -> DatasetEntry:
             return DatasetEntry(name=name, kind="file", path=path)
         if path.is_dir():
             return DatasetEntry(name=name, kind="directory", path=path)
-    if _HUB_ID.match(name) and not name.endswith(ENDINGS) and not path.parent.is_dir():
+    is_file_name = name.lower().endswith((*ENDINGS, *COMPRESSED))
+    if _HUB_ID.match(name) and not is_file_name and not path.parent.is_dir():
         return DatasetEntry(name=name, kind="hub")
     close = difflib.get_close_matches(name, EMBEDDED, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(EMBEDDED)}."
@@ -172,19 +278,31 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
     reading = reading or Reading()
     entry = _entry(name)
     if entry.kind == "embedded":
-        examples, answers = list(entry.make()), ANSWER
-    else:
-        placed = (
-            records(entry.path)
-            if entry.path is not None
-            else hub_records(name, reading.split, reading.revision, reading.subset)
-        )
-        examples, columns = _examples(placed, name, reading)
-        answers = columns.shape.learned
+        examples = list(entry.make())
+        without = sum(not example.summary for example in examples)
+        learned = _learned(len(examples), without, ANSWER)
+        return Dataset(examples=examples, synthetic=entry.synthetic, learned=learned)
+    return _read(entry, reading, changed_at(name))
+
+
+@lru_cache(maxsize=2)  # a warm worker reads a file once
+def _read(entry: DatasetEntry, reading: Reading, _changed_at_ns: int) -> Dataset:
+    found = (
+        records(entry.path, reading.split)
+        if entry.path is not None
+        else hub_records(entry.name, reading.split, reading.revision, reading.subset)
+    )
+    examples: list[Example] = []
+    read = _Records(entry.name, reading, examples)
+    for where, record in found:
+        read.take(record, where)
+    read.check()
     return Dataset(
         examples=examples,
-        synthetic=entry.synthetic or examples[0].synthetic,
-        learned=_learned(examples, answers),
+        synthetic=entry.synthetic or read.synthetic,
+        learned=read.learned,
+        unnamed=read.columns.unnamed if read.columns else "",
+        notes=read.notes,
     )
 
 
@@ -193,26 +311,12 @@ def load_examples(name: str, reading: Reading | None = None) -> list[Example]:
     return load_dataset(name, reading).examples
 
 
-def _learned(examples: Sequence[Example], answers: str) -> str:
+def _learned(count: int, without: int, answers: str) -> str:
     """Describe the learned part; ``answers`` names it for examples that have an answer."""
-    without = sum(not example.summary for example in examples)
-    if without == len(examples):
+    if without == count:
         return WHOLE_TEXT
-    several = f"; {WHOLE_TEXT} of {without:,} of {len(examples):,} examples, which have no answer"
+    several = f"; {WHOLE_TEXT} of {without:,} of {count:,} examples, which have no answer"
     return answers + (several if without else "")
-
-
-def _examples(
-    placed: Iterator[Placed], name: str, reading: Reading
-) -> tuple[list[Example], Columns]:
-    columns = columns_named(reading.columns) if reading.columns else None
-    examples = []
-    for where, record in placed:
-        columns = columns or columns_of(record, where)
-        examples.append(columns.example(record, where))
-    if columns is None or not examples:
-        raise _no_examples(name)
-    return examples, columns
 
 
 def _no_examples(name: str) -> DataMissing:
@@ -221,7 +325,7 @@ def _no_examples(name: str) -> DataMissing:
     )
 
 
-#: Settings of hub datasets only, with their defaults.
+#: Settings of hub datasets only; ``split`` is one of directories, too.
 _OF_THE_HUB = {"split": "train", "revision": "", "subset": ""}
 
 
@@ -238,7 +342,8 @@ class DatasetParameters(WorkloadParameters):
         "train",
         role="work",
         min_length=1,
-        description="Split of a dataset of the Hugging Face hub, or a part of one: `train[:1000]`.",
+        description="Split of a directory whose files are named by splits, or of a dataset of the "
+        "Hugging Face hub; of the latter also a part: `train[:1000]`.",
     )
     revision: str = setting(
         "",
@@ -263,23 +368,69 @@ class DatasetParameters(WorkloadParameters):
 
 def dataset_refusals(job: JobDescription) -> tuple[Refusal, ...]:
     """Refuse a dataset that no node could read this way; a dataset missing here is not judged."""
-    columns = str(job.parameters.get("columns") or "")
-    kind, message = _judged(job.dataset, columns, changed_at(job.dataset))
+    reading = _reading_of(job)
+    kind, message = _judged(job.dataset, reading)
     for name, usual in _OF_THE_HUB.items():
-        if job.parameters.get(name, usual) not in (usual, "") and kind not in ("hub", ""):
-            reason = f"{job.dataset} is no dataset of the hub, which alone has a {name}"
-            hint = "leave it out; name the file to read"
-            return (Refusal(setting=name, reason=reason, hint=hint),)
+        of_directory = name == "split" and kind == "directory"
+        if job.parameters.get(name, usual) in (usual, "") or kind in ("hub", "") or of_directory:
+            continue
+        reason = f"{job.dataset} is no dataset of the hub, which alone has a {name}"
+        hint = "leave it out; name the file to read"
+        return (Refusal(setting=name, reason=reason, hint=hint),)
     if not message:
         return ()
-    return (Refusal(setting="columns" if columns else "dataset", reason=message),)
+    return (Refusal(setting="columns" if reading.columns else "dataset", reason=message),)
 
 
-@lru_cache(maxsize=256)  # jobs of a grid share a dataset
-def _judged(name: str, columns: str, _changed_at_ns: int) -> tuple[str, str]:
+def dataset_notes(job: JobDescription) -> tuple[str, ...]:
+    """Return what a plan says of a dataset that is here: what is left out of it."""
+    entry = _found(job)
+    return (f"dataset {job.dataset}: {entry.notes}",) if entry is not None and entry.notes else ()
+
+
+def learning_notes(job: JobDescription) -> tuple[str, ...]:
+    """Return what a plan says fine-tuning learns of a dataset that is here."""
+    entry = _found(job)
+    learned = entry.learned if entry is not None else ""
+    return (f"fine-tuning on {job.dataset} learns {learned}",) if learned else ()
+
+
+def learning_refusals(job: JobDescription) -> tuple[Refusal, ...]:
+    """Refuse to learn prompts where a column is likely the answer and is not named."""
+    entry = _found(job)
+    if entry is None or not entry.unnamed:
+        return ()
+    return (Refusal(setting="dataset", reason=unnamed(job.dataset, entry.unnamed)),)
+
+
+def _found(job: JobDescription) -> DatasetEntry | None:
+    """A job's dataset; None if it is not here or wrong."""
+    try:
+        return find_dataset(job.dataset, _reading_of(job))
+    except (BadConfiguration, DataMissing):
+        return None
+
+
+def _reading_of(job: JobDescription) -> Reading:
+    return Reading(
+        columns=str(job.parameters.get("columns") or ""),
+        split=str(job.parameters.get("split") or "train"),
+    )
+
+
+def unnamed(name: str, columns: str) -> str:
+    """Return why a dataset is not learned whose answer is not named."""
+    answer = columns.rpartition("=")[2]
+    return (
+        f'{name} has a column "{answer}" that is likely the answer, and without it the prompts '
+        f"would be learned; write columns: {columns}"
+    )
+
+
+def _judged(name: str, reading: Reading) -> tuple[str, str]:
     """Return a dataset's kind ("" if unknown here) and what is wrong with it."""
     try:
-        return find_dataset(name, Reading(columns=columns)).kind, ""
+        return find_dataset(name, reading).kind, ""
     except BadConfiguration as error:
         return "", str(error)
     except DataMissing:

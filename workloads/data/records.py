@@ -1,31 +1,59 @@
 """Records of dataset files and hub datasets, each with its place for messages.
 
-A malformed record is an error: skipping it silently would make two runs on "the same" data differ.
-No torch: plans read the first records.
+Files are streamed, so that memory holds a record and not a file. A damaged file is refused with the
+place: leaving out what cannot be parsed would make two runs on "the same" data differ. No torch:
+plans read what jobs will read.
 """
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import csv
+import gzip
 import io
 import json
+import lzma
+import os
+import re
+import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.util import files
 
-#: Longer lines are refused: likely a wrong file.
+#: Longer records are refused: likely a wrong file.
 MAX_LINE_BYTES = 16 * files.MIB
-#: Limit of a JSON list, which is read at once.
-MAX_LIST_BYTES = 2 * 1024**3
+#: Limit of a file that is one JSON object with the list of records inside, which is read at once.
+MAX_OBJECT_BYTES = 256 * files.MIB
+_CHUNK_BYTES = files.MIB
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
-#: File endings of datasets.
-ENDINGS = (".json", ".jsonl", ".parquet", *_SEPARATORS)
+_ARROW = (".parquet", ".arrow")
+#: File endings of datasets, and those that may follow them; upper case is as good.
+ENDINGS = (".json", ".jsonl", ".ndjson", *_ARROW, *_SEPARATORS)
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 #: Files of an AdvertiseGen directory, in merge order.
 ADVERTISEGEN_FILES = ("train.json", "dev.json")
+#: What tools write beside data: datasets' save_to_disk, and downloads from the hub.
+_BESIDE_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "eval": "validation",
+}
+#: Directories below a dataset's that are looked into, and most files of a dataset.
+_DEPTH, _MOST_FILES = 3, 10_000
 
 #: A place, such as ``file:line``, and its record.
 Placed = tuple[str, Any]
@@ -35,15 +63,29 @@ class BadExample(BadConfiguration):
     """An example does not have the shape of its file; retrying on another node does not help."""
 
 
-def records(path: Path) -> Iterator[Placed]:
-    """Yield the records of a file, of AdvertiseGen's files, or of a directory's one kind of file.
+@dataclass(frozen=True, slots=True)
+class DataFiles:
+    """The files of a dataset, in order, and the split that they are; "" if it has none."""
+
+    files: tuple[Path, ...]
+    split: str = ""
+
+
+def ending_of(path: Path) -> str:
+    """The ending that says what a file holds, in lower case and without that of a compression."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
+
+
+def records(path: Path, split: str = "train") -> Iterator[Placed]:
+    """Yield the records of a file, or of a directory's files of a split; see ``data_files``.
 
     Raises:
         DataMissing: it cannot be read, or the directory has no such file.
-        BadConfiguration: malformed (BadExample), or the directory has several kinds of files.
+        BadConfiguration: malformed (BadExample), or the directory leaves open what to read.
     """
     try:
-        for file in _data_files(path) if path.is_dir() else [path]:
+        for file in data_files(path, split).files if path.is_dir() else [path]:
             yield from _records(file)
     except OSError as error:
         raise DataMissing(
@@ -51,51 +93,277 @@ def records(path: Path) -> Iterator[Placed]:
         ) from error
 
 
-def _data_files(directory: Path) -> list[Path]:
-    if merged := [directory / n for n in ADVERTISEGEN_FILES if (directory / n).is_file()]:
-        return merged
-    there = sorted(file for file in directory.iterdir() if file.suffix in ENDINGS)
+def data_files(directory: Path, split: str = "train") -> DataFiles:
+    """Return a directory's data files: AdvertiseGen's two, or the split of those named by splits
+    (the only one if there is no other and ``split`` is train), or all, if of one kind.
+
+    Hidden files and those that tools leave beside data are none; if the directory itself has no
+    data file, directories below it are looked into.
+
+    Raises:
+        DataMissing: it has no data file.
+        BadConfiguration: it has no such split, files of several kinds, or several datasets.
+    """
+    merged = tuple(directory / n for n in ADVERTISEGEN_FILES if (directory / n).is_file())
+    if merged and split == "train":
+        return DataFiles(merged)
+    there = _nearest(directory)
     if not there:
         raise DataMissing(
             f"dataset directory {directory} has neither {' nor '.join(ADVERTISEGEN_FILES)}, nor "
             f"another data file ({', '.join(ENDINGS)})"
         )
-    if len({file.suffix for file in there}) > 1:
-        names = ", ".join(file.name for file in there[:5])
+    by_split: dict[str, list[Path]] = {}
+    for file in there:
+        if name := _split_of(file.relative_to(directory)):
+            by_split.setdefault(name, []).append(file)
+    wanted = _SPLITS.get(split, split)
+    if wanted == "train" and len(by_split) == 1:
+        wanted = next(iter(by_split))
+    if by_split and wanted not in by_split:
+        raise BadConfiguration(
+            f"dataset directory {directory} has no split {split!r}; write split: "
+            f"{' or '.join(sorted(by_split))}"
+        )
+    if not by_split and wanted != "train":
+        raise BadConfiguration(
+            f"dataset directory {directory} has no split {split!r}: none of its files is named "
+            "after one; leave split out"
+        )
+    chosen = by_split.get(wanted, there)
+    if len({ending_of(file) for file in chosen}) > 1:
+        names = ", ".join(file.name for file in chosen[:5])
         raise BadConfiguration(
             f"dataset directory {directory} has files of several kinds ({names}); name one of them"
         )
-    return there
+    if len(parents := sorted({file.parent.name for file in chosen})) > 1:
+        raise BadConfiguration(
+            f"dataset directory {directory} has several datasets ({', '.join(parents[:5])}); name "
+            "one of its directories"
+        )
+    return DataFiles(tuple(chosen), wanted if by_split else "")
+
+
+def _nearest(directory: Path) -> list[Path]:
+    """The data files of a directory, or of those below it at the least depth that has any."""
+    level = [directory]
+    for _ in range(_DEPTH + 1):
+        there: list[Path] = []
+        below: list[Path] = []
+        for parent in level:
+            with os.scandir(parent) as entries:
+                for entry in entries:
+                    if entry.name.startswith((".", "_")) or entry.name in _BESIDE_DATA:
+                        continue
+                    path = Path(entry.path)
+                    if entry.is_dir():
+                        below.append(path)
+                    elif ending_of(path) in ENDINGS:
+                        there.append(path)
+            if len(there) + len(below) > _MOST_FILES:
+                raise BadConfiguration(
+                    f"{directory} holds more than {_MOST_FILES:,} files and directories; name the "
+                    "dataset's own"
+                )
+        if there:
+            return sorted(there)
+        level = sorted(below)
+    return []
+
+
+def _split_of(path: Path) -> str:
+    """The split that a file's or its directory's name tells; "" if none."""
+    words = (word for part in reversed(path.parts) for word in re.split(r"[^a-z]+", part.lower()))
+    return next((_SPLITS[word] for word in words if word in _SPLITS), "")
 
 
 def _records(path: Path) -> Iterator[Placed]:
-    if path.suffix == ".parquet":
-        return _parquet(path)
-    if path.suffix in _SEPARATORS:
-        return _table(path)
-    with files.opened(path) as content:
-        first = content.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-    if first == b"[":
-        return _json_list(path)
-    if first in (b"{", b"") or path.suffix in ENDINGS:
-        return _json_lines(path)
-    raise BadExample(f"{path}: its name ends in none of {', '.join(ENDINGS)}, and it is no JSON")
+    ending = ending_of(path)
+    if ending in _ARROW:
+        yield from _arrow(path)
+        return
+    try:
+        with _content(path) as content:
+            beginning = content.peek(4096)[:4096]
+            encoding = _encoding_of(beginning)
+            if ending in _SEPARATORS:
+                yield from _table(path, content, encoding, _SEPARATORS[ending])
+                return
+            first = beginning.decode(encoding, "ignore").lstrip("\ufeff \t\r\n")[:1]
+            if first == "[":
+                yield from _json_list(path, _pieces(path, content, encoding))
+            elif first in ("{", "") or ending in ENDINGS:
+                yield from _json_lines(path, content, encoding)
+            else:
+                raise BadExample(
+                    f"{path}: its name ends in none of {', '.join(ENDINGS)}, and it is no JSON"
+                )
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise BadExample(f"{path}: damaged, or not compressed as its name says: {error}") from error
 
 
-def _json_lines(path: Path) -> Iterator[Placed]:
-    with files.opened(path) as lines:
-        for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES + 1), b""), 1):
-            where = f"{path}:{number}"
-            if len(line) > MAX_LINE_BYTES:
-                raise BadExample(f"{where}: line longer than {MAX_LINE_BYTES:,} bytes")
-            if line.strip():
-                yield where, _json(line, where)
+@contextmanager
+def _content(path: Path) -> Iterator[io.BufferedReader]:
+    """A file's bytes, without its compression."""
+    with ExitStack() as stack:
+        raw: BinaryIO = stack.enter_context(files.opened(path))
+        match path.suffix.lower():
+            case ".gz":
+                raw = cast("BinaryIO", stack.enter_context(gzip.GzipFile(fileobj=raw)))
+            case ".bz2":
+                raw = cast("BinaryIO", stack.enter_context(bz2.BZ2File(raw)))
+            case ".xz":
+                raw = cast("BinaryIO", stack.enter_context(lzma.LZMAFile(raw)))
+            case ".zst":
+                import pyarrow
+
+                raw = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd")
+        if isinstance(raw, io.BufferedReader):
+            yield raw
+        else:
+            yield stack.enter_context(io.BufferedReader(cast("io.RawIOBase", raw)))
 
 
-def _json_list(path: Path) -> Iterator[Placed]:
-    content = _json(files.read_bytes(path, limit_bytes=MAX_LIST_BYTES), str(path))
-    for number, record in enumerate(content, 1):
-        yield f"{path}: example {number}", record
+def _encoding_of(beginning: bytes) -> str:
+    """UTF-8, or what a byte-order mark tells (Excel and PowerShell write UTF-16)."""
+    return "utf-16" if beginning[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def _pieces(path: Path, content: BinaryIO, encoding: str) -> Iterator[str]:
+    """A file's text, piece by piece."""
+    decoder, read = codecs.getincrementaldecoder(encoding)(), 0
+    while data := content.read(_CHUNK_BYTES):
+        try:
+            yield decoder.decode(data)
+        except UnicodeDecodeError as error:
+            raise BadExample(_not_utf8(str(path), read + error.start)) from error
+        read += len(data)
+
+
+def _lines(path: Path, content: BinaryIO, encoding: str) -> Iterator[bytes]:
+    if encoding != "utf-8-sig":
+        text = io.TextIOWrapper(content, encoding=encoding)
+        content = cast("BinaryIO", _Recoded(text))
+    for number, line in enumerate(iter(lambda: content.readline(MAX_LINE_BYTES + 1), b""), 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise BadExample(f"{path}:{number}: line longer than {MAX_LINE_BYTES:,} bytes")
+        yield line
+
+
+@dataclass(slots=True)
+class _Recoded:
+    """Lines of a text as UTF-8."""
+
+    text: io.TextIOWrapper
+
+    def readline(self, limit: int) -> bytes:
+        """The next line, up to a number of characters."""
+        return self.text.readline(limit).encode()
+
+
+def _json_lines(path: Path, content: io.BufferedReader, encoding: str) -> Iterator[Placed]:
+    lines = _lines(path, content, encoding)
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            record = _json(line, where)
+        except BadExample:
+            if number > 1 or line.strip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
+                raise
+            yield from _in_one_object(path, b"".join(chain([line], _up_to(lines))), where)
+            return
+        yield where, record
+
+
+def _up_to(lines: Iterator[bytes]) -> Iterator[bytes]:
+    size = 0
+    for line in lines:
+        size += len(line)
+        if size > MAX_OBJECT_BYTES:
+            return
+        yield line
+
+
+def _in_one_object(path: Path, text: bytes, where: str) -> Iterator[Placed]:
+    """The records of a file that is one JSON object with one list of objects, as some tools
+    write."""
+    try:
+        value = json.loads(text.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        _json(text.splitlines()[0], where)  # it is no line either: say so
+        raise
+    lists = {k: v for k, v in value.items() if isinstance(v, list) and v and _are_objects(v)}
+    if len(lists) != 1:
+        raise BadExample(
+            f"{path}: one JSON object with {', '.join(map(str, value)):.200}; expected a list of "
+            "objects, or one object a line"
+        )
+    (name,) = lists
+    for number, record in enumerate(lists[name], 1):
+        yield f"{path}: example {number} of {name!r}", record
+
+
+def _are_objects(values: list[Any]) -> bool:
+    return all(isinstance(value, dict) for value in values)
+
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def _json_list(path: Path, pieces: Iterator[str]) -> Iterator[Placed]:
+    """The entries of a JSON list, of which memory holds a few pieces at a time."""
+    decoder = json.JSONDecoder()
+    text, at, line, number = next(pieces, ""), 0, 1, 0
+    at = text.index("[") + 1
+    closed = False
+    comma = True  # whether an entry may come: after a comma, or at the beginning
+    while True:
+        begin, at = at, _end_of_space(text, at)
+        line += text.count("\n", begin, at)
+        if at == len(text):
+            if (piece := next(pieces, None)) is None:
+                break
+            text, at = piece, 0
+            continue
+        where = f"{path}:{line}: example {number + 1}"
+        if closed:
+            raise BadExample(f"{path}:{line}: something stands behind the list")
+        if text[at] == "]" and (not comma or not number):
+            closed, at = True, at + 1
+            continue
+        if not comma:
+            if text[at] != ",":
+                raise BadExample(f"{where}: not JSON (no comma before it)")
+            comma, at = True, at + 1
+            continue
+        problem = ""
+        try:
+            record, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            end = len(text)
+            problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        # What ends where the text does may go on. Twice the text each time keeps this linear.
+        if end == len(text) and (piece := next(pieces, None)) is not None:
+            text, part, at = text[at:] + piece, len(text) - at, 0
+            while len(text) < 2 * part and (piece := next(pieces, None)) is not None:
+                text += piece
+            if part > MAX_LINE_BYTES:
+                raise BadExample(f"{where}: longer than {MAX_LINE_BYTES:,} bytes, or {problem}")
+            continue
+        if problem:
+            raise BadExample(f"{where}: not JSON ({problem})")
+        yield where, record
+        line += text.count("\n", at, end)
+        number, at, comma = number + 1, end, False
+    if not closed:
+        raise BadExample(f"{path}:{line}: the list does not end; the file is cut off")
+
+
+def _end_of_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
 
 
 def _json(text: bytes, where: str) -> Any:
@@ -103,7 +371,7 @@ def _json(text: bytes, where: str) -> Any:
     try:
         return json.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise BadExample(f"{where}: not UTF-8 (byte {error.start + 1}); {expected}") from error
+        raise BadExample(f"{_not_utf8(where, error.start)}; {expected}") from error
     except (ValueError, RecursionError) as error:
         message = str(error)
         if isinstance(error, json.JSONDecodeError) and error.lineno == 1:
@@ -111,33 +379,51 @@ def _json(text: bytes, where: str) -> Any:
         raise BadExample(f"{where}: not JSON ({message}); {expected}") from error
 
 
-def _parquet(path: Path) -> Iterator[Placed]:
+def _not_utf8(where: str, byte: int) -> str:
+    return f"{where}: not UTF-8 (byte {byte + 1}); save it as UTF-8 (iconv -f GBK -t UTF-8, say)"
+
+
+def _arrow(path: Path) -> Iterator[Placed]:
+    """Rows of a Parquet file, or of an Arrow file or stream, as ``datasets`` saves."""
     import pyarrow
-    from pyarrow import parquet
 
     try:
-        with files.opened(path) as content, parquet.ParquetFile(content) as table:
-            batches = table.iter_batches(batch_size=1024)
-            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        with files.opened(path) as content:
+            rows = chain.from_iterable(b.to_pylist() for b in _batches(content, ending_of(path)))
             for number, record in enumerate(rows, 1):
                 yield f"{path}: row {number}", record
     except pyarrow.ArrowException as error:
-        raise BadExample(f"{path}: no Parquet file: {error}") from error
+        kind = "Parquet" if ending_of(path) == ".parquet" else "Arrow"
+        raise BadExample(f"{path}: no {kind} file: {error}") from error
 
 
-def _table(path: Path) -> Iterator[Placed]:
+def _batches(content: BinaryIO, ending: str) -> Iterator[Any]:
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    if ending == ".parquet":
+        with parquet.ParquetFile(content) as table:
+            yield from table.iter_batches(batch_size=1024)
+        return
+    try:
+        stream = ipc.open_stream(content)
+    except pyarrow.ArrowInvalid:
+        content.seek(0)
+        file = ipc.open_file(content)
+        yield from map(file.get_batch, range(file.num_record_batches))
+    else:
+        yield from stream
+
+
+def _table(path: Path, content: BinaryIO, encoding: str, separator: str) -> Iterator[Placed]:
     csv.field_size_limit(MAX_LINE_BYTES)
-    separator = _SEPARATORS[path.suffix]
-    with (
-        files.opened(path) as content,
-        io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as text,
-    ):
+    with io.TextIOWrapper(content, encoding=encoding, newline="") as text:
         table = csv.DictReader(text, delimiter=separator, strict=True)
         try:
-            names = table.fieldnames or ()
+            table.fieldnames = names = [name.strip() for name in table.fieldnames or ()]
             if len(names) == 1 and (other := next((c for c in ";\t,|" if c in names[0]), "")):
                 raise BadExample(
-                    f"{path}:1: the columns are divided by {other!r}; {path.suffix} wants "
+                    f"{path}:1: the columns are divided by {other!r}; {ending_of(path)} wants "
                     f"{separator!r}"
                 )
             for record in table:

@@ -19,24 +19,34 @@ from workloads.base import BadConfiguration
 from workloads.data.records import BadExample
 from workloads.util import files
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Unusable(BadExample):
+    """A record of its file's shape that no job can use; it is left out and counted by ``kind``."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of a conversation."""
+    """One turn of a conversation; an assistant's may call tools and have no text."""
 
     role: Role
     text: str
+    tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """A prompt and its reference output (empty if there is none)."""
 
-    content: str
+    content: str  # "" where the last turn is a tool's, which then stands in ``earlier``
     summary: str = ""
     earlier: tuple[Turn, ...] = ()  # turns before ``content``, which is the user's
+    joined: bool = False  # neighbouring turns of one role were joined
     synthetic: bool = False  # generated; written as ``"synthetic": true``
 
 
@@ -68,14 +78,24 @@ def write_json_lines(path: Path, examples: Iterable[Example]) -> None:
 #: A record: values by column.
 Record = Mapping[str, Any]
 
+#: Names of roles and speakers, in lower case.
 _ROLES: dict[str, Role] = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "bot": "assistant",
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter", "question"), "user"),
+    **dict.fromkeys(
+        ("assistant", "gpt", "bot", "chatgpt", "model", "ai", "function_call"), "assistant"
+    ),
+    **dict.fromkeys(("bing", "bard", "claude", "chatbot", "answer"), "assistant"),
+    **dict.fromkeys(("tool", "function", "observation", "ipython", "function_response"), "tool"),
 }
+#: Columns that hold an answer in data which people have; beside a prompt without the usual answer,
+#: one of them is likely what fine-tuning should learn.
+LIKELY_ANSWERS = (
+    *("response", "output", "answer", "answers", "completion", "chosen", "target", "targets"),
+    *("reply", "solution", "summary", "highlights", "canonical_solution", "reference"),
+)
+#: Columns that change what a question means; a shape that does not read them is not taken.
+_MORE_OF_A_PROMPT = {"context", "passage", "choices", "options", "document", "system_prompt"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +107,13 @@ class Shape:
     learned: str  # the part that fine-tuning learns, for the row
     written: str  # a JSON sample, for messages
     read: Callable[[Record], Example]
+    whole: bool = False  # not of records with further columns that belong to a prompt
+
+    def fits(self, record: Record) -> bool:
+        """Return whether a record has this shape's columns."""
+        if not all(name in record for name in self.needs):
+            return False
+        return not (self.whole and (_MORE_OF_A_PROMPT - set(self.columns)) & record.keys())
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -101,33 +128,81 @@ def _texts(prompt: str, answer: str) -> Callable[[Record], Example]:
     )
 
 
-def _alpaca(record: Record) -> Example:
-    instruction, about = _text(record, "instruction"), _text(record, "input", empty=True)
-    content = f"{instruction}\n\n{about}" if about.strip() else instruction
-    return Example(content=content, summary=_text(record, "output", empty=True))
+def _about(prompt: str, about: str, answer: str) -> Callable[[Record], Example]:
+    """Read a prompt that a second text follows, which may be empty, and an answer."""
+
+    def read(record: Record) -> Example:
+        asked, more = _text(record, prompt), _text(record, about, empty=True)
+        content = f"{asked}\n\n{more}" if more.strip() else asked
+        return Example(content=content, summary=_text(record, answer, empty=True))
+
+    return read
+
+
+def _with_system(record: Record) -> Example:
+    system = _text(record, "system_prompt", empty=True)
+    return Example(
+        content=_text(record, "question"),
+        summary=_text(record, "response", empty=True),
+        earlier=(Turn(role="system", text=system),) if system.strip() else (),
+    )
+
+
+def _squad(record: Record) -> Example:
+    answers = record.get("answers")
+    texts = answers.get("text") if isinstance(answers, Mapping) else None
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise Unusable('"answers" has no list of texts')
+    question = f"{_text(record, 'context')}\n\n{_text(record, 'question')}"
+    return Example(content=question, summary=texts[0] if texts else "")
 
 
 def _chat(*columns: str) -> Callable[[Record], Example]:
-    """Read a conversation: the last answer is learned, all before it is the prompt."""
+    """Read a conversation: the last answer is learned, all before it is the prompt. Neighbouring
+    turns of one role are joined, since chat templates want them to alternate."""
 
     def read(record: Record) -> Example:
         turns = [turn for name in columns if record.get(name) for turn in _turns(record, name)]
         if not turns:
-            raise BadExample(f'"{columns[0]}" is no list of turns')
+            raise Unusable(f'"{columns[0]}" is no list of turns')
+        count, turns = len(turns), _joined(turns)
         answers = [index for index, turn in enumerate(turns) if turn.role == "assistant"]
         summary = turns[answers[-1]].text if answers else ""
-        turns = turns[: answers[-1]] if answers else turns
-        if not turns or turns[-1].role != "user":
-            raise BadExample("no turn of the user stands before the last answer")
-        return Example(content=turns[-1].text, summary=summary, earlier=tuple(turns[:-1]))
+        before = turns[: answers[-1]] if answers else turns
+        if not before or before[-1].role not in ("user", "tool"):
+            raise Unusable("no turn of the user stands before the last answer")
+        joined = len(turns) < count
+        if before[-1].role == "tool":
+            return Example(content="", summary=summary, earlier=tuple(before), joined=joined)
+        asked = before.pop().text
+        return Example(content=asked, summary=summary, earlier=tuple(before), joined=joined)
 
     return read
+
+
+def _joined(turns: Sequence[Turn]) -> list[Turn]:
+    """Turns with neighbours of one role as one, but for calls of tools and what they gave."""
+    joined: list[Turn] = []
+    for turn in turns:
+        last = joined[-1] if joined else None
+        if last is None or last.role != turn.role or turn.role == "tool" or last.tool_calls:
+            joined.append(turn)
+        else:
+            text = (
+                f"{last.text}\n\n{turn.text}" if last.text and turn.text else last.text + turn.text
+            )
+            joined[-1] = replace(turn, text=text)
+    return joined
 
 
 def _prompt(record: Record) -> Example:
     several = isinstance(record.get("prompt"), list)
     read = _chat if several else _texts
     return read("prompt", "completion")(record)
+
+
+def _written(prompt: str, answer: str) -> str:
+    return f'{{"{prompt}": "…", "{answer}": "…"}}'
 
 
 #: Learned part of examples with an answer, and without one, for rows.
@@ -155,7 +230,37 @@ SHAPES = (
         may_have=("input",),
         learned=ANSWER,
         written='{"instruction": "…", "input": "", "output": "…"}',
-        read=_alpaca,
+        read=_about("instruction", "input", "output"),
+    ),
+    Shape(  # Dolly's
+        needs=("instruction", "response"),
+        may_have=("context",),
+        learned=ANSWER,
+        written='{"instruction": "…", "context": "", "response": "…"}',
+        read=_about("instruction", "context", "response"),
+    ),
+    Shape(  # OpenOrca's
+        needs=("question", "response", "system_prompt"),
+        learned=ANSWER,
+        written='{"system_prompt": "…", "question": "…", "response": "…"}',
+        read=_with_system,
+    ),
+    Shape(  # SQuAD's
+        needs=("context", "question", "answers"),
+        learned="the first answer",
+        written='{"context": "…", "question": "…", "answers": {"text": ["…"]}}',
+        read=_squad,
+    ),
+    *(
+        Shape(needs=pair, learned=learned, read=_texts(*pair), whole=True, written=_written(*pair))
+        for *pair, learned in (
+            ("question", "answer", ANSWER),  # GSM8K's
+            ("problem", "solution", ANSWER),  # MATH's
+            ("query", "response", ANSWER),  # MetaMath's
+            ("inputs", "targets", ANSWER),  # Aya's and FLAN's
+            ("document", "summary", "the summary"),  # XSum's
+            ("dialogue", "summary", "the summary"),  # SAMSum's
+        )
     ),
     Shape(  # a chat: turns with ``role`` and ``content``
         needs=("messages",),
@@ -191,6 +296,7 @@ class Columns:
 
     shape: Shape
     names: Mapping[str, str] = field(default_factory=dict)  # from the shape's to the dataset's
+    unnamed: str = ""  # ``columns:`` that would name a likely answer, which is not read
 
     def example(self, record: object, where: str) -> Example:
         """Parse a record; raises BadExample, whose message begins with ``where``."""
@@ -201,11 +307,22 @@ class Columns:
             record = {name: record.get(self.names.get(name, name)) for name in columns}
         try:
             example = self.shape.read(record)
-        except BadExample as error:
+            _check_text(text_of(example))
+        except Unusable as error:
             text = f"{error}; expected {self.shape.written}"
             renamed = re.sub(r'"(\w+)"', lambda m: f'"{self.names.get(m[1], m[1])}"', text)
-            raise BadExample(f"{where}: {renamed}") from None
+            unusable = Unusable(error.kind)
+            unusable.args = (f"{where}: {renamed}",)
+            raise unusable from None
         return replace(example, synthetic=record.get("synthetic", False) is True)
+
+
+def _check_text(text: str) -> None:
+    try:
+        if not text.isascii():
+            text.encode()
+    except UnicodeEncodeError:
+        raise Unusable("half a character (a lone surrogate) in its text") from None
 
 
 def columns_named(text: str) -> Columns:
@@ -236,11 +353,18 @@ def columns_of(record: object, where: str) -> Columns:
     if not isinstance(record, Mapping):
         raise BadExample(f"{where}: {_kind(record)}; {_expected()}")
     for shape in SHAPES:
-        if all(name in record for name in shape.needs):
-            return Columns(shape)
+        if shape.fits(record):
+            answered = len(shape.needs) > 1 or any(name in record for name in shape.may_have)
+            likely = () if answered or shape.learned == _LAST else LIKELY_ANSWERS
+            answer = next((name for name in likely if name in record), "")
+            pair = f"prompt={shape.needs[0]}, completion={answer}"
+            return Columns(shape, unnamed=pair if answer else "")
     names = ", ".join(map(str, record)) or "nothing"
     texts = [str(name) for name, value in record.items() if isinstance(value, str)]
+    likely = next((name for name in texts if name in LIKELY_ANSWERS), None)
     question, answer = texts[:2] if len(texts) > 1 else ("question", "reply")
+    if likely is not None and len(texts) > 1:
+        question, answer = next(name for name in texts if name != likely), likely
     hint = f"or name them, such as columns: prompt={question:.40}, completion={answer:.40}"
     raise BadExample(f"{where}: has {names:.200}; {_expected()}, {hint}")
 
@@ -261,25 +385,60 @@ def _text(record: Record, name: str, *, empty: bool = False) -> str:
     value = record.get(name)
     if value is None and empty:
         return ""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
     if isinstance(value, str) and (empty or value.strip()):
         return value
     if value is None or isinstance(value, (str, list, Mapping)):
-        raise BadExample(f'no text under "{name}"')
-    raise BadExample(f'"{name}" is {_kind(value)}, no text')
+        raise Unusable(f'no text under "{name}"')
+    raise Unusable(f'"{name}" is {_kind(value)}, no text')
 
 
 def _turns(record: Record, name: str) -> Iterator[Turn]:
     entries = record[name]
     if not isinstance(entries, Sequence) or isinstance(entries, str):
-        raise BadExample(f'"{name}" is no list of turns')
+        raise Unusable(f'"{name}" is no list of turns')
     for number, entry in enumerate(entries, 1):
         turn = f'turn {number} of "{name}"'
         if not isinstance(entry, Mapping):
-            raise BadExample(f"{turn} is {_kind(entry)}")
-        role = _ROLES.get(str(entry.get("role", entry.get("from"))).lower())
-        text = entry.get("content", entry.get("value"))
+            raise Unusable(f"{turn} is {_kind(entry)}")
+        role = _ROLES.get(
+            str(entry.get("role") or entry.get("from") or entry.get("speaker")).lower()
+        )
+        text = next((entry[key] for key in ("content", "value", "text") if key in entry), None)
+        calls = entry.get("tool_calls")
+        tool_calls = tuple(calls) if isinstance(calls, list) and _are_mappings(calls) else ()
         if role is None:
-            raise BadExample(f"{turn} has none of the roles {', '.join(_ROLES)}")
+            raise Unusable(
+                f"{turn} has none of the roles {', '.join(dict.fromkeys(_ROLES.values()))}"
+            )
+        if text is None and tool_calls and role == "assistant":
+            text = ""
+        if isinstance(text, list):
+            text = _text_of_parts(text, turn)
         if not isinstance(text, str):
-            raise BadExample(f"{turn} has no text")
-        yield Turn(role=role, text=text)
+            raise Unusable(f"{turn} has no text")
+        yield Turn(role=role, text=text, tool_calls=tool_calls)
+
+
+def _are_mappings(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, Mapping) for value in values)
+
+
+def _text_of_parts(parts: Sequence[Any], turn: str) -> str:
+    """The texts of content parts, as newer chat interfaces write them."""
+    texts = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str) or part.get("type", "text") not in (
+            "text",
+            "input_text",
+            "output_text",
+        ):
+            kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
+            raise Unusable(f"{turn} has a part that is no text ({kind!s:.40})")
+        texts.append(text)
+    return "\n".join(texts)

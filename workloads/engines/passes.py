@@ -243,7 +243,7 @@ def check_length(longest: int, output_tokens: int, engine: GenerationEngine) -> 
     if room is not None and total > room:
         raise BadConfiguration(
             f"{text}generated, which is more than the model's {room} positions; lower "
-            "output_tokens or set input_tokens"
+            "output_tokens, set input_tokens, or write too_long: cut or skip"
         )
 
 
@@ -341,5 +341,5 @@ def result_of(
         synthetic_data=dataset.synthetic,
         precision_detail=engine.weights.detail,
         metrics={**engine.figures, **(metrics or {})},
-        details={**engine.details, **details},
+        details={**engine.details, **dataset.details, **details},
     )

@@ -8,6 +8,7 @@ content which spells ``<|system|>`` cannot pose as a turn (prompt injection).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from workloads.models.chatglm3.tokenizer import PROMPT_LAYOUT
 
 if TYPE_CHECKING:
     from workloads.models.loading import ModelSource
+
+
+class NotRendered(BadConfiguration):
+    """A chat template refuses the turns of one example; another may do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +53,11 @@ def encode_prompt(
 ) -> list[int]:
     """Encode ``text`` as a user turn to be answered; without a layout, turns are paragraphs."""
     layout = layout_of(tokenizer)
-    turns = (*earlier, Turn(role="user", text=text))
+    turns = turns_of(text, earlier)
     if layout == "chatglm3":
-        return encode_messages(tokenizer, [Message(role=t.role, content=t.text) for t in turns])
+        roles: Any = {"tool": "observation"}
+        messages = [Message(role=roles.get(t.role, t.role), content=t.text) for t in turns]
+        return encode_messages(tokenizer, messages)
     if layout == "chat-template":
         return _ids(tokenizer, _rendered(tokenizer, turns, add_generation_prompt=True))
     ids = _ids(tokenizer, "\n\n".join(turn.text for turn in turns))
@@ -60,6 +67,11 @@ def encode_prompt(
         name = source.entry.name if source is not None else "the model"
         raise BadConfiguration(f"an empty prompt gives no token at all for {name}")
     return ids
+
+
+def turns_of(text: str, earlier: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return a prompt's turns: the earlier ones, and the user's unless a tool's is the last."""
+    return (*earlier, Turn(role="user", text=text)) if text or not earlier else tuple(earlier)
 
 
 def encode_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
@@ -83,8 +95,7 @@ def encode_answer(
     if layout == "chatglm3":
         ids = _encode_as_text(tokenizer, "\n") + _encode_as_text(tokenizer, answer)
     elif layout == "chat-template":
-        turns = (*earlier, Turn(role="user", text=text))
-        return _ids(tokenizer, _answer_from_template(tokenizer, turns, answer))
+        return _ids(tokenizer, _answer_from_template(tokenizer, turns_of(text, earlier), answer))
     else:
         ids = _ids(tokenizer, answer)
     return [*ids, tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else ids
@@ -107,7 +118,7 @@ def _id(tokenizer: Any, token: str) -> int:
 
 
 def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: bool) -> str:
-    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    messages = [_message(turn) for turn in turns]
     try:
         return str(
             tokenizer.apply_chat_template(
@@ -116,9 +127,24 @@ def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: b
         )
     except TemplateError as error:  # e.g. system turns are not supported
         roles = ", ".join(turn.role for turn in turns)
-        raise BadConfiguration(
+        raise NotRendered(
             f"the model's chat template refuses the turns {roles}: {error}"
         ) from error
+
+
+def _message(turn: Turn) -> dict[str, Any]:
+    """A turn as templates expect it; arguments of calls are objects, not their JSON."""
+    if not turn.tool_calls:
+        return {"role": turn.role, "content": turn.text}
+    calls = []
+    for call in turn.tool_calls:
+        function = call.get("function")
+        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+            with contextlib.suppress(ValueError):
+                arguments = json.loads(function["arguments"])
+                call = {**call, "function": {**function, "arguments": arguments}}
+        calls.append(call)
+    return {"role": turn.role, "content": turn.text, "tool_calls": calls}
 
 
 def _answer_from_template(tokenizer: Any, turns: Sequence[Turn], answer: str) -> str:

@@ -18,8 +18,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workloads.base import BadConfiguration, JobContext, Request, Unsupported
-from workloads.data.datasets import Dataset, load_dataset
-from workloads.models.prompts import encode_answer, encode_prompt
+from workloads.data.datasets import Dataset, load_dataset, unnamed
+from workloads.models.prompts import NotRendered, encode_answer, encode_prompt
 
 if TYPE_CHECKING:
     import torch
@@ -107,9 +107,7 @@ class TrainingSample:
 def encode(examples: Sequence[Example], count: int, form: SampleFormat) -> Encoded:
     """The first ``count`` examples as samples of a causal language model."""
     form.check_length("max_length", form.max_length)
-    return Encoded(
-        samples=encode_samples(examples, count, form.tokenizer, form.source, form.max_length)
-    )
+    return encode_samples(examples, count, form.tokenizer, form.source, form.max_length)
 
 
 def encode_samples(
@@ -118,18 +116,39 @@ def encode_samples(
     tokenizer: Any,
     source: ModelSource,
     max_length: int,
-) -> list[TrainingSample]:
-    """The first ``count`` examples as samples, repeated cyclically if there are fewer."""
-    samples = []
-    for example in examples[:count]:
-        prompt = encode_prompt(tokenizer, source, example.content, example.earlier)
-        if example.summary:
-            answer = encode_answer(tokenizer, example.content, example.summary, example.earlier)
+) -> Encoded:
+    """The first ``count`` examples as samples, repeated cyclically if there are fewer.
+
+    Those that the chat template refuses are left out and counted; if they are more than half, the
+    first refusal is raised.
+    """
+    samples: list[TrainingSample] = []
+    refused: list[NotRendered] = []
+    for example in examples:
+        if len(samples) == count:
+            break
+        try:
+            prompt = encode_prompt(tokenizer, source, example.content, example.earlier)
+            answer = (
+                encode_answer(tokenizer, example.content, example.summary, example.earlier)
+                if example.summary
+                else []
+            )
+        except NotRendered as error:
+            refused.append(error)
+            continue
+        if answer:
             prompt, answer = cut(prompt, answer, max_length)
             samples.append(TrainingSample((*prompt, *answer), len(prompt)))
         else:
             samples.append(TrainingSample(tuple(prompt[:max_length]), 1))
-    return [samples[index % len(samples)] for index in range(count)]
+    if len(refused) > len(samples):
+        raise refused[0]
+    details = {}
+    if refused:
+        details["not_rendered"] = f"{len(refused):,} examples are left out; first: {refused[0]}"
+    repeated = [samples[index % len(samples)] for index in range(count)]
+    return Encoded(samples=repeated, details=details)
 
 
 def cut(
@@ -161,6 +180,8 @@ def read_samples(
 ) -> ReadSamples:
     """Read training and held-out samples."""
     dataset = load_dataset(request.dataset, method.reading())
+    if dataset.unnamed:
+        raise BadConfiguration(unnamed(request.dataset, dataset.unnamed))
     at_once = request.batch_size * layout.data_size
     examples, held_out = split(dataset.examples, method.held_out, request.dataset)
     encode = task.function("encode")

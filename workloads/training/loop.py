@@ -180,6 +180,7 @@ class _TrainingJob:
             **self.details,
             **data.details,
             "learned": source.dataset.learned,
+            **source.dataset.details,
             **source.encoded.details,
             **training.details,
             "optimizer_state_bytes": str(tensor_bytes([*training.optimizer.state.values()])),

@@ -60,7 +60,7 @@ def test_training_learns_from_what_plain_torch_computes() -> None:
     student = distillation.make_student(teacher, 2, None)
     reading = method_of({"samples": 8, "max_length": 48, "held_out": 4}).reading()
     examples = load_dataset("advertisegen-synthetic", reading).examples
-    samples = encode_samples(examples, 4, load_tokenizer(source), source, 48)
+    samples = encode_samples(examples, 4, load_tokenizer(source), source, 48).samples
     batch = padded(samples, 0)
     with torch.no_grad():
         ours, theirs = (m(**batch.arguments()).logits[:, :-1] for m in (student, teacher))

@@ -46,7 +46,7 @@ def learned(method: str, precision: str) -> Result:
 def samples_of(dataset: str, count: int, first: int = 0) -> list[TrainingSample]:
     """Samples of a dataset, from the one of a number on, as the embedded model learns them."""
     source, examples = open_model(MODEL), load_examples(dataset)[first:]
-    return encode_samples(examples, count, load_tokenizer(source), source, 160)
+    return encode_samples(examples, count, load_tokenizer(source), source, 160).samples
 
 
 def plain_loss(samples: list[TrainingSample]) -> float:
@@ -165,14 +165,14 @@ def test_samples_end_as_the_model_should() -> None:
     source = open_model(MODEL)
     tokenizer = load_tokenizer(source)
     examples = load_examples("advertisegen-synthetic")
-    whole = encode_samples(examples, 8, tokenizer, source, 4000)
+    whole = encode_samples(examples, 8, tokenizer, source, 4000).samples
     for example, sample in zip(examples, whole, strict=False):
         prompt = encode_prompt(tokenizer, source, example.content)
         assert list(sample.ids[: sample.prompt_tokens]) == prompt
         assert sample.ids[-1] == tokenizer.eos_token_id
         answer = tokenizer.decode(sample.ids[sample.prompt_tokens : -1])
         assert answer.strip() == example.summary
-    for sample in encode_samples(examples, 8, tokenizer, source, 24):
+    for sample in encode_samples(examples, 8, tokenizer, source, 24).samples:
         assert len(sample.ids) == 24 and sample.learned_tokens >= 12
 
 

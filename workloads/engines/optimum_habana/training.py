@@ -326,6 +326,7 @@ def _run(request: Request, context: JobContext) -> Result:
     after, measured = first_loss(applied.model, data, rows, rank), steps.measured()
     details = {
         "learned": dataset.learned,
+        **dataset.details,
         **encoded.details,
         "method": method.method,
         "trainer": base_trainer.__name__,
