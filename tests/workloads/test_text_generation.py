@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from workloads.base import BadConfiguration, DataMissing, MeasureSettings, Unsupported
 from workloads.engines.loaded import Generated
 from workloads.engines.passes import BatchedPass, Prompt
+from workloads.engines.transformers.generation import TransformersEngine
 from workloads.models import precision
 from workloads.models.loading import load_tokenizer, open_model
-from workloads.models.prompts import encode_prompt
+from workloads.models.prompts import NotRendered, encode_prompt
 from workloads.registry import TaskSpec
 from workloads.text_generation import bring_to_length
 
@@ -285,3 +286,48 @@ def test_a_job_cut_by_its_time_limit_keeps_what_it_measured(worker: Worker, data
     assert result.stop_reason == "time_limit"
     assert [(s.batch, s.complete) for s in result.samples] == [(0, False)]
     assert [item.index for item in result.items] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("too_long", "texts", "name", "detail"),
+    [
+        ("cut", 3, "prompts_cut", "1, to 60 tokens"),
+        ("skip", 2, "prompts_left_out", "1; the first: 10"),
+    ],
+)
+def test_prompts_without_room_are_cut_or_left_out_and_counted(
+    tmp_path: Path, too_long: str, texts: int, name: str, detail: str
+) -> None:
+    path = write_dataset(tmp_path / "d.jsonl", ["你好", "裙" * 100, "上衣"])
+    changes = {"output_tokens": 4, "prompts": 3, "batch_size": 1}
+    worker = Worker()
+    worker.run(path, **changes)
+    ((key, resident),) = worker.loaded.items()
+    short = dataclasses.replace(resident.engine, context_length=64)
+    worker.loaded[key] = dataclasses.replace(resident, engine=short)
+    with pytest.raises(BadConfiguration, match="write too_long: cut or skip"):
+        worker.run(path, **changes)
+    result = worker.run(path, too_long=too_long, **changes)
+    assert len({item.index for item in result.items}) == texts
+    assert result.details[name].startswith(detail)
+
+
+def test_a_conversation_that_the_chat_template_refuses_is_left_out(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = TransformersEngine.encode
+
+    def refusing(self: Any, text: str, earlier: Sequence[Any] = ()) -> list[int]:
+        if text == "odd":
+            raise NotRendered("roles must alternate")
+        return encode(self, text, earlier)
+
+    monkeypatch.setattr(TransformersEngine, "encode", refusing)
+    changes = {"output_tokens": 2, "prompts": 3, "batch_size": 1}
+    path = write_dataset(tmp_path / "d.jsonl", ["你好", "odd", "上衣"])
+    result = worker.run(path, **changes)
+    assert [item.index for item in result.items] == [0, 2, 0]
+    assert result.details["prompts_left_out"] == "1; the first: roles must alternate"
+    path = write_dataset(tmp_path / "most.jsonl", ["odd", "odd", "上衣"])
+    with pytest.raises(BadConfiguration, match="must alternate"):
+        worker.run(path, **changes)

@@ -31,7 +31,7 @@ from workloads.util import files
 MAX_LINE_BYTES = 16 * files.MIB
 #: Limit of a file that is one JSON object with the list of records inside, which is read at once.
 MAX_OBJECT_BYTES = 256 * files.MIB
-_CHUNK_BYTES = files.MIB
+CHUNK_BYTES = files.MIB
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _ARROW = (".parquet", ".arrow")
 #: File endings of datasets, and those that may follow them; upper case is as good.
@@ -198,7 +198,9 @@ def _records(path: Path) -> Iterator[Placed]:
                 raise BadExample(
                     f"{path}: its name ends in none of {', '.join(ENDINGS)}, and it is no JSON"
                 )
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and error.filename:  # of the file, not of its content
+            raise
         raise BadExample(f"{path}: damaged, or not compressed as its name says: {error}") from error
 
 
@@ -232,7 +234,7 @@ def _encoding_of(beginning: bytes) -> str:
 def _pieces(path: Path, content: BinaryIO, encoding: str) -> Iterator[str]:
     """A file's text, piece by piece."""
     decoder, read = codecs.getincrementaldecoder(encoding)(), 0
-    while data := content.read(_CHUNK_BYTES):
+    while data := content.read(CHUNK_BYTES):
         try:
             yield decoder.decode(data)
         except UnicodeDecodeError as error:
@@ -344,8 +346,9 @@ def _json_list(path: Path, pieces: Iterator[str]) -> Iterator[Placed]:
         except (ValueError, RecursionError) as error:
             end = len(text)
             problem = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        # What ends where the text does may go on. Twice the text each time keeps this linear.
-        if end == len(text) and (piece := next(pieces, None)) is not None:
+        # What ends where the text does may go on, as 1 does in 1e-5. Twice the text each time
+        # keeps this linear.
+        if len(text) - end < len("e-5") and (piece := next(pieces, None)) is not None:
             text, part, at = text[at:] + piece, len(text) - at, 0
             while len(text) < 2 * part and (piece := next(pieces, None)) is not None:
                 text += piece

@@ -252,8 +252,14 @@ SHAPES = (
         read=_squad,
     ),
     *(
-        Shape(needs=pair, learned=learned, read=_texts(*pair), whole=True, written=_written(*pair))
-        for *pair, learned in (
+        Shape(
+            needs=(prompt, answer),
+            learned=learned,
+            read=_texts(prompt, answer),
+            whole=True,
+            written=_written(prompt, answer),
+        )
+        for prompt, answer, learned in (
             ("question", "answer", ANSWER),  # GSM8K's
             ("problem", "solution", ANSWER),  # MATH's
             ("query", "response", ANSWER),  # MetaMath's
@@ -361,10 +367,11 @@ def columns_of(record: object, where: str) -> Columns:
             return Columns(shape, unnamed=pair if answer else "")
     names = ", ".join(map(str, record)) or "nothing"
     texts = [str(name) for name, value in record.items() if isinstance(value, str)]
-    likely = next((name for name in texts if name in LIKELY_ANSWERS), None)
     question, answer = texts[:2] if len(texts) > 1 else ("question", "reply")
-    if likely is not None and len(texts) > 1:
-        question, answer = next(name for name in texts if name != likely), likely
+    answers = [name for name in texts if name in LIKELY_ANSWERS]
+    if answers and len(texts) > 1:
+        answer = answers[0]
+        question = next(name for name in texts if name != answer)
     hint = f"or name them, such as columns: prompt={question:.40}, completion={answer:.40}"
     raise BadExample(f"{where}: has {names:.200}; {_expected()}, {hint}")
 

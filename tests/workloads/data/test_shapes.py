@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from workloads.base import BadConfiguration, DataMissing
+from workloads.data import datasets, records
 from workloads.data.datasets import Reading, find_dataset, load_dataset, load_examples
 from workloads.data.records import hub_records
 from workloads.data.shapes import Example, Turn
@@ -120,23 +127,107 @@ def test_columns_that_fit_nothing_are_refused(tmp_path: Path, columns: str, comp
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
-        ({"instruction": "x", "output": 3}, r'd\.jsonl:2: "output" is a number'),
-        ({"messages": []}, r'd\.jsonl:2: "messages" is no list of turns'),
+        ({"instruction": "x", "output": True}, '"output" is true or false'),
+        ({"instruction": " ", "output": "y"}, 'no text under "instruction"'),
+        ({"instruction": "a\ud83d", "output": "y"}, "half a character"),
+        ({"other": "x"}, 'no text under "instruction"'),
+        ({"messages": []}, '"messages" is no list of turns'),
         ({"messages": "hello"}, "no list of turns"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "none of the roles system, user"),
         ({"messages": [{"role": "user"}]}, 'turn 1 of "messages" has no text'),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "no turn of the user"),
         ({"messages": [3]}, 'turn 1 of "messages" is a number'),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
     ],
 )
-def test_an_example_of_another_shape_is_refused_in_the_plan(
+def test_an_unusable_record_is_left_out_and_counted(
     tmp_path: Path, record: dict[str, Any], complaint: str
 ) -> None:
-    """File and line are named, and the failure is one that is not retried."""
     good = {"messages": TURNS} if "messages" in record else ALPACA
-    path = lines(tmp_path / "d.jsonl", good, record)
-    with pytest.raises(BadConfiguration, match=complaint):
-        find_dataset(path, Reading())
+    path = lines(tmp_path / "d.jsonl", *[good] * 30, record)
+    for read in (find_dataset(path, Reading()), load_dataset(path)):
+        assert "1 of 31 records are left out (1: " in read.notes
+        assert "d.jsonl:31: " in read.notes and complaint in read.notes
+    assert len(load_examples(path)) == 30
+    if record != {"other": "x"}:
+        path = lines(tmp_path / "most.jsonl", good, record, record)
+        with pytest.raises(BadConfiguration, match=r"most\.jsonl:2: .*so are 1 more of 3 records"):
+            find_dataset(path, Reading())
+
+
+@pytest.mark.parametrize(
+    ("turns", "earlier", "content"),
+    [
+        ([("prompter", "hi"), ("chatgpt", "yo")], [], "hi"),
+        ([("User", "hi"), ("user", "again"), ("model", "yo")], [], "hi\n\nagain"),
+        ([("user", [{"type": "text", "text": "hi"}, "you"]), ("ai", "yo")], [], "hi\nyou"),
+        ([("user", "hi"), ("tool", "1"), ("gpt", "yo")], [("user", "hi"), ("tool", "1")], ""),
+    ],
+)
+def test_speakers_have_many_names(
+    tmp_path: Path, turns: list[Any], earlier: list[tuple[str, str]], content: str
+) -> None:
+    record = {"conversations": [{"from": who, "value": text} for who, text in turns]}
+    (example,) = load_examples(lines(tmp_path / "d.jsonl", record))
+    assert example.content == content and example.summary == "yo"
+    assert [(turn.role, turn.text) for turn in example.earlier] == earlier
+
+
+def test_calls_of_tools_stay_with_their_turn(tmp_path: Path) -> None:
+    calls = [{"function": {"name": "f", "arguments": "{}"}}]
+    turns = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "rain"},
+        {"role": "assistant", "content": "It rains."},
+    ]
+    (example,) = load_examples(lines(tmp_path / "d.jsonl", {"messages": turns}))
+    assert example.earlier[1].tool_calls == tuple(calls)
+    assert (example.content, example.summary) == ("", "It rains.")
+
+
+@pytest.mark.parametrize(
+    ("record", "content", "summary"),
+    [
+        ({"question": "Two?", "answer": 2}, "Two?", "2"),  # GSM8K, and a number
+        ({"instruction": "a", "context": "b", "response": "c"}, "a\n\nb", "c"),  # Dolly
+        ({"document": "long", "summary": "short", "id": "1"}, "long", "short"),  # XSum
+        ({"question": "q", "context": "c", "answers": {"text": ["a", "b"]}}, "c\n\nq", "a"),
+    ],
+)
+def test_well_known_datasets_are_read(
+    tmp_path: Path, record: dict[str, Any], content: str, summary: str
+) -> None:
+    (example,) = load_examples(lines(tmp_path / "d.jsonl", record))
+    assert (example.content, example.summary) == (content, summary)
+
+
+def test_a_question_with_more_to_read_is_not_guessed(tmp_path: Path) -> None:
+    record = {"question": "q", "choices": ["a", "b"], "answer": "b"}
+    with pytest.raises(BadConfiguration, match="columns: prompt=question, completion=answer"):
+        find_dataset(lines(tmp_path / "d.jsonl", record), Reading())
+
+
+@pytest.mark.parametrize(
+    ("record", "columns"),
+    [
+        ({"prompt": "q", "response": "a"}, "prompt=prompt, completion=response"),
+        ({"prompt": "q", "rejected": "b", "chosen": "a"}, "prompt=prompt, completion=chosen"),
+        ({"text": "q", "target": "a"}, "prompt=text, completion=target"),
+        ({"prompt": "q", "id": "7"}, ""),
+        ({"prompt": "q", "completion": "a", "output": "b"}, ""),
+        ({"messages": TURNS, "output": "b"}, ""),
+    ],
+)
+def test_an_answer_that_is_likely_is_not_learned_as_a_prompt(
+    tmp_path: Path, record: dict[str, Any], columns: str
+) -> None:
+    path = lines(tmp_path / "d.jsonl", record)
+    assert find_dataset(path, Reading()).unnamed == columns
+    assert load_dataset(path).unnamed == columns
+    if columns:
+        named = load_dataset(path, Reading(columns=columns))
+        assert not named.unnamed and named.learned == "the answer"
 
 
 def test_a_table_with_a_short_line_is_refused(tmp_path: Path) -> None:
@@ -151,20 +242,117 @@ def test_a_table_with_a_short_line_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_files_of_one_kind_is_a_dataset(tmp_path: Path) -> None:
-    """Its files one after the other, by name; several kinds are a question."""
-    lines(tmp_path / "b.jsonl", {"text": "2"})
+    """Its files by name; hidden ones are none; several kinds are a question."""
+    lines(tmp_path / "b.JSONL", {"text": "2"})
     lines(tmp_path / "a.jsonl", {"text": "1"})
+    for beside in (".hidden.csv", "_SUCCESS.csv", "dataset_info.json"):
+        (tmp_path / beside).write_text("text\nno\n")
     assert [e.content for e in load_examples(str(tmp_path))] == ["1", "2"]
     (tmp_path / "c.csv").write_text("text\n3\n")
     with pytest.raises(BadConfiguration, match="files of several kinds"):
-        find_dataset(str(tmp_path))
+        find_dataset(str(tmp_path), Reading())
 
 
-def test_a_plan_reads_the_first_examples_alone_and_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("split", "content"), [("train", "train"), ("test", "test"), ("dev", "validation")]
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_split_of_a_directory_is_chosen(
+    tmp_path: Path, split: str, content: str, nested: bool
 ) -> None:
-    """A long file costs a plan no more than a short one: for its name and for its shape it is read
-    once, and again when it has changed."""
+    for name in ("train-00000-of-00001", "my_test", "validation"):
+        path = tmp_path / "data" / name / "0.jsonl" if nested else tmp_path / f"{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines(path, {"text": name})
+    (example,) = load_examples(str(tmp_path), Reading(split=split))
+    assert content in example.content
+    with pytest.raises(BadConfiguration, match=r"no split 'x'; write split: test or train or val"):
+        find_dataset(str(tmp_path), Reading(split="x"))
+
+
+def test_what_save_to_disk_leaves_is_read(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    made = {name: Dataset.from_list([{"text": name}]) for name in ("train", "test")}
+    DatasetDict(made).save_to_disk(tmp_path / "both")
+    made["test"].save_to_disk(tmp_path / "one")
+    assert load_examples(str(tmp_path / "both"))[0].content == "train"
+    assert load_examples(str(tmp_path / "one"))[0].content == "test"
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst"])
+def test_compressed_files_are_read(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"d.jsonl.{ending}"
+    text = json.dumps(ALPACA).encode()
+    packed = {
+        "gz": gzip.compress,
+        "bz2": bz2.compress,
+        "xz": lzma.compress,
+        "zst": lambda data: pyarrow.compress(data, "zstd", asbytes=True),
+    }[ending](text)
+    path.write_bytes(packed)
+    assert load_examples(str(path))[0].summary == "cat"
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(BadConfiguration, match=r"damaged|not JSON|cut off"):
+        load_examples(str(path))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_what_windows_saves_is_read(tmp_path: Path, ending: str) -> None:
+    """UTF-16 with a mark, and blanks in a table's header."""
+    text = {"csv": "prompt, completion\nä,b\n", "json": '[{"prompt": "ä", "completion": "b"}]'}
+    path = tmp_path / f"d.{ending}"
+    path.write_text(text.get(ending, '{"prompt": "ä", "completion": "b"}\n'), encoding="utf-16")
+    assert load_examples(str(path)) == [Example(content="ä", summary="b")]
+
+
+def test_another_encoding_is_named_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "d.json"
+    path.write_bytes('[{"text": "宽松"}]'.encode("gbk"))
+    with pytest.raises(BadConfiguration, match=r"not UTF-8 \(byte 12\); save it as UTF-8"):
+        load_examples(str(path))
+
+
+def test_one_object_around_the_records_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "d.json"
+    path.write_text(json.dumps({"version": 1, "data": [ALPACA]}, indent=1))
+    assert load_examples(str(path))[0].summary == "cat"
+    path.write_text(json.dumps({"a": 1, "b": 2}, indent=1))
+    with pytest.raises(BadConfiguration, match="one JSON object with a, b"):
+        load_examples(str(path))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    values=st.lists(
+        st.recursive(
+            st.none() | st.text() | st.floats(allow_nan=False) | st.integers(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+            max_leaves=5,
+        )
+    ),
+    indent=st.sampled_from([None, 0, 2]),
+    piece=st.integers(1, 40),
+)
+def test_a_list_in_pieces_is_the_list(values: list[Any], indent: int | None, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        patch.setattr(records, "CHUNK_BYTES", piece)
+        path = Path(directory) / "d.json"
+        path.write_text(json.dumps(values, indent=indent))
+        assert [record for _, record in records.records(path)] == values
+
+
+@pytest.mark.parametrize(
+    "text", ["[1 2]", "[1,]", "[1", '[{"a":1},{"b":]', "[] x", "[,1]", "[1,,2]"]
+)
+def test_a_list_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "d.json").write_text(text)
+    with pytest.raises(BadConfiguration, match=r"d\.json:1: "):
+        list(records.records(tmp_path / "d.json"))
+
+
+def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a plan and by a warm worker, until it changes."""
     opened: list[Path] = []
     read = files.opened
 
@@ -175,10 +363,9 @@ def test_a_plan_reads_the_first_examples_alone_and_once(
     monkeypatch.setattr(files, "opened", count)
     path = lines(tmp_path / "d.jsonl", ALPACA)
     for _ in range(2):
-        find_dataset(path)
         find_dataset(path, Reading())
-        find_dataset(path, Reading(columns="prompt=instruction"))
-    assert len(opened) == 2  # the kind of file is told by its first bytes
+        load_dataset(path)
+    assert len(opened) == 2
     lines(tmp_path / "d.jsonl", {"nothing": 1})
     with pytest.raises(BadConfiguration, match=r"d\.jsonl:1"):
         find_dataset(path, Reading())
@@ -200,11 +387,13 @@ def test_what_is_learned_follows_the_examples(tmp_path: Path) -> None:
     assert load_dataset("advertisegen-synthetic").learned == "the answer"
 
 
-def test_a_plan_reads_no_further_than_it_looks(tmp_path: Path) -> None:
-    """A fault beyond the first examples is the job's to find."""
-    path = lines(tmp_path / "d.jsonl", *[ALPACA] * 30, {"nothing": 1})
-    find_dataset(path, Reading())
-    with pytest.raises(BadConfiguration, match=r"d\.jsonl:31"):
+def test_a_plan_stops_looking_when_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "LOOK_S", 0.0)
+    path = lines(tmp_path / "d.jsonl", *[ALPACA] * 600, 7)
+    assert "the first 256 records were looked at" in find_dataset(path, Reading()).notes
+    with pytest.raises(BadConfiguration, match=r"d\.jsonl:601: a number"):
         load_examples(path)
 
 
@@ -224,9 +413,9 @@ def test_datasets_of_the_hub_come_through_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A split and a part of it; what cannot be had is said with the name and the split."""
-    import datasets
+    import datasets as library
 
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "mine").mkdir()
     lines(tmp_path / "mine" / "train.jsonl", ALPACA, ALPACA | {"output": "Katze"})
     found = list(hub_records(str(tmp_path / "mine"), "train[1:]"))
