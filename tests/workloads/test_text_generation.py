@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
