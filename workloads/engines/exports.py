@@ -100,10 +100,6 @@ class Difference:
     largest: float
     spread: float  # standard deviation of torch's outputs
 
-    def figures(self) -> dict[str, float]:
-        """Figures by the names of the engine's metrics."""
-        return {"largest_output_difference": self.largest, "output_spread": self.spread}
-
     def check(self, precision: str, path: Path) -> None:
         """Raise ``BadConfiguration`` if the difference exceeds rounding in this precision."""
         limit = _ROUNDING.get(precision)

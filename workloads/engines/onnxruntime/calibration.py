@@ -13,11 +13,11 @@ import torch
 
 from workloads.base import JobContext, Request, Result, Sample
 from workloads.data.cache import cache_root
-from workloads.data.datasets import Dataset, load_dataset
+from workloads.data.datasets import load_dataset
 from workloads.engines.calibration import OnnxCalibrationParameters
 from workloads.engines.exports import facts_of
 from workloads.engines.onnxruntime.export import GRAPH, IDENTITY, to_static_int8
-from workloads.engines.onnxruntime.forward import OnnxEncoder, load_encoder, text_inputs
+from workloads.engines.onnxruntime.forward import load_encoder, text_inputs
 from workloads.engines.onnxruntime.generation import OnnxDecoder, decoding
 from workloads.engines.onnxruntime.generation import load as load_decoder
 from workloads.engines.passes import Ids, encoded_prompts, result_of
@@ -43,7 +43,8 @@ def run(request: Request, context: JobContext) -> Result:
         texts: Sequence[Ids] = encoded_prompts(engine, dataset, parameters.prompts)
         passes = _Passes(_decoder_inputs(engine, texts, parameters.output_tokens))
     else:
-        texts = _encoded_texts(engine, dataset, parameters.prompts)
+        chosen = itertools.islice(itertools.cycle(dataset.examples), parameters.prompts)
+        texts = [tuple(engine.ids(example.content, LONGEST_TEXT)) for example in chosen]
         passes = _Passes(text_inputs(engine.prepare([text])) for text in texts)
     with tempfile.TemporaryDirectory(dir=cache_root()) as aside:
         ranges = Path(aside) / RANGES
@@ -109,8 +110,3 @@ def _decoder_inputs(
         for _ in range(output_tokens):
             yield writing.inputs(ids)
             ids = writing.step(ids).argmax(-1, keepdim=True).cpu()
-
-
-def _encoded_texts(engine: OnnxEncoder, dataset: Dataset, count: int) -> tuple[Ids, ...]:
-    chosen = itertools.islice(itertools.cycle(dataset.examples), count)
-    return tuple(tuple(engine.ids(example.content, LONGEST_TEXT)) for example in chosen)

@@ -32,21 +32,16 @@ def _refuse(job: JobDescription) -> Iterator[Refusal]:
         )
 
 
-#: Measured to be faster than the default engine.
-_FASTER_WITH = frozenset({"LlamaForCausalLM"})
-_FASTER_IN = frozenset({"fp32", "bf16"})
-
-
 def _faster(model: str, precision: str, versions: Mapping[str, str]) -> bool:
     """Return whether to prefer it. Its int8 and int4 differ from the default engine's; it refuses
     bf16 without bf16 instructions, or on two cores, of which a job has one."""
-    if precision not in _FASTER_IN:
+    if precision not in ("fp32", "bf16"):
         return False
     cores = int(versions.get(CORES, BF16_THREADS + 1))
     if precision == "bf16" and (BF16 not in versions or cores <= BF16_THREADS):
         return False
     kind = checkpoint_kind(model)
-    return kind is not None and kind.architecture in _FASTER_WITH
+    return kind is not None and kind.architecture == "LlamaForCausalLM"  # measured
 
 
 _COMPUTES = "products and key/value cache in bfloat16, where the CPU has instructions for it"

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workloads.base import JobDescription, Refusal, Request, Unsupported, supported, unsupported
 from workloads.devices.base import Device
@@ -274,7 +274,7 @@ def load_pipeline(request: Request, device: Device) -> ImagePipeline:
             "optimum_habana": version,
         },
         clock=time.perf_counter,
-        arguments=_arguments,
+        arguments=lambda count: {"batch_size": count, "throughput_warmup_steps": 0},
     )
 
 
@@ -297,7 +297,3 @@ def _stock_text_encoder() -> Iterator[None]:
     finally:
         for name, kind in replaced.items():
             setattr(modeling_clip, name, kind)
-
-
-def _arguments(count: int) -> dict[str, Any]:
-    return {"batch_size": count, "throughput_warmup_steps": 0}

@@ -223,7 +223,9 @@ def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
         arguments |= quantization.four_bit_arguments(config, request.model)
     config = load_config(source)
     if getattr(config, "model_type", "") == "chatglm":
-        _complete(config, arguments["torch_dtype"])
+        # The library's ChatGLM needs both, which early checkpoints' configs lack.
+        config.torch_dtype = arguments["torch_dtype"]  # of the reused key/value cache
+        config.original_rope = getattr(config, "original_rope", True)
     load = task_for(request.workload, source.entry).function("load")
     model = load(source, config=config, **arguments)
     if request.precision == "int4":
@@ -236,13 +238,6 @@ def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
         else:
             model = quantization.quantize(model, request, directory)
     return model
-
-
-def _complete(config: Any, dtype: torch.dtype) -> None:
-    """Add what the library's ChatGLM needs and early checkpoints' configs lack."""
-    config.torch_dtype = dtype  # of the reused key/value cache
-    if not hasattr(config, "original_rope"):
-        config.original_rope = True
 
 
 def _compile(model: Any, device: HpuDevice) -> str:

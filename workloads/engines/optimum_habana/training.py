@@ -194,9 +194,6 @@ def first_loss(model: Any, data: DataPlan, rows: Rows, rank: int) -> float:
     return loss
 
 
-_CLIPPED_TO = 1.0  # the trainer's default gradient norm
-
-
 def run(request: Request, context: JobContext) -> Result:
     """Train with the library's trainer; see ``workloads.base.Workload``."""
     return repeated_if_compiled(lambda: _run(request, context), request, context)
@@ -252,7 +249,7 @@ def _run(request: Request, context: JobContext) -> Result:
     else:
         base_trainer, arguments = gaudi.GaudiTrainer, gaudi.GaudiTrainingArguments
     checkpointed = bool(request.parameters.get("gradient_checkpointing"))
-    most_norm = request.parameters.get("max_gradient_norm") or _CLIPPED_TO
+    most_norm = request.parameters.get("max_gradient_norm") or 1.0  # the trainer's default
     schedule = request.parameters.get("learning_rate_schedule", "constant")
     last_step = request.parameters.get("schedule_steps")
 
