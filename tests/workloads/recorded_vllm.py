@@ -59,9 +59,6 @@ class Engine(Recorded):
         self.waiting.append((given["request_id"], prompt, given["params"], []))
         return str(given["request_id"])
 
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.waiting)
-
     def step(self) -> list[Any]:
         outputs = []
         for request_id, prompt, parameters, ids in self.waiting[: self.most]:
