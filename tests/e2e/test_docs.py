@@ -102,7 +102,7 @@ def bash(text: str, place: Path, directory: Path, *, command: str = "bash -e") -
         "PIP_NO_DEPS": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip's word for: without isolation
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PYTHONPATH": f"{place / 'site'}:{place / 'waiting'}:{ROOT}",
+        "PYTHONPATH": f"{place / 'site'}:{place / 'mine'}:{ROOT}",
         "TERM": "dumb",
     }
     for name in FOREIGN:
