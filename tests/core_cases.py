@@ -49,6 +49,7 @@ def a_past_row(of: Job, busy_s: float | None = 3.0, **changes: Any) -> PastRow:
         "batch_size": of.batch_size,
         "accelerator": of.accelerator,
         "cards": of.cards,
+        "parameters": of.parameters,
         "busy_s": busy_s,
         "load_s": 0.0,
     }

@@ -21,7 +21,7 @@ from orchestrator.scheduler.simulator import Faults, SimulationResult
 #: Whole runs are slow examples; the time limit of the suite is per test, not per example.
 #: ``NIGHTGRID_EXAMPLES=5000`` looks longer, `make quick` shorter.
 thorough = settings(
-    max_examples=int(os.environ.get("NIGHTGRID_EXAMPLES", settings.default.max_examples * 3 // 2)),
+    max_examples=int(os.environ.get("NIGHTGRID_EXAMPLES", settings.default.max_examples)),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

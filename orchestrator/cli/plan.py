@@ -126,7 +126,7 @@ def run_init(args: argparse.Namespace) -> int:
 
 def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]:
     """Precisions whose jobs would be unsupported, such as integers for training."""
-    from orchestrator.grid.rules import Rules
+    from orchestrator.grid.diagnostics import Rules
     from workloads.rules import refusals_by
 
     rules = Rules(refusals_by({spec.name: spec}))

@@ -2,21 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.core.errors import Problem
-from orchestrator.core.job import Accelerator, Scalar
+from orchestrator.core.job import Accelerator, Job, Parameters, Scalar
 from orchestrator.core.topology import Node, legal_card_sets
-from orchestrator.grid.rules import Rules
 from orchestrator.grid.vocabulary import FIELD_NAMES, Vocabulary, explain, shown, suggestion
 from orchestrator.grid.yaml import Document, Path_
+from workloads.base import JobDescription
 from workloads.devices import own_devices
 
 if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid
+
+Answer = TypeVar("Answer")
+Rule = Callable[[JobDescription], Sequence[Answer]]
+
+_FIELDS = frozenset(field.name for field in fields(JobDescription)) - {"device", "parameters"}
+
+
+class Rules(Generic[Answer]):
+    """Asks the rules of workloads; ``rule_of`` finds that of a name, if there is one.
+
+    Jobs that share their parameters (one tuple serves thousands) and agree in all fields the rule
+    has ever read share one answer: of ten thousand jobs a rule, of about 0.05 ms, sees a hundred.
+    """
+
+    def __init__(self, rule_of: Callable[[str], Rule[Answer] | None]) -> None:
+        self._rule_of = rule_of
+        #: By workload and device: the fields that were read, in order, and the answers.
+        self._known: dict[
+            tuple[str, str], tuple[dict[str, None], dict[Hashable, tuple[Answer, ...]]]
+        ] = {}
+        self._parameters: dict[int, Parameters] = {}  # by id, which no others get meanwhile
+
+    def answers(self, job: Job, device: str) -> tuple[Answer, ...]:
+        """Answers of the rule of the job's workload on a device."""
+        rule = self._rule_of(job.workload)
+        if rule is None:
+            return ()
+        read, known = self._known.setdefault((job.workload, device), ({}, {}))
+        number = id(job.parameters)
+        answers = known.get((number, *[getattr(job, name) for name in read]))
+        if answers is None:
+            before = len(read)
+            self._parameters[number] = job.parameters
+            answers = tuple(rule(_description(job, device, read)))
+            if len(read) > before:
+                known.clear()  # their keys lack what is read now
+            known[(number, *[getattr(job, name) for name in read])] = answers
+        return answers
+
+
+class _Description(JobDescription):
+    """A job as rules see it, which notes the fields that they read."""
+
+    __slots__ = ("read",)
+    read: dict[str, None]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _FIELDS:
+            with contextlib.suppress(AttributeError):  # of a copy, for which all was read
+                object.__getattribute__(self, "read")[name] = None
+        return object.__getattribute__(self, name)
+
+
+def _description(job: Job, device: str, read: dict[str, None]) -> JobDescription:
+    own = {name: getattr(job, name) for name in _FIELDS}
+    description = _Description(device=device, parameters=dict(job.parameters), **own)
+    object.__setattr__(description, "read", read)
+    return description
+
 
 MAX_PROBLEMS = 100  # beyond these, reading on helps nobody
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from orchestrator.core.errors import Problem
@@ -362,7 +361,6 @@ class ExperimentReader:
         return patterns
 
 
-_accelerator = cache(Accelerator)  # which thousands of jobs ask
 _FIELDS = frozenset(FIELD_NAMES)
 #: An engine decides which settings a job has, and a dataset what a revision means.
 _FIXED = _FIELDS - {"engine", "dataset"}
@@ -501,7 +499,7 @@ def _job(experiment: Experiment, settings: dict[str, Scalar], parameters: Parame
         workload=experiment.workload,
         model=settings["model"],  # type: ignore[arg-type]
         dataset=settings["dataset"],  # type: ignore[arg-type]
-        accelerator=_accelerator(settings["accelerator"]),  # type: ignore[arg-type]
+        accelerator=Accelerator(settings["accelerator"]),  # type: ignore[arg-type]
         cards=settings["cards"],  # type: ignore[arg-type]
         precision=settings["precision"],  # type: ignore[arg-type]
         batch_size=settings["batch_size"],  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.job import Accelerator, Job, Parameters
 from orchestrator.core.topology import Node
-from orchestrator.grid.rules import Rules
+from orchestrator.grid.diagnostics import Rules
 from orchestrator.grid.vocabulary import has_a_choice
 from workloads.engines import ENGINES, find_engine
 from workloads.engines.base import EngineSpec

@@ -19,8 +19,7 @@ from orchestrator.core.job import Accelerator, Job, State, supersedes
 from orchestrator.core.plan import Action, PastRow, Plan, PlannedJob
 from orchestrator.core.topology import Node
 from orchestrator.grid.dependencies import Thing, measured_again, with_implied, with_needs
-from orchestrator.grid.diagnostics import card_problems
-from orchestrator.grid.rules import Rules
+from orchestrator.grid.diagnostics import Rules, card_problems
 from orchestrator.planning.engine_choice import differences, software_of, with_engines
 from orchestrator.planning.forecast import Startup, duration, with_fresh_processes
 from workloads.engines import ENGINES

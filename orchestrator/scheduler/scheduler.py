@@ -51,8 +51,6 @@ from orchestrator.scheduler.state import (
     WorkerState,
 )
 
-__all__ = ["Schedule", "ScheduleSettings"]
-
 _AFTER_S = 1e-3  # later than a job's latest start, and not just as late
 
 

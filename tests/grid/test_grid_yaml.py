@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import GridError
-from orchestrator.grid import yaml as grid_nodes
 from orchestrator.grid import yaml as grid_yaml
 from orchestrator.grid.yaml import resolve
 
@@ -38,20 +37,8 @@ def problems(content: bytes) -> list[tuple[int | None, int | None, str]]:
         ("null", None),
         ("~", None),
         ("", None),
-        ("no", "no"),
-        ("Yes", "Yes"),
-        ("on", "on"),
-        ("010", "010"),
-        ("0x1F", "0x1F"),
-        ("0o17", "0o17"),
-        ("1_000", "1_000"),
-        ("1:30", "1:30"),
-        ("2024-01-01", "2024-01-01"),
-        ("1..64 *2", "1..64 *2"),
-        ("1.2.3", "1.2.3"),
-        ("e3", "e3"),
-        ("--1", "--1"),
-        ("tRue", "tRue"),
+        *((text, text) for text in ("no", "Yes", "on", "010", "0x1F", "0o17", "1_000", "1:30")),
+        *((text, text) for text in ("2024-01-01", "1..64 *2", "1.2.3", "e3", "--1", "tRue")),
     ],
 )
 def test_plain_scalars_follow_the_narrowed_core_schema(text: str, value: object) -> None:
@@ -118,25 +105,6 @@ def test_control_characters_cannot_hide_in_escapes() -> None:
     assert problems(b'a: "x\\0y"\n') == [(1, 4, "text with the control character U+0000")]
 
 
-def test_the_billion_laughs_are_refused_without_being_built() -> None:
-    bomb = b"a: &a [x,x,x,x,x,x,x,x,x]\n"
-    for one, other in zip("abcdefgh", "bcdefghi", strict=True):
-        bomb += f"{other}: &{other} [{','.join(['*' + one] * 9)}]\n".encode()
-    ((line, _, message),) = problems(bomb)
-    assert line == 5
-    assert "aliases expand" in message
-
-
-@pytest.mark.parametrize("opening", [b"[", b"{a: ", b"- "])
-def test_deep_nesting_is_refused_without_recursion(opening: bytes) -> None:
-    ((_, _, message),) = problems(b"x: [" + b"\n" * (opening == b"- ") + opening * 100_000)
-    assert "deep" in message or "not valid YAML" in message
-
-
-def test_a_value_that_contains_itself_is_refused() -> None:
-    assert problems(b"a: &a [*a]\n")[0][:2] == (1, 8)
-
-
 def test_a_file_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "big.yaml"
     path.write_bytes(b"#" * (grid_yaml.MAX_FILE_BYTES + 1))
@@ -160,17 +128,6 @@ def test_windows_line_ends_change_nothing() -> None:
     assert windows.position(("b", 0)) == unix.position(("b", 0)) == (2, 5)
 
 
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_document_or_a_grid_error(content: bytes) -> None:
-    try:
-        document = grid_yaml.parse(content, "g.yaml")
-    except GridError as error:
-        assert error.problems
-        assert "nothing was started" in str(error)
-    else:
-        assert isinstance(document.data, dict)
-
-
 _SIGNS = ["a", "b:", ":", "-", "[", "]", "{", "}", ",", "&x", "*x", "!t", "'", '"', "\\", "é"]
 _SIGNS += ["1", "010", "null", "#", "|", ">", "?", "---", "...", "<<", "%", "@", "\t", "\n", "\n  "]
 _YAMLISH = st.lists(st.sampled_from([*_SIGNS, *(f"{sign} " for sign in _SIGNS)]), max_size=30).map(
@@ -183,7 +140,8 @@ def test_anything_that_looks_like_yaml_is_a_document_or_a_grid_error(text: str) 
     try:
         grid_yaml.parse(text.encode(), "g.yaml")
     except GridError as error:
-        assert all(p.line is None or p.line >= 1 for p in error.problems)
+        assert error.problems and "nothing was started" in str(error)
+        assert all(problem.line is None or problem.line >= 1 for problem in error.problems)
 
 
 #: PyYAML writes such text without quotes, since YAML 1.1 asks for a dot in a number; 1.2 does not.
@@ -208,7 +166,7 @@ def test_what_pyyaml_writes_is_read_back(data: dict[str, object]) -> None:
         assert document.data == data
 
 
-def places(node: grid_nodes.Node) -> list[tuple[int, int, object]]:
+def places(node: grid_yaml.Node) -> list[tuple[int, int, object]]:
     """The places of all that is written; the two parsers place an absent value differently."""
     if node.items is not None:
         return [(node.line, node.column, "[")] + [p for item in node.items for p in places(item)]
@@ -225,7 +183,7 @@ def test_with_and_without_libyaml_documents_are_the_same(text: str) -> None:
     results = []
     for loader in (yaml.SafeLoader, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grid_nodes, "LOADER", loader)
+            patch.setattr(grid_yaml, "LOADER", loader)
             try:
                 results.append(grid_yaml.parse(text.encode(), "g.yaml"))
             except GridError:

@@ -52,12 +52,12 @@ class Shape:
     jobs: int
     nodes: int
     cards: int
-    deaths: tuple[str, ...]  # of drivers, in order: killed, power or frozen
-    faults: Faults
-    join_at: float | None
-    full: tuple[float, float] | None  # when the disk is full, seconds of the night
-    flips: int  # bits, between two drivers
-    accidents: bool  # whether jobs may fail for other reasons than their cards
+    deaths: tuple[str, ...] = ()  # of drivers, in order: killed, power or frozen
+    faults: Faults = field(default_factory=Faults)
+    join_at: float | None = None
+    full: tuple[float, float] | None = None  # when the disk is full, seconds of the night
+    flips: int = 0  # bits, between two drivers
+    accidents: bool = False  # whether jobs may fail for other reasons than their cards
     crowded: bool = False  # two gangs need the first of many jobs
     clock_steps: tuple[tuple[float, float], ...] = ()  # when the time of day is set, by how much
     ends_after_s: float | None = None  # by the time of day, or with ``budget`` by seconds that pass
@@ -72,35 +72,11 @@ class Shape:
         """The night of this seed. One in twelve is crowded: gangs may begin only when all cards
         have long been busy, and many jobs wait for each."""
         if seed % 12 == 7 and not on_disk:
-            return cls(
-                seed=seed,
-                on_disk=False,
-                jobs=120,
-                nodes=1,
-                cards=8,
-                deaths=(),
-                faults=Faults(),
-                join_at=None,
-                full=None,
-                flips=0,
-                accidents=False,
-                crowded=True,
-            )
+            return cls(seed=seed, on_disk=False, jobs=120, nodes=1, cards=8, crowded=True)
         if seed % 24 == 3 and not on_disk:
-            return cls(
-                seed=seed,
-                on_disk=False,
-                jobs=200,
-                nodes=3,
-                cards=8,
-                deaths=(),
-                faults=Faults(start_failure=1.0),
-                join_at=None,
-                full=None,
-                flips=0,
-                accidents=True,
-                broken=True,
-            )
+            faults = Faults(start_failure=1.0)
+            broken = cls(seed=seed, on_disk=False, jobs=200, nodes=3, cards=8, faults=faults)
+            return dataclasses.replace(broken, accidents=True, broken=True)
         draw = Random(f"night {seed}")
         more = Random(f"more of night {seed}")
         flaky = more.choice([0.0, 0.0, 0.0, 0.01])

@@ -22,7 +22,6 @@ from orchestrator.core.errors import ClusterError, GridError
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.plan import NOTHING, Action, PastRow, Plan
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
-from orchestrator.grid.diagnostics import legal_counts
 from orchestrator.planning.planner import card_seconds, make_plan
 from orchestrator.watch.plan_text import duration_text, plan_json, print_plan
 from workloads.models.precision import support
@@ -58,36 +57,33 @@ def decide(*rows: tuple[State, bool], nodes: list[Node] = EMULATED, **options: b
 
 
 @pytest.mark.parametrize(
-    ("state", "action"),
+    ("rows", "action"),
     [
-        (State.SUCCEEDED, Action.REUSE),
-        (State.FAILED, Action.SKIP),
-        (State.TIMED_OUT, Action.SKIP),
-        (State.OUT_OF_MEMORY, Action.SKIP),
-        (State.PRUNED, Action.SKIP),
-        (State.LOST, Action.RUN),
-        (State.NOT_STARTED, Action.RUN),
-        (State.UNSUPPORTED, Action.RUN),
-        (State.RUNNING, Action.RUN),
+        ((), Action.RUN),
+        ((State.SUCCEEDED,), Action.REUSE),
+        ((State.FAILED,), Action.SKIP),
+        ((State.TIMED_OUT,), Action.SKIP),
+        ((State.OUT_OF_MEMORY,), Action.SKIP),
+        ((State.PRUNED,), Action.SKIP),
+        ((State.LOST,), Action.RUN),
+        ((State.NOT_STARTED,), Action.RUN),
+        ((State.UNSUPPORTED,), Action.RUN),
+        ((State.RUNNING,), Action.RUN),
+        ((State.FAILED, State.SUCCEEDED), Action.REUSE),
+        ((State.SUCCEEDED, State.FAILED), Action.SKIP),  # as on today's software
+        ((State.SUCCEEDED, State.LOST), Action.REUSE),
     ],
 )
-def test_the_newest_row_decides(state: State, action: Action) -> None:
-    assert decide((state, True)) is action
+def test_the_newest_row_decides(rows: tuple[State, ...], action: Action) -> None:
+    assert decide(*((state, True) for state in rows)) is action
 
 
-def test_a_job_without_rows_runs() -> None:
-    assert decide() is Action.RUN
-
-
-def test_of_several_rows_the_newest_counts() -> None:
-    assert decide((State.FAILED, True), (State.SUCCEEDED, True)) is Action.REUSE
-    assert decide((State.SUCCEEDED, True), (State.FAILED, True)) is Action.SKIP
-
-
-def test_rows_that_are_not_final_do_not_count() -> None:
+def test_a_failure_is_quoted_with_the_option_that_tries_again_if_its_row_is_final() -> None:
     made = one("precision: bf16")
-    rows = [past(made.jobs()[0], State.FAILED, final=False)]
-    assert make_plan(made, EMULATED, rows).jobs[0].action is Action.RUN
+    row = past(made.jobs()[0], State.OUT_OF_MEMORY)
+    reason = make_plan(made, EMULATED, [row]).jobs[0].reason
+    assert reason == "OUT_OF_MEMORY earlier: it broke; --retry-failed tries it again"
+    assert make_plan(made, EMULATED, [replace(row, final=False)]).jobs[0].action is Action.RUN
 
 
 def test_emulated_rows_never_stand_in_for_real_ones() -> None:
@@ -104,16 +100,10 @@ def test_retry_failed_and_force() -> None:
     assert decide((State.SUCCEEDED, True), force=True) is Action.RUN
 
 
-def test_reasons_say_what_happened_and_what_to_do() -> None:
-    made = one("precision: bf16")
-    rows = [past(made.jobs()[0], State.OUT_OF_MEMORY)]
-    reason = make_plan(made, EMULATED, rows).jobs[0].reason
-    assert reason == "OUT_OF_MEMORY earlier: it broke; --retry-failed tries it again"
-
-
-def test_unsupported_precisions_carry_the_tables_reason() -> None:
+def test_unsupported_precisions_carry_the_tables_reason_even_if_forced() -> None:
     made = one("engine: transformers\naxes: {precision: [fp32, fp16, bf16, fp8, int8, int4]}")
-    for planned in make_plan(made, assumed_servers([HPU]), []).jobs:
+    rows = [past(job, State.SUCCEEDED, emulated=False) for job in made.jobs()]
+    for planned in make_plan(made, assumed_servers([HPU]), rows, force=True).jobs:
         entry = support(planned.job.precision, "hpu")
         assert (planned.action is Action.UNSUPPORTED) == (not entry.supported)
         assert entry.reason in planned.reason
@@ -146,12 +136,6 @@ def test_an_emulated_card_must_also_manage_on_the_cpu(monkeypatch: pytest.Monkey
     assert planned.reason == "bf16 on cpu, which emulates here: no such cpu path"
 
 
-def test_force_does_not_run_what_cannot_run() -> None:
-    made = one("precision: int8")
-    rows = [past(made.jobs()[0], State.SUCCEEDED)]
-    assert make_plan(made, EMULATED, rows, force=True).jobs[0].action is Action.UNSUPPORTED
-
-
 def test_a_kind_of_card_that_no_node_has_makes_rows_that_say_so() -> None:
     made = one("accelerator: [HPU, GPU]")
     hpu, gpu = make_plan(made, EMULATED, []).jobs
@@ -182,12 +166,6 @@ def test_problems_with_card_counts_come_in_the_order_of_the_file() -> None:
         make_plan(made, EMULATED, [])
     said = [problem.message.split()[4] for problem in caught.value.problems]
     assert said == ["32", "16", "64", "24", "9"]
-
-
-def test_legal_counts_of_mixed_nodes() -> None:
-    nodes = parse_emulation("2x8:HPU,1x4:GPU", ())
-    assert legal_counts(nodes, HPU) == [1, 2, 4, 8, 16]
-    assert legal_counts(nodes, GPU) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,15 @@ def outcome(result: Result) -> Outcome:
     return Outcome(attempt_id="a-1", state=State.SUCCEEDED, ranks=(rank,))
 
 
+def with_peak(memory_bytes: int) -> Result:
+    return Result(
+        samples=(),
+        stop_reason="max_repeats",
+        peak_device_memory_bytes=memory_bytes,
+        details={"card_memory_bytes": str(CARD)},
+    )
+
+
 def look_for_largest(
     limit: int, search: Search, memory: Random | None = None, fixed: float = 0.2
 ) -> tuple[int | None, list[int], str]:
@@ -52,34 +61,26 @@ def look_for_largest(
         history[size] = Trial(fits=size <= limit)
         if memory is not None and size <= limit:
             share = fixed + (memory.uniform(0.9, 1.0) - fixed) * size / (limit + 0.5)
-            told = Result(
-                samples=(),
-                stop_reason="max_repeats",
-                peak_device_memory_bytes=int(share * CARD),
-                details={"card_memory_bytes": str(CARD)},
-            )
-            book.learn(job(batch_size=size), outcome(told))
+            book.learn(job(batch_size=size), outcome(with_peak(int(share * CARD))))
         line = book.line(job(batch_size="max"))
     return largest_fit(history), probes, why(history, search)
 
 
-def test_without_knowledge_of_memory_it_doubles_then_bisects() -> None:
-    found, probes, reason = look_for_largest(11, Search("max", 1024, 0.0))
-    assert (found, probes) == (11, [1, 2, 4, 8, 16, 12, 10, 11])
-    assert reason == "batch size 11 fits and 12 does not (8 probes)"
-
-
-def test_nothing_fits() -> None:
-    found, probes, reason = look_for_largest(0, Search("max", 1024, 0.0))
-    assert (found, probes, reason) == (None, [1], "not even batch size 1 fits")
-
-
-def test_the_cap_is_tried_not_exceeded_and_told() -> None:
-    found, probes, reason = look_for_largest(10_000, Search("max", 48, 0.0))
-    assert (found, probes) == (48, [1, 2, 4, 8, 16, 32, 48])
-    assert "48 is the cap of the search" in reason
-    wish = reason.rpartition("batch_size: ")[2].removesuffix(" tries more")
-    assert wish == "{max: {cap: 96}}"
+@pytest.mark.parametrize(
+    ("limit", "cap", "probes", "says"),
+    [
+        (11, 1024, [1, 2, 4, 8, 16, 12, 10, 11], "size 11 fits and 12 does not (8 probes)"),
+        (0, 1024, [1], "not even batch size 1 fits"),
+        (10_000, 48, [1, 2, 4, 8, 16, 32, 48], "48 is the cap of the search, and a larger one may"),
+        (10_000, 48, [1, 2, 4, 8, 16, 32, 48], "; batch_size: {max: {cap: 96}} tries more"),
+    ],
+)
+def test_without_knowledge_of_memory_it_doubles_then_bisects(
+    limit: int, cap: int, probes: list[int], says: str
+) -> None:
+    found, tried, reason = look_for_largest(limit, Search("max", cap, 0.0))
+    assert (found or 0, tried) == (min(limit, cap), probes)
+    assert says in reason
 
 
 @given(
@@ -111,24 +112,12 @@ def test_another_precision_of_the_work_tells_the_slope() -> None:
     book = MemoryBook()
     for size in (1, 2, 32):
         peak = 10**9 * (20 + 2 * size)
-        told = Result(
-            samples=(),
-            stop_reason="max_repeats",
-            peak_device_memory_bytes=peak,
-            details={"card_memory_bytes": str(CARD)},
-        )
-        book.learn(job(precision="bf16", batch_size=size), outcome(told))
+        book.learn(job(precision="bf16", batch_size=size), outcome(with_peak(peak)))
     assert book.line(job(precision="bf16", batch_size="max")) == MemoryLine(
         fixed=20e9, per_item=2e9, limit=1e11
     )
     assert book.line(job(precision="fp32", batch_size="max")) is None
-    told = Result(
-        samples=(),
-        stop_reason="max_repeats",
-        peak_device_memory_bytes=42 * 10**9,
-        details={"card_memory_bytes": str(CARD)},
-    )
-    book.learn(job(precision="fp32", batch_size=1), outcome(told))
+    book.learn(job(precision="fp32", batch_size=1), outcome(with_peak(42 * 10**9)))
     line = book.line(job(precision="fp32", batch_size="max"))
     assert line is not None and line.largest == 28
 

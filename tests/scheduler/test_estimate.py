@@ -12,33 +12,65 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_cases import job
 
-from orchestrator.core.job import MAX, State
+from orchestrator.core.job import MAX, Job, State
+from orchestrator.core.plan import PastRow
 from orchestrator.scheduler.estimator import PRIOR_LOAD_S, SEARCH_FACTOR, Estimator
 from workloads.base import MeasureSettings
 
 row = partial(a_past_row, load_s=5.0)
 
 
-def test_the_same_job_is_the_best_witness() -> None:
-    this, other = job("this"), job("other")
-    history = [row(this, 25), row(this, 45), row(this, 35), *[row(other, 500)] * 9]
-    estimate = Estimator.from_history(history).estimate(this)
-    assert (estimate.load_s, estimate.run_s, estimate.total_s) == (5, 30, 35)
+SHORT, LONG = (("output_tokens", 16),), (("output_tokens", 128),)
+LENGTHS = [
+    row(job("x", parameters=SHORT, batch_size=4), 15),
+    row(job("x", parameters=LONG, batch_size=4), 105),
+]
+SIZES = [
+    row(job("x", batch_size=1), 15),
+    row(job("x", batch_size=8), 105),
+    row(job("x", batch_size=16, precision="int8"), 905),
+]
+NEAREST = {
+    "the same job before others": (
+        [row(job("x"), 25), row(job("x"), 45), row(job("x"), 35), *[row(job("z"), 500)] * 9],
+        (job("x"), 5, 30),
+    ),
+    "then the nearest batch size of the configuration": (SIZES, (job("y", batch_size=16), 5, 100)),
+    "then the same workload and model": (
+        [row(job("x", precision="bf16"), 65)],
+        (job("y", precision="int4"), 5, 60),
+    ),
+    "loading as where the model was loaded": (
+        [*[row(job("x"), 30, load_s=0.0)] * 2, row(job("z"), 50, load_s=20.0)],
+        (job("x"), 20, 30),
+    ),
+    "equal settings before another length": (
+        LENGTHS,
+        (job("y", parameters=SHORT, batch_size=8), 5, 10),
+    ),
+    "equal settings before another, shorter length": (
+        LENGTHS,
+        (job("y", parameters=LONG, batch_size=8), 5, 100),
+    ),
+    "a search takes several probes": (
+        [row(job("x", batch_size=4), 25)],
+        (job("y", batch_size=MAX), 5, SEARCH_FACTOR * 20),
+    ),
+    "a search that was measured searches again": (
+        [row(job("x", batch_size=MAX), 25, batch_size=8)],
+        (job("x", batch_size=MAX), 5, SEARCH_FACTOR * 20),
+    ),
+}
 
 
-def test_next_best_is_the_nearest_batch_size_of_the_configuration() -> None:
-    history = [
-        row(job("x", batch_size=1), 15),
-        row(job("x", batch_size=8), 105),
-        row(job("x", batch_size=16, precision="int8"), 905),
-    ]
-    assert Estimator.from_history(history).estimate(job("y", batch_size=16)).run_s == 100
-
-
-def test_then_the_same_workload_and_model() -> None:
-    history = [row(job("x", precision="bf16"), 65)]
-    estimate = Estimator.from_history(history).estimate(job("y", precision="int4"))
-    assert (estimate.load_s, estimate.run_s) == (5, 60)
+@pytest.mark.parametrize(("history", "expected"), NEAREST.values(), ids=NEAREST)
+def test_the_nearest_rows_decide(
+    history: list[PastRow], expected: tuple[Job, float, float]
+) -> None:
+    wanted, load_s, run_s = expected
+    estimate = Estimator.from_history(iter(history)).estimate(wanted)
+    assert (estimate.load_s, estimate.run_s) == (load_s, run_s)
+    assert estimate.total_s == load_s + run_s
 
 
 def test_the_prior_lies_between_the_fewest_repeats_and_the_time_limit() -> None:
@@ -60,50 +92,14 @@ def test_rows_that_say_nothing_about_duration_are_left_out(changes: dict[str, ob
     assert Estimator.from_history(history).estimate(job()) == Estimator().estimate(job())
 
 
-def test_a_resident_model_says_nothing_about_loading() -> None:
-    history = [*[row(job("x"), 30, load_s=0.0)] * 2, row(job("z"), 50, load_s=20.0)]
-    estimate = Estimator.from_history(history).estimate(job("x"))
-    assert (estimate.load_s, estimate.run_s) == (20, 30)
-
-
 def test_rows_of_emulated_cards_can_be_kept_out() -> None:
     history = [row(job(), 500, emulated=True), row(job(), 50, emulated=False)]
     assert Estimator.from_history(history, emulated=False).estimate(job()).run_s == 45
 
 
-def test_a_search_for_the_largest_batch_takes_longer_than_one_measurement() -> None:
-    estimator = Estimator.from_history([row(job("x", batch_size=4), 25)])
-    assert estimator.estimate(job("y", batch_size=MAX)).run_s == SEARCH_FACTOR * 20
-
-
-def test_the_history_is_read_once() -> None:
-    one_pass = (row(job("x"), 25.0) for _ in range(1000))
-    estimate = Estimator.from_history(one_pass).estimate(job("x"))
-    assert (estimate.load_s, estimate.run_s) == (5, 20)
-
-
-def test_equal_settings_are_nearer_than_another_length() -> None:
-    short, long = (("output_tokens", 16),), (("output_tokens", 128),)
-    history = [
-        row(job("x", parameters=short, batch_size=4), 15, parameters=short),
-        row(job("x", parameters=long, batch_size=4), 105, parameters=long),
-    ]
-    estimator = Estimator.from_history(history)
-    assert estimator.estimate(job("y", parameters=short, batch_size=8)).run_s == 10
-    assert estimator.estimate(job("y", parameters=long, batch_size=8)).run_s == 100
-
-
-def test_a_search_that_was_measured_before_searches_again() -> None:
-    this = job("x", batch_size=MAX)
-    estimator = Estimator.from_history([row(this, 25, batch_size=8)])
-    assert estimator.estimate(this).run_s == SEARCH_FACTOR * 20
-
-
 def test_the_nearer_the_rows_the_smaller_the_margin() -> None:
     fast, slow = (("output_tokens", 8),), (("output_tokens", 9),)
-    known = Estimator.from_history(
-        [row(job("x", batch_size=4, parameters=fast), 25, parameters=fast)]
-    )
+    known = Estimator.from_history([row(job("x", batch_size=4, parameters=fast), 25)])
     margins = [
         known.estimate(each).margin
         for each in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -233,17 +234,8 @@ def test_a_worker_that_does_not_end_does_not_keep_the_report_waiting() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_bad_night_is_over_in_time(seed: int) -> None:
     jobs = sweep(12, cards=(1, 1, 1, 2, 8), seed=seed)
-    faults = Faults(
-        crash=0.03,
-        hang=0.02,
-        error=0.02,
-        start_failure=0.03,
-        no_start=0.01,
-        stuck=0.02,
-        node_losses=(700.0, 2500.0),
-        rejoin_after_s=600.0,
-        late_results=True,
-    )
+    faults = Faults.at_rate(0.03, node_losses=(700.0, 2500.0))
+    faults = replace(faults, no_start=0.01, stuck=0.02)
     result = until(
         4000.0,
         jobs,
