@@ -167,7 +167,7 @@ def test_a_job_gets_the_kind_of_process_that_it_needs(fresh: Server) -> None:
             worker_id="k",
             server=fresh.path,
             factory="scripted_worker:ScriptedWorker",
-            config=Script(run=f"self.result = result_of({said})"),
+            config=Script(run=said),
             environments=kinds,
             log=str(fresh.logs / "k.log"),
         )
@@ -273,7 +273,7 @@ OUTPUTS = {
 
 @pytest.mark.slow
 def test_a_job_may_do_to_its_output_what_it_likes(server: Server) -> None:
-    process = server.process(run=f"import io; exec({OUTPUTS!r}[attempt.attempt_id])")
+    process = server.process(run=f"import io, sys; exec({OUTPUTS!r}[attempt.attempt_id])")
     info_of(process)
     for number, name in enumerate(OUTPUTS, 1):
         outcome = ran(process, replace(ATTEMPT, attempt_id=name))
