@@ -1,9 +1,10 @@
-"""Helpers for tests of workloads: a cache of made models."""
+"""Fixtures of workloads: a cache of made models, a worker that keeps them, a dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,8 +44,17 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Models are kept in a directory of the module's own."""
+    """Models and adapters are kept in a directory of the module's own."""
     with pytest.MonkeyPatch.context() as patch:
         root = tmp_path_factory.mktemp("shared")
-        patch.setenv("NIGHTGRID_MODELS", str(root))
+        for variable in ("NIGHTGRID_MODELS", "NIGHTGRID_ADAPTERS"):
+            patch.setenv(variable, str(root))
         yield root
+
+
+@pytest.fixture(scope="module")
+def worker() -> Any:
+    """A warm worker, which keeps every model that it loads."""
+    from generation_cases import Worker
+
+    return Worker()

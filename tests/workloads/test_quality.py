@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from generation_cases import MODEL, PROMPTS, Worker, request, write_dataset
+from generation_cases import MODEL, PROMPTS, Worker, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,16 +66,6 @@ def test_steps_are_compared_up_to_the_first_difference(tmp_path: Path) -> None:
     found = compare(other, logits, reference)
     assert found["quality_compared_tokens"] == 2 * STEPS + 3
     assert found["quality_top1_agreement"] == pytest.approx((2 * STEPS + 2) / (2 * STEPS + 3))
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
-
-
-@pytest.fixture(scope="module")
-def worker() -> Worker:
-    return Worker()
 
 
 def rows(worker: Worker, dataset: str, **changes: Any) -> Result:

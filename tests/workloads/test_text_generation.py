@@ -27,16 +27,6 @@ from workloads.text_generation import bring_to_length
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
-
-
-@pytest.fixture(scope="module")
-def worker() -> Worker:
-    return Worker()
-
-
-@pytest.fixture(scope="module")
 def alone(dataset: str) -> dict[int, tuple[int, int, str]]:
     """transformers' own generate on each prompt by itself: input length, output length, text."""
     from transformers import AutoModelForCausalLM

@@ -51,11 +51,6 @@ def job(**changes: Any) -> Request:
     return replace(made, residency_key=repr(sorted(settings.items())))
 
 
-@pytest.fixture(scope="module")
-def worker() -> Worker:
-    return Worker()
-
-
 def run(worker: Worker, **changes: Any) -> Result:
     return text_to_image.run(job(**changes), worker.context())
 

@@ -15,11 +15,6 @@ from workloads.engines.graph.continuous import ContinuousBatch, Text
 from workloads.engines.passes import Texts
 
 
-@pytest.fixture(scope="module")
-def worker() -> Worker:
-    return Worker()
-
-
 def texts(result: Result) -> dict[int, tuple[int, int, str | None]]:
     return {i.index: (i.input_tokens, i.output_tokens, i.output_text) for i in result.items}
 

@@ -23,11 +23,6 @@ ON_CPU = [p for p in precision.PRECISIONS if precision.support(p, "cpu").support
 
 
 @pytest.fixture(scope="module")
-def worker() -> Worker:
-    return Worker()
-
-
-@pytest.fixture(scope="module")
 def results(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """Every precision of the CPU, loaded and generated with."""
     dataset = write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,20 +24,14 @@ from workloads.training.adapters import Lora
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 import chatglm3_reference as reference
 
-pytestmark = pytest.mark.slow  # an adapter is trained for all of them
+# An adapter is trained for all of them.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared")]
 
 IDS = torch.tensor([[5, 9, 77, 12, 300, 41, 8, 9]])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path_factory.mktemp("shared")))
-        yield
-
-
 @pytest.fixture(scope="module")
-def small(shared: None) -> str:
+def small(shared: Path) -> str:
     train(learning_rate=0.1, save_adapter="small", samples=8)
     return "small"
 

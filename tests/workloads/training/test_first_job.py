@@ -28,11 +28,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", PROMPTS[:7])
 
 
-@pytest.fixture(scope="module")
-def worker() -> Worker:
-    return Worker()
-
-
 class Planted:
     """Each first product of so many rows takes 20 ms more; ``paid`` says in which phase."""
 

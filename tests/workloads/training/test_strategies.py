@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 from finetuning_cases import PRETRAINING, SUMMARIES, losses, trained
-from generation_cases import PROMPTS, Worker, write_dataset
+from generation_cases import PROMPTS, Worker
 from patience import patience
 
 #: All gangs run in the first test, some 50 s of one core.
@@ -131,16 +131,11 @@ def alone() -> dict[str, list[float]]:
 
 
 @pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
-
-
-@pytest.fixture(scope="module")
-def gangs(cache: Path, prompts: str) -> dict[int, list[dict[str, Any]]]:
+def gangs(cache: Path, dataset: str) -> dict[int, list[dict[str, Any]]]:
     """By the number of cards: the results of each rank, by case."""
     generation: Cases = {
-        "generation": {"generate": GENERATION | {"dataset": prompts, "tensor_parallel": 2}},
-        "shared prompts": {"generate": SHARED | {"dataset": prompts}, "slow_rank_s": 0.002},
+        "generation": {"generate": GENERATION | {"dataset": dataset, "tensor_parallel": 2}},
+        "shared prompts": {"generate": SHARED | {"dataset": dataset}, "slow_rank_s": 0.002},
     }
     split = {name: {"architecture": name} for name in ARCHITECTURES}
     cases = {1: ON_ONE, 2: AS_ONE[2] | COMPRESSED | KILLED | split | generation, 4: AS_ONE[4]}
@@ -259,15 +254,15 @@ def test_every_usual_architecture_can_be_split(name: str, two: list[dict[str, An
         assert split == pytest.approx(whole, rel=1e-5)
 
 
-def test_split_over_two_cards_a_model_says_what_it_says_on_one(two, prompts) -> None:
-    here = Worker().run(prompts, **GENERATION)
+def test_split_over_two_cards_a_model_says_what_it_says_on_one(two, dataset) -> None:
+    here = Worker().run(dataset, **GENERATION)
     there = dict(two[0]["generation"]["texts"])
     assert there == {item.index: item.output_text for item in here.items}
     assert len(there) == len(PROMPTS) and two[1]["generation"]["texts"] == []
 
 
-def test_two_ranks_share_the_prompts_and_stop_together(two, prompts) -> None:
-    alone = Worker().run(prompts, batch_size=1, output_tokens=8)
+def test_two_ranks_share_the_prompts_and_stop_together(two, dataset) -> None:
+    alone = Worker().run(dataset, batch_size=1, output_tokens=8)
     texts = {item.index: item.output_text for item in alone.items}
     ranks = [rank["shared prompts"] for rank in two]
     for number, rank in enumerate(ranks):
@@ -282,9 +277,9 @@ def test_two_ranks_share_the_prompts_and_stop_together(two, prompts) -> None:
 
 
 @needs_deepspeed
-def test_an_adapter_whose_parts_lay_on_two_cards_is_kept_whole(two, prompts) -> None:
-    plain = Worker().run(prompts, **GENERATION)
-    tuned = Worker().run(prompts, **GENERATION, adapter="from-zero3")
+def test_an_adapter_whose_parts_lay_on_two_cards_is_kept_whole(two, dataset) -> None:
+    plain = Worker().run(dataset, **GENERATION)
+    tuned = Worker().run(dataset, **GENERATION, adapter="from-zero3")
     assert tuned.details["adapter"].startswith("from-zero3: LORA, rank 8")
     assert [i.output_text for i in tuned.items] != [i.output_text for i in plain.items]
 

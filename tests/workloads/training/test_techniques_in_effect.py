@@ -30,7 +30,7 @@ from finetuning_cases import (
 from generation_cases import Worker
 from patience import patience
 
-from workloads.base import BadConfiguration, Result, Unsupported
+from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_for
 from workloads.devices.base import Copies, SideCopies
 from workloads.devices.cpu import CpuDevice
@@ -47,11 +47,6 @@ from workloads.training.techniques.optimization import Freezing, MemoryRelease, 
 from workloads.training.techniques.precision import Autocast, MatmulBackend, MatmulPrecision
 
 SAME = 1e-5
-
-
-@pytest.fixture(scope="module")
-def baseline() -> Result:
-    return trained(learning_rate=1e-2)
 
 
 def step(training: Training, number: int) -> float:
@@ -251,10 +246,10 @@ def ended() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ended")
-def test_worker_processes_make_the_batches(baseline, monkeypatch) -> None:
+def test_worker_processes_make_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     result = train(learning_rate=1e-2, data_workers=2, prefetch_batches=1)
     assert result.details["data_workers"] == "2 processes made batches"
-    assert losses(result) == pytest.approx(losses(baseline), rel=SAME)
+    assert losses(result) == pytest.approx(losses(trained(learning_rate=1e-2)), rel=SAME)
 
     def fail(self: Any, training: Any, step: int) -> None:
         raise RuntimeError("in the middle")
@@ -329,12 +324,12 @@ def test_layers_share_one_graph_for_all_mixes_of_lengths() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced")
-def test_rows_of_one_length_are_compiled_once() -> None:
+def test_rows_of_one_length_are_compiled_once(small_model: str) -> None:
     flat = {"padding": "packing", "packed_attention": "apart", "logits": "chunked"}
     job = {**flat, "packed_length": "longest", "torch_compile": True, "learning_rate": 1e-2}
     assert not refuse(asked(**job))
     worker, known = Worker(), compiled_graphs()
-    result = train(worker, **job)
+    result = train(worker, model=small_model, **job)
     assert "compile" in worker.phases and result.compile_s > 0.1
     assert result.details["graphs_compiled_in_steps"] == "0"
     # None for the evaluation either.
@@ -342,7 +337,8 @@ def test_rows_of_one_length_are_compiled_once() -> None:
     assert result.details["packed_attention"] == "apart, one call a sample"
     assert {s.computed_tokens for s in result.samples} == {int(result.details["packed_length"])}
     assert len({s.input_tokens for s in result.samples}) > 1
-    assert losses(result) == pytest.approx(losses(trained(learning_rate=1e-2)), rel=SAME)
+    plain = train(model=small_model, learning_rate=1e-2)
+    assert losses(result) == pytest.approx(losses(plain), rel=SAME)
 
 
 @pytest.mark.slow
