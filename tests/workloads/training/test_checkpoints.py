@@ -26,16 +26,7 @@ from workloads.data.cache import try_lock
 from workloads.devices.base import Compilations
 from workloads.devices.cpu import CpuDevice
 from workloads.training import checkpoints as on_disk
-from workloads.training.checkpoints import (
-    KEPT_DAYS,
-    VARIABLE,
-    Checkpoints,
-    Saver,
-    Saving,
-    read_newest,
-    restore,
-    resume,
-)
+from workloads.training.checkpoints import KEPT_DAYS, Checkpoints, Saver, Saving
 from workloads.training.parallel.layout import Layout
 from workloads.training.technique import Training
 
@@ -44,7 +35,7 @@ NAME = "run-job"
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "shared"))
+    monkeypatch.setenv(on_disk.VARIABLE, str(tmp_path / "shared"))
     return tmp_path / "shared" / f"nightgrid-checkpoints-{os.geteuid()}"
 
 
@@ -229,7 +220,10 @@ def test_two_ranks_may_remove_the_same_old_checkpoints(root, monkeypatch) -> Non
 def test_without_room_a_job_fails_before_its_first_step(monkeypatch, root) -> None:
     usage = on_disk.shutil.disk_usage("/")
     monkeypatch.setattr(on_disk.shutil, "disk_usage", lambda path: usage._replace(free=100))
-    with pytest.raises(OSError, match=f"1e-07 GB are free.*{VARIABLE}") as failed, attempt(1):
+    with (
+        pytest.raises(OSError, match=f"1e-07 GB are free.*{on_disk.VARIABLE}") as failed,
+        attempt(1),
+    ):
         pass
     assert failed.value.errno == errno.ENOSPC and failed.value.filename == str(root / NAME)
 
@@ -241,7 +235,7 @@ def test_a_second_pass_begins_anew_and_checkpoints_stay_until_it_has_succeeded(r
 
     def observed(training: Training, checkpoints: Checkpoints) -> None:
         seen.append((training.least_steps, checkpoints.steps()))
-        resume(training, checkpoints)
+        on_disk.resume(training, checkpoints)
 
     monkeypatch.setattr(on_disk, "resume", observed)
     job = request(
@@ -282,7 +276,7 @@ def test_tied_weights_are_trained_by_each_of_their_names(mode: str, tmp_path: Pa
             before.append(training.model[0].weight.detach().clone())
     saver.wait()
     assert saver.checked(training) == "step 1, 3 tensors"
-    restore(fresh, read_newest(saver.checkpoints), {})
+    on_disk.restore(fresh, on_disk.read_newest(saver.checkpoints), {})
     assert torch.equal(fresh.model[0].weight, before[1]) and not torch.equal(*before)
 
 

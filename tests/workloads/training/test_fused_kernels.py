@@ -29,16 +29,7 @@ from workloads.base import Unsupported
 from workloads.devices.cpu import CpuDevice
 from workloads.training import fused_kernels
 from workloads.training.adapter_products import Together, put_together
-from workloads.training.fused_kernels import (
-    GATES,
-    NORMS,
-    TURNS,
-    Kernels,
-    fuse,
-    liger,
-    rms_normed,
-    turned_halves,
-)
+from workloads.training.fused_kernels import GATES, NORMS, TURNS, Kernels, fuse
 from workloads.training.losses import summed
 from workloads.training.techniques.kernels import FusedKernels
 
@@ -110,7 +101,7 @@ class _Turn(torch.autograd.Function):
 
 
 def _overwritten(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    turned = turned_halves(x, cos, sin)
+    turned = fused_kernels.turned_halves(x, cos, sin)
     flat = x.transpose(1, 2).contiguous()
     flat.data.copy_(turned.transpose(1, 2))
     return flat.transpose(1, 2)
@@ -126,7 +117,7 @@ def in_place_of_liger() -> Kernels:
     """Return the computations of Liger's kernels, with their signatures and habits, by torch."""
     return Kernels(
         title="in place of liger-kernel",
-        rms_norm=rms_normed,
+        rms_norm=fused_kernels.rms_normed,
         silu_mul=_SiluMul.apply,
         turn=_Turn.apply,
         cross_entropy=_cross_entropy,
@@ -456,7 +447,7 @@ def of_model(kind: str, way: str, precision: str) -> float:
                 torch.nn.init.normal_(parameter, std=0.2)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     plain = passed(model, DEVICE)
-    parts, undo = fuse(model, liger())
+    parts, undo = fuse(model, fused_kernels.liger())
     assert len(parts) == 3
     worst = max(distance(passed(model, DEVICE), plain) for _ in range(2))
     undo()
@@ -464,7 +455,7 @@ def of_model(kind: str, way: str, precision: str) -> float:
     return worst
 
 
-def of_loss(kernels: Kernels, learns: bool, biased: bool, precision: str) -> float:
+def of_loss(learns: bool, biased: bool, precision: str) -> float:
     """Distance of the loss by kernels from the loss in chunks."""
     torch.manual_seed(0)
     positions, width, words = 60, 16, 90  # four chunks
@@ -473,7 +464,7 @@ def of_loss(kernels: Kernels, learns: bool, biased: bool, precision: str) -> flo
     targets = torch.randint(words, (positions,), device=DEVICE)
     states = torch.randn(positions, width).to(DEVICE, FORMATS[precision])
     found = []
-    for computed in (kernels.cross_entropy, summed):
+    for computed in (fused_kernels.liger().cross_entropy, summed):
         inputs = [states.clone().requires_grad_(), *head.parameters()]
         loss = computed(inputs[0], head.weight, head.bias, targets)
         gradients = torch.autograd.grad(loss / positions, inputs if learns else inputs[:1])
@@ -493,7 +484,7 @@ def main() -> dict[str, float]:
             distances[f"{kind} {way} {precision}"] = of_model(kind, way, precision)
         for learns, biased in product((True, False), repeat=2):
             name = f"loss {'learns' if learns else 'frozen'} {'biased' if biased else 'plain'}"
-            distances[f"{name} {precision}"] = of_loss(liger(), learns, biased, precision)
+            distances[f"{name} {precision}"] = of_loss(learns, biased, precision)
     return distances
 
 
