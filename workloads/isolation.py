@@ -64,29 +64,20 @@ class ResidentModel:
     def __init__(self) -> None:
         self.key: str | None = None
         self.was_used = False  # by the current job, without loading
-        self._loaded: Any = None
+        self.loaded: Any = None
         self._configs: list[tuple[Any, Any, dict[str, Any]]] = []  # owner, config, its content
-
-    def holds(self, key: str) -> bool:
-        """Tell if the model under this key is loaded."""
-        return self.key == key
-
-    def use(self) -> Any:
-        """The loaded model."""
-        self.was_used = True
-        return self._loaded
 
     def load(self, key: str, loader: Callable[[], Any]) -> Any:
         """Load a model and keep it; no other may be loaded."""
-        self._loaded = loader()
-        owned = [(part, getattr(part, "generation_config", None)) for part in _parts(self._loaded)]
+        self.loaded = loader()
+        owned = [(part, getattr(part, "generation_config", None)) for part in _parts(self.loaded)]
         self._configs = [
             (owner, config, copy.deepcopy(vars(config)))
             for owner, config in owned
             if hasattr(config, "__dict__") and not callable(config)
         ]
         self.key = key
-        return self._loaded
+        return self.loaded
 
     def clean(self) -> None:
         """Restore every owner's original generation config."""
@@ -98,7 +89,7 @@ class ResidentModel:
 
     def drop(self) -> None:
         """Release the model."""
-        self.key, self._loaded, self._configs = None, None, []
+        self.key, self.loaded, self._configs = None, None, []
 
 
 def _parts(loaded: Any) -> list[Any]:

@@ -379,8 +379,8 @@ class CardWorker:
 
     def _load_resident(self, key: str, loader: Callable[[], Any]) -> Any:
         assert self.device is not None
-        if self._resident.holds(key):
-            loaded = self._resident.use()
+        if self._resident.key == key:
+            loaded, self._resident.was_used = self._resident.loaded, True
         else:
             if self._resident.key is not None:
                 self._resident.drop()
