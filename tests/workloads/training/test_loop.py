@@ -232,28 +232,16 @@ def test_a_probe_takes_the_longest_samples_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "parameters", "learned"),
+    ("record", "columns", "learned"),
     [
-        ({"instruction": "Name it.", "input": "Not red.", "output": "Blue."}, {}, "the answer"),
-        ({"text": "Examples without an answer are learned whole."}, {}, "every token of the text"),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": "?"},
-                    {"role": "assistant", "content": "1"},
-                ]
-                * 2
-            },
-            {},
-            "the last answer of each conversation",
-        ),
-        ({"q": "One?", "a": "1"}, {"columns": "prompt=q, completion=a"}, "the answer"),
+        ({"text": "Examples without an answer are learned whole."}, "", "every token of the text"),
+        ({"q": "One?", "a": "1"}, "prompt=q, completion=a", "the answer"),
     ],
 )
-def test_data_of_ones_own_is_learned_from(tmp_path, record, parameters, learned) -> None:
+def test_data_of_ones_own_is_learned_from(tmp_path, record, columns, learned) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(f"{json.dumps(record)}\n" * 8)
-    result = train(dataset=str(path), samples=8, steps=1, **parameters)
+    result = train(dataset=str(path), samples=8, steps=1, columns=columns)
     assert result.details["learned"] == learned
     assert losses(result)[0] > 0 and not result.synthetic_data
 
