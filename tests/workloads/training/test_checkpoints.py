@@ -26,7 +26,7 @@ from workloads.data.cache import try_lock
 from workloads.devices.base import Compilations
 from workloads.devices.cpu import CpuDevice
 from workloads.training import checkpoints as on_disk
-from workloads.training.checkpoints import KEPT_DAYS, Checkpoints, Saver, Saving
+from workloads.training.checkpoints import KEPT_DAYS, Checkpoints, Saver, Saving, resume
 from workloads.training.parallel.layout import Layout
 from workloads.training.technique import Training
 
@@ -235,7 +235,7 @@ def test_a_second_pass_begins_anew_and_checkpoints_stay_until_it_has_succeeded(r
 
     def observed(training: Training, checkpoints: Checkpoints) -> None:
         seen.append((training.least_steps, checkpoints.steps()))
-        on_disk.resume(training, checkpoints)
+        resume(training, checkpoints)
 
     monkeypatch.setattr(on_disk, "resume", observed)
     job = request(
