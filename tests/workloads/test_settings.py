@@ -69,6 +69,7 @@ def id_of(monkeypatch: pytest.MonkeyPatch) -> Any:
         entry = replace(WORKLOADS["text-generation"], **changes)
         entries = MappingProxyType({**WORKLOADS, "editions": entry})
         monkeypatch.setattr(registry, "WORKLOADS", entries)
+        registry.declared_in_rows.cache_clear()
         parameters = edition.model_validate(given).model_dump()
         return a_job("editions", **parameters).job_id
 
