@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schedule_cases import job, node, planned
 
 from orchestrator.core.job import MAX
-from orchestrator.core.plan import NOTHING, Action, PastRow, Span
+from orchestrator.core.plan import PastRow, Span
 from orchestrator.planning.forecast import (
     CLUSTER,
     FIRST_USE,
@@ -103,11 +103,6 @@ def test_a_busy_host_makes_the_longest_time_longer_and_leaves_the_shortest() -> 
     assert beside == alone.times(1, 1, 2)
     alone, beside = (duration(jobs, [REAL], Estimator(), each) for each in (quiet, busy))
     assert beside.high_s - alone.high_s == pytest.approx(quiet.span(1).high_s)
-
-
-def test_a_plan_that_runs_nothing_takes_no_time() -> None:
-    jobs = [replace(each, action=Action.REUSE) for each in planned(job("x"))]
-    assert duration(jobs, [REAL], Estimator(), Startup()) == NOTHING
 
 
 @given(

@@ -43,15 +43,6 @@ def test_a_job_that_is_planned_twice_runs_once() -> None:
     assert len(cluster.rows) == 1
 
 
-def test_the_same_events_give_the_same_commands() -> None:
-    logs = []
-    for _ in range(2):
-        cluster = cluster_of(*[job(str(n), cards=1 + n % 2) for n in range(30)], on=nodes(2))
-        cluster.play_out()
-        logs.append(cluster.log)
-    assert logs[0] == logs[1]
-
-
 def test_attempt_ids_go_on_where_an_earlier_invocation_stopped() -> None:
     this = job()
     cluster = busy_cluster(this, attempts_before={this.job_id: 3})
@@ -176,17 +167,6 @@ def test_isolated_jobs_get_a_process_of_their_own() -> None:
         assert kinds(commands) == ["RecordRow", "StopWorker"]
         cluster.stopped()
     assert len(set(workers)) == 3
-
-
-def test_a_worker_is_kept_for_the_next_job() -> None:
-    cluster = cluster_of(*numbered(20), cards=1)
-    cluster.play_out()
-    assert len([c for c in cluster.log if isinstance(c, StartWorker)]) == 1
-
-
-def test_the_row_comes_before_the_card_is_given_away() -> None:
-    cluster = busy_cluster(job("a"), job("b"), cards=1)
-    assert kinds(cluster.ends(cluster.only())) == ["RecordRow", "RunAttempt"]
 
 
 def test_jobs_go_to_cards_of_their_kind() -> None:

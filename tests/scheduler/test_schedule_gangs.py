@@ -12,6 +12,7 @@ from schedule_cases import (
     kinds,
     node,
     nodes,
+    numbered,
     planned,
 )
 
@@ -94,21 +95,17 @@ def test_a_gang_spans_cards_of_a_server_that_came_at_different_times() -> None:
     assert cluster.finals()["gang"].state is State.SUCCEEDED
 
 
-def late_gang(*, cards: int = 8, singles: int = 60, run_s: float = 50.0) -> Cluster:
-    """A cluster busy with one-card jobs into which a gang comes back from a lost node."""
-    jobs = [job("gang", cards=cards), *[job(f"s{n:02}") for n in range(singles)]]
-    estimates = Fixed(run_s=run_s, load_s=0, by_name={"gang": 10})
-    cluster = busy_cluster(*jobs, on=nodes(2, cards=cards), estimates=estimates, worker_start_s=1.0)
-    home = cluster.run_of("gang").cards[0].node_id
-    cluster.leave(home)
-    return cluster
-
-
 def test_a_gang_never_starves_behind_one_card_jobs() -> None:
-    cluster = late_gang(singles=60)
+    cluster = busy_cluster(
+        job("gang", cards=8),
+        *numbered(60),
+        on=nodes(2),
+        estimates=Fixed(run_s=50.0, load_s=0, by_name={"gang": 10}),
+        worker_start_s=1.0,
+    )
+    cluster.leave(cluster.run_of("gang").cards[0].node_id)
     ended = 0
     while not any(s.world_size == 8 for s in cluster.starting.values()):
-        assert cluster.running, "the gang waits though nothing runs"
         cluster.ends(next(iter(cluster.running.values())).attempt, took=6.0)
         cluster.stopped()
         ended += 1
