@@ -11,6 +11,7 @@ The commands use the same objects. Importing this loads neither torch nor Ray.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -114,20 +115,12 @@ class Run:
 
     def to_pandas(self, *, every: bool = False) -> pandas.DataFrame:
         """``records`` as a pandas table; raises ExtraMissing without pandas."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ExtraMissing("pandas", extra="notebook", wanted_for="Data frames") from error
-        return pandas.DataFrame(self.records(every=every))
+        return _library("pandas").DataFrame(self.records(every=every))
 
     def to_polars(self, *, every: bool = False) -> polars.DataFrame:
         """``records`` as a polars table; raises ExtraMissing without polars."""
-        try:
-            import polars
-        except ImportError as error:
-            raise ExtraMissing("polars", extra="notebook", wanted_for="Data frames") from error
         records = self.records(every=every)
-        return polars.DataFrame(records, infer_schema_length=None, strict=False)
+        return _library("polars").DataFrame(records, infer_schema_length=None, strict=False)
 
     def to_dict(self) -> dict[str, object]:
         """The output of `nightgrid report --json`."""
@@ -194,11 +187,17 @@ class Run:
         )
 
 
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ExtraMissing(name, extra="notebook", wanted_for="Data frames") from error
+
+
 Shown = TypeVar("Shown", "Grid", "ShownPlan")
 
 
 def _as(kind: type[Shown], value: GridValue | Plan) -> Shown:
-    """Copy a record into a subclass of its class that adds methods."""
     return kind(**{field.name: getattr(value, field.name) for field in fields(value)})
 
 
@@ -208,7 +207,6 @@ class ShownPlan(Plan):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        """The output of `nightgrid plan`."""
         return plan_html(self)
 
 

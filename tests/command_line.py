@@ -21,8 +21,6 @@ from orchestrator.on_ray.jobs import JobInfo, Submission
 
 
 class Printed(NamedTuple):
-    """The output of a command."""
-
     code: int
     out: str
     err: str
@@ -71,14 +69,12 @@ def workplace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @cache
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command, by its name."""
     kinds = argparse._SubParsersAction
     (commands,) = (action for action in full_parser()._actions if isinstance(action, kinds))
     return dict(commands.choices)
 
 
 def job_there(run: str, **changes: Any) -> JobInfo:
-    """A running job of a cluster."""
     values: dict[str, Any] = {
         "submission_id": f"nightgrid-{run}-1",
         "status": "RUNNING",

@@ -11,7 +11,6 @@ PRODUCT = ("orchestrator", "workloads")
 
 
 def nodes_of(source: str) -> list[ast.AST]:
-    """All nodes of a syntax tree, the module first."""
     return list(ast.walk(ast.parse(source)))
 
 
@@ -45,5 +44,4 @@ def modules(*packages: str) -> list[Path]:
 
 
 def place(path: Path) -> str:
-    """A file's path within the project."""
     return str(path.relative_to(ROOT))

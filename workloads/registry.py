@@ -72,11 +72,10 @@ class Declared(Mapping[str, T], Generic[T]):
 
     @cached_property
     def _modules(self) -> Mapping[str, str]:
-        """The module of each of our names."""
         if not isinstance(self.where, str):
             return self.where
         module = importlib.import_module(self.where)
-        if not hasattr(module, "__path__"):
+        if hasattr(module, "SPECS"):
             return {spec.name: self.where for spec in module.SPECS}
         files = sorted(m.name for m in pkgutil.iter_modules(module.__path__) if not m.ispkg)
         return {f.replace("_", "-"): f"{self.where}.{f}" for f in files if f != _NO_SPEC}
@@ -126,7 +125,6 @@ def function_of(name: str) -> Any:
 
 
 def _is_named(spec: object, kind: type, name: str) -> bool:
-    """Tell if this is a declaration of a kind, under a name."""
     fits = isinstance(spec, kind) or (isinstance(spec, type) and issubclass(spec, kind))
     return fits and getattr(spec, "name", None) == name
 
@@ -287,10 +285,8 @@ class WorkloadSpec:
         return declarations(self.model(engine))
 
     def validate(self, settings: Mapping[str, Any], engine: str = "") -> dict[str, Any]:
-        """Return the workload's and engine's settings (engine "": none) as plain values.
-
-        Defaults are filled in; invalid settings raise ``pydantic.ValidationError``.
-        """
+        """Return the workload's and engine's settings (engine "": none) as plain values, with
+        defaults; invalid ones raise ``pydantic.ValidationError``."""
         return self.model(engine).model_validate(dict(settings)).model_dump()
 
     def split(
@@ -349,7 +345,7 @@ WORKLOADS: Mapping[str, WorkloadSpec] = Declared(
 
 
 #: Metrics derived from raw samples.
-METRICS: Declared[Metric] = Declared("workloads.bench.metrics", Metric, "nightgrid.metrics")
+METRICS: Declared[Metric] = Declared("workloads.bench", Metric, "nightgrid.metrics")
 
 
 def find_workload(name: str) -> WorkloadSpec:

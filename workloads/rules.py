@@ -130,7 +130,6 @@ def _ability_refusals(
 
 
 def _mode_refusals(spec: EngineSpec, job: JobDescription) -> Iterator[Refusal]:
-    """Refuse modes that the device or engine lacks."""
     for device, modes in spec.modes.items():
         wanted = job.parameters.get(modes.setting)
         if wanted is None:
@@ -146,7 +145,6 @@ def _mode_refusals(spec: EngineSpec, job: JobDescription) -> Iterator[Refusal]:
 
 
 def _setting_refusals(spec: EngineSpec, job: JobDescription, ability: str) -> Iterator[Refusal]:
-    """Refuse settings that only other engines have."""
     own = declarations(settings) if (settings := spec.settings(ability)) else {}
     refused = set(own)
     for other in ENGINES.known():
@@ -214,10 +212,5 @@ def _task_refusals(
 
 
 def _ability(spec: WorkloadSpec, engine: str) -> Ability | None:
-    """An engine's declaration of a workload's ability; None if it lacks it."""
-    spec_of_engine = ENGINES.get(engine)
-    return (
-        None
-        if spec_of_engine is None or spec.ability is None
-        else spec_of_engine.abilities.get(spec.ability)
-    )
+    declared = ENGINES.get(engine)
+    return None if declared is None else declared.abilities.get(spec.ability or "")

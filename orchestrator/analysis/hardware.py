@@ -23,7 +23,7 @@ from orchestrator.analysis.metrics import figure_of
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import number, scalar, seconds, times
-from workloads.bench.metrics import PREFILL_TOKENS_PER_S as PREFILL
+from workloads.bench import PREFILL_TOKENS_PER_S as PREFILL
 from workloads.data.records import ENDINGS
 from workloads.devices import all_devices
 from workloads.util import files

@@ -22,8 +22,7 @@ $NIGHTGRID_RESULTS or ./results. Make it anew after an update of Nightgrid.
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid completion`."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
 
 
@@ -115,4 +114,4 @@ def _completes_to(action: argparse.Action) -> object | None:
     return shtab.FILE if action.metavar in ("FILE", "OUT") or action.dest == "source" else None
 
 
-COMMANDS = {"completion": Command(add_arguments, run, EPILOG)}
+COMMANDS = {"completion": Command(_add_arguments, run, EPILOG)}

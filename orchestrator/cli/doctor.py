@@ -12,9 +12,9 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from orchestrator.cli.options import Command, add_results_argument, number, whole_number
+from orchestrator.cli.options import Command, add_results_argument, add_shared, number, whole_number
 from orchestrator.util import output
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ exit codes:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid doctor`."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--address",
@@ -77,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a node that has not answered by then is silent (default: 120)",
     )
     add_results_argument(parser, "where the driver would write rows")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_shared(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -153,10 +152,9 @@ def _examine(args: argparse.Namespace) -> ClusterFacts:
 
 
 def _from_afar(args: argparse.Namespace) -> int:
-    """Examine from the head node, and add checks of this side."""
     from orchestrator.core.errors import SubmitError
     from orchestrator.doctor.checks import check_workstation
-    from orchestrator.doctor.text import exit_code, finding_lines, finding_of
+    from orchestrator.doctor.text import exit_code, finding_lines, finding_of, findings_json
     from orchestrator.on_ray.jobs import JobServer, Versions, versions_here
 
     command = ["doctor", "--json", "--timeout", str(args.timeout_s)]
@@ -168,7 +166,8 @@ def _from_afar(args: argparse.Namespace) -> int:
         command += ["--nodes", str(args.expected_nodes)]
     server = JobServer(args.address)
     printed = server.ask(command, timeout_s=args.timeout_s + 60)
-    answer = _json_in(printed)
+    lines = (line for line in printed.splitlines() if line.startswith('{"emulated"'))
+    answer = next(map(json.loads, lines), None)
     if answer is None:
         end = "\n".join(printed.strip().splitlines()[-15:])
         raise SubmitError(f"the examination on {server.address} came to nothing:\n{end}")
@@ -176,18 +175,10 @@ def _from_afar(args: argparse.Namespace) -> int:
     findings = [finding_of(finding) for finding in answer["findings"]]
     findings += check_workstation(here, Versions(**answer["facts"]["driver"]))
     if args.json:
-        from orchestrator.doctor.text import findings_json
-
         output.say_json(answer | findings_json(findings))
     else:
         output.say("\n".join([*answer["summary"], *finding_lines(findings)]))
     return exit_code(findings)
 
 
-def _json_in(printed: str) -> dict[str, Any] | None:
-    """The JSON object in a job's output, among other lines."""
-    lines = (line for line in printed.splitlines() if line.startswith('{"emulated"'))
-    return next(map(json.loads, lines), None)
-
-
-COMMANDS = {"doctor": Command(add_arguments, run, EPILOG)}
+COMMANDS = {"doctor": Command(_add_arguments, run, EPILOG)}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestrator.cli.options import (
     Command,
     add_results_argument,
-    add_set_argument,
+    add_shared,
     number,
     run_options,
     whole_number,
@@ -39,8 +39,7 @@ examples:
 """
 
 
-def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's own arguments."""
+def _add_describe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", help="an embedded model, a directory, a config.json (ChatGLM3's own too), a hub id"
     )
@@ -97,7 +96,6 @@ def _print_table(
     numbers: Sequence[str],
     rows: Iterable[Sequence[str]],
 ) -> None:
-    """A table of columns of text, then columns of numbers."""
     from rich.table import Table
     from rich.text import Text
 
@@ -174,8 +172,6 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-# ``nightgrid convert SRC DST``: ChatGLM3's original layout -> a directory transformers loads.
-
 CONVERT_EPILOG = """\
 examples:
   nightgrid convert chatglm3-6b/ chatglm3-6b-native/
@@ -183,8 +179,7 @@ examples:
 """
 
 
-def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's own arguments."""
+def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="directory with config.json and the weights")
     parser.add_argument("destination", type=Path, help="directory to write; must not exist")
     parser.add_argument("--force", action="store_true", help="replace a model that is there")
@@ -237,8 +232,6 @@ def _progress_printer() -> Callable[[int, int], None]:
     return show
 
 
-# ``nightgrid protect SRC DST --key-file FILE``: a model whose weight files only a key opens.
-
 PROTECT_EPILOG = """\
 examples:
   nightgrid protect llama/ llama-protected/ --key-file model.key --new-key
@@ -249,8 +242,7 @@ tokenizer stay readable. docs/security.md says what this does not protect agains
 """
 
 
-def add_protect_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's own arguments."""
+def _add_protect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="a model's directory with safetensors files")
     parser.add_argument("destination", type=Path, help="directory to write; must not exist")
     parser.add_argument(
@@ -296,8 +288,6 @@ def run_protect(args: argparse.Namespace) -> int:
     return 0
 
 
-# ``nightgrid dataset``: lengths of a dataset and a small sample of it; a synthetic twin.
-
 T = TypeVar("T")
 _BAR_WIDTH = 40
 #: A hundred times AdvertiseGen's: gigabytes, and minutes.
@@ -312,8 +302,7 @@ examples:
 """
 
 
-def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``nightgrid dataset``."""
+def _add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
     what = "print the lengths of AdvertiseGen's train.json and dev.json; sample them by length"
     real = kinds.add_parser("advertisegen", help=what)
@@ -353,7 +342,7 @@ _COUNT = number(int, 1, MOST_EXAMPLES, f"a whole number from 1 to {MOST_EXAMPLES
 
 
 def run_dataset(args: argparse.Namespace) -> int:
-    """Carry the command out; see ``add_dataset_arguments``."""
+    """Carry the command out; see ``_add_dataset_arguments``."""
     if args.kind == "synthetic":
         return _synthetic(args)
     if args.kind == "probe":
@@ -495,8 +484,6 @@ def _histogram(lengths: Distribution) -> list[str]:
     ]
 
 
-# ``nightgrid verify GRID``: do a grid's engines compute what stock transformers computes?
-
 VERIFY_EPILOG = """\
 The same prompts go through each engine on its card and through stock transformers on the CPU of
 the same node. Tokens and logits are compared; the largest logit difference is in the row. In 16
@@ -512,8 +499,7 @@ exit codes:
 """
 
 
-def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid verify`."""
+def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "grid", metavar="FILE", type=grid_path, help="the grid whose jobs are verified"
     )
@@ -521,7 +507,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--emulate", metavar="SPEC", help="emulated cards, such as 1x1:HPU")
     where.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster to run on")
     where.add_argument("--in-process", action="store_true", help="without Ray: for debuggers")
-    add_set_argument(parser)
+    add_shared(parser, "--set")
     parser.add_argument("--prompts", type=int, default=4, help="of the dataset (default: 4)")
     parser.add_argument("--tokens", type=int, default=16, help="after each prompt (default: 16)")
     parser.add_argument(
@@ -611,9 +597,9 @@ def _as_text(answers: list[Verified]) -> str:
 
 
 COMMANDS = {
-    "describe": Command(add_describe_arguments, run_describe, DESCRIBE_EPILOG),
-    "convert": Command(add_convert_arguments, run_convert, CONVERT_EPILOG),
-    "protect": Command(add_protect_arguments, run_protect, PROTECT_EPILOG),
-    "dataset": Command(add_dataset_arguments, run_dataset, DATASET_EPILOG),
-    "verify": Command(add_verify_arguments, run_verify, VERIFY_EPILOG),
+    "describe": Command(_add_describe_arguments, run_describe, DESCRIBE_EPILOG),
+    "convert": Command(_add_convert_arguments, run_convert, CONVERT_EPILOG),
+    "protect": Command(_add_protect_arguments, run_protect, PROTECT_EPILOG),
+    "dataset": Command(_add_dataset_arguments, run_dataset, DATASET_EPILOG),
+    "verify": Command(_add_verify_arguments, run_verify, VERIFY_EPILOG),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime
 from math import inf
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.driver.options import RunOptions
 
 T = TypeVar("T", int, float)
+P = TypeVar("P")
 
 
 class Command(NamedTuple):
@@ -33,6 +34,52 @@ class Command(NamedTuple):
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     epilog: str  # the end of its help
+
+
+#: Options that several commands share, as argparse declares them.
+SHARED: Mapping[str, Mapping[str, Any]] = {
+    "--set": {
+        "metavar": "PATH=VALUE",
+        "action": "append",
+        "dest": "overrides",
+        "default": [],
+        "help": "set this in the grid: model=DIR, axes.batch_size=1..8, measure.max_repeats=5, of "
+        "every experiment, or of one with NAME. before it; may be repeated",
+    },
+    "--priority": {
+        "metavar": "N",
+        "type": int,
+        "default": 0,
+        "help": "on a busy cluster, go before waiting runs of a lower one (default: 0; may be "
+        "below)",
+    },
+    "--run": {
+        "metavar": "NAME",
+        "action": "append",
+        "dest": "run_names",
+        "default": [],
+        "help": "only this run; may be repeated (default: all)",
+    },
+    "--notify": {
+        "metavar": "HOOK",
+        "action": "append",
+        "default": [],
+        "help": "tell when the run has ended, however: an address that takes JSON by POST (Slack "
+        "and its like), a command that gets it on stdin, or @FILE with either in it; may be "
+        "repeated (default: $NIGHTGRID_NOTIFY)",
+    },
+    "--verbose": {
+        "action": "store_true",
+        "help": "print the table of cards and the versions, too; the page has both",
+    },
+    "--json": {"action": "store_true", "help": "one JSON object on standard output"},
+}
+
+
+def add_shared(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add options of ``SHARED``."""
+    for name in names:
+        parser.add_argument(name, **SHARED[name])
 
 
 def add_results_argument(
@@ -98,56 +145,20 @@ class ResultsOption(argparse.Action):
         namespace.results_named = True
 
 
-def add_set_argument(parser: argparse.ArgumentParser) -> None:
-    """``--set PATH=VALUE``, any number of times, as ``overrides``."""
-    parser.add_argument(
-        "--set",
-        metavar="PATH=VALUE",
-        action="append",
-        dest="overrides",
-        default=[],
-        help="set this in the grid: model=DIR, axes.batch_size=1..8, measure.max_repeats=5, of "
-        "every experiment, or of one with NAME. before it; may be repeated",
-    )
-
-
-def add_priority_argument(parser: argparse.ArgumentParser) -> None:
-    """``--priority N``: the place in a cluster's queue of runs."""
-    parser.add_argument(
-        "--priority",
-        metavar="N",
-        type=int,
-        default=0,
-        help="on a busy cluster, go before waiting runs of a lower one (default: 0; may be below)",
-    )
-
-
-def add_runs_argument(parser: argparse.ArgumentParser) -> None:
-    """``--run NAME``, any number of times, as ``run_names``."""
-    parser.add_argument(
-        "--run",
-        metavar="NAME",
-        action="append",
-        dest="run_names",
-        default=[],
-        help="only this run; may be repeated (default: all)",
-    )
-
-
 def add_deadline_arguments(parser: argparse.ArgumentParser) -> None:
     """``--deadline`` or ``--budget``; see ``ends_at``."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
         "--deadline",
         metavar="TIME",
-        type=_deadline,
+        type=_explained(lambda text: parse_deadline(text, datetime.now().astimezone())),
         help="when the report must be there: 08:00 (the next one, on this machine's clock) or "
         "2026-11-22T08:00+01:00",
     )
     either.add_argument(
         "--budget",
         metavar="TIME",
-        type=_budget,
+        type=_explained(parse_budget),
         help="the same, counted from now: 9h, 90m, 1h30m",
     )
 
@@ -160,31 +171,16 @@ def ends_at(args: argparse.Namespace) -> float | None:
     return None if args.budget is None else time.time() + args.budget
 
 
-def _deadline(text: str) -> datetime:
-    try:
-        return parse_deadline(text, datetime.now().astimezone())
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _explained(parse: Callable[[str], P]) -> Callable[[str], P]:
+    """Argument type whose ValueError's message the user sees."""
 
+    def argument(text: str) -> P:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
 
-def _budget(text: str) -> float:
-    try:
-        return parse_budget(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def add_notify_argument(parser: argparse.ArgumentParser) -> None:
-    """``--notify``, any number of times."""
-    parser.add_argument(
-        "--notify",
-        metavar="HOOK",
-        action="append",
-        default=[],
-        help="tell when the run has ended, however: an address that takes JSON by POST (Slack and "
-        "its like), a command that gets it on stdin, or @FILE with either in it; may be repeated "
-        "(default: $NIGHTGRID_NOTIFY)",
-    )
+    return argument
 
 
 def number(kind: type[T], low: float, high: float, wanted: str) -> Callable[[str], T]:
@@ -216,15 +212,6 @@ def run_options(args: argparse.Namespace, **others: Any) -> RunOptions:
     return RunOptions(**{**values, **lists, "budget": counted, **others})
 
 
-def add_verbose_argument(parser: argparse.ArgumentParser) -> None:
-    """The option that prints what each card did, and with which versions."""
-    parser.add_argument(
-        "--verbose",
-        action="store_true",
-        help="print the table of cards and the versions, too; the page has both",
-    )
-
-
 def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """The options that decide what a plan is: `nightgrid run` takes the same."""
     parser.add_argument(
@@ -252,4 +239,4 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
     parser.add_argument(
         "--force", action="store_true", help="run all jobs, measured already or not"
     )
-    add_set_argument(parser)
+    add_shared(parser, "--set")

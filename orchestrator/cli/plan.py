@@ -18,6 +18,7 @@ from orchestrator.cli.options import (
     Command,
     add_deadline_arguments,
     add_grid_arguments,
+    add_shared,
     ends_at,
     number,
     run_options,
@@ -44,8 +45,7 @@ examples:
 _USUAL = "text-generation"
 
 
-def add_init_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid init`."""
+def _add_init_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", type=Path, default=Path("grid.yaml"), help="(default: grid.yaml)"
     )
@@ -58,7 +58,7 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--accelerator", help="(default: what this machine has, else Gaudi)")
     parser.add_argument("--force", action="store_true", help="replace a file that is there")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_shared(parser, "--json")
 
 
 def run_init(args: argparse.Namespace) -> int:
@@ -138,12 +138,10 @@ def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]
 
 
 def _of_a_precision(problem: Problem) -> bool:
-    """Tell if a problem is one of a single value of the axis of precisions."""
     return problem.steps[-2:-1] == ("precision",) and isinstance(problem.steps[-1], int)
 
 
 def _fitting(model: str) -> Sequence[str]:
-    """The workloads that run a model, by name."""
     from workloads.base import BadConfiguration
     from workloads.models.catalog import find_model
     from workloads.registry import WORKLOADS, task_of
@@ -168,9 +166,6 @@ def _device(accelerator: str | None) -> DeviceSpec:
     return (here or own_devices())[0]
 
 
-# ``nightgrid plan FILE``: what a run would do, and why; starts nothing, writes nothing.
-
-
 PLAN_EPILOG = """\
 examples:
   nightgrid plan grids/smoke.yaml --emulate 2x8           every job, and why some will not run
@@ -180,8 +175,7 @@ examples:
 """
 
 
-def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid plan`."""
+def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add_grid_arguments(parser)
     parser.add_argument(
         "--address",
@@ -191,7 +185,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "kind",
     )
     add_deadline_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_shared(parser, "--json")
 
 
 def plan_of(args: argparse.Namespace) -> tuple[Plan, list[PastRow]]:
@@ -223,9 +217,6 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0
 
 
-# ``nightgrid simulate FILE``: the grid's plan on virtual nodes, with random durations and faults;
-# prints the makespan beside a bound that no schedule can beat.
-
 SIMULATE_EPILOG = """\
 examples:
   nightgrid simulate grids/smoke.yaml --emulate 2x8                   how long the night would be
@@ -233,8 +224,7 @@ examples:
 """
 
 
-def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid simulate`."""
+def _add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     add_grid_arguments(parser)
     parser.add_argument(
         "--faults",
@@ -254,7 +244,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", metavar="N", type=int, default=0, help="which history of accidents (default: 0)"
     )
     add_deadline_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_shared(parser, "--json")
 
 
 def run_simulate(args: argparse.Namespace) -> int:
@@ -297,7 +287,6 @@ def _faults(rate: float, seed: int, plan: Plan) -> Faults:
 
 
 def _as_json(result: SimulationResult, plan: Plan, took_s: float) -> dict[str, object]:
-    """The result's own fields, with rows counted instead of listed."""
     names = [field.name for field in dataclasses.fields(result) if field.name != "rows"]
     return {
         "grid": plan.grid_name,
@@ -345,8 +334,6 @@ def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console
     console.print(table)
 
 
-# ``nightgrid schema [grid|results|precisions]``: schemas of grids and results, device precisions.
-
 SCHEMA_EPILOG = """\
 examples:
   nightgrid schema > grid.schema.json      for an editor that completes YAML
@@ -355,8 +342,7 @@ examples:
 """
 
 
-def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid schema`."""
+def _add_schema_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "of",
         metavar="{grid,results,precisions}",
@@ -422,8 +408,8 @@ def _short(kind: str) -> str:
 
 
 COMMANDS = {
-    "init": Command(add_init_arguments, run_init, INIT_EPILOG),
-    "plan": Command(add_plan_arguments, run_plan, PLAN_EPILOG),
-    "simulate": Command(add_simulate_arguments, run_simulate, SIMULATE_EPILOG),
-    "schema": Command(add_schema_arguments, run_schema, SCHEMA_EPILOG),
+    "init": Command(_add_init_arguments, run_init, INIT_EPILOG),
+    "plan": Command(_add_plan_arguments, run_plan, PLAN_EPILOG),
+    "simulate": Command(_add_simulate_arguments, run_simulate, SIMULATE_EPILOG),
+    "schema": Command(_add_schema_arguments, run_schema, SCHEMA_EPILOG),
 }

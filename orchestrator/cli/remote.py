@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 from orchestrator.cli.options import (
     Command,
     add_deadline_arguments,
-    add_notify_argument,
     add_place_arguments,
-    add_priority_argument,
     add_results_argument,
-    add_set_argument,
+    add_shared,
     results_here,
 )
 from orchestrator.grid import grid_path
@@ -44,8 +42,7 @@ refuses.
 """
 
 
-def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid submit`."""
+def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s GRID [GRID …] --address URL [options] [-- ARGUMENTS OF nightgrid run]"
     parser.add_argument(
         "grids",
@@ -73,7 +70,7 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="the job's id, of one grid; repeating it starts no second job",
     )
-    add_priority_argument(parser)
+    add_shared(parser, "--priority")
     parser.add_argument(
         "--working-dir",
         metavar="DIR",
@@ -94,9 +91,9 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one JSON object; of several grids an array",
     )
-    add_set_argument(parser)
+    add_shared(parser, "--set")
     add_deadline_arguments(parser)
-    add_notify_argument(parser)
+    add_shared(parser, "--notify")
 
 
 def run_submit(args: argparse.Namespace) -> int:
@@ -189,8 +186,6 @@ def deadline_words(args: argparse.Namespace) -> list[str]:
     return [] if args.budget is None else ["--budget", f"{args.budget:.0f}s"]
 
 
-# ``nightgrid fetch RUN``: bring the rows and the report of a run on a cluster to this machine.
-
 FETCH_EPILOG = """\
 examples:
   nightgrid fetch smoke --address http://127.0.0.1:8265    then: nightgrid report smoke
@@ -205,8 +200,7 @@ copy; 5 not reachable, or not all came
 """
 
 
-def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid fetch`."""
+def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="RUN", help="name of a run, or id of a submitted job")
     parser.add_argument(
         "--address",
@@ -219,7 +213,7 @@ def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--as", dest="name", metavar="NAME", help="here (default: its own name)")
     add_results_argument(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_shared(parser, "--json")
 
 
 def run_fetch(args: argparse.Namespace) -> int:
@@ -241,12 +235,7 @@ def run_fetch(args: argparse.Namespace) -> int:
         )
     )
     _transfer(server, run_name, there, digests(args.results / name), receiver)
-    path = args.results / name
-    if args.json:
-        report = {"run": name, "path": str(path), "received": receiver.received}
-        output.say_json(report | {"damaged": receiver.damaged, "finished": receiver.finished})
-    else:
-        output.say(f"{name}: {plural(len(receiver.received), 'file')} came, all is in {path}")
+    _say_received(args, name, receiver.received, receiver.damaged, receiver.finished)
     if receiver.damaged or not receiver.finished:
         what = ", ".join(receiver.damaged[:3]) or "the rest"
         raise SubmitError(f"{what} did not come whole; the same command fetches it again")
@@ -254,22 +243,25 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 
 def _from_copy(args: argparse.Namespace) -> int:
-    """Bring the copy that lies at an address of an object store."""
     from orchestrator.store.remote import copy_directory, fetch_from, shown_address
 
     name, source = args.name or args.id, shown_address(args.address)
+    received = fetch_from(
+        args.address, args.id, lambda run_id: copy_directory(args.results, name, source, run_id)
+    )
+    _say_received(args, name, received, [], True)
+    return 0
 
-    def directory(run_id: str) -> Path:
-        return copy_directory(args.results, name, source, run_id)
 
-    received = fetch_from(args.address, args.id, directory)
+def _say_received(
+    args: argparse.Namespace, name: str, received: list[str], damaged: list[str], finished: bool
+) -> None:
     path = args.results / name
     if args.json:
         report = {"run": name, "path": str(path), "received": received}
-        output.say_json(report | {"damaged": [], "finished": True})
+        output.say_json(report | {"damaged": damaged, "finished": finished})
     else:
         output.say(f"{name}: {plural(len(received), 'file')} came, all is in {path}")
-    return 0
 
 
 def _transfer(
@@ -286,8 +278,6 @@ def _transfer(
             server.follow(helper, receiver.feed)
 
 
-# ``nightgrid logs ID --address http://HEAD:8265 [--follow]``: what a submitted job prints.
-
 LOGS_EPILOG = """\
 example:
   nightgrid logs smoke --follow --address http://head:8265     a run's newest job, or a job's id
@@ -298,8 +288,7 @@ exit codes: 0; with --follow 1 if the job did not succeed; 5 no such job, or not
 """
 
 
-def add_logs_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid logs`."""
+def _add_logs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="name of a run, or submission id")
     parser.add_argument("--address", metavar="URL", help="the cluster's dashboard")
     parser.add_argument("--follow", "-f", action="store_true", help="go on until the job is over")
@@ -322,8 +311,6 @@ def run_logs(args: argparse.Namespace) -> int:
     return 0
 
 
-# ``nightgrid stop RUN``: end a run in an orderly way, from here or from a workstation.
-
 STOP_EPILOG = """\
 examples:
   nightgrid stop smoke                                   a run here, or on storage seen from here
@@ -335,12 +322,11 @@ exit codes: 0 asked; 4 no such run, or no driver works on it; 5 no such job, or 
 """
 
 
-def add_stop_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid stop`."""
+def _add_stop_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="RUN", help="name of a run, or id of a submitted job")
     add_place_arguments(parser)
     parser.add_argument("--now", action="store_true", help="do not wait for jobs that run")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_shared(parser, "--json")
 
 
 def run_stop(args: argparse.Namespace) -> int:
@@ -389,8 +375,8 @@ def _request_there(args: argparse.Namespace) -> tuple[str, int]:
 
 
 COMMANDS = {
-    "submit": Command(add_submit_arguments, run_submit, SUBMIT_EPILOG),
-    "fetch": Command(add_fetch_arguments, run_fetch, FETCH_EPILOG),
-    "logs": Command(add_logs_arguments, run_logs, LOGS_EPILOG),
-    "stop": Command(add_stop_arguments, run_stop, STOP_EPILOG),
+    "submit": Command(_add_submit_arguments, run_submit, SUBMIT_EPILOG),
+    "fetch": Command(_add_fetch_arguments, run_fetch, FETCH_EPILOG),
+    "logs": Command(_add_logs_arguments, run_logs, LOGS_EPILOG),
+    "stop": Command(_add_stop_arguments, run_stop, STOP_EPILOG),
 }

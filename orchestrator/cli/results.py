@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli.options import (
     Command,
     add_results_argument,
-    add_runs_argument,
-    add_verbose_argument,
+    add_shared,
 )
 from orchestrator.core import errors
 from orchestrator.core.errors import StoreError
@@ -54,8 +53,7 @@ docs/report.md says what each section is made from.
 """
 
 
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid report`."""
+def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
     add_results_argument(parser)
     parser.add_argument(
@@ -73,7 +71,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         dest="every",
         help="one page over all runs (DIR/report.html): jobs over nights, with change points",
     )
-    add_verbose_argument(parser)
+    add_shared(parser, "--verbose")
     parser.add_argument(
         "--figures",
         type=Path,
@@ -130,7 +128,6 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def _every_run(args: argparse.Namespace) -> int:
-    """Write the page over all runs and print the changes."""
     from orchestrator.report import all_runs
 
     if args.run_name or args.format not in (None, "html") or args.figures:
@@ -200,8 +197,6 @@ def _deliver(text: str | Iterable[str], path: Path) -> None:
         output.say(f"report: {write_aside(path, text).resolve()}")
 
 
-# ``nightgrid compare RUN_A RUN_B``: what became slower or faster, with how much confidence.
-
 COMPARE_EPILOG = """\
 examples:
   nightgrid compare last-night smoke                             significant changes first
@@ -221,9 +216,7 @@ docs/statistics.md says how a change is called significant and which rows are no
 """
 
 
-def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid compare`."""
-
+def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="RUN_A", help="the run to compare with")
     parser.add_argument("after", metavar="RUN_B", help="the run in question")
     add_results_argument(parser)
@@ -251,7 +244,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         "settings across kinds of cards",
     )
     parser.add_argument("--all", action="store_true", help="list unchanged jobs too")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    add_shared(parser, "--json")
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -333,8 +326,6 @@ def share(text: str) -> float:
     return value
 
 
-# ``nightgrid query "select …"``: SQL over the rows of all runs.
-
 #: Rows of more columns than fit on a line that are shown, some sixty lines each.
 MOST_RECORDS = 20
 
@@ -356,11 +347,10 @@ exit codes: 0 answered; 2 the statement is refused; 4 no runs, or a run cannot b
 """
 
 
-def add_query_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid query`."""
+def _add_query_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sql", metavar="SQL", help="one statement; - reads it from standard input")
     add_results_argument(parser)
-    add_runs_argument(parser)
+    add_shared(parser, "--run")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="a JSON array of objects")
     form.add_argument("--csv", action="store_true", help="comma-separated values")
@@ -437,7 +427,6 @@ def _print_records(answer: Answer, console: Console) -> None:
 
 
 def _shown(value: object) -> str:
-    """A value of an answer on one line; nothing for none."""
     value = plain_value(value)
     if isinstance(value, float):
         return f"{value:,.6g}"
@@ -445,8 +434,6 @@ def _shown(value: object) -> str:
         return one_line(json.dumps(value, ensure_ascii=False))
     return "" if value is None else one_line(str(value))
 
-
-# ``nightgrid export``: results for other programs, and an atlas for other sites.
 
 EXPORT_EPILOG = """\
 examples:
@@ -473,8 +460,7 @@ which are named when the others are written;
 """
 
 
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid export`."""
+def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "destination",
         metavar="DEST",
@@ -493,7 +479,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --atlas: add what another site's bundle knows; may be repeated",
     )
     add_results_argument(parser)
-    add_runs_argument(parser)
+    add_shared(parser, "--run")
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
 
 
@@ -573,8 +559,8 @@ def _bundle(path: Path) -> Atlas:
 
 
 COMMANDS = {
-    "report": Command(add_report_arguments, run_report, REPORT_EPILOG),
-    "compare": Command(add_compare_arguments, run_compare, COMPARE_EPILOG),
-    "query": Command(add_query_arguments, run_query, QUERY_EPILOG),
-    "export": Command(add_export_arguments, run_export, EXPORT_EPILOG),
+    "report": Command(_add_report_arguments, run_report, REPORT_EPILOG),
+    "compare": Command(_add_compare_arguments, run_compare, COMPARE_EPILOG),
+    "query": Command(_add_query_arguments, run_query, QUERY_EPILOG),
+    "export": Command(_add_export_arguments, run_export, EXPORT_EPILOG),
 }

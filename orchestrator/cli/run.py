@@ -17,9 +17,7 @@ from orchestrator.cli.options import (
     Command,
     add_deadline_arguments,
     add_grid_arguments,
-    add_notify_argument,
-    add_priority_argument,
-    add_verbose_argument,
+    add_shared,
     ends_at,
     number,
     run_options,
@@ -68,8 +66,7 @@ drives the run. With
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid run`."""
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_grid_arguments(parser, optional=True)
     parser.add_argument(
         "--resume",
@@ -125,16 +122,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=argparse.SUPPRESS,  # accepted without effect: imports are not kept any more
     )
-    add_verbose_argument(parser)
+    add_shared(parser, "--verbose")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the report")
     parser.add_argument(
         "--json",
         action="store_true",
         help="the report as one JSON object on standard output, progress on standard error",
     )
-    add_priority_argument(parser)
+    add_shared(parser, "--priority")
     add_deadline_arguments(parser)
-    add_notify_argument(parser)
+    add_shared(parser, "--notify")
     parser.add_argument(
         "--log-to",
         metavar="TRACKER",
@@ -167,13 +164,11 @@ def _drive_and_tell(args: argparse.Namespace, link: SupervisorLink | None) -> in
     code = 1
     try:
         code = _drive(args, link)
-        return code
     except ControlStoreLost as error:
         code = error.exit_code
         if link is None:
             raise
         link.report(again=str(error))  # it says so
-        return code
     except NightgridError as error:
         code = error.exit_code
         raise
@@ -185,6 +180,7 @@ def _drive_and_tell(args: argparse.Namespace, link: SupervisorLink | None) -> in
             link.report(ended=code)
         if link is not None or args.typed == sys.argv[1:]:  # else the process is another's
             _end_now_if_something_waits(code)
+    return code
 
 
 def _end_now_if_something_waits(code: int) -> None:
@@ -257,7 +253,6 @@ def _drive(args: argparse.Namespace, link: SupervisorLink | None) -> int:
 def _grid_and_options(
     args: argparse.Namespace, link: SupervisorLink | None
 ) -> tuple[Path, RunOptions]:
-    """The grid to run, and its options."""
     from orchestrator.core.errors import GridError, Problem
     from orchestrator.driver.run import grid_to_resume
 
@@ -369,4 +364,4 @@ def _gibibytes(text: str) -> int:
     return round(number(float, 1e-6, 2**20, wanted)(text) * 2**30)
 
 
-COMMANDS = {"run": Command(add_arguments, run, EPILOG)}
+COMMANDS = {"run": Command(_add_arguments, run, EPILOG)}

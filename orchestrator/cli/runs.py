@@ -40,8 +40,7 @@ exit codes: 0 shown; 4 no such run; 5 no such job, or the cluster is not reachab
 """
 
 
-def add_status_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid status`."""
+def _add_status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", nargs="?", metavar="ID", help="submission id, or name of a run")
     add_place_arguments(parser)
     parser.add_argument(
@@ -162,8 +161,6 @@ def run_lines(store: Store) -> str:
     return "\n".join(lines)
 
 
-# ``nightgrid runs``: every run of a results directory, here or on a cluster.
-
 RUNS_EPILOG = """\
 examples:
   nightgrid runs                                       the newest runs here
@@ -175,8 +172,7 @@ exit codes: 0; 4 there are no runs; 5 the cluster is not reachable
 """
 
 
-def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid runs`."""
+def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
     add_place_arguments(parser)
     parser.add_argument(
         "--last", metavar="N", type=int, default=MOST_LISTED, help="so many (default: %(default)s)"
@@ -214,8 +210,6 @@ def _there(args: argparse.Namespace) -> list[RunEntry]:
     return with_sent([entry_of(entry) for entry in entries], jobs)
 
 
-# ``nightgrid watch [RUN]``: a run as a web page that updates itself.
-
 DEFAULT_PORT = 8600
 
 WATCH_EPILOG = f"""\
@@ -229,8 +223,7 @@ exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the address cannot be had; 4 no such
 """
 
 
-def add_watch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `nightgrid watch`."""
+def _add_watch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
     add_results_argument(parser)
     parser.add_argument(
@@ -289,7 +282,7 @@ def run_watch(args: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "status": Command(add_status_arguments, run_status, STATUS_EPILOG),
-    "runs": Command(add_runs_arguments, run_runs, RUNS_EPILOG),
-    "watch": Command(add_watch_arguments, run_watch, WATCH_EPILOG),
+    "status": Command(_add_status_arguments, run_status, STATUS_EPILOG),
+    "runs": Command(_add_runs_arguments, run_runs, RUNS_EPILOG),
+    "watch": Command(_add_watch_arguments, run_watch, WATCH_EPILOG),
 }

@@ -1,6 +1,6 @@
 """Row of an attempt, successful or not, in the result tables.
 
-Raw samples are stored and statistics derived from them (``workloads/bench/metrics.py``), so later
+Raw samples are stored and statistics derived from them (``workloads/bench``), so later
 versions can compute better ones. Times are seconds, sizes bytes. The sums of a repeat are over all
 ranks, its time is that of the slowest.
 """

@@ -47,7 +47,6 @@ def visible_json(text: str) -> str:
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:
-    """Escape the characters that a terminal does not show."""
     lines = text.split("\n")
     return "\n".join(
         line if line.isprintable() else "".join(c if _is_seen(c) else escape(c) for c in line)
@@ -139,7 +138,6 @@ class GuardedFile(io.RawIOBase):
         return f"{line_break}[{notice}]\n".encode()
 
     def _put(self, view: memoryview) -> int:
-        """Write as much as possible; return the number of bytes."""
         done = 0
         try:
             while done < len(view):
@@ -223,11 +221,9 @@ def open_descriptors() -> None:
 
 @contextlib.contextmanager
 def standard_streams(*, working: bool) -> Iterator[None]:
-    """Guard standard output and error, and sanitise errors and warnings of libraries.
-
-    If ``working``, output may be lost, and stuck readers delay by ``READER_S`` at most. Otherwise
-    OutputFailed is raised at the end if standard output could not be written.
-    """
+    """Guard standard output and error, and sanitise errors and warnings of libraries. If
+    ``working``, output may be lost, and stuck readers delay by ``READER_S`` at most; otherwise
+    OutputFailed is raised at the end if standard output could not be written."""
     open_descriptors()
     before = sys.stdout, sys.stderr, sys.excepthook, threading.excepthook, logging.lastResort
     patience_s = READER_S if working else None
@@ -301,8 +297,6 @@ def console(to: TextIO | None = None, **options: Any) -> Console:
 
 
 class _VisibleHandler(logging.Handler):
-    """Fallback handler of ``logging``, with visible control characters."""
-
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record on standard error."""
         try:

@@ -219,7 +219,6 @@ class Redactor:
         return next((b for a, b in self._wholes(text) if a < begin < b), begin)
 
     def _wholes(self, text: str) -> list[tuple[int, int]]:
-        """Return the positions of whole secrets."""
         return [] if self._values is None else [m.span() for m in self._values.finditer(text)]
 
 
@@ -244,11 +243,8 @@ def _redactor(variables: tuple[tuple[str, str], ...]) -> Redactor:
 
 
 def redacted_end(text: str, length: int, environment: Mapping[str, str], *, cut: bool) -> str:
-    """Return the redacted last ``length`` characters of a log, from a line start.
-
-    ``text`` should be longer, so that long keys are recognised; ``cut`` drops its incomplete first
-    line.
-    """
+    """Return the redacted last ``length`` characters of a longer ``text`` (so that long keys are
+    recognised), from a line start; ``cut``: its first line is incomplete."""
     if cut:
         _, line_break, rest = text.partition("\n")
         text = rest if line_break else text[_LONGEST_WAIT:]
@@ -260,7 +256,6 @@ def redacted_end(text: str, length: int, environment: Mapping[str, str], *, cut:
 
 
 def _without_parameters(text: str) -> str:
-    """Remove the values of secret URL parameters."""
     parts: list[str] = []
     done = 0
     for name in _PARAMETER.finditer(text):
@@ -296,10 +291,8 @@ def _without_keys(text: str) -> str:
 
 
 class Redacted(io.TextIOBase):
-    """Text stream that removes secrets, even if split between writes.
-
-    ``flush`` holds back a possible start of a secret until more text or ``close``.
-    """
+    """Text stream that removes secrets, even if split between writes: ``flush`` holds back a
+    possible start of one until more text or ``close``."""
 
     def __init__(self, stream: TextIO, environment: Mapping[str, str]) -> None:
         self._stream = stream
@@ -347,7 +340,6 @@ class Redacted(io.TextIOBase):
         super().close()
 
     def _new_of(self, text: str) -> str:
-        """Return the redacted line so far, without what was passed on."""
         shown = self._shown(text, self._redactor().redact)
         return shown[len(_common(shown, self._passed_on)) :]
 
@@ -390,7 +382,6 @@ class Redacted(io.TextIOBase):
 
 
 def _common(one: str, other: str) -> str:
-    """Return the common prefix."""
     return os.path.commonprefix([one, other])  # noqa: RUF071 (by characters, as wanted)
 
 

@@ -55,7 +55,6 @@ serve(turn)
 
 
 def _gone(told: Path) -> bool:
-    """Return whether none of the processes runs that a contender has told."""
     return not any(alive(int(pid)) for pid in told.read_text().split())
 
 
@@ -105,27 +104,20 @@ def test_a_benchmark_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
         assert benchmark.returncode == 128 + signal.SIGTERM
 
 
-def test_a_contender_that_waits_costs_the_others_nothing(tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    command = [sys.executable, "-c", CONTENDER, str(told), "ends"]
-    with Contender("short", command, tmp_path / "log") as short:
-        short.turn()
-        pids = [int(pid) for pid in told.read_text().split()]
-        assert until(lambda: [_state(pid) for pid in pids] == ["T", "T"], 10)
-        short.turn()
-        assert short.turns[1]["wall_s"] < 5
-        assert until(lambda: _state(pids[0]) == "T", 10)
+def test_a_contender_that_waits_costs_the_others_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    """It is stopped with what it has started, until its next turn begins, and ended at last."""
 
+    def state(pid: str) -> str:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
-def _state(pid: int) -> str:
-    """The state of a process, as the kernel calls it: T is stopped by a signal."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def test_a_contender_leaves_nothing_behind(tmp_path: Path) -> None:
     told = tmp_path / "told"
     command = [sys.executable, "-c", CONTENDER, str(told), "ends"]
     with Contender("short", command, tmp_path / "log") as short:
         assert short.turn()["work"] == 1
+        pids = told.read_text().split()
+        assert until(lambda: [state(pid) for pid in pids] == ["T", "T"], 10)  # by a signal
+        short.turn()
+        assert short.turns[1]["wall_s"] < 5
+        assert until(lambda: state(pids[0]) == "T", 10)
         assert not _gone(told)
     assert until(lambda: _gone(told), 10)

@@ -110,7 +110,6 @@ def place(workplace: Path, head: type[Head]) -> Path:
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
-    """The options of a command, those of its kinds included."""
     options = {word for action in parser._actions for word in action.option_strings}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

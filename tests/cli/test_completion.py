@@ -16,7 +16,6 @@ from orchestrator.cli.main import COMMANDS, full_parser
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The script of each shell, in a file."""
     directory = tmp_path_factory.mktemp("completion")
     paths = {shell: directory / f"nightgrid.{shell}" for shell in SHELLS}
     for shell, path in paths.items():
@@ -26,7 +25,6 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory with grids and runs."""
     for name in ("smoke.yaml", "sleep.yml", "notes.txt"):
         (tmp_path / name).write_text("")
     for run in ("smoke", "monday", "with space"):

@@ -34,7 +34,6 @@ def run(nightgrid: Nightgrid) -> Run:
 
 
 def rows(run: str = "tiny-run", results: str = "results") -> list[Measurement]:
-    """The rows of a run in the order of recording."""
     return Store.existing(Path(results), run).measurements()
 
 
@@ -97,12 +96,7 @@ def test_an_altogether_other_grid_is_refused_the_run_of_another(run: Run) -> Non
     assert len(rows()) == 2 and Path("results/tiny-run/grid.yaml").read_text() == GRID
     run(other.replace("[1, 2]", "[2, 4]"), "--run", "tiny-run")  # it shares a job
     assert len(rows()) == 3
-
-
-def test_a_run_whose_kept_grid_cannot_be_read_goes_on(run: Run) -> None:
-    run(GRID)
-    Path("results/tiny-run/grid.yaml").write_bytes(b"\xff: [")
-    other = GRID.replace("name: tiny-run", "name: other")
+    Path("results/tiny-run/grid.yaml").write_bytes(b"\xff: [")  # which cannot be compared
     assert "0 run, 2 reuse" in run(other, "--run", "tiny-run")
 
 

@@ -48,8 +48,6 @@ FOREIGN = ("RAY_ADDRESS", "NIGHTGRID_RESULTS", "NIGHTGRID_NOTIFY")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One fenced block of a page."""
-
     page: Path
     line: int
     language: str
@@ -62,7 +60,6 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The fenced blocks, in order."""
     for token in make_site.parser().parse(page.read_text(encoding="utf-8")):
         if token.type in ("fence", "code_block"):
             language, *rest = token.info.split() or [""]
@@ -78,7 +75,6 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The arguments of every `nightgrid` in a block of shell lines."""
     for line in block.text.replace("\\\n", " ").splitlines():
         program = r"(?:nightgrid|python3? -m orchestrator)"
         found = re.search(rf"(?:^\s*(?:nohup )?|<\(|-- ){program} (.*)", line)
@@ -139,7 +135,6 @@ def shell(block: Block, place: Path, directory: Path) -> str:
 
 
 def call(typed: list[str], target: str | None, directory: Path) -> None:
-    """Run a command in this process; it ends well."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as files:
         patch.chdir(directory)
         patch.setenv("TERM", "dumb")

@@ -98,7 +98,6 @@ def grid(model: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """The commands' output on a run, and on it beside a copy."""
     place = tmp_path_factory.mktemp("outside")
     information = place / "outside-1.dist-info"
     information.mkdir()
@@ -129,7 +128,6 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 def of(rows: list[dict], workload: str, setting: str) -> dict[object, dict]:
-    """The rows of a workload by the value of a setting."""
     named = f"parameters.{setting}"
     return {row[named]: row for row in rows if row["workload"] == workload}
 

@@ -61,7 +61,6 @@ class Findings:
         self.causes: dict[str, list[dict[str, Any]]] = defaultdict(list)
 
     def add(self, number: int, about: tuple[str, str], results: list[Told]) -> None:
-        """Count a case."""
         kind, what = about
         self.inputs[kind] += 1
         for one in results:
@@ -110,7 +109,6 @@ def preload(names: Iterable[str] = PRELOADED) -> None:
 
 
 def main() -> int:
-    """Ask all of it, and say what was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from command_line import parsers
@@ -32,56 +33,7 @@ ROLES: Mapping[str, str] = {
 }
 SQL = (
     *("", "/* */", "select 'a\\0b'", "select '\x1b[31m' as x", f"select {'(' * 500}1{')' * 500}"),
-    *"""\
-select count(*) from rows
-select * from jobs
-select * from samples
-select * from items
-select 1
-describe measurements
-select * exclude (versions) from rows
-;
-;;
---
-select
-drop table measurements
-select 1; select 2
-copy rows to 'x'
-attach 'x.db'
-install httpfs
-pragma database_list
-checkpoint
-select * from read_csv('/etc/passwd')
-select chr(0)
-explain select 1
-select interval 1 year
-select timestamp 'infinity'
-select date '-infinity'
-select 1::hugeint << 100
-select 'nan'::double
-select [1,2]
-select {'a': {'b': 1}}
-select map {1: 2}
-select '\\xff'::blob
-select uuid()
-select time '00:00'
-set x = 1
-create table t as select 1
-with x as (select 1)
-select sum(cards) from jobs
-select * from jobs order by all
-begin
-commit
-select *
-select $1
-select ?
-prepare p as select 1
-call pragma_version()
-values (1), (2)
-select 'a' as ""
-select 1 as a, 2 as a
-insert into rows values (1)
-""".splitlines(),
+    *(Path(__file__).with_name("statements.sql").read_text().splitlines()),
 )
 _DEADLINES = "08:00 24:00 25:61 2026-11-22T08:00+01:00 9999-12-31T23:59 0001-01-01"
 WORDS: Mapping[str, Sequence[str]] = {
@@ -117,7 +69,6 @@ BAD = [
 
 
 def reads_results(name: str) -> bool:
-    """Return whether a command takes a results directory."""
     return any(action.dest == "results" for action in parsers()[name]._actions)
 
 
@@ -131,7 +82,6 @@ class CommandLines:
     hostility: float
 
     def of(self, name: str) -> list[str]:
-        """A command with its arguments."""
         return [name, *self._arguments(parsers()[name])]
 
     def _arguments(self, parser: argparse.ArgumentParser) -> list[str]:

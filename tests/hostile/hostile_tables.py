@@ -90,7 +90,6 @@ def _plain(table: pa.Table, at: int) -> list[Any]:
 
 
 def null(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
-    """A column without values."""
     if not table.num_columns:
         return table, "nothing"
     at = random.randrange(table.num_columns)
@@ -117,7 +116,6 @@ def kind(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
 
 
 def binary(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
-    """Text that is not UTF-8."""
     texts = [i for i, field in enumerate(table.schema) if pa.types.is_string(field.type)]
     if not texts or not table.num_rows:
         return table, "nothing"
@@ -129,7 +127,6 @@ def binary(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
 
 
 def columns(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
-    """Columns dropped, doubled, renamed, added, shuffled."""
     if not table.num_columns:
         return table, "nothing"
     at = random.randrange(table.num_columns)
@@ -155,7 +152,6 @@ def columns(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
 
 
 def rows(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
-    """No rows, the same ones again, many of them."""
     action = random.choice(["none", "twice", "many"])
     if table.nbytes > 20_000_000:
         return table, "nothing"
@@ -166,7 +162,6 @@ def rows(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
 
 
 def metadata(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
-    """The file's statement on itself."""
     meta = dict(table.schema.metadata or {})
     action = random.choice(["none", "version", "more"])
     if action == "none":

@@ -53,7 +53,6 @@ def json_text(random: Random) -> str:
 
 
 def json_value(random: Random, depth: int = 0) -> Any:
-    """Any value that JSON can hold, and some that only Python's can."""
     scalars = [
         lambda: None,
         lambda: random.random() < 0.5,
@@ -70,7 +69,6 @@ def json_value(random: Random, depth: int = 0) -> Any:
 
 
 def mutated(random: Random, document: Any, changes: int | None = None) -> Any:
-    """A copy of a document with a few values replaced, removed, added, or moved."""
     document = copy.deepcopy(document)
     for _ in range(changes or random.choice([1, 1, 1, 2, 4])):
         path = random.choice(places(document))
@@ -112,7 +110,6 @@ def side_file(random: Random, sound: bytes) -> bytes:
 
 
 def damaged(random: Random, data: bytes) -> bytes:
-    """Bits flipped, bytes cut out or off, others put in."""
     changed = bytearray(data)
     for _ in range(random.choice([1, 1, 2, 8])):
         at = random.randrange(len(changed) + 1)

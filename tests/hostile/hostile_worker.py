@@ -41,7 +41,6 @@ def limit_s() -> float:
 
 
 def serve(pipe: Connection, base: Path, seed: int, stacks: str) -> None:
-    """Run the cases whose numbers come in, until there are no more."""
     with open(stacks, "w", buffering=1) as file:  # before it becomes read-only for new openings
         _confine(base)
         _make_deterministic(base)
@@ -132,7 +131,6 @@ def _stop_before_clusters() -> None:
 
 
 def ask(line: list[str], case: Case, base: Path) -> Told:
-    """Do one thing, and tell how it ended."""
     before = {path: listing(path) for path in case.keep}
     said = io.BytesIO()
     out = io.TextIOWrapper(said, encoding="utf-8", errors="strict", write_through=True)
@@ -188,7 +186,6 @@ def _perform(line: list[str], base: Path) -> int:
 
 
 def _write(results: Path) -> int:
-    """Become the writer, as the run's next driver does."""
     from orchestrator.core.errors import NightgridError
     from orchestrator.store.store import Store
 
@@ -247,7 +244,6 @@ def _loud_server() -> type:
 
 
 def listing(directory: Path) -> dict[str, tuple[Any, ...]]:
-    """Every file below a directory, with what would tell of a change."""
     found = {}
     for at, directories, names in os.walk(directory):
         for name in [*directories, *names]:
@@ -271,8 +267,6 @@ def _is_kept(name: str, now: dict[str, Any]) -> bool:
 
 
 class Worker:
-    """A worker that is replaced when it dies or hangs."""
-
     def __init__(self, base: Path, seed: int) -> None:
         self._base, self._seed = base, seed
         self._stacks = base.with_name(base.name + "-stacks.txt")
@@ -328,7 +322,6 @@ class Worker:
             raise RuntimeError("the worker does not start")
 
     def close(self) -> None:
-        """End the worker."""
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._pipe.send(None)
@@ -341,7 +334,6 @@ class Worker:
 
 @contextlib.contextmanager
 def worker(seed: int) -> Iterator[Worker]:
-    """A worker with a directory of its own."""
     with tempfile.TemporaryDirectory(prefix="hostile-") as name:
         base = Path(name) / "base"
         base.mkdir()
@@ -355,7 +347,6 @@ def worker(seed: int) -> Iterator[Worker]:
 def run_cases(
     numbers: list[int], seed: int, each: Callable[[int, tuple[str, str], list[Told]], None]
 ) -> None:
-    """Run cases, telling of each."""
     with worker(seed) as one:
         for number in numbers:
             each(number, *one.run(number))

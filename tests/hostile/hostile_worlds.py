@@ -58,8 +58,6 @@ class Case:
 
 
 class Worlds:
-    """Makes cases in a directory."""
-
     def __init__(self, base: Path, seed: int) -> None:
         self.base, self.seed = base, seed
         self.sound = base / "sound"
@@ -69,7 +67,6 @@ class Worlds:
         self._table = pq.read_table(tables[-1])
 
     def case(self, number: int) -> Case:
-        """Make the case of a number."""
         random = Random(f"{self.seed}/{number}")
         kinds, weights = zip(*KINDS.items(), strict=True)
         kind = random.choices(kinds, [w for w, _ in weights])[0]
@@ -132,7 +129,6 @@ class Worlds:
         return place / "results"
 
     def rows(self, random: Random, place: Path) -> tuple[str, list[str]]:
-        """Files of rows."""
         results, told = self._results(place), []
         for _ in range(random.choice([1, 1, 1, 3])):
             name, data, about = hostile_file(random, self._table)
@@ -183,7 +179,6 @@ class Worlds:
         return " | ".join(told), [*_all_commands(), FEED, FEED, WRITER]
 
     def models(self, random: Random, place: Path) -> tuple[str, list[str]]:
-        """A model's directory."""
         told = self._model(random, place)
         _grid_for(place, str(place / "model"))
         shutil.copytree(self.sound / "dataset", place / "dataset")
@@ -223,7 +218,6 @@ class Worlds:
         return " | ".join(told)
 
     def datasets(self, random: Random, place: Path) -> tuple[str, list[str]]:
-        """A directory of JSON lines."""
         dataset = place / "dataset"
         shutil.copytree(self.sound / "dataset", dataset)
         file = random.choice(sorted(dataset.iterdir()))
@@ -238,7 +232,6 @@ class Worlds:
         return f"{file.name} line {at}", ["dataset", "dataset", "plan"]
 
     def reference(self, random: Random, place: Path) -> tuple[str, list[str]]:
-        """The published figures and data sheets."""
         self._results(place)
         name = random.choice(["published.csv", "devices.csv"])
         content = (ROOT / "orchestrator" / "analysis" / name).read_bytes()
@@ -255,7 +248,6 @@ class Worlds:
         return name, ["report"]
 
     def grids(self, random: Random, place: Path) -> tuple[str, list[str]]:
-        """A grid file."""
         self._results(place)
         data = _grid(random)
         (place / "grid.yaml").write_bytes(data)
@@ -282,7 +274,6 @@ KINDS: dict[str, tuple[float, Callable[..., tuple[str, list[str]]]]] = {
 
 
 def _readers() -> list[str]:
-    """Commands that read results and start nothing."""
     others = ("watch", "doctor", "submit", "verify", *WRITING)
     return [name for name in parsers() if reads_results(name) and name not in others]
 

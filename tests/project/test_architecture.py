@@ -72,7 +72,6 @@ MOST_LINES = 700
 
 
 def importers(paths: Iterable[Path], barred: set[str]) -> list[str]:
-    """The modules, of these, that import something of a barred package."""
     return [place(path) for path in paths if barred & {n.split(".")[0] for n in imported(path)}]
 
 
@@ -136,7 +135,6 @@ def test_no_module_imports_in_a_circle() -> None:
 
 
 def lazy_imports(path: Path) -> set[str]:
-    """The modules that a file imports inside functions."""
     names = set()
     for function in syntax(path):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -323,7 +321,7 @@ TIME_OF_DAY = """\
 util/host.py Interval: where an interval of a row begins; its length is of the steady clock
 util/host.py CallAt.__init__: a deadline is a time of day
 cli/options.py ends_at: the deadline of a budget that begins now
-cli/options.py _deadline: 08:00 is the next one
+cli/options.py add_deadline_arguments: 08:00 is the next one
 cli/run.py _report_in_any_case: a deadline is a time of day
 cli/plan.py run_plan: how far a deadline is away, for people
 cli/plan.py run_simulate: how far a deadline is away, for people

@@ -71,7 +71,6 @@ _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def is_private(name: str) -> bool:
-    """A name with one underscore in front."""
     return name.startswith("_") and not name.startswith("__") and name not in PUBLIC
 
 
@@ -90,7 +89,6 @@ def defined(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _is_own(owner: ast.expr) -> bool:
-    """``self``, ``cls`` or ``super()``."""
     if isinstance(owner, ast.Call):
         return isinstance(owner.func, ast.Name) and owner.func.id == "super"
     return isinstance(owner, ast.Name) and owner.id in ("self", "cls")

@@ -1,4 +1,4 @@
-"""Processes of tests end with them, also when pytest is killed."""
+"""The suite itself: its processes end with it, and its clusters take turns."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from guardian import VARIABLE
+from lanes import Lanes, rank
 from patience import alive, until
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -125,3 +126,15 @@ def test_what_tests_start_is_marked() -> None:
     code = f"import os; print(os.environ[{VARIABLE!r}])"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == os.environ[VARIABLE] != ""
+
+
+def test_every_test_with_a_cluster_waits_for_its_turn(request: pytest.FixtureRequest) -> None:
+    """A file is known by the mark in its source: no mark that pytest knows is spelt otherwise."""
+    items = request.session.items
+    assert {rank(item.path) for item in items if item.get_closest_marker("ray")} <= {0}
+    assert rank(TESTS / "ray" / "test_prometheus.py") == 0
+    lanes = Lanes(request.config)
+    first, second = ("tests/ray/test_prometheus.py::test_a", "tests/e2e/test_docs.py::test_b")
+    assert lanes._split_scope(first) == lanes._split_scope(second) == "clusters"
+    own = "tests/project/test_nothing_is_left.py"
+    assert lanes._split_scope(f"{own}::test_c") == own

@@ -67,7 +67,6 @@ def test_result_columns_hold_no_objects() -> None:
 
 
 def launch(node_name: str, passed_on: Mapping[str, str]) -> Start:
-    """A worker's launch on a node of this name."""
     facts = HostFacts(
         hostname="h", address="a", cores=1, threads=1, version="", server="s", log_dir="/logs"
     )

@@ -59,7 +59,7 @@ def hostile(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(hostile(item) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = {f.name: hostile(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        changes = {name: hostile(one) for name, one in vars_of(value).items()}
         return dataclasses.replace(value, **changes)
     return value
 
@@ -70,18 +70,16 @@ KEPT = {"job_id", "attempt_id", "invocation_id", "state", "accelerator", "worklo
 
 def hostile_row(number: int, **changes: Any) -> Any:
     """A row with every text hostile that is not refused."""
-    plain = row(number)
-    texts = {
-        field.name: HOSTILE
-        for field in dataclasses.fields(plain)
-        if type(getattr(plain, field.name)) is str and field.name not in KEPT
-    }
-    return dataclasses.replace(plain, **{**texts, **changes})
+    texts = {name for name, value in vars_of(row(number)).items() if type(value) is str} - KEPT
+    return dataclasses.replace(row(number), **(dict.fromkeys(texts, HOSTILE) | changes))
+
+
+def vars_of(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A working directory in which all is hostile."""
     place = tmp_path_factory.mktemp("place")
     (place / "grid.yaml").write_text(GRID)
     (place / "wrong.yaml").write_text(WRONG_GRID)

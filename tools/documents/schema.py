@@ -56,8 +56,8 @@ def _table(named: Sequence[tuple[str, pa.Field]], docs: Docs, needed: frozenset[
 _FIGURES = (
     "By name; each is declared in one place: beside the task whose workload reports it "
     "(`workloads/engines/tasks.py`), in the engine whose models report it (`workloads/engines`), "
-    "or, if it is derived from raw samples, in `workloads/bench/metrics.py`. Rows of version 0.1.0 "
-    "have some of them, as text, in `details`."
+    "or, if it is derived from raw samples, in `workloads/bench/__init__.py`. Rows of version "
+    "0.1.0 have some of them, as text, in `details`."
 )
 
 

@@ -91,7 +91,6 @@ def _running_s() -> float:
 def _best_s(
     work: Callable[[], None], device: Device, clock: Callable[[], float], piece_s: float
 ) -> float:
-    """Shortest time of one call, over pieces of ``piece_s``."""
 
     def piece(count: int, clock: Callable[[], float] = clock) -> float:
         began = clock()

@@ -45,11 +45,8 @@ class TorchCollective:
     world_size: int
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on every rank. Values are pickled.
-
-        Raises:
-            CollectiveFailed: a rank died or did not come within the time limit.
-        """
+        """Every rank's value, in rank order, on every rank; values are pickled. CollectiveFailed if
+        a rank died or did not come within the time limit."""
         import torch.distributed as dist
 
         # Serves as the barrier too: ``dist.barrier`` uses the card and distorts memory figures.
@@ -69,10 +66,7 @@ class Listener:
 
 def listen(address: str, world_size: int, timeout_s: float = 300.0) -> Listener:
     """Open a port on ``address`` of this host for a gang; the system chooses a free one.
-
-    Raises:
-        CollectiveFailed: nothing can listen on that address.
-    """
+    CollectiveFailed if nothing can listen there."""
     try:
         store = _open_store(address, 0, world_size, timedelta(seconds=timeout_s))
     except (RuntimeError, OSError) as error:
@@ -92,10 +86,7 @@ def joined(
     listener: Listener | None = None,
 ) -> Iterator[TorchCollective]:
     """Join the gang's process group for the block; without a ``listener``, rank 0 opens the port.
-
-    Raises:
-        CollectiveFailed: the ranks did not meet within the time limit.
-    """
+    CollectiveFailed if the ranks did not meet within the time limit."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -181,7 +181,6 @@ def _warm_up(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> Warmth
 
 
 def _firsts(plan: WarmupPlan) -> frozenset[int]:
-    """The first batch of each shape."""
     return frozenset({shape: n for n, shape in reversed([*enumerate(plan.shapes)])}.values())
 
 
@@ -206,7 +205,6 @@ def _time(loop: _Loop, settings: MeasureSettings, plan: WarmupPlan) -> StopReaso
 
 
 def _step(passes: Sequence[_Pass]) -> Step:
-    """A repeat of all ranks together, as a step."""
     tokens = sum(done.computed_tokens for done in passes)
     items = sum(done.items for done in passes)
     return Step((tokens, items), max(done.wall_s for done in passes), tokens or items)
@@ -230,7 +228,6 @@ def _why_stop(
 
 
 def _settled(rates: Sequence[float], settings: MeasureSettings) -> StopReason | None:
-    """Reason to stop by the throughput so far; None to go on."""
     if len(rates) >= settings.min_repeats and all(map(math.isfinite, rates)):
         interval = mean_interval(rates, settings.confidence)  # None for a single repeat
         width = interval.relative_half_width if interval else None
@@ -240,8 +237,6 @@ def _settled(rates: Sequence[float], settings: MeasureSettings) -> StopReason | 
 
 
 class _Loop:
-    """Runs passes and collects their samples."""
-
     def __init__(
         self,
         run_batch: RunBatch,

@@ -290,10 +290,8 @@ def device_for(name: str) -> Device:
 
 
 def environment_for(name: str, card_index: int, **process: Any) -> dict[str, str]:
-    """Return variables that show a process its card only; set them before importing torch.
-
-    ``card_index`` is the driver's on its node (Gaudi: module id); the rest are ``CardProcess``'s.
-    """
+    """Return variables that show a process its card only, to be set before torch is imported;
+    ``card_index`` is the driver's (Gaudi: module id), the rest are fields of ``CardProcess``."""
     spec, card_process = device_spec(name), CardProcess(card_index=card_index, **process)
     variables = {"TOKENIZERS_PARALLELISM": "false"}
     if card_process.threads is not None:

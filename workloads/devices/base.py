@@ -119,7 +119,6 @@ def compiled_size_mib() -> int:
 
 
 def _remove_unused(root: Path, now: float) -> None:  # ``now`` by the file system's clock
-    """Remove directories that no process has used for ``COMPILED_UNUSED_S``."""
     for directory in root.iterdir():
         with contextlib.suppress(OSError):
             old = now - directory.stat().st_mtime > COMPILED_UNUSED_S
@@ -288,13 +287,8 @@ class Device(ABC):
         """Wait until all work queued on the card is done."""
 
     def preflight(self) -> None:
-        """Copy and multiply integers on the card and compare with the host; takes milliseconds.
-
-        All are exact in any precision a card may choose (at most 256, bf16's last whole number).
-
-        Raises:
-            CardFaulty: a result differs.
-        """
+        """Copy and multiply integers on the card in milliseconds; CardFaulty if they differ from
+        the host's, as all are exact in any precision (at most 256, bf16's last whole number)."""
         import torch
 
         draw = torch.Generator().manual_seed(0)

@@ -54,7 +54,6 @@ def _keep_freed_memory() -> None:
 
 
 def _glibc() -> Any | None:
-    """Return the C library; None if it is not glibc."""
     import ctypes  # lazy: every plan reads specs
 
     try:

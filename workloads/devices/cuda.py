@@ -149,25 +149,27 @@ class CudaDevice(Device):
     def use(card_index: int) -> CardUse | None:
         return nvidia.nvml_use(card_index) or nvidia.nvidia_smi_use(card_index)
 
-    def mismatch(self, card_index: int) -> str | None:
+    @property
+    def _cuda(self) -> Any:
         import torch
 
-        count = torch.cuda.device_count()
+        return torch.cuda
+
+    def mismatch(self, card_index: int) -> str | None:
+        count = self._cuda.device_count()
         if count != 1:
             return f"it sees {count} GPUs and was given one"
         given = nvidia.identity(card_index)
         if given is None:
             return None
-        return difference(_identity(torch.cuda.get_device_properties(0)), given)
+        return difference(_identity(self._cuda.get_device_properties(0)), given)
 
     @property
     def torch_device(self) -> str:
         return "cuda:0"
 
     def device_name(self) -> str:
-        import torch
-
-        return str(torch.cuda.get_device_name(0))
+        return str(self._cuda.get_device_name(0))
 
     def driver_version(self) -> str:
         version = Path("/proc/driver/nvidia/version")
@@ -182,9 +184,7 @@ class CudaDevice(Device):
         needed = _NEEDS_CAPABILITY.get(precision)
         if needed is None:
             return None
-        import torch
-
-        has = torch.cuda.get_device_capability(0)
+        has = self._cuda.get_device_capability(0)
         if has >= needed:
             return None
         return (
@@ -229,37 +229,27 @@ class CudaDevice(Device):
         }
 
     def memory_details(self) -> Mapping[str, str]:
-        import torch
-
-        free, total = torch.cuda.mem_get_info()
+        free, total = self._cuda.mem_get_info()
         return {
-            "peak_reserved_memory_bytes": str(torch.cuda.max_memory_reserved()),
+            "peak_reserved_memory_bytes": str(self._cuda.max_memory_reserved()),
             "card_memory_in_use_bytes": str(total - free),  # of all processes and the driver
         }
 
     def synchronize(self) -> None:
-        import torch
-
-        torch.cuda.synchronize()
+        self._cuda.synchronize()
 
     def side_copies(self) -> _SideStream:
         return _SideStream(self.torch_device)
 
     def random_state(self) -> dict[str, Any]:
-        import torch
-
-        return super().random_state() | {"card": torch.cuda.get_rng_state()}
+        return super().random_state() | {"card": self._cuda.get_rng_state()}
 
     def restore_random_state(self, state: Mapping[str, Any]) -> None:
-        import torch
-
         super().restore_random_state(state)
-        torch.cuda.set_rng_state(state["card"])
+        self._cuda.set_rng_state(state["card"])
 
     def stamp(self) -> Any:
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._cuda.Event(enable_timing=True)
         event.record()
         return event
 
@@ -267,30 +257,20 @@ class CudaDevice(Device):
         return float(earlier.elapsed_time(later)) / 1000
 
     def memory_limit_bytes(self) -> int | None:
-        import torch
-
-        return int(torch.cuda.get_device_properties(0).total_memory)
+        return int(self._cuda.get_device_properties(0).total_memory)
 
     def peak_memory_bytes(self) -> int | None:
-        import torch
-
-        return int(torch.cuda.max_memory_allocated())
+        return int(self._cuda.max_memory_allocated())
 
     def reset_peak_memory(self) -> None:
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
+        self._cuda.reset_peak_memory_stats()
 
     def release_memory(self) -> None:
-        import torch
-
         gc.collect()
-        torch.cuda.empty_cache()
+        self._cuda.empty_cache()
 
 
 class _SideStream:
-    """Copies on a separate stream."""
-
     def __init__(self, card: str) -> None:
         import torch
 

@@ -31,11 +31,8 @@ _Path = str | os.PathLike[str]
 
 
 def read_bytes(path: _Path, *, limit_bytes: int = SMALL_BYTES, follow: bool = True) -> bytes:
-    """Read a whole ordinary file; it may be a symbolic link if ``follow``.
-
-    Raises:
-        OSError: it cannot be read, is not an ordinary file, or is larger than the limit.
-    """
+    """Read a whole ordinary file (or a link to one if ``follow``); OSError if it cannot be read, is
+    not an ordinary file, or is larger than the limit."""
     handle = _open_to_read(path, follow=follow)
     try:
         if os.fstat(handle).st_size > limit_bytes:
@@ -57,34 +54,20 @@ def read_bytes(path: _Path, *, limit_bytes: int = SMALL_BYTES, follow: bool = Tr
 
 
 def read_text(path: _Path, *, limit_bytes: int = SMALL_BYTES) -> str:
-    """Read an ordinary file of UTF-8 text.
-
-    Raises:
-        OSError: as ``read_bytes``.
-        UnicodeDecodeError: it is not UTF-8.
-    """
+    """Read a file of UTF-8 text; raises as ``read_bytes``, and UnicodeDecodeError."""
     return read_bytes(path, limit_bytes=limit_bytes).decode("utf-8")
 
 
 @contextmanager
 def opened(path: _Path, *, follow: bool = True) -> Iterator[BinaryIO]:
-    """Open an ordinary file of any size for reading.
-
-    Raises:
-        OSError: it cannot be opened, or is not an ordinary file.
-    """
+    """Open an ordinary file of any size for reading; OSError for any other."""
     with os.fdopen(_open_to_read(path, follow=follow), "rb") as file:
         yield file
 
 
 def create(path: _Path, mode: int = 0o644) -> int:
-    """Create a file for writing, replacing what has its name; return its handle.
-
-    A link is removed, not followed: names may be predictable and directories shared.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create a file for writing, replacing what has its name; return its handle. A link is removed,
+    not followed: names may be predictable and directories shared."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     for attempt in range(3):
         try:
@@ -98,11 +81,8 @@ def create(path: _Path, mode: int = 0o644) -> int:
 
 
 def open_to_append(path: _Path, mode: int = 0o644, *, create: bool = True) -> int:
-    """Open an ordinary file for appending, creating it if need be; return its handle.
-
-    Raises:
-        OSError: it cannot be opened, or is a link, a pipe or a device.
-    """
+    """Open an ordinary file for appending, creating it if need be; return its handle. OSError if it
+    is a link, a pipe or a device."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     _refuse(path, follow=False, missing_ok=create)
     handle = _ordinary(_open(path, flags | (os.O_CREAT if create else 0), mode), path)

@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,11 +156,7 @@ class OwnedDirectory:
 
 
 def make_owned_directory(prefix: str, base: Path, owner: str = "") -> OwnedDirectory:
-    """Make a directory for this user alone (mode 0700), with a marker.
-
-    Raises:
-        OSError: it cannot be made or its marker cannot be written.
-    """
+    """Make a directory for this user alone (mode 0700), with a marker; OSError if it cannot."""
     process = ProcessIdentity.of_this_process()
     path = Path(tempfile.mkdtemp(prefix=f"{prefix}{process.pid}-", dir=base))
     marker = {"format": _FORMAT, **asdict(process), "owner": owner}
@@ -198,12 +194,8 @@ def owned_directory(path: Path) -> OwnedDirectory | None:
         type(values.get(name)) is not kind for name, kind in _MARKER_TYPES.items()
     ):
         return None
-    process = ProcessIdentity(
-        pid=values["pid"],
-        started_ticks=values["started_ticks"],
-        pid_namespace=values["pid_namespace"],
-        boot_id=values["boot_id"],
-    )
+    names = [field.name for field in fields(ProcessIdentity)]
+    process = ProcessIdentity(**{name: values[name] for name in names})
     possible = 0 < process.pid < _PID_LIMIT and process.started_ticks > 0
     if values["format"] != _FORMAT or not (possible and process.pid_namespace and process.boot_id):
         return None

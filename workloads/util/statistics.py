@@ -127,11 +127,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 def samples_needed(percent: float, confidence: float = 0.95) -> int:
     """Fewest samples whose largest exceeds the percentile with this confidence, e.g. 59 for a 95th
-    percentile at 95 % (S. S. Wilks, Ann. Math. Statist. 12, 1941).
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
+    percentile at 95 % (S. S. Wilks, Ann. Math. Statist. 12, 1941); ValueError out of range."""
     if not (0 < percent < 100 and 0 < confidence < 1):
         raise ValueError(f"no number of samples for percentile {percent} at level {confidence}")
     return math.ceil(math.log(1 - confidence) / math.log(percent / 100) - 1e-9)
@@ -148,11 +144,8 @@ def tail_percentile(
 
 @lru_cache(maxsize=1024)
 def student_t_quantile(probability: float, degrees: int) -> float:
-    """The t with P(T <= t) = ``probability``, by bisection of the distribution function.
-
-    Raises:
-        ValueError: ``probability`` is not between 0 and 1, or ``degrees`` is below 1.
-    """
+    """The t with P(T <= t) = ``probability``, by bisection; ValueError for a probability not
+    between 0 and 1, or less than one degree of freedom."""
     if not 0 < probability < 1 or degrees < 1:
         raise ValueError(f"no quantile {probability} of t with {degrees} degrees of freedom")
     if probability < 0.5:
@@ -171,11 +164,7 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 
 
 def student_t_two_sided(t: float, degrees: float) -> float:
-    """P(|T| >= t) for t >= 0; ``degrees`` may be fractional or infinite (normal).
-
-    Raises:
-        ValueError: ``degrees`` is not positive, or ``t`` is negative.
-    """
+    """P(|T| >= t) for t >= 0, else ValueError; fractional or infinite (normal) ``degrees``, too."""
     if t < 0 or degrees <= 0:
         raise ValueError(f"no tail beyond {t} of t with {degrees} degrees of freedom")
     if degrees > 1e7:

@@ -48,7 +48,6 @@ class Card:
         self._answer()
 
     def measure(self) -> dict[str, float]:
-        """Its figures now."""
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
@@ -80,7 +79,6 @@ class Card:
 
 
 def check(index: int, figures: dict[str, float], at: float = 0.0) -> CardCheck:
-    """The check of an emulated card of one node."""
     return CardCheck(
         run="night",
         taken_at=at,

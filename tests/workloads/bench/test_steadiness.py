@@ -12,7 +12,6 @@ from workloads.bench.warmup import LEAST_STEPS, TOLERANCE, Step, drift, settled
 
 
 def of(times: list[float], tokens: float = 64.0) -> list[Step]:
-    """Steps of one shape."""
     return [Step("a", seconds, tokens) for seconds in times]
 
 

@@ -103,7 +103,6 @@ class Nvml:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    """The stand-in in the place of NVIDIA's package."""
     fake = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     nvidia.close_nvml()

@@ -15,27 +15,25 @@ from source_tree import PRODUCT, ROOT, modules, syntax
 
 from workloads import devices
 from workloads.base import BadConfiguration
-from workloads.devices import CAPABILITIES, DEVICES, DeviceSpec, device_class, own_devices
+from workloads.devices import CAPABILITIES, DEVICES, DeviceSpec, own_devices
 from workloads.devices.base import Device
 from workloads.models.precision import PRECISIONS
 
+each_device = pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
 
-@pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
+
+@each_device
 def test_every_device_declares_all_that_is_asked(spec: DeviceSpec) -> None:
     handle = devices.device_class(spec.name)
     assert issubclass(handle, Device) and handle.spec is spec
     assert set(spec.precisions) == set(PRECISIONS)
-    assert all(bool(each.means) == each.supported for each in spec.precisions.values())
-    others = [each for each in own_devices() if each is not spec]
-    assert spec.accelerator not in {each.accelerator for each in others}
-    assert spec.order not in {each.order for each in others}
+    assert all(bool(one.means) == one.supported for one in spec.precisions.values())
+    others = [one for one in own_devices() if one is not spec]
+    assert spec.accelerator not in {one.accelerator for one in others}
+    assert spec.order not in {one.order for one in others}
     assert devices.of_accelerator(spec.accelerator) is devices.device_spec(spec.name) is spec
-
-
-@pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
-def test_who_counts_compilations_says_so(spec: DeviceSpec) -> None:
-    own = device_class(spec.name).compilations is not Device.compilations
-    assert own == spec.can("compilation_counters")
+    counts = handle.compilations is not Device.compilations
+    assert counts == spec.can("compilation_counters")
 
 
 def test_the_first_in_the_declared_order_is_the_default_of_a_grid() -> None:
@@ -58,19 +56,14 @@ def test_rules_ask_for_capabilities_that_there_are() -> None:
     assert asked <= set(CAPABILITIES) == had
 
 
-@pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
-@pytest.mark.parametrize("name", ["xpu", "Xpu", "1XPU", "X PU", ""])
-def test_a_name_in_grids_is_in_capitals(spec: DeviceSpec, name: str) -> None:
-    with pytest.raises(ValueError, match="is no name in capitals"):
-        dataclasses.replace(spec, accelerator=name)
-
-
-@pytest.mark.parametrize("spec", own_devices(), ids=lambda spec: spec.name)
-def test_a_gang_sees_its_cards_by_one_variable(spec: DeviceSpec) -> None:
+@each_device
+def test_a_device_has_a_name_in_capitals_and_one_variable_for_its_cards(spec: DeviceSpec) -> None:
+    for name in ("xpu", "Xpu", "1XPU", "X PU", ""):
+        with pytest.raises(ValueError, match="is no name in capitals"):
+            dataclasses.replace(spec, accelerator=name)
     variable = spec.visible_variable
     assert spec.visible(2, 3) == ({variable: "2,3"} if variable else {})
-    alone = devices.environment_for(spec.name, 2)
-    assert not variable or alone[variable] == "2"
+    assert not variable or devices.environment_for(spec.name, 2)[variable] == "2"
 
 
 KNOWN = """

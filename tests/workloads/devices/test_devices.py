@@ -1,9 +1,10 @@
-"""Devices: what a process must see, and how each backend's errors are told apart."""
+"""Devices: what a process sees, errors of backends, compiled code, and the checks of a card."""
 
 from __future__ import annotations
 
 import builtins
 import json
+import os
 import random
 import subprocess
 import sys
@@ -13,10 +14,25 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from torch.distributed import DistBackendError
 
-from orchestrator.worker.worker import describe
+from orchestrator.core.job import Accelerator
+from orchestrator.core.outcome import FailureClass
+from orchestrator.core.topology import Card
+from orchestrator.worker.protocol import WorkerConfig
+from orchestrator.worker.worker import CardWorker, describe
 from workloads import base, devices
-from workloads.devices.base import Device
+from workloads.base import BadConfiguration, CardFaulty
+from workloads.devices import device_class
+from workloads.devices.base import (
+    COMPILED_DIRECTORY,
+    COMPILED_SIZE,
+    Compilations,
+    Device,
+    compiled_directory,
+    compiled_size_mib,
+)
+from workloads.devices.cpu import CpuDevice
 from workloads.devices.cuda import expandable_segments
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,17 +57,12 @@ def test_backend_errors_are_told_apart_by_their_words(recorded: dict[str, str]) 
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "hpu"])
-def test_a_workload_error_is_left_alone(name: str) -> None:
+def test_errors_are_known_by_their_types(name: str) -> None:
+    device = devices.device_for(name)
     error = base.Unsupported("DefaultCPUAllocator: not really")
-    assert devices.device_for(name).classify(error) is error
-
-
-def test_torchs_own_exception_types_are_known_without_their_words() -> None:
-    from torch.distributed import DistBackendError
-
-    cuda = devices.device_for("cuda")
-    assert type(cuda.classify(torch.OutOfMemoryError("?"))) is base.OutOfMemory
-    assert type(cuda.classify(DistBackendError("?"))) is base.CollectiveFailed
+    assert device.classify(error) is error  # which is classified already
+    assert type(device.classify(torch.OutOfMemoryError("?"))) is base.OutOfMemory
+    assert type(device.classify(DistBackendError("?"))) is base.CollectiveFailed
 
 
 @pytest.mark.parametrize("recorded", map(json.loads, RECORDED), ids=lambda each: str(each["what"]))
@@ -295,3 +306,126 @@ def test_the_fused_optimizer_is_fused() -> None:
     weights = [torch.nn.Parameter(torch.ones(2))]
     made = devices.device_for("cpu").fused_adamw(weights, lr=0.1, weight_decay=0.5)
     assert [made.defaults[name] for name in ("fused", "lr", "weight_decay")] == [True, 0.1, 0.5]
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(COMPILED_DIRECTORY, str(tmp_path / "compiled"))
+    return tmp_path / "compiled"
+
+
+def test_each_release_and_card_has_a_directory_that_stays(compiled: Path) -> None:
+    first = compiled_directory("plugin-1.24.0-torch-2.10.0a0+git-HL-225")
+    assert first is not None and Path(first).is_dir() and Path(first).parent == compiled
+    assert compiled_directory("plugin-1.24.0-torch-2.10.0a0+git-HL-225") == first
+    others = map(compiled_directory, ("plugin-1.24.1-HL-225", "plugin-1.24.0-HL-325"))
+    assert len({first, *others}) == 3
+    odd = compiled_directory("../../etc/a b")
+    assert odd is not None and Path(odd).parent == compiled
+
+
+def test_what_nobody_has_used_for_a_month_is_removed(compiled: Path) -> None:
+    old, used = (compiled_directory(name) for name in ("old", "used"))
+    assert old is not None and used is not None
+    for directory in (old, used):
+        (Path(directory) / "recipe").touch()
+        os.utime(directory, (1e9, 1e9))
+    compiled_directory("used")
+    assert not Path(old).exists() and (Path(used) / "recipe").exists()
+
+
+def test_a_disk_that_takes_nothing_costs_the_cache_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(COMPILED_DIRECTORY, str(tmp_path / "file"))
+    assert compiled_directory("plugin") is None
+    assert compiled_directory("") is None and device_class("cpu").compiler() == ""
+
+
+def test_the_size_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compiled_size_mib() == 8192
+    monkeypatch.setenv(COMPILED_SIZE, "100")
+    assert compiled_size_mib() == 100
+    monkeypatch.setenv(COMPILED_SIZE, "0")
+    with pytest.raises(BadConfiguration, match="NIGHTGRID_COMPILED_MIB='0'"):
+        compiled_size_mib()
+
+
+def test_a_row_says_cold_or_cached() -> None:
+    known = Compilations(graphs=3, compile_s=2.0)
+    assert Compilations(graphs=5, compile_s=32.5).since(known).temperature() == (
+        "cold: 2 graphs compiled in 30.5 s"
+    )
+    assert known.since(known).temperature() == "cached: every graph was known"
+    assert Compilations(graphs=5).since(known).temperature() == ""
+
+
+CARD = Card(node_id="n1", index=3, accelerator=Accelerator.HPU)
+
+
+def test_a_sound_device_passes_and_its_random_state_is_left_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    CpuDevice().preflight()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16, torch.float32])
+def test_no_precision_that_a_card_may_choose_is_a_fault(
+    precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiply = torch.Tensor.__matmul__
+
+    def rounded(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if not left.is_floating_point():
+            return multiply(left, right)
+        return multiply(left.to(precision), right.to(precision)).float()
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", rounded)
+    CpuDevice().preflight()
+
+
+@pytest.mark.parametrize("wrong", [1.0, -1.0, float("nan"), float("inf")])
+def test_one_wrong_element_is_a_fault(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply = torch.Tensor.__matmul__
+
+    def broken(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        product = multiply(left, right)
+        if product.is_floating_point():
+            product[17, 5] += wrong
+        return product
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", broken)
+    with pytest.raises(CardFaulty, match="has 1 wrong elements of 65,536"):
+        CpuDevice().preflight()
+
+
+def test_memory_that_changes_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    carry = torch.Tensor.to
+
+    def leaky(tensor: torch.Tensor, *arguments: object, **named: object) -> torch.Tensor:
+        moved = carry(tensor, *arguments, **named).clone()
+        if moved.dtype is torch.int32:
+            moved[123_456] ^= 1 << 9
+        return moved
+
+    monkeypatch.setattr(torch.Tensor, "to", leaky)
+    with pytest.raises(CardFaulty, match="came back changed"):
+        CpuDevice().preflight()
+
+
+@pytest.mark.parametrize("error", [CardFaulty("wrong"), RuntimeError("unknown error")])
+def test_a_worker_on_a_faulty_card_does_not_start(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def preflight(_: CpuDevice) -> None:
+        raise error
+
+    monkeypatch.setattr(CpuDevice, "preflight", preflight)
+    config = WorkerConfig(worker_id="w", card=CARD, node_name="n1", emulated=True)
+    worker = CardWorker(config)
+    with pytest.raises(CardFaulty, match="HPU3") as caught:
+        worker.start()
+    assert worker.failure(caught.value).failure_class is FailureClass.CARD_FAULTY

@@ -58,11 +58,9 @@ class RealCard:
 
     @property
     def device(self) -> str:
-        """As torch calls it."""
         return self.accelerator.device
 
     def use(self) -> CardUse:
-        """Bytes in use on it now."""
         if self.accelerator is Accelerator.CPU:
             return holding_worker.use_of_host(self.index)
         found = device_class(self.device).use(self.index)
@@ -70,7 +68,6 @@ class RealCard:
         return found
 
     def process(self, factory: str = "HoldingWorker") -> WorkerProcess:
-        """A worker process for it, not yet started."""
         self.count += 1
         environment = environment_for(self.device, self.index)
         variable = self.accelerator.spec.visible_variable
@@ -132,7 +129,6 @@ def idle_card() -> RealCard | None:
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCard]:
-    """An idle card, and a server for its workers."""
     found = idle_card()
     if found is None:
         pytest.skip("no NVIDIA or Gaudi card here, or none is idle")

@@ -32,7 +32,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def ended_process() -> ProcessIdentity:
-    """A real process that has ended."""
     code = (
         "import json; from dataclasses import asdict\n"
         "from workloads.util.processes import ProcessIdentity\n"
@@ -165,19 +164,17 @@ def test_a_dead_processs_directory_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+    """Neither a link with our name, nor one in the place of the marker, nor one within."""
     base, theirs = tmp_path / "base", tmp_path / "theirs"
-    base.mkdir()
-    theirs.mkdir()
     fill(theirs)
-    (theirs / MARKER).write_text(json.dumps(marker_of(DEAD)))
+    marker = json.dumps(marker_of(DEAD))
+    (theirs / MARKER).write_text(marker)
+    for name in ("ng-2-marker", "ng-3-ours"):
+        (base / name).mkdir(parents=True)
     (base / "ng-1-link").symlink_to(theirs)
-    linked = base / "ng-2-marker"
-    linked.mkdir()
-    (linked / MARKER).symlink_to(theirs / MARKER)
-    ours = base / "ng-3-ours"
-    ours.mkdir()
-    (ours / MARKER).write_text(json.dumps(marker_of(DEAD)))
-    (ours / "rows").symlink_to(theirs)
+    (base / "ng-2-marker" / MARKER).symlink_to(theirs / MARKER)
+    (base / "ng-3-ours" / MARKER).write_text(marker)
+    (base / "ng-3-ours" / "rows").symlink_to(theirs)
     remove_from(base)
     assert (theirs / "rows" / "part-0.parquet").read_bytes() == b"measured"
     assert sorted(entry.name for entry in base.iterdir()) == ["ng-1-link", "ng-2-marker"]
@@ -193,13 +190,14 @@ def test_a_pipe_as_marker_hangs_nobody(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_removed_keeps_its_marker(tmp_path: Path) -> None:
-    directory = make_owned_directory("ng-", tmp_path)
-    fill(directory.path)
-    (directory.path / MARKER).write_text(json.dumps(marker_of(DEAD)))
+    """So that the next one goes on; a removal that was cut short did not lose it either."""
+    directory = make_owned_directory("ng-", tmp_path).path
+    fill(directory)
+    (directory / MARKER).write_text(json.dumps(marker_of(DEAD)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shutil.rmtree", lambda *_, **__: None)
         remove_from(tmp_path)
-    assert (directory.path / MARKER).exists()
+    assert (directory / MARKER).exists()
     remove_from(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -207,20 +205,15 @@ def test_what_cannot_be_removed_keeps_its_marker(tmp_path: Path) -> None:
 def test_the_start_of_a_cluster_leaves_other_peoples_directories_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Results that were given a name like ours, and a directory of another container."""
     monkeypatch.setattr(orphans, "base_directories", lambda: [tmp_path])
-    results = tmp_path / "ng-2026-11-21-results"
-    results.mkdir()
-    fill(results)
-    other_container = tmp_path / "ng-7-abcdefgh"
-    other_container.mkdir()
-    fill(other_container)
-    marker = marker_of(replace(DEAD, pid_namespace="pid:[4026532999]"))
-    (other_container / MARKER).write_text(json.dumps(marker))
-    killed = tmp_path / "ng-8-abcdefgh"
-    killed.mkdir()
-    (killed / MARKER).write_text(json.dumps(marker_of(DEAD)))
+    names = ("ng-2026-11-21-results", "ng-7-abcdefgh", "ng-8-abcdefgh")
+    for name in names:
+        fill(tmp_path / name)
+    other_container = replace(DEAD, pid_namespace="pid:[4026532999]")
+    for name, process in zip(names[1:], (other_container, DEAD), strict=True):
+        (tmp_path / name / MARKER).write_text(json.dumps(marker_of(process)))
     remove_abandoned()
-    left = sorted(entry.name for entry in tmp_path.iterdir())
-    assert left == ["ng-2026-11-21-results", "ng-7-abcdefgh"]
-    for kept in (results, other_container):
-        assert (kept / "rows" / "part-0.parquet").read_bytes() == b"measured"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(names[:2])
+    for name in names[:2]:
+        assert (tmp_path / name / "rows" / "part-0.parquet").read_bytes() == b"measured"

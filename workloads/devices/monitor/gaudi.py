@@ -83,7 +83,6 @@ def _card(hlml: Any, handle: Any) -> tuple[int, CardTelemetry]:
 
 
 def _throttled(hlml: Any, reasons: int) -> frozenset[str]:
-    """Decode the driver's bits into names of throttle reasons."""
     bits = {
         "power cap": hlml.hlml_t.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_POWER,
         "temperature (hardware)": hlml.hlml_t.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_THERMAL,
@@ -273,7 +272,6 @@ def opened_modules(root: Path = Path("/")) -> set[int]:
 
 
 def _device_files(root: Path) -> dict[str, int]:
-    """Map device files to module ids."""
     module_ids = {}
     for entry in sorted((root / "sys/class/accel").glob("accel[0-9]*")):
         with contextlib.suppress(OSError, ValueError):

@@ -143,7 +143,6 @@ def occupation(card_index: int, use: CardUse, idle_bytes: int | None = None) -> 
 
 
 def _limit_bytes(use: CardUse, idle_bytes: int | None) -> float:
-    """Return the maximum memory in use of a free card."""
     if idle_bytes is not None:
         return idle_bytes + SLACK_BYTES
     return math.inf if use.display else IDLE_MEMORY_BYTES

@@ -156,7 +156,6 @@ def _use(nvml: Any, handle: Any) -> CardUse:
 
 
 def _holders(nvml: Any, handle: Any) -> list[Holder]:
-    """List other processes with a compute context on a GPU."""
     processes = []
     for process in attempt(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
         pid = int(process.pid)
