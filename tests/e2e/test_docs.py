@@ -40,7 +40,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS = {"cluster", "card", "checkpoint", "real-model", "install", "server"}
 #: What a block may be in.
 LANGUAGES = {"bash", "sh", "python", "yaml", "toml", "diff", "sql", "json", "text", ""}
-#: Commands that start no process, and leave that of the tests as it was.
+#: Commands that leave the process of the tests as it was.
 READING = {"plan", "simulate", "report", "compare", "query", "status", "describe", "dataset"}
 #: Of whoever runs the tests; a page knows nothing of them.
 FOREIGN = ("RAY_ADDRESS", "NIGHTGRID_RESULTS", "NIGHTGRID_NOTIFY")
@@ -111,23 +111,26 @@ def bash(text: str, place: Path, directory: Path, *, command: str = "bash -e") -
 
 
 def reading(line: str) -> tuple[list[str], str | None] | None:
-    """The arguments of a line that is a reading command, and the file that it prints to."""
+    """The arguments of a line that starts no process, and the file that it prints to: of a reading
+    command, or of a run of the demonstration, whose jobs are all measured."""
     _, *typed = shlex.split(line, comments=True)
     target = None
     if typed[-2:-1] == [">"]:
         *typed, _, target = typed
-    return (typed, target) if typed[0] in READING and not {*typed} & set("<>|&") else None
+    reads = typed[0] in READING or typed[:2] == ["run", "grids/smoke.yaml"]
+    reads = reads or (typed[0] == "run" and "--in-process" in typed)
+    return (typed, target) if reads and not {*typed} & set("<>|&") else None
 
 
 def shell(block: Block, place: Path, directory: Path) -> str:
-    """Run a block of shell lines: each by itself if all are commands of this program. What was
-    printed by processes of their own."""
+    """Run a block of shell lines: each by itself if all are simple ones. What was printed by
+    processes of their own."""
     lines = block.text.splitlines()
-    if not all(line.startswith("nightgrid ") for line in lines):
+    if not all(line.startswith(("nightgrid ", "sed ", "python ")) for line in lines):
         lines = [block.text]
     printed = ""
     for line in lines:
-        if line.startswith("nightgrid ") and (read := reading(line)):
+        if "\n" not in line.strip() and line.startswith("nightgrid ") and (read := reading(line)):
             call(*read, directory)
         else:
             printed += bash(f"# {block.where}\n{line}", place, directory)
