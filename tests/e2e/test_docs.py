@@ -100,6 +100,7 @@ def bash(text: str, place: Path, directory: Path, *, command: str = "bash -e") -
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PYTHONPATH": f"{place / 'site'}:{place / 'mine'}:{ROOT}",
         "TERM": "dumb",
+        "NIGHTGRID_NO_RESTART": "1",  # a second process for each run, which has tests of its own
     }
     for name in FOREIGN:
         environment.pop(name, None)

@@ -18,7 +18,7 @@ import time
 import traceback
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
@@ -206,7 +206,12 @@ def _feed(results: Path) -> int:
     """Serve the live view, and look at every address of it twice."""
     from orchestrator.core.errors import NightgridError
     from orchestrator.store.store import find_run
+    from orchestrator.watch.server import WatchServer
     from orchestrator.watch.state import RunFeed
+
+    class Loud(WatchServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            traceback.print_exc()
 
     logging.getLogger("nightgrid.store").setLevel(logging.ERROR)
     try:
@@ -214,8 +219,7 @@ def _feed(results: Path) -> int:
     except NightgridError as error:
         print(error)
         return error.exit_code
-    server = _loud_server()("127.0.0.1", 0, store=store, feed=RunFeed(store), token=None)
-    with server:
+    with Loud("127.0.0.1", 0, store=store, feed=RunFeed(store), token=None) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
@@ -231,16 +235,6 @@ def _feed(results: Path) -> int:
         server.shutdown()
         thread.join()
     return 0
-
-
-def _loud_server() -> type:
-    from orchestrator.watch.server import WatchServer
-
-    class Loud(WatchServer):
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            traceback.print_exc()
-
-    return Loud
 
 
 def listing(directory: Path) -> dict[str, tuple[Any, ...]]:
@@ -332,21 +326,16 @@ class Worker:
             self._process = None
 
 
-@contextlib.contextmanager
-def worker(seed: int) -> Iterator[Worker]:
-    with tempfile.TemporaryDirectory(prefix="hostile-") as name:
-        base = Path(name) / "base"
-        base.mkdir()
-        made = Worker(base, seed)
-        try:
-            yield made
-        finally:
-            made.close()
-
-
 def run_cases(
     numbers: list[int], seed: int, each: Callable[[int, tuple[str, str], list[Told]], None]
 ) -> None:
-    with worker(seed) as one:
-        for number in numbers:
-            each(number, *one.run(number))
+    """Run cases by a worker with a directory of its own, telling of each."""
+    with tempfile.TemporaryDirectory(prefix="hostile-") as name:
+        base = Path(name) / "base"
+        base.mkdir()
+        worker = Worker(base, seed)
+        try:
+            for number in numbers:
+                each(number, *worker.run(number))
+        finally:
+            worker.close()

@@ -11,8 +11,10 @@ import pytest
 import tiny_workload
 
 from orchestrator.cli.main import main
+from orchestrator.core.errors import ClusterError
 from orchestrator.core.events import RunAttempt
 from orchestrator.driver.local import InProcessExecutor
+from orchestrator.driver.loop import Driver
 from orchestrator.store.store import Store
 from orchestrator.worker.process import tail_of
 from orchestrator.worker.protocol import TAIL_BYTES
@@ -107,18 +109,13 @@ def test_no_secret_of_a_failed_run_gets_out(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from orchestrator.core.errors import ClusterError
-    from orchestrator.driver.loop import Driver
-
     def fail(_: Driver) -> NoReturn:
         raise ClusterError(told())
 
     monkeypatch.setattr(Driver, "drive", fail)
     assert main(leaky) == 3
-    output = "".join(capfd.readouterr())
-    assert not leaks(output) and "<GITHUB_PAT>" in output
-    notice = (tmp_path / "notice.json").read_text()
-    assert not leaks(notice) and "<GITHUB_PAT>" in notice
+    for text in ("".join(capfd.readouterr()), (tmp_path / "notice.json").read_text()):
+        assert not leaks(text) and "<GITHUB_PAT>" in text
 
 
 def test_the_end_of_a_log_is_redacted_before_it_is_cut(tmp_path: Path) -> None:

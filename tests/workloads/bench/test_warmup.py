@@ -23,15 +23,15 @@ class Compiling(Bench):
     """Batches of given shapes; the first meeting of each costs what a compilation does."""
 
     def __init__(self, shapes: list[str], work_s: float, compile_s: float) -> None:
-        super().__init__(lambda repeat, batch: self.met(shapes[batch], work_s, compile_s))
+        def met(repeat: int, batch: int) -> float:
+            first = shapes[batch] not in self.known
+            self.known.add(shapes[batch])
+            return work_s + compile_s * first
+
+        super().__init__(met)
         self.shapes = shapes
         self.known: set[str] = set()
         self.context.device.compilations = lambda: Compilations(graphs=len(self.known))
-
-    def met(self, shape: str, work_s: float, compile_s: float) -> float:
-        first = shape not in self.known
-        self.known.add(shape)
-        return work_s + (compile_s if first else 0.0)
 
     def run_batch(self, repeat: int, batch: int) -> Callable[[], Observation]:
         self.ran.append((repeat, batch))
