@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -18,8 +19,10 @@ SAMPLE = 60
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_sample_of_hostile_inputs() -> None:
-    preload(("transformers",))  # its log keeps the standard error that it was imported under
+def test_a_sample_of_hostile_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    preload(("transformers",))  # its log keeps the standard error that it was imported under,
+    log = logging.getLogger("transformers")  # which may be an earlier test's, closed since
+    monkeypatch.setattr(log, "handlers", [logging.NullHandler()])
     findings = Findings(loud=False)
     run_cases(list(range(100_000, 100_000 + SAMPLE)), SEED, findings.add)
     assert findings.inputs.total() == SAMPLE
