@@ -119,7 +119,7 @@ class Dataset:
 
     @property
     def details(self) -> dict[str, str]:
-        """What a row says of its data."""
+        """Details of a row about its data."""
         return {"data": self.notes} if self.notes else {}
 
 
