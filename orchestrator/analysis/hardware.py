@@ -115,29 +115,26 @@ def _read(name: str, make: Callable[[Mapping[str, str]], _Line]) -> tuple[_Line,
         return ()
 
 
+_TEXTS = (
+    *("task", "dataset", "device", "precision", "metric", "unit", "time", "software", "note"),
+    "source",
+)
+
+
 def _published(line: Mapping[str, str]) -> Published:
     """Parse a line of ``published.csv``; settings: ``ignore_eos=true guidance=7.5|null``."""
     model, *also = line["model"].split("|")
     settings = (pair.partition("=") for pair in line["settings"].split())
     return Published(
-        task=line["task"],
+        **{name: line[name] for name in _TEXTS},
         model=model,
         also=tuple(also),
-        dataset=line["dataset"],
-        device=line["device"],
         cards=_count(line["cards"]),
         batch_size=_count(line["batch_size_per_card"] or "0"),
-        precision=line["precision"],
         settings=tuple((name, tuple(values.split("|"))) for name, _, values in settings),
-        metric=line["metric"],
         value=_positive(line["value"]),
-        unit=line["unit"],
         steps=_count(line["steps"]) if line["steps"] else None,
-        time=line["time"],
-        software=line["software"],
         doubtful=line["doubtful"] == "yes",
-        note=line["note"],
-        source=line["source"],
     )
 
 

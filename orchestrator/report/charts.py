@@ -95,9 +95,8 @@ def _line_of(points: _Line, style: int, bars: str = "") -> Iterator[str]:
 
 def line_styles(table: Table) -> dict[str, int]:
     """Return the number of each line's colour and shape."""
-    if table.line_name == PRECISION:
-        return {line: precision_style(line) for line in table.lines}
-    return {line: precision_style(place) for place, line in enumerate(table.lines)}
+    by_precision = table.line_name == PRECISION
+    return {n: precision_style(n if by_precision else at) for at, n in enumerate(table.lines)}
 
 
 def _y_axis(points: Sequence[_Point], table: Table) -> Axis:
@@ -235,10 +234,10 @@ def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
     for one in shown:
         points = [(x.at(s.row.cards), y.at(s.efficiency)) for s in one.steps]
         parts += _line_of(points, precision_style(one.precision))
-        ends.append((points[-1][1], points[-1][0], one))
-    ends.sort(key=lambda end: end[0])
-    heights = apart([height for height, _, _ in ends], 14, TOP + 4, HEIGHT - BOTTOM)
-    for (_, at, one), height in zip(ends, heights, strict=True):
+        ends.append((*points[-1], one))
+    ends.sort(key=lambda end: end[1])
+    heights = apart([height for _, height, _ in ends], 14, TOP + 4, HEIGHT - BOTTOM)
+    for (at, _, one), height in zip(ends, heights, strict=True):
         parts.append(word(at + 9, height + 4, f"b={one.batch_size}", one.precision))
     return svg(title, *parts)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from orchestrator.analysis.effects import Effect
 from orchestrator.analysis.hardware import REFERENCES, Comparison, Line, Share
+from orchestrator.analysis.metrics import PARTS
 from orchestrator.analysis.rankings import HeadToHead
 from orchestrator.analysis.ratio import Ratio
 from orchestrator.analysis.selection import Differences, described
@@ -188,11 +189,7 @@ def _training(summary: Summary) -> Section:
     rows = []
     for row in sorted(trained, key=lambda row: row.metrics.throughput or 0.0, reverse=True):
         step = steps.get(row.job_id)
-        shares = (
-            (step.data, step.forward, step.backward, step.optimizer, step.communication)
-            if step
-            else (None,) * 5
-        )
+        shares = [getattr(step, part, None) for part in PARTS]
         own_unit = "" if unit else f"{row.metrics.throughput_unit} "
         rows.append(
             (
@@ -239,16 +236,16 @@ def _replicates(summary: Summary) -> Section:
     rows = []
     for cell in summary.joined.cells:
         mean, spread = cell.row.metrics.throughput, cell.spread
-        known = spread is not None and mean
+        known = spread if mean else None
+        parts = (known.between, known.within) if known else (None, None)
+        between, within = (None if part is None else part / (mean or 1.0) for part in parts)
         rows.append(
             (
                 summary.label(cell.row),
                 f"{cell.row.metrics.processes} of {len(cell.replicates)}" if known else "1",
                 wording.throughput(cell.row) if mean else STATES[cell.row.state].short,
-                units.percent(spread.between / mean, 2) if spread and mean else units.MISSING,
-                units.percent(spread.within / mean, 2)
-                if spread and mean and spread.within is not None
-                else units.MISSING,
+                units.percent(between, 2),
+                units.percent(within, 2),
             )
         )
     return Section(

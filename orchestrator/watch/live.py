@@ -188,11 +188,9 @@ class PlainView(View):
         self._next_summary_at: float | None = None  # in seconds of the run
 
     def line(self, text: str) -> None:
-        """Print one event."""
         output.say(f"{time.strftime('%H:%M:%S')} {printable(text)}", self._stream)
 
     def show(self, status: RunStatus) -> None:
-        """Print a summary when the last is old enough."""
         elapsed_s = status.elapsed_s
         if self._next_summary_at is None:
             self._next_summary_at = elapsed_s + self._interval_s
@@ -338,9 +336,7 @@ def _times(status: RunStatus) -> str:
 
 
 def _style(state: str) -> str:
-    if state in _GOOD:
-        return "green"
-    return "yellow" if state in _EXPECTED else "red"
+    return "green" if state in _GOOD else "yellow" if state in _EXPECTED else "red"
 
 
 class TerminalView(View):

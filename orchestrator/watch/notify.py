@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 from orchestrator.core.errors import INTERRUPTED, NightgridError
@@ -181,17 +181,6 @@ class HookFailed(Exception):
     """A hook could not be notified; the message names no secret."""
 
 
-class Hook(Protocol):
-    """A receiver of notices."""
-
-    @property
-    def shown(self) -> str:
-        """Name for logs, without secrets."""
-
-    def tell(self, notice: Notice) -> None:
-        """Send the notice; raise HookFailed if it was not delivered."""
-
-
 @dataclass(frozen=True, slots=True)
 class WebHook:
     """An http(s) address that takes the notice as JSON."""
@@ -281,6 +270,10 @@ class CommandHook:
         if process.returncode:
             end = _clean(output.decode("utf-8", "replace"))[-_SHOWN_OUTPUT:]
             raise HookFailed(f"it ended with {process.returncode}" + (f": {end}" if end else ""))
+
+
+#: A receiver of notices; ``tell`` raises HookFailed if one was not delivered.
+Hook: TypeAlias = WebHook | CommandHook
 
 
 def hooks_of(texts: Sequence[str]) -> list[Hook]:
