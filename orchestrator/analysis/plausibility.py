@@ -22,6 +22,7 @@ from orchestrator.analysis.hardware import (
     sheet_of,
 )
 from orchestrator.analysis.raw import Groups, Numbers, Records, floats, largest, whole
+from orchestrator.analysis.timeline import duration_s
 from orchestrator.core.measurement import Measurement
 from orchestrator.store.schema import OUT_OF_RANGE
 from orchestrator.util.format import number, percent, plural, seconds, size
@@ -80,7 +81,7 @@ def _own_reasons(row: Measurement) -> Iterator[str]:
     requested = row.batch_size_requested
     if requested.isdecimal() and row.batch_size not in (None, int(requested)):
         yield f"batch_size is {row.batch_size}, {requested} was asked for"
-    if (span_s := _span_s(row)) is not None:
+    if (span_s := duration_s(row)) is not None:
         # Everything timed happened between the attempt's start and end.
         load_s = row.load_s or 0.0
         compiled_s = (row.compile_s or 0.0) - load_s  # part of it may have been while loading
@@ -96,11 +97,6 @@ def _own_reasons(row: Measurement) -> Iterator[str]:
             amounts = f"{size(row.weight_bytes)} for {row.parameter_count:,} parameters"
             yield f"{amounts}, {number(share)} B each"
     yield from _energy(row)
-
-
-def _span_s(row: Measurement) -> float | None:
-    known = row.started_at is not None and row.ended_at is not None
-    return row.ended_at - row.started_at if known else None  # type: ignore[operator]
 
 
 def _most_of_span(span_s: float) -> float:
@@ -159,7 +155,7 @@ def _energy(row: Measurement) -> Iterator[str]:
     power_w, energy_j, measure_s = metrics.power_w, metrics.energy_j, metrics.measure_s
     if power_w and energy_j is not None and measure_s is not None:
         covered = f"its energy is that of {seconds(energy_j / power_w)}"
-        span_s = _span_s(row)
+        span_s = duration_s(row)
         if energy_j / power_w < COVERED * measure_s:
             yield f"{covered}, the timed part took {seconds(measure_s)}"
         elif span_s is not None and energy_j / power_w > _most_of_span(span_s):

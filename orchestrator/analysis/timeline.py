@@ -98,6 +98,13 @@ def timeline_of(measurements: Sequence[Measurement]) -> Timeline:
     return Timeline(windows=merged, lanes=tuple(lanes))
 
 
+def duration_s(row: Measurement) -> float | None:
+    """Return the seconds that an attempt took, by wall clock; None if unknown."""
+    if row.started_at is None or row.ended_at is None:
+        return None
+    return row.ended_at - row.started_at
+
+
 def cards_of(row: Measurement) -> Iterable[tuple[str, int]]:
     """Return node and index of each card of a row; a gang over several nodes holds equal shares."""
     if not row.nodes or not row.card_indices:

@@ -21,6 +21,7 @@ from orchestrator.analysis.metrics import titled
 from orchestrator.analysis.rankings import interval, memory_kind, peak_memory_bytes, throughput
 from orchestrator.analysis.selection import Differences, described, precision_rank
 from orchestrator.analysis.summary import SETTLED, STATES, Summary
+from orchestrator.analysis.timeline import duration_s
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import wording
@@ -294,7 +295,7 @@ def _columns(
         "memory": peak_memory_bytes,
         "attempts": lambda r: attempts.get(r.job_id, 0),
         "started": lambda r: r.started_at and round(r.started_at, 1),
-        "duration": _duration,
+        "duration": duration_s,
     }
     numbers |= {name: attrgetter(path) for name, path in _NUMBERS.items()}
     columns: Json = {"job_id": {"v": [row.job_id for row in rows]}}
@@ -386,12 +387,6 @@ def _commit(row: Measurement) -> str:
     if not row.git_commit:
         return ""
     return row.git_commit[:12] + (" with uncommitted changes" if row.git_dirty else "")
-
-
-def _duration(row: Measurement) -> float | None:
-    if row.started_at is None or row.ended_at is None:
-        return None
-    return row.ended_at - row.started_at
 
 
 def _timeline(summary: Summary, index: dict[str, int]) -> Json:

@@ -369,7 +369,7 @@ def read_contents(directory: Path, quarantine: Path, *, raw: bool = True) -> Con
     import pyarrow as pa
 
     columns = column_names(raw=raw)
-    contents = None
+    contents: tuple[list[Measurement], list[Damage]] | None = None
     if about_how_many(row_files(directory)) > ROWS_TOGETHER:
         contents = _in_batches(directory, columns)
     if contents is None:
