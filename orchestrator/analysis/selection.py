@@ -66,8 +66,8 @@ _FIELDS = tuple(name for name in _COMPARED if name not in ("parameters", "league
 def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
     """Return the newest final row of each job, in order of first appearance.
 
-    Rows without times are as new as the rows before them. A measured row is never replaced by one
-    without a figure, nor a real card's by an emulated one's.
+    Rows without times are as new as the rows before them. A success is never replaced by LOST or
+    NOT_STARTED, nor a real card's row by an emulated one's.
     """
     newest: dict[str, tuple[float, Measurement]] = {}
     reached = float("-inf")

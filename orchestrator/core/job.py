@@ -107,7 +107,8 @@ class State(str, Enum):
 
 
 def supersedes(newer: State, older: State) -> bool:
-    """Return whether a newer final row replaces the older; NOT_STARTED, LOST hide no success."""
+    """Return whether a newer final row replaces the older: a failure is an answer of today's
+    software, LOST and NOT_STARTED are none and hide no success."""
     return not (older is State.SUCCEEDED and newer in (State.NOT_STARTED, State.LOST))
 
 
@@ -159,11 +160,6 @@ class Job:
     def job_id(self) -> str:
         """First 16 hex digits of the SHA-256 of the job's canonical JSON."""
         return hashlib.sha256(_canonical_json(self.identity()).encode()).hexdigest()[:16]
-
-    @cached_property
-    def typed_parameters(self) -> tuple[tuple[str, type, Scalar], ...]:
-        """Parameters with the types of their values: 1, 1.0 and True are equal and not the same."""
-        return tuple((name, type(value), value) for name, value in self.parameters)
 
     @cached_property
     def cell_id(self) -> str:

@@ -267,7 +267,8 @@ class FileFaults:
         ]
 
     def _disk_is_full(self) -> bool:
-        return self.injector.lasts("fill the disk", "fill the log's disk")
+        full = ("fill the disk", "fill the log's disk")
+        return any(f.kind in full and f.until is None for f in self.injector.faults)
 
 
 def _overwrite(path: Path, data: bytes) -> None:
