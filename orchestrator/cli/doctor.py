@@ -85,8 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.emulate and is_job_address(args.address):
         return _from_afar(args)
-    from orchestrator.doctor.checks import judge
-    from orchestrator.doctor.text import as_json, exit_code, finding_lines, summary_lines
+    from orchestrator.doctor.checks import as_json, exit_code, finding_lines, judge, summary_lines
 
     facts = _examine(args)
     findings = [*judge(facts), *slow_card_findings(args.results)]
@@ -101,7 +100,7 @@ def slow_card_findings(results: Path) -> list[Finding]:
     """A finding for each card that was slow in the newest run with checks of its cards here."""
     from orchestrator.core.errors import StoreError
     from orchestrator.doctor.probe import Finding, Level
-    from orchestrator.store.card_checks import read_card_checks, slow_cards_of
+    from orchestrator.store.history import read_card_checks, slow_cards_of
     from orchestrator.store.reader import runs
 
     remedy = (
@@ -153,8 +152,13 @@ def _examine(args: argparse.Namespace) -> ClusterFacts:
 
 def _from_afar(args: argparse.Namespace) -> int:
     from orchestrator.core.errors import SubmitError
-    from orchestrator.doctor.checks import check_workstation
-    from orchestrator.doctor.text import exit_code, finding_lines, finding_of, findings_json
+    from orchestrator.doctor.checks import (
+        check_workstation,
+        exit_code,
+        finding_lines,
+        finding_of,
+        findings_json,
+    )
     from orchestrator.on_ray.jobs import JobServer, Versions, versions_here
 
     command = ["doctor", "--json", "--timeout", str(args.timeout_s)]

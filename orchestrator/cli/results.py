@@ -305,7 +305,7 @@ def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
     from orchestrator.analysis.flags import raised_by_job
     from orchestrator.analysis.replicates import join
     from orchestrator.analysis.selection import newest_final, settings_of
-    from orchestrator.store.card_checks import spread_between_runs
+    from orchestrator.store.history import spread_between_runs
 
     store = find_run(run, results)
     rows = newest_final(store.measurements())

@@ -42,7 +42,7 @@ from orchestrator.driver.rows import Delayed, Patience, RowWriter
 from orchestrator.driver.supervisor import AT_ONCE, StopSignal
 from orchestrator.scheduler.scheduler import Schedule
 from orchestrator.store import files as run_files
-from orchestrator.store.card_checks import card_checks_table, earlier_card_checks, read_card_checks
+from orchestrator.store.history import card_checks_table, earlier_card_checks, read_card_checks
 from orchestrator.store.store import Store
 from orchestrator.util.host import STEP_S
 from orchestrator.watch.live import View, event_line

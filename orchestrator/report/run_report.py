@@ -22,7 +22,7 @@ from orchestrator.core.status import RunStatus
 from orchestrator.report import html
 from orchestrator.store import disk, reader
 from orchestrator.store import files as run_files
-from orchestrator.store.card_checks import slow_cards_of, spread_between_runs
+from orchestrator.store.history import slow_cards_of, spread_between_runs
 from orchestrator.store.lock import driver_lives
 from orchestrator.store.store import Store
 from workloads.util import files

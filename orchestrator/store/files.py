@@ -8,7 +8,7 @@
 <results>/<run>/options.json      options that `nightgrid run --resume` restores, with the seed of
                                   the order of replicates
 <results>/<run>/revisions.json    hub commits of the grid's names at the start, kept on resume
-<results>/<run>/passports.parquet card checks: how fast each card was (``card_checks.py``)
+<results>/<run>/passports.parquet card checks: how fast each card was (``history.py``)
 <results>/<run>/status.json       what the run does now
 <results>/<run>/report.html       the report
 <results>/<run>/trace-*.json.gz   of each attempt with `profile: true`, two steps for Perfetto

@@ -29,8 +29,7 @@ from orchestrator.core.errors import SchemaMismatch, StoreError
 from orchestrator.store import disk
 from orchestrator.store.codec import ROWS_TOGETHER, measurements_of, table_of, values_of
 from orchestrator.store.disk import Damage
-from orchestrator.store.importer import is_older_log, lines_in_older
-from orchestrator.store.log import Line, is_log, lines_in
+from orchestrator.store.log import Line, is_log, is_older_log, lines_in, lines_in_older
 from orchestrator.store.schema import column_names, columns_schema, current, rules_of
 from orchestrator.store.validation import fault, faults
 

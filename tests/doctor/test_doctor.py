@@ -13,9 +13,16 @@ from patience import patience
 
 from orchestrator.core import errors
 from orchestrator.core.job import Accelerator
-from orchestrator.doctor.checks import check_workstation, judge
+from orchestrator.doctor.checks import (
+    as_json,
+    check_workstation,
+    exit_code,
+    finding_lines,
+    finding_of,
+    judge,
+    summary_lines,
+)
 from orchestrator.doctor.probe import Finding, Level, hugepages_asked, import_errors, look_into
-from orchestrator.doctor.text import as_json, exit_code, finding_lines, finding_of, summary_lines
 from orchestrator.on_ray.examination import (
     ClockOffset,
     ClusterFacts,

@@ -16,9 +16,8 @@ from ray_bench import Bench
 from orchestrator.core.errors import CLUSTER_UNFIT
 from orchestrator.core.events import NodeJoined
 from orchestrator.core.job import Accelerator
-from orchestrator.doctor.checks import judge
+from orchestrator.doctor.checks import exit_code, finding_lines, judge, summary_lines
 from orchestrator.doctor.probe import Level, examine
-from orchestrator.doctor.text import exit_code, finding_lines, summary_lines
 from orchestrator.on_ray import examination
 from orchestrator.on_ray.cluster import with_packages
 from orchestrator.on_ray.examination import ClusterFacts, Examination, NodeFacts, clock_offset

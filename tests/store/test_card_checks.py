@@ -19,7 +19,7 @@ from orchestrator.doctor.probe import Level
 from orchestrator.driver.loop import PassportBook
 from orchestrator.report.run_report import read_summary
 from orchestrator.store import files as run_files
-from orchestrator.store.card_checks import (
+from orchestrator.store.history import (
     card_checks_table,
     earlier_card_checks,
     read_card_checks,
