@@ -13,8 +13,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 
 class LocalHub:
-    """Repositories with commits, in memory. ``asked`` are the paths that were asked for."""
-
     def __init__(self) -> None:
         self.files: dict[tuple[str, str, str], dict[str, bytes]] = {}  # kind, repository, commit
         self.branches: dict[tuple[str, str, str], str] = {}
@@ -23,7 +21,6 @@ class LocalHub:
         self.url = ""
 
     def commit(self, kind: str, repository: str, files: dict[str, bytes]) -> str:
-        """Make a commit on the main branch, with these files; its id."""
         number = len(self.files)
         made = hashlib.sha1(f"{repository} {number}".encode()).hexdigest()
         self.files[kind, repository, made] = files
@@ -31,13 +28,11 @@ class LocalHub:
         return made
 
     def resolved(self, kind: str, repository: str, revision: str) -> str | None:
-        """The commit of a revision; None where there is none."""
         if (kind, repository, revision) in self.files:
             return revision
         return self.branches.get((kind, repository, revision))
 
     def entries(self, kind: str, repository: str, commit: str) -> list[dict[str, Any]]:
-        """The files of a commit, as the hub lists them."""
         return [
             {"type": "file", "path": path, "size": len(data), "oid": _etag(data)}
             for path, data in self.files[kind, repository, commit].items()
@@ -50,7 +45,6 @@ def _etag(data: bytes) -> str:
 
 @contextlib.contextmanager
 def local_hub() -> Iterator[LocalHub]:
-    """A hub that listens until the block ends."""
     hub = LocalHub()
 
     class Handler(BaseHTTPRequestHandler):

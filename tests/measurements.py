@@ -13,6 +13,7 @@ from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.core.outcome import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.core.topology import Card
 from orchestrator.store.schema import SCHEMA_VERSION
+from orchestrator.store.store import Store
 from workloads.base import Item, Result, Sample
 
 
@@ -129,3 +130,8 @@ def journal_row(number: int = 0, **changes: Any) -> Measurement:
     nothing: dict[str, Any] = {"samples": (), "items": (), "metrics": Metrics(), "details": {}}
     lost = {"state": State.LOST, "reason": "its driver died", "final": False}
     return row(number, **{**nothing, **lost, **changes})
+
+
+def numbers(store: Store) -> list[int]:
+    """The numbers of the rows (``row``) that a store shows, sorted."""
+    return sorted((one.batch_size or 0) - 1 for one in store.measurements(samples=False))

@@ -169,11 +169,11 @@ def _from_afar(args: argparse.Namespace) -> int:
     if args.expected_nodes:
         command += ["--nodes", str(args.expected_nodes)]
     server = JobServer(args.address)
-    printed = server.ask(command, timeout_s=args.timeout_s + 60)
+    printed = server.ask(command, timeout_s=args.timeout_s + 60, may_fail=True)
     lines = (line for line in printed.splitlines() if line.startswith('{"emulated"'))
     answer = next(map(json.loads, lines), None)
     if answer is None:
-        end = "\n".join(printed.strip().splitlines()[-15:])
+        end = "\n".join(printed.splitlines()[-15:])
         raise SubmitError(f"the examination on {server.address} came to nothing:\n{end}")
     here = versions_here()
     findings = [finding_of(finding) for finding in answer["findings"]]

@@ -78,7 +78,7 @@ def run_status(args: argparse.Namespace) -> int:
 def _one_there(args: argparse.Namespace, server: JobServer) -> int:
     """Show a job, and the run that it drives; or a run that was started on the cluster itself."""
     from orchestrator.core.errors import SubmitError
-    from orchestrator.on_ray.jobs import ask_json, ask_there
+    from orchestrator.on_ray.jobs import HeadJobFailed, ask_json, ask_there
 
     job = server.sent(args.id)
     name = job.run if job is not None and job.run else args.id
@@ -94,10 +94,12 @@ def _one_there(args: argparse.Namespace, server: JobServer) -> int:
         return 0
     if job is not None:
         output.say(job_lines(job, details=True))
-    printed = ask_there(server, ["status", name], args.results, job).strip()
-    if job is None and printed.startswith("nightgrid status:"):  # it was refused there
-        raise SubmitError(f"no job and no run '{args.id}' at {server.address}:\n{printed}")
-    output.say(printed)
+    try:
+        output.say(ask_there(server, ["status", name], args.results, job))
+    except HeadJobFailed as error:
+        if job is None:
+            raise SubmitError(f"no job and no run '{args.id}' at {error}") from error
+        output.say(str(error))  # its driver has not come to its run yet
     return 0
 
 

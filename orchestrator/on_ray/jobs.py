@@ -162,6 +162,10 @@ class JobInfo:
         return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
 
 
+class HeadJobFailed(SubmitError):
+    """A command that ran on the head has failed; the message is its own."""
+
+
 class JobServer:
     """The job server of a cluster; raises SubmitError if none answers at the address."""
 
@@ -219,22 +223,34 @@ class JobServer:
         return False
 
     def ask(
-        self, arguments: Sequence[str], *, timeout_s: float, module: str = "orchestrator"
+        self,
+        arguments: Sequence[str],
+        *,
+        timeout_s: float,
+        module: str = "orchestrator",
+        may_fail: bool = False,
     ) -> str:
-        """Run a command (or another module) as a head job and return its output.
+        """Run a command (or another module) as a head job and return what it prints.
 
-        Raises SubmitError if the cluster refuses, or after ``timeout_s``, when the job is stopped.
+        Raises HeadJobFailed if the command fails, unless it ``may_fail``; SubmitError if the
+        cluster refuses, or after ``timeout_s``, when the job is stopped.
         """
+        command = " ".join((module, *arguments[:1]))
         with self.helper(module, arguments) as name:
             deadline = time.monotonic() + timeout_s
-            while not self.job(name).over:
+            while not (job := self.job(name)).over:
                 if time.monotonic() > deadline:
-                    command = " ".join((module, *arguments[:1]))
                     raise SubmitError(
                         f"{self.address}: `{command}` had not ended after {timeout_s:.0f} s"
                     )
                 time.sleep(0.5)
-            return self.logs(name)
+            lines = self.logs(name).splitlines()
+        printed = "\n".join(line for line in lines if not _RAYS.match(line)).strip()
+        if job.status != "SUCCEEDED" and not may_fail:
+            refusal = printed.partition(f"nightgrid {' '.join(arguments[:1])}: ")[2] or printed
+            reason = refusal[-500:] or job.message or f"`{command}` ended as {job.status}"
+            raise HeadJobFailed(f"{self.address}: {reason}")
+        return printed
 
     @contextlib.contextmanager
     def helper(
@@ -363,12 +379,10 @@ class JobServer:
 def ask_there(
     server: JobServer, arguments: Sequence[str], results: str | None, job: JobInfo | None = None
 ) -> str:
-    """Return the output of a command on the head, without Ray's lines; see ``JobServer.ask``."""
+    """Return what a command prints on the head; see ``JobServer.ask``."""
     directory = directory_there(results, job)
-    printed = server.ask(
-        [*arguments, *(["--results", directory] if directory else [])], timeout_s=ANSWER_S
-    )
-    return "\n".join(line for line in printed.splitlines() if not _RAYS.match(line))
+    where = ["--results", directory] if directory else []
+    return server.ask([*arguments, *where], timeout_s=ANSWER_S)
 
 
 def directory_there(results: str | None, job: JobInfo | None) -> str:
@@ -387,8 +401,7 @@ def ask_json(
         if line.startswith(("{", "[")):
             with contextlib.suppress(ValueError):
                 return json.loads("\n".join(lines[first:]))
-    refusal = printed.partition(f"nightgrid {arguments[0]}: ")[2] or printed
-    raise SubmitError(f"{server.address}: {refusal.strip()[-500:] or 'no answer'}")
+    raise SubmitError(f"{server.address}: {printed[-500:] or 'no answer'}")
 
 
 def nodes_at(address: str) -> list[Node]:
@@ -404,7 +417,7 @@ def nodes_at(address: str) -> list[Node]:
     for line in printed.splitlines():
         if line.startswith("["):
             return [node_of_json(values) for values in json.loads(line)]
-    raise SubmitError(f"{server.address} does not say what nodes it has: {printed.strip()[-500:]}")
+    raise SubmitError(f"{server.address} does not say what nodes it has: {printed[-500:]}")
 
 
 def node_of_json(values: Mapping[str, Any]) -> Node:

@@ -203,15 +203,18 @@ def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) 
         columns = [name for name in present if name in COLUMN_DOCS]
         columns += sorted(required() - {*columns})
     wanted = columns_schema(columns)
-    return pa.Table.from_arrays([_current(table, field, source) for field in wanted], schema=wanted)
+    known = dict(zip(present, table.columns, strict=True))
+    arrays = [_current(known.get(field.name), field, table.num_rows, source) for field in wanted]
+    return pa.Table.from_arrays(arrays, schema=wanted)
 
 
-def _current(table: pa.Table, field: pa.Field, source: str) -> pa.ChunkedArray:
+def _current(
+    column: pa.ChunkedArray | None, field: pa.Field, rows: int, source: str
+) -> pa.ChunkedArray:
     """A column of the field's type; one that the table lacks is at its default."""
     import pyarrow as pa
 
-    if field.name in table.column_names:
-        column = table.column(field.name)
+    if column is not None:
         if not _fits(column.type, field.type, _needed(field.name)):
             raise StoreError(
                 f"{source} is not a Nightgrid table: its {field.name} are {column.type}, "
@@ -223,7 +226,7 @@ def _current(table: pa.Table, field: pa.Field, source: str) -> pa.ChunkedArray:
     elif field.name in required():
         raise StoreError(f"{source} does not hold measurements: it has no {field.name}")
     else:
-        column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+        column = pa.chunked_array([pa.nulls(rows, field.type)])
     default = column_rules()[field.name].default
     if default is None or default is MISSING or not column.null_count:
         return column

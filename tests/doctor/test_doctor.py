@@ -47,7 +47,6 @@ GAUDI_VERSIONS = {
 
 
 def gaudi_probe(**changes: Any) -> Probe:
-    """The expected answers of a Gaudi server."""
     fields: dict[str, Any] = {
         "hostname": "gaudi-01",
         "python": "3.10.12",
@@ -68,7 +67,6 @@ def gaudi_probe(**changes: Any) -> Probe:
 
 
 def gaudi(name: str = "gaudi-01", probe: Probe | None = None, **changes: Any) -> NodeFacts:
-    """A Gaudi server as it should be."""
     fields: dict[str, Any] = {
         "name": name,
         "node_id": name,
@@ -82,7 +80,6 @@ def gaudi(name: str = "gaudi-01", probe: Probe | None = None, **changes: Any) ->
 
 
 def cluster(*nodes: NodeFacts, **changes: Any) -> ClusterFacts:
-    """A cluster as it should be."""
     fields: dict[str, Any] = {
         "address": "10.0.0.1:6379",
         "driver": HERE,
@@ -94,7 +91,6 @@ def cluster(*nodes: NodeFacts, **changes: Any) -> ClusterFacts:
 
 
 def test_packages_that_quantised_checkpoints_need_are_noted() -> None:
-    """Where models are quantised at all; each with its command, and what becomes of jobs."""
     probe = gaudi_probe(versions={**GAUDI_VERSIONS, "torchao": "0.18.0", "auto-round": "0.16.1"})
     (found,) = judge(cluster(gaudi(probe=probe)))
     assert (found.check, found.level) == ("quantization", Level.NOTE)
@@ -103,7 +99,6 @@ def test_packages_that_quantised_checkpoints_need_are_noted() -> None:
 
 
 def test_a_cluster_as_it_should_be_has_no_findings() -> None:
-    """Two Gaudi servers, and a GPU server whose software differs by nature."""
     software = {"nightgrid": "0.1.0", "ray": "2.60.0", "torch": "2.13.0"}
     probe = gaudi_probe(versions=software, driver_version="550.54.15")
     gpu = gaudi("gpu-01", probe, cards={Accelerator.GPU: 8})
@@ -226,7 +221,6 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
 
 
 def only_finding(node: NodeFacts, check: str, words: str) -> Finding:
-    """The one finding of this check about this node, beside one that is as it should be."""
     found = judge(cluster(node, gaudi("gaudi-02")))
     about = [f for f in found if f.where == node.name and f.check == check and words in f.message]
     assert len(about) == 1, found
@@ -235,7 +229,6 @@ def only_finding(node: NodeFacts, check: str, words: str) -> Finding:
 
 @pytest.mark.parametrize(("purpose", "limit"), [("results", 5), ("models", 30)])
 def test_a_disk_has_room_from_its_limit_on(purpose: Any, limit: int) -> None:
-    """Exactly the limit is enough; a tenth of it still a warning, and a byte less an error."""
     free = (limit * GIB, limit * GIB - 1, limit * GIB // 10, limit * GIB // 10 - 1)
     found = []
     for free_bytes in free:
@@ -249,7 +242,6 @@ def test_a_disk_has_room_from_its_limit_on(purpose: Any, limit: int) -> None:
 def test_what_ray_says_of_a_node_is_judged(
     changes: dict[str, Any], check: str, level: Level, words: str
 ) -> None:
-    """One change to a node as it should be makes one finding, with a remedy."""
     finding = only_finding(gaudi(**changes), check, words)
     assert finding.level is level and finding.remedy
 
@@ -258,7 +250,6 @@ def test_what_ray_says_of_a_node_is_judged(
 def test_what_a_node_says_of_itself_is_judged(
     changes: dict[str, Any], check: str, level: Level, words: str
 ) -> None:
-    """One change to what a node should say makes one finding, with a remedy."""
     finding = only_finding(gaudi(probe=gaudi_probe(**changes)), check, words)
     assert finding.level is level and finding.remedy
 
@@ -274,7 +265,6 @@ def test_what_a_node_says_of_itself_is_judged(
 def test_a_node_that_did_not_answer_is_a_finding(
     changes: dict[str, Any], check: str, level: Level, words: str
 ) -> None:
-    """Silent, failed, or dead."""
     silent = dataclasses.replace(gaudi(), probe=None, clock=None, **changes)
     finding = only_finding(silent, check, words)
     assert finding.level is level and finding.remedy
@@ -293,7 +283,6 @@ CLUSTERS: list[tuple[dict[str, Any], str, Level, str]] = [
 def test_what_is_wrong_with_a_cluster_is_found(
     changes: dict[str, Any], check: str, level: Level, words: str
 ) -> None:
-    """Whatever concerns no single node."""
     found = judge(cluster(gaudi(), gaudi("gaudi-02"), **changes))
     assert [
         (f.level, f.remedy != "") for f in found if f.check == check and words in f.message
@@ -302,7 +291,6 @@ def test_what_is_wrong_with_a_cluster_is_found(
 
 @pytest.mark.parametrize("dashboard", [None, "", "127.0.0.1:8265", "localhost:8265", "[::1]:8265"])
 def test_a_dashboard_on_loopback_is_no_finding(dashboard: str | None) -> None:
-    """However it is written; none at all is none."""
     assert judge(cluster(gaudi(), dashboard=dashboard)) == []
 
 
@@ -323,7 +311,6 @@ def test_the_shared_directory_is_seen_and_written_by_all(
 
 
 def test_nodes_of_one_kind_with_other_versions_are_told_apart() -> None:
-    """Their rows would be compared as if they were alike."""
     other = gaudi("gaudi-02", gaudi_probe(versions=GAUDI_VERSIONS | {"torch": "2.9.0a0+git7"}))
     (found,) = judge(cluster(gaudi(), other, gaudi("gaudi-03")))
     assert found.check == "versions" and found.level is W
@@ -332,7 +319,6 @@ def test_nodes_of_one_kind_with_other_versions_are_told_apart() -> None:
 
 
 def test_a_clock_within_the_bound_of_its_measurement_is_no_finding() -> None:
-    """A slow round trip proves nothing."""
     assert judge(cluster(gaudi(clock=ClockOffset(offset_s=3.0, bound_s=2.9)))) == []
 
 
@@ -346,7 +332,6 @@ def test_half_a_server_is_worth_knowing() -> None:
 
 
 def test_emulated_cards_are_not_taken_for_real_ones() -> None:
-    """No tool shows them, the host is nobody's server, and a test cluster asks for no token."""
     host = gaudi_probe(cards=(), driver_version=None, hugepages_total=0, open_files=256)
     node = gaudi(probe=host, emulated=True)
     facts = cluster(node, token=False)
@@ -356,7 +341,6 @@ def test_emulated_cards_are_not_taken_for_real_ones() -> None:
 
 
 def test_a_cluster_without_cards_is_unfit() -> None:
-    """The head alone is up."""
     head = NodeFacts(name="head", node_id="head", head=True, probe=gaudi_probe(cards=()))
     (found,) = judge(cluster(head))
     assert found.level is E and "no node has registered a" in found.message
@@ -382,7 +366,6 @@ def test_the_workstation_has_the_clusters_ray(version: str, levels: list[Level])
     ],
 )
 def test_the_exit_code_is_that_of_the_worst_finding(levels: list[Level], code: int) -> None:
-    """Notes are no reason to stop a script."""
     found = [
         Finding(check="c", level=level, where="w", message="m", remedy="r") for level in levels
     ]
@@ -390,7 +373,6 @@ def test_the_exit_code_is_that_of_the_worst_finding(levels: list[Level], code: i
 
 
 def test_one_node_is_a_node_and_a_head_is_named_once() -> None:
-    """A laptop's cluster reads as plain English."""
     head = NodeFacts(name="head", node_id="head", head=True, probe=gaudi_probe(cards=()))
     first, second = summary_lines(cluster(head))
     assert first.startswith("1 node at ")
@@ -398,7 +380,6 @@ def test_one_node_is_a_node_and_a_head_is_named_once() -> None:
 
 
 def test_json_carries_every_fact_and_finding() -> None:
-    """What a job printed on the cluster is told again on the workstation."""
     facts = cluster(gaudi(), token=False)
     found = judge(facts)
     value = json.loads(json.dumps(as_json(facts, found)))
@@ -409,7 +390,6 @@ def test_json_carries_every_fact_and_finding() -> None:
 
 
 def test_findings_are_told_with_their_remedies_worst_first() -> None:
-    """And the count of each level last."""
     facts = cluster(gaudi(probe=gaudi_probe(hugepages_total=0)), token=False)
     told = "\n".join([*summary_lines(facts), *finding_lines(judge(facts))])
     assert told.index("ERROR   cluster:") < told.index("WARNING gaudi-01:")
@@ -423,7 +403,6 @@ def test_findings_are_told_with_their_remedies_worst_first() -> None:
 def test_packages_that_do_not_import_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is missing, one raises, one ends the interpreter: what comes after it is not reached."""
     (tmp_path / "ng_raises.py").write_text("raise ValueError('no such card')\n")
     (tmp_path / "ng_dies.py").write_text("import os\nos._exit(7)\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -435,7 +414,6 @@ def test_packages_that_do_not_import_say_why(
 
 
 def test_imports_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What imported before is known all the same."""
     (tmp_path / "ng_hangs.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     limit_s = patience(0.3)
@@ -444,7 +422,6 @@ def test_imports_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_directory_of_ones_own_is_not_shared(tmp_path: Path) -> None:
-    """The driver's file is found, or it is not; the answer is left beside it."""
     (tmp_path / "f").write_text("secret", encoding="ascii")
     seen = look_into(str(tmp_path), "f", "secret")
     assert seen.readable and (tmp_path / seen.written).read_text(encoding="ascii") == "secret"
@@ -455,7 +432,7 @@ def test_a_directory_of_ones_own_is_not_shared(tmp_path: Path) -> None:
 
 
 def test_files_that_ask_for_huge_pages_are_found(tmp_path: Path) -> None:
-    """The last line of each file counts, as sysctl reads them; comments ask for nothing."""
+    """The last line of each file counts, as sysctl reads them."""
     (tmp_path / "etc/sysctl.d").mkdir(parents=True)
     (tmp_path / "etc/sysctl.conf").write_text("vm.nr_hugepages=10\nvm.nr_hugepages = 15000\n")
     (tmp_path / "etc/sysctl.d/10-a.conf").write_text("# vm.nr_hugepages=7\nnet.x=1\n")

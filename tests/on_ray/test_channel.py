@@ -35,7 +35,6 @@ ATTEMPT = Attempt(
 
 
 def test_messages_come_again_until_they_are_confirmed() -> None:
-    """And keep their numbers."""
     outbox = Outbox[str]()
     outbox.put("a")
     outbox.put("b")
@@ -50,7 +49,6 @@ def test_messages_come_again_until_they_are_confirmed() -> None:
 
 
 def test_no_message_is_read_twice() -> None:
-    """In whichever order calls come, each of which has all that were not confirmed."""
     inbox = Inbox[str]()
     assert inbox.new(1, "ab") == "ab" and inbox.received == 2
     assert inbox.new(1, "a") == "" and inbox.new(1, "abc") == "c"
@@ -66,8 +64,6 @@ class Clock:
 
 
 class Ray(Calls):
-    """Calls that the test carries out, or loses."""
-
     def __init__(self) -> None:
         super().__init__()
         self.made: list[tuple[Callable[[], Any], Then | None]] = []
@@ -77,8 +73,6 @@ class Ray(Calls):
 
 
 class Agent:
-    """Responds as a ``NodeAgent`` does, with a word for each stop that it was asked for."""
-
     def __init__(self, ray: Ray) -> None:
         self._responses, self._requests = Outbox[Response](), Inbox[Request]()
         self.read: list[str] = []
@@ -106,8 +100,6 @@ class Method:
 
 
 class Line:
-    """A channel over calls that can be lost."""
-
     def __init__(self) -> None:
         self.ray, self.clock = Ray(), Clock()
         self.agent = Agent(self.ray)
@@ -142,7 +134,6 @@ def unavailable() -> Exception:
 
 
 def test_a_response_that_is_lost_is_sent_again_and_handled_once() -> None:
-    """The call did its work; what it said never came."""
     line = Line()
     line.write("a", "b")
     line.carry_out()
@@ -158,7 +149,6 @@ def test_a_response_that_is_lost_is_sent_again_and_handled_once() -> None:
 
 
 def test_a_request_that_is_lost_is_sent_again_and_keeps_its_place() -> None:
-    """With the next one, or when nothing was heard of it for a while."""
     line = Line()
     line.write("a")
     lost, ask = line.ray.made
@@ -174,7 +164,6 @@ def test_a_request_that_is_lost_is_sent_again_and_keeps_its_place() -> None:
 
 
 def test_an_agent_that_stays_away_is_lost() -> None:
-    """Unavailable for a while is not; dead is at once."""
     line = Line()
     for _ in range(25):
         line.channel.send()
@@ -200,7 +189,6 @@ def own_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(keeper: OutcomeKeeper, attempt_id: str, rank: int = 0) -> None:
-    """Run one rank to its end."""
     attempt = dataclasses.replace(ATTEMPT, attempt_id=attempt_id)
     keeper.keep(Run("w", attempt, rank), Ended("w", attempt_id, b"outcome", False))
 
@@ -210,7 +198,6 @@ def kept() -> list[KeptOutcome]:
 
 
 def test_an_outcome_is_kept_until_its_row_is_durable() -> None:
-    """Whatever becomes of the agent meanwhile."""
     keeper = OutcomeKeeper(FIRST)
     run(keeper, "job-1")
     run(keeper, "job-10", rank=1)
@@ -223,7 +210,6 @@ def test_an_outcome_is_kept_until_its_row_is_durable() -> None:
 
 
 def test_another_agent_of_the_same_driver_keeps_what_is_there() -> None:
-    """The rows wait in the driver; the agents of the next driver forget them."""
     run(OutcomeKeeper(FIRST), "job-1")
     OutcomeKeeper(FIRST)
     assert len(kept()) == 1
@@ -232,14 +218,12 @@ def test_another_agent_of_the_same_driver_keeps_what_is_there() -> None:
 
 
 def test_what_did_not_run_is_not_kept() -> None:
-    """Nor anything without a run."""
     OutcomeKeeper(FIRST).keep(Run("w", ATTEMPT), Ended("w", "job-2", None, True))
     run(OutcomeKeeper(None), "job-3")
     assert kept() == []
 
 
 def test_a_directory_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
-    """It may have been laid for us."""
     keeper = OutcomeKeeper(FIRST)
     run(keeper, "job-1")
     [base] = tmp_path.glob("nightgrid-outcomes-*")

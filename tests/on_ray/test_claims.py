@@ -43,8 +43,6 @@ HPU_1 = {
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
-
     now = 0.0
 
     def __call__(self) -> float:
@@ -52,8 +50,6 @@ class Clock:
 
 
 class ScriptedStore:
-    """A control store whose answers the test gives; the rest of ``Gcs``'s protocol."""
-
     def __init__(self) -> None:
         self.asked: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
         self.silent_s = 0.0
@@ -74,20 +70,16 @@ class ScriptedStore:
         self.waited_s = wait_s
 
     def answer(self, value: Any) -> None:
-        """To the oldest question."""
         self.asked.pop(0)[1](value)
 
 
 class Channel:
-    """The channel to an agent that answers every second until it falls silent."""
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heard_at: float | None = None
 
     @property
     def heard_at(self) -> float:
-        """The time of the agent's last words."""
         return self._clock.now if self._heard_at is None else self._heard_at
 
     @heard_at.setter
@@ -96,7 +88,6 @@ class Channel:
             self._heard_at = at
 
     def fall_silent(self) -> None:
-        """The agent hangs from now on."""
         self._heard_at = self._clock.now
 
     def close(self) -> None:
@@ -104,8 +95,6 @@ class Channel:
 
 
 class Queue:
-    """A queue whose answers the test gives (``ScriptedStore.answer``)."""
-
     strangers = ("python train.py",)
 
     def look(self) -> None:
@@ -115,8 +104,6 @@ class Queue:
 
 
 class Case:
-    """Claims with all around them in memory."""
-
     def __init__(self, queue: Queue | None = None) -> None:
         self.clock, self.store = Clock(), ScriptedStore()
         self.left: list[Failure] = []
@@ -138,7 +125,6 @@ class Case:
         )
 
     def heard(self, event: Event) -> None:
-        """A silence of the store, or nodes whose cards others hold."""
         if isinstance(event, ClusterSilent):
             self.silences.append(event.silent)
         elif isinstance(event, CardsInUse):
@@ -146,7 +132,6 @@ class Case:
             self.held_cards = [node.card_indices for node in event.nodes]
 
     def pass_s(self, seconds: float, *, silent: bool) -> None:
-        """Let time pass, a second at a time."""
         for _ in range(int(seconds)):
             self.clock.now += 1
             self.store.silent_s = self.store.silent_s + 1 if silent else 0.0
@@ -159,7 +144,6 @@ def case() -> Case:
 
 
 def facts(cards: tuple[str, ...]) -> HostFacts:
-    """Facts of an agent that has these cards."""
     return HostFacts(
         hostname="host",
         address="127.0.0.3",
@@ -173,7 +157,6 @@ def facts(cards: tuple[str, ...]) -> HostFacts:
 
 
 def claimed(case: Case, node: RayNode = HPU_1) -> Claim:
-    """The claim on a node that the store has told of."""
     case.claims.poll()
     case.store.answer({"id-1": node})
     (claim,) = case.claims.by_node.values()
@@ -181,25 +164,21 @@ def claimed(case: Case, node: RayNode = HPU_1) -> Claim:
 
 
 def loses_its_node(case: Case) -> None:
-    """The node of ``joined`` is gone."""
     [claim] = case.claims.by_node.values()
     case.claims.lose(claim, claims.node_lost("it went"))
 
 
 def joins(case: Case, claim: Claim) -> Channel:
-    """The channel to the agent of a claimed node, which is at work from now on."""
     channel = Channel(case.clock)
     claim.channel, claim.joined = channel, True  # type: ignore[assignment]
     return channel
 
 
 def joined(case: Case) -> Channel:
-    """The channel to the agent of a node that was claimed and is at work."""
     return joins(case, claimed(case))
 
 
 def test_one_question_at_a_time(case: Case) -> None:
-    """A store that is silent is not asked again and again."""
     case.pass_s(30, silent=True)
     assert len(case.store.asked) == 1
     case.store.answer({})
@@ -208,7 +187,6 @@ def test_one_question_at_a_time(case: Case) -> None:
 
 
 def test_no_patience_runs_out_while_it_is_silent(case: Case) -> None:
-    """A node that is being claimed is not given up, nor is the cluster for want of a node."""
     claim = claimed(case)
     case.pass_s(SILENCE_PATIENCE_S - 5, silent=True)
     case.store.silent_s = 0.0
@@ -219,7 +197,6 @@ def test_no_patience_runs_out_while_it_is_silent(case: Case) -> None:
 
 
 def test_a_silence_is_told_when_it_begins_and_when_it_ends(case: Case) -> None:
-    """The schedule's patience with nodes rests meanwhile."""
     case.pass_s(3, silent=False)
     assert case.silences == []
     case.pass_s(30, silent=True)
@@ -229,15 +206,13 @@ def test_a_silence_is_told_when_it_begins_and_when_it_ends(case: Case) -> None:
 
 
 def test_it_is_lost_when_it_stays_silent_and_no_node_is_left(case: Case) -> None:
-    """Not before, and the error says since when."""
     case.pass_s(SILENCE_PATIENCE_S, silent=True)
     with pytest.raises(ControlStoreLost, match=r"has not answered since .* for 91 s, and no node"):
         case.pass_s(1, silent=True)
 
 
 def test_the_cluster_is_given_up_before_its_jobs_are(case: Case) -> None:
-    """Nodes that died with the head are lost after 20 s. The driver gives up, for the next one to
-    go on, before the schedule says of its jobs that no card is left for them."""
+    """For the next driver to go on, before the schedule says that no card is left."""
     joined(case)
     case.pass_s(20, silent=True)
     loses_its_node(case)
@@ -247,7 +222,6 @@ def test_the_cluster_is_given_up_before_its_jobs_are(case: Case) -> None:
 
 
 def test_a_silence_after_all_nodes_have_left_has_its_own_patience(case: Case) -> None:
-    """A moment of it is none."""
     joined(case)
     case.pass_s(1, silent=False)
     loses_its_node(case)
@@ -258,7 +232,6 @@ def test_a_silence_after_all_nodes_have_left_has_its_own_patience(case: Case) ->
 
 
 def test_one_that_was_started_anew_is_not_waited_for(case: Case) -> None:
-    """It will never know this cluster again."""
     case.store.replaced = True
     with pytest.raises(ControlStoreLost, match="head was restarted"):
         case.pass_s(10, silent=True)
@@ -266,7 +239,6 @@ def test_one_that_was_started_anew_is_not_waited_for(case: Case) -> None:
 
 
 def test_nodes_that_work_are_kept_for_as_long_as_they_work(case: Case) -> None:
-    """Hours without a control store."""
     joined(case)
     case.pass_s(7200, silent=True)
     case.store.replaced = True
@@ -296,7 +268,6 @@ def test_agents_of_a_cluster_that_was_started_anew_are_not_waited_for(case: Case
 
 
 def test_time_in_which_nobody_listened_is_no_silence(case: Case) -> None:
-    """A driver that was frozen for an hour finds the answers of its agents when it goes on."""
     channel = joined(case)
     channel.fall_silent()
     case.pass_s(30, silent=False)
@@ -325,7 +296,6 @@ def test_errors_while_it_is_away_take_no_node(case: Case) -> None:
 
 
 def test_a_cluster_without_a_card_is_still_given_up(case: Case) -> None:
-    """After a minute of answers without one."""
     with pytest.raises(ClusterError, match="no card could be had for 60 s") as caught:
         for _ in range(70):
             case.pass_s(1, silent=False)
@@ -335,7 +305,6 @@ def test_a_cluster_without_a_card_is_still_given_up(case: Case) -> None:
 
 
 def test_the_reason_of_a_lost_node_names_the_silence(case: Case) -> None:
-    """Its attempts are LOST by it, and their rows say so."""
     claim = claimed(case)
     case.store.silent_s = 64.0
     joins(case, claim)
@@ -348,7 +317,6 @@ def test_the_reason_of_a_lost_node_names_the_silence(case: Case) -> None:
 
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_silent_store_is_not_waited_for_at_the_end(case: Case, silent: bool) -> None:
-    """One that answers gets a moment to note that the cards are free."""
     case.pass_s(1, silent=silent)
     case.claims.close()
     assert (case.store.waited_s == 0) == silent
@@ -358,8 +326,7 @@ def test_a_silent_store_is_not_waited_for_at_the_end(case: Case, silent: bool) -
 def test_agents_are_called_at_the_end_only_through_a_connection(
     case: Case, monkeypatch: pytest.MonkeyPatch, joined_now: bool
 ) -> None:
-    """Outside one Ray would join some cluster for the call, or wait for one that is gone; the rest
-    is closed nevertheless, also when the call fails."""
+    """Outside one Ray would join some cluster for the call, or wait for one that is gone."""
     monkeypatch.setattr("ray.is_initialized", lambda: joined_now)
     claim = claimed(case)
     joins(case, claim)
@@ -380,7 +347,6 @@ RIVAL = Ticket(
 
 
 def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
-    """For hours; then the nodes are claimed, and what somebody else has of them is waited for."""
     case = Case(Queue())
     waits = Standing(turn_due=False, may_claim=False, ahead=(RIVAL,))
     for _ in range(4000):
@@ -410,8 +376,6 @@ def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
 def test_cards_of_a_node_that_others_give_back_are_claimed_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of three cards two were free; the third is held by others until it is free, and becomes a
-    further part of the server, which goes with Ray's node."""
     case = Case()
     real = HPU_1 | {"Resources": {"HPU": 3.0}}
     first = claimed(case, real)
@@ -446,8 +410,6 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(
 
 
 def test_cards_that_others_keep_are_no_node_that_comes_and_goes(case: Case) -> None:
-    """Of three cards two are ours, and Ray does not give the third: it is asked for again and
-    again, and others hold it all the time."""
     real = HPU_1 | {"Resources": {"HPU": 3.0}}
     first = claimed(case, real)
     first.node = replace(first.node, card_indices=(0, 2))
@@ -476,7 +438,6 @@ def test_cards_that_others_keep_are_no_node_that_comes_and_goes(case: Case) -> N
 
 
 def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody had its cards; then they were ours, and the agent did not start."""
     case = Case()
     monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
     claimed(case)
@@ -492,7 +453,6 @@ def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyP
 
 
 def test_a_cluster_that_can_have_no_queue_is_used_without_one() -> None:
-    """Ray's accounts alone decide then, as without one."""
     case = Case(Queue())
     case.claims.poll()
     case.store.answer(ValueError("no such call"))

@@ -26,7 +26,6 @@ def load(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_cluster_launcher_accepts_the_file(name: str) -> None:
-    """Ray's validator finds nothing wrong, with its defaults filled in, and no node is scaled."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     config = prepare_config(load(name))
@@ -38,7 +37,6 @@ def test_the_cluster_launcher_accepts_the_file(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_node_asks_for_the_token(name: str) -> None:
-    """Ray's token is on at every start, and the workstation's copy goes to where Ray looks."""
     config = load(name)
     in_containers = "-e RAY_AUTH_MODE=token" in config.get("docker", {}).get("run_options", ())
     for commands in (config["head_start_ray_commands"], config["worker_start_ray_commands"]):
@@ -51,7 +49,6 @@ def test_every_node_asks_for_the_token(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_node_listens_for_jobs_on_the_network(name: str) -> None:
-    """No start command opens the dashboard, with its job interface, to other hosts."""
     config = load(name)
     commands = [*config["head_start_ray_commands"], *config["worker_start_ray_commands"]]
     hosts = [
@@ -78,7 +75,6 @@ def test_no_node_listens_for_jobs_on_the_network(name: str) -> None:
 def test_a_server_declares_the_cards_it_has(
     name: str, tools: list[str], expected: dict[str, int] | None, role: str, tmp_path: Path
 ) -> None:
-    """The start commands, run by bash with a script in Ray's place that notes its arguments."""
     said = tmp_path / "said"
     for directory in ("bin", "nightgrid-venv/bin"):
         (tmp_path / directory).mkdir(parents=True)
@@ -115,7 +111,6 @@ def script(path: Path, line: str) -> None:
     ],
 )
 def test_the_image_is_the_one_that_the_dockerfile_makes(name: str, dockerfile: str) -> None:
-    """Both files name it in the command that a reader copies; its Ray is the one that is tested."""
     image = load(name)["docker"]["image"]
     build = f"docker build -t {image} -f {dockerfile}"
     text = (ROOT / dockerfile).read_text(encoding="utf-8")
@@ -130,8 +125,6 @@ def test_the_image_is_the_one_that_the_dockerfile_makes(name: str, dockerfile: s
 
 @pytest.mark.parametrize("name", ["gaudi", "gaudi-vllm"])
 def test_an_image_keeps_the_torch_of_its_vendor(name: str) -> None:
-    """What is installed of it is a constraint of every later installation. Its releases are build
-    arguments, and the text names both releases, both systems and both kinds of torch."""
     text = (ROOT / f"clusters/{name}.Dockerfile").read_text(encoding="utf-8")
     steps = re.sub(r"^#.*$", "", text, flags=re.MULTILINE).replace("\\\n", " ")
     installs = [part for part in re.split(r"&&|\n", steps) if "pip install" in part]

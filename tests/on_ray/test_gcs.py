@@ -30,8 +30,6 @@ class RpcError(Exception):
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
-
     now = 1000.0
 
     def __call__(self) -> float:
@@ -51,7 +49,6 @@ def store(clock: Clock) -> Iterator[Gcs]:
 
 
 def frozen(store: Gcs) -> threading.Event:
-    """Ask something that is answered once the event is set; it is being asked on return."""
     answers, asked = threading.Event(), threading.Event()
 
     def act() -> None:
@@ -64,8 +61,6 @@ def frozen(store: Gcs) -> threading.Event:
 
 
 def raising(error: BaseException) -> Callable[[], Any]:
-    """A question that is answered so."""
-
     def act() -> None:
         raise error
 
@@ -73,7 +68,6 @@ def raising(error: BaseException) -> Callable[[], Any]:
 
 
 def asked(store: Gcs, act: Callable[[], Any]) -> Any:
-    """Ask, and wait for the answer."""
     got: list[Any] = []
     store.ask(act, got.append)
     while not got:
@@ -83,7 +77,6 @@ def asked(store: Gcs, act: Callable[[], Any]) -> Any:
 
 
 def test_answers_come_in_order_and_in_the_asking_thread(store: Gcs) -> None:
-    """What they lead to needs no lock; what was asked runs elsewhere."""
     seen: list[tuple[int, int]] = []
     threads: list[int] = []
     for number in range(20):
@@ -99,14 +92,12 @@ def test_answers_come_in_order_and_in_the_asking_thread(store: Gcs) -> None:
 
 
 def test_an_answer_in_time_is_there_at_once(store: Gcs) -> None:
-    """The loop waits a moment for it, as it did when it asked itself."""
     got: list[int] = []
     store.ask(lambda: 7, got.append, wait_s=MOST_S)
     assert got == [7] and store.trouble == ""
 
 
 def test_silence_is_told_and_ends(store: Gcs, clock: Clock) -> None:
-    """Asking returns at once meanwhile, and what was asked is answered afterwards."""
     answers = frozen(store)
     clock.now += SILENT_AFTER_S
     assert store.silent_s == 0 and store.trouble == ""
@@ -124,7 +115,6 @@ def test_silence_is_told_and_ends(store: Gcs, clock: Clock) -> None:
 
 
 def test_errors_of_a_store_that_is_away_are_no_answers(store: Gcs, clock: Clock) -> None:
-    """Silence goes on through the timeouts of single questions, also while nobody asks."""
     for _ in range(3):
         error = asked(store, raising(RpcError("Timed out while waiting for GCS")))
         assert isinstance(error, RpcError) and is_absence(error)
@@ -135,7 +125,6 @@ def test_errors_of_a_store_that_is_away_are_no_answers(store: Gcs, clock: Clock)
 
 
 def test_a_store_that_nobody_asked_was_not_silent(store: Gcs, clock: Clock) -> None:
-    """An hour without a question is none of silence."""
     asked(store, lambda: 1)
     clock.now += 3600
     answers = frozen(store)
@@ -144,7 +133,6 @@ def test_a_store_that_nobody_asked_was_not_silent(store: Gcs, clock: Clock) -> N
 
 
 def test_a_head_that_was_started_anew_is_known(store: Gcs, clock: Clock) -> None:
-    """Its store answers, but does not know the cluster that was."""
     asked(store, raising(RuntimeError("RPC error: WrongClusterID: Perhaps the client …")))
     clock.now += SILENT_AFTER_S + 1
     assert store.replaced and "head was restarted" in store.trouble
@@ -156,7 +144,6 @@ def test_a_process_that_ray_would_end_gets_an_error(store: Gcs) -> None:
 
 
 def test_closing_does_not_wait_for_a_frozen_store(clock: Clock) -> None:
-    """It says that something is still under way."""
     store = Gcs(clock)
     answers = frozen(store)
     assert not store.close(0.05)
@@ -164,7 +151,6 @@ def test_closing_does_not_wait_for_a_frozen_store(clock: Clock) -> None:
 
 
 def test_what_waits_is_left_behind() -> None:
-    """And what ends, with an error too, is not."""
     assert within(MOST_S, lambda: None) and within(MOST_S, raising(OSError()))
     answers = threading.Event()
     assert not within(0.05, answers.wait)
@@ -173,8 +159,7 @@ def test_what_waits_is_left_behind() -> None:
 
 @pytest.mark.parametrize("name", JOINING)
 def test_who_joins_a_cluster_outlives_its_store(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray reads the limits when a process joins; one that somebody set is kept, and what is started
-    later has none of ours."""
+    """Ray reads the limits when a process joins."""
     monkeypatch.delenv(name, raising=False)
     with outlived():
         assert os.environ[name] == JOINING[name]
@@ -188,7 +173,7 @@ def test_who_joins_a_cluster_outlives_its_store(name: str, monkeypatch: pytest.M
 def test_a_head_that_goes_while_a_driver_joins_is_no_crash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ray speaks of a wrong token then; the driver says what it is, and another one may go on."""
+    """Ray speaks of a wrong token then."""
 
     def refused(**_: object) -> list[dict[str, str]]:
         raise RuntimeError(

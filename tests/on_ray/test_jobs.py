@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from orchestrator.cli.main import main
 from orchestrator.core.errors import SubmitError
 from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray.jobs import (
+    HeadJobFailed,
+    JobInfo,
     JobServer,
     Submission,
+    ask_there,
     new_submission_id,
     resolve_job_address,
 )
@@ -24,7 +28,6 @@ from orchestrator.on_ray.upload import Upload, is_secret_file, program_files, up
 
 
 def submission(tmp_path: Path, **changes: object) -> Submission:
-    """A submission of ``grids/a b.yaml`` in a working directory."""
     values: dict[str, object] = {
         "grid": tmp_path / "grids" / "a b.yaml",
         "working_dir": tmp_path,
@@ -35,7 +38,6 @@ def submission(tmp_path: Path, **changes: object) -> Submission:
 
 
 def test_the_job_runs_the_command_one_would_type(tmp_path: Path) -> None:
-    """The grid's path is relative to the upload, and words with blanks stay whole."""
     sent = submission(tmp_path, results="/data/my rows", arguments=("--retry-failed",))
     assert sent.entrypoint == (
         "exec python -m orchestrator run 'grids/a b.yaml' --run night "
@@ -44,7 +46,6 @@ def test_the_job_runs_the_command_one_would_type(tmp_path: Path) -> None:
 
 
 def test_a_grid_that_would_not_be_uploaded_is_refused(tmp_path: Path) -> None:
-    """A grid outside the working directory, also through `..`."""
     outside = tmp_path / "work" / ".." / "grid.yaml"
     with pytest.raises(SubmitError, match="outside the directory that is uploaded"):
         _ = submission(tmp_path, grid=outside, working_dir=tmp_path / "work").entrypoint
@@ -65,8 +66,7 @@ def test_the_commit_travels_with_the_job(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_head_whose_agent_is_not_there_yet_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's job server answers before its agent does, and refuses after ten seconds; another
-    refusal is final."""
+    """Ray's job server answers before its agent does, and refuses after ten seconds."""
     no_agent = "Request failed with status code 500: No available agent to submit job, please try"
     refusals = [RuntimeError(no_agent), RuntimeError("TimeoutError: Failed to get head node agent")]
     sent: list[str] = []
@@ -106,21 +106,55 @@ def test_a_head_whose_agent_is_not_there_yet_is_tried_again(
             server.submit(submission(tmp_path, grid=tmp_path / "grid.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("status", "printed", "reason"),
+    [
+        ("SUCCEEDED", "night: 4/4 jobs", ""),
+        ("FAILED", "nightgrid status: there is no run 'night'", "8265: there is no run 'night'$"),
+        ("FAILED", "Traceback: no module", "8265: Traceback: no module$"),
+        ("STOPPED", "", "`orchestrator status` ended as STOPPED"),
+    ],
+)
+def test_a_command_that_fails_on_the_head_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, status: str, printed: str, reason: str
+) -> None:
+    class Head(JobServer):
+        def __init__(self) -> None:
+            self.address = "http://head:8265"
+
+        @contextlib.contextmanager
+        def helper(self, module: str, arguments: Any, files: Any = None) -> Iterator[str]:
+            assert arguments == ["status", "night", "--results", "/data"]
+            yield "job"
+
+        def job(self, submission_id: str) -> JobInfo:
+            times = {"started_at": 1.0, "ended_at": 2.0, "exit_code": None}
+            return JobInfo(
+                submission_id=submission_id, status=status, entrypoint="", message="", **times
+            )
+
+        def logs(self, submission_id: str) -> str:
+            return f"2026-11-23 02:00:00,000\tINFO job_manager.py:568 -- Runtime env\n{printed}\n"
+
+    if not reason:
+        assert ask_there(Head(), ["status", "night"], "/data") == printed
+        return
+    with pytest.raises(HeadJobFailed, match=reason):
+        ask_there(Head(), ["status", "night"], "/data")
+
+
 def test_ids_are_readable_and_differ() -> None:
-    """The run's name is in it, and two are never the same."""
     ids = {new_submission_id("night") for _ in range(20)}
     assert len(ids) > 15 and all(each.startswith("nightgrid-night-") for each in ids)
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "ftp://head", "http://:8265", "head:xyz"])
 def test_an_address_of_another_kind_is_refused(address: str) -> None:
-    """Ray has three kinds of address; only the dashboard's will do here."""
     with pytest.raises(SubmitError):
         resolve_job_address(address)
 
 
 def test_no_address_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver's RAY_ADDRESS is not a job server's."""
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(SubmitError, match="--address"):
@@ -128,7 +162,7 @@ def test_no_address_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dead_address_is_told_quickly() -> None:
-    """Seconds, not Ray's minutes."""
+    """Ray itself blocks for over a minute there, and then ends the process."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -141,8 +175,7 @@ def test_a_dead_address_is_told_quickly() -> None:
 def test_hooks_travel_with_the_job_and_a_secret_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--notify` is passed on. An address would stand in the cluster's list of jobs for all to
-    read, which is said; what is printed here shows its host alone."""
+    """An address would stand in the cluster's list of jobs for all to read."""
     sent: list[Submission] = []
 
     class Server:
@@ -192,7 +225,6 @@ HARMLESS = ("notes.txt", "photos/a.jpg", "mail/inbox", ".bashrc", "orchestrator.
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory full of secrets, in which somebody stands who submits a grid."""
     for name in (*SECRETS, *HARMLESS):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("hunter2")
@@ -205,8 +237,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def upload(home: Path) -> Callable[..., Upload]:
-    """The upload of a grid in the home directory."""
-
     def make(
         *include: str, model: str = "tiny-chatglm3", dataset: str = "advertisegen-synthetic"
     ) -> Upload:
@@ -227,7 +257,6 @@ def _grid(directory: Path, model: str, dataset: str) -> Path:
 
 
 def test_from_a_home_directory_only_the_grid_goes(upload: Callable[..., Upload]) -> None:
-    """And the program: every file of it, none of anything else."""
     sent = upload()
     assert set(sent.named) == {"grid.yaml"}
     assert {"orchestrator/__main__.py", "workloads/__init__.py"} <= set(sent.program)
@@ -252,7 +281,6 @@ def test_from_a_home_directory_only_the_grid_goes(upload: Callable[..., Upload])
 
 
 def test_what_the_grid_names_goes_along(upload: Callable[..., Upload], home: Path) -> None:
-    """Files and directories at relative paths; absolute ones are the cluster's."""
     assert set(upload(dataset="data/prompts.jsonl").named) == {"grid.yaml", "data/prompts.jsonl"}
     (home / "models" / "mine" / ".git").mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors", ".git/config"):
@@ -271,7 +299,6 @@ def test_what_the_grid_names_goes_along(upload: Callable[..., Upload], home: Pat
 def test_a_file_named_as_secrets_are_goes_only_if_it_is_named(
     upload: Callable[..., Upload], name: str
 ) -> None:
-    """Not as what a grid names, not in a directory that is included; but by its own name."""
     with pytest.raises(SubmitError, match="--include"):
         upload(dataset=name)
     top = name.split("/")[0]
@@ -283,7 +310,6 @@ def test_a_file_named_as_secrets_are_goes_only_if_it_is_named(
 
 @pytest.mark.parametrize("name", [".", "..", "/", "~", "data/.."])
 def test_a_home_directory_never_goes(upload: Callable[..., Upload], home: Path, name: str) -> None:
-    """Nor what holds it, whatever it is called."""
     with pytest.raises(SubmitError, match=r"a home directory or more|no such file"):
         upload(name)
     (home / "link").symlink_to(home)
@@ -295,7 +321,6 @@ def test_a_home_directory_never_goes(upload: Callable[..., Upload], home: Path, 
 
 
 def test_links_lead_no_secret_out(upload: Callable[..., Upload], home: Path) -> None:
-    """A harmless name that points at a secret, or out of the working directory."""
     (home / "data" / "x.json").symlink_to(home / ".ssh" / "id_rsa")
     with pytest.raises(SubmitError, match=r"a link to \.ssh/id_rsa"):
         upload("data")
@@ -308,7 +333,6 @@ def test_links_lead_no_secret_out(upload: Callable[..., Upload], home: Path) -> 
 
 
 def test_ordinary_files_are_not_taken_for_secrets() -> None:
-    """Tokenizers, public keys, and this program's own modules."""
     for name in ("tokenizer.json", "tokenizer.model", "special_tokens_map.json", "id_rsa.pub"):
         assert not is_secret_file(name), name
     for name in ("x/token.py", "keys/model.safetensors", "environment.yaml", "monkey.jsonl"):
@@ -330,7 +354,6 @@ def test_the_program_of_a_checkout_goes_before_the_installed_one(tmp_path: Path)
 def test_submit_refuses_and_says_which_option(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before the cluster is asked for anything."""
     grid = _grid(home, "tiny-chatglm3", "advertisegen-synthetic")
     address = ("--address", "http://127.0.0.1:1")
     assert main(["submit", str(grid), "--include", "tls", *address]) == 5
@@ -341,7 +364,6 @@ def test_submit_refuses_and_says_which_option(
 def test_an_upload_is_told_of_once_the_cluster_answers(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where nothing answers, that is all there is to say."""
     grid = _grid(home, "tiny-chatglm3", "advertisegen-synthetic")
     assert main(["submit", str(grid), "--address", "http://127.0.0.1:1"]) == 5
     error = capsys.readouterr().err

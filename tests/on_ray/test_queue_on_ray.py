@@ -13,8 +13,6 @@ from orchestrator.on_ray.run_queue import NAMESPACE, QueueOptions, RunQueue, sub
 
 
 class Store:
-    """The calls of Ray's client that are used. ``before`` is called before each of them."""
-
     def __init__(self) -> None:
         self.values: dict[tuple[bytes, bytes], bytes] = {}
         self.dead: set[str] = set()
@@ -64,7 +62,6 @@ def store() -> Store:
 
 
 def joins(store: Store, driver: str, since: float, **options: Any) -> RunQueue:
-    """A driver of a run that is named like the driver, unless ``run`` names another."""
     run = options.pop("run", driver)
     store.drivers[driver] = f"run {run}"
     return RunQueue(
@@ -79,7 +76,6 @@ def joins(store: Store, driver: str, since: float, **options: Any) -> RunQueue:
 
 
 def test_one_after_the_other(store: Store) -> None:
-    """The second claims once the first has left; nothing of the first stays but its number."""
     first, second = (joins(store, name, at) for name, at in (("aa", 1.0), ("bb", 2.0)))
     assert first.look().may_claim
     waits = second.look()
@@ -96,7 +92,6 @@ def test_one_after_the_other(store: Store) -> None:
 
 @pytest.mark.parametrize("earlier", ["aa", "bb"])
 def test_at_no_moment_do_two_claim(store: Store, earlier: str) -> None:
-    """The second looks at the queue in between any two calls of the first, and the other way."""
     moments = 0
     while True:
         store.values.clear()
@@ -128,7 +123,6 @@ def test_at_no_moment_do_two_claim(store: Store, earlier: str) -> None:
 
 
 def test_a_killed_driver_leaves_and_its_successor_is_known(store: Store) -> None:
-    """A supervised run keeps its turn until its next driver is there; one without loses it."""
     old = joins(store, "aa", 1.0, run="night", supervised=True)
     waits = joins(store, "bb", 2.0)
     assert old.look().may_claim and not waits.look().may_claim
@@ -143,7 +137,6 @@ def test_a_killed_driver_leaves_and_its_successor_is_known(store: Store) -> None
 
 
 def test_programs_without_a_ticket_are_named(store: Store) -> None:
-    """Whoever else is on the cluster may be who has the cards."""
     store.drivers["ee"] = "python train.py --key=hf_abcdefghijklmnopqrstuvwxyz0123456789"
     queue = joins(store, "aa", 1.0)
     queue.look()
@@ -152,7 +145,6 @@ def test_programs_without_a_ticket_are_named(store: Store) -> None:
 
 
 def test_submitted_runs_are_expected(store: Store) -> None:
-    """A run that was sent earlier and whose driver is still starting goes first."""
     job = {
         "status": "PENDING",
         "start_time": 500,

@@ -42,7 +42,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def ray_node(node_id: str, name: str = "10.0.0.1", **resources: float) -> dict[str, Any]:
-    """One entry of ``ray.nodes()``."""
     return {
         "NodeID": node_id,
         "Alive": True,
@@ -54,8 +53,6 @@ def ray_node(node_id: str, name: str = "10.0.0.1", **resources: float) -> dict[s
 
 
 def test_kinds_follow_from_resources() -> None:
-    """HPU before CPU, GPU before CPU, CPU only when there is nothing else that a device declares;
-    a dead node is none."""
     nodes = nodes_of(
         [
             ray_node("a", "gaudi", HPU=8.0, CPU=160.0),
@@ -103,8 +100,6 @@ def test_kinds_that_share_a_resource_are_told_apart_by_their_type(
 
 
 def test_a_node_says_what_it_has_by_its_resources() -> None:
-    """Marks and sizes come from custom resources, a card's name from Ray's own; two cards of a
-    Gaudi server are legal only as an aligned pair of its eight."""
     resources = {"HPU": 4.0, "emulated": 1.0, "server_cards": 8.0, "card_memory_mib": 512.0}
     (node,) = nodes_of([ray_node("a", "hpu-1", **resources)])
     assert node.emulated and node.device_name == "emulated HPU on CPU"
@@ -114,7 +109,6 @@ def test_a_node_says_what_it_has_by_its_resources() -> None:
 
 
 def test_names_are_given_ones_else_hosts_and_never_twice() -> None:
-    """Several Ray nodes on one host get a piece of their id."""
     nodes = nodes_of([ray_node("aaaa1", HPU=1.0), ray_node("bbbb2", HPU=1.0)])
     assert [node.name for node in nodes] == ["server-aaaa", "server-bbbb"]
     (node,) = nodes_of([ray_node("aaaa1", "rack-7", HPU=1.0)])
@@ -122,14 +116,12 @@ def test_names_are_given_ones_else_hosts_and_never_twice() -> None:
 
 
 def test_two_kinds_on_one_node_are_refused() -> None:
-    """Their jobs would disturb each other; the message names the node and the way out."""
     with pytest.raises(ClusterError, match=r"node both has both HPU and GPU.*--num-gpus 0"):
         nodes_of([ray_node("a", "both", HPU=8.0, GPU=1.0)])
 
 
 @pytest.mark.parametrize("address", ["http://head:8265", "ray://head:10001", "head", "head:port"])
 def test_an_address_of_another_kind_is_refused(address: str) -> None:
-    """Only HOST:PORT of the control store can be joined."""
     with pytest.raises(ClusterError):
         resolve_address(address)
 
@@ -146,7 +138,6 @@ def test_a_dead_address_is_told_quickly() -> None:
 
 
 def test_without_any_address_the_ways_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Emulate, join, or submit."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with (
         pytest.raises(ClusterError, match=r"--emulate 2x8.*--address.*nightgrid submit"),
@@ -178,7 +169,6 @@ def test_what_ray_says_of_dead_workers_stays_out_of_our_output(tmp_path: Path) -
 def test_the_environment_may_ask_for_threads(
     told: str, asked: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unset or empty it asks for nothing, and workers share the cores."""
     monkeypatch.setenv(THREADS, told)
     assert configured_threads() == asked
 
@@ -187,7 +177,6 @@ def test_the_environment_may_ask_for_threads(
 def test_no_number_of_threads_stops_emulation_before_it_starts(
     told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The variable and its value are named."""
     monkeypatch.setenv(THREADS, told)
     with pytest.raises(ClusterError, match=f"NIGHTGRID_THREADS='{told}'"), emulate([]):
         pass
@@ -240,8 +229,7 @@ def sends(directory: Path, **variables: str) -> list[str | bool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("users", ["kept by Ray", "path", "gone"])
 def test_clusters_one_after_another_have_tokens_of_their_own(tmp_path: Path, users: str) -> None:
-    """Ray sends each one's within its block, and the user's own before and afterwards, wherever
-    that is kept. Where it is nowhere, Ray is not asked for it: it would abort the process."""
+    """Where the user has no token, Ray is not asked for it: it would abort the process."""
     mine = "a" * 64
     variables = {}
     if users == "kept by Ray":
@@ -257,7 +245,6 @@ def test_clusters_one_after_another_have_tokens_of_their_own(tmp_path: Path, use
 
 
 def test_a_token_is_random_and_for_this_user_alone(tmp_path: Path) -> None:
-    """Nobody's umask matters, and no file that is there is overwritten."""
     (tmp_path / "second").mkdir()
     before = os.umask(0)
     try:
@@ -276,7 +263,6 @@ def test_a_token_is_random_and_for_this_user_alone(tmp_path: Path) -> None:
 def test_a_ray_that_knows_no_tokens_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An open cluster is no way out; the version that is needed is named."""
     import ray._raylet
 
     monkeypatch.delattr(ray._raylet, "AuthenticationTokenLoader")
@@ -304,13 +290,11 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of something that never answers: the kernel takes its connections."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def run(address: str, results: Path) -> subprocess.CompletedProcess[str]:
-    """Run a grid there; every process of it must end by itself."""
     command = [sys.executable, "-c", IMPATIENT, "run", str(ROOT / "grids" / "smoke.yaml")]
     return subprocess.run(
         [*command, "--address", address, "--results", str(results), "--run", "night"],
@@ -323,7 +307,6 @@ def run(address: str, results: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_silent_control_store_is_told_and_not_waited_for(silent: str, tmp_path: Path) -> None:
-    """First that it is waited for, then what it is, and nothing was made."""
     done = run(silent, tmp_path / "results")
     assert done.returncode == 3, done.stderr
     assert f"waiting up to 1 s for the control store of the Ray cluster at {silent}" in done.stderr
@@ -333,8 +316,6 @@ def test_a_silent_control_store_is_told_and_not_waited_for(silent: str, tmp_path
 
 @pytest.mark.slow
 def test_who_holds_a_run_is_told_before_its_cluster_is_asked(silent: str, tmp_path: Path) -> None:
-    """The second driver of a run learns who holds it while its cluster is away, and that the lock
-    cannot be understood if that is so."""
     with Store.open(tmp_path, "night") as store:
         began = time.monotonic()
         done = run(silent, tmp_path)

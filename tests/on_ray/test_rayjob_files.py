@@ -28,7 +28,6 @@ def load(name: str) -> dict[str, Any]:
 
 
 def pod(spec: dict[str, Any]) -> dict[str, Any]:
-    """The pod of the first group of workers."""
     found: dict[str, Any] = spec["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
     return found
 
@@ -40,7 +39,6 @@ def groups(name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_manifest_is_a_rayjob(name: str) -> None:
-    """Every key is one that exists, where it stands, with a value of its type."""
     jsonschema.validate(load(name), SCHEMA)
 
 
@@ -58,8 +56,6 @@ def test_the_manifest_is_a_rayjob(name: str) -> None:
     ],
 )
 def test_a_mistake_in_a_manifest_is_found(change: Any) -> None:
-    """The check can fail: a misspelt key at the top and deep in a pod, a value of another
-    type, a missing name."""
     manifest = load(FILES[0])
     change(manifest["spec"])
     with pytest.raises(jsonschema.ValidationError):
@@ -92,7 +88,6 @@ def test_gaudi_cards_are_told_to_ray_and_taken_from_kubernetes() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_pod_mounts_what_it_names_and_has_the_results(name: str) -> None:
-    """The driver writes rows on the head; other pods read adapters and checkpoints there."""
     for group in groups(name):
         pod = group["template"]["spec"]
         volumes = {volume["name"] for volume in pod["volumes"]}
@@ -104,7 +99,6 @@ def test_every_pod_mounts_what_it_names_and_has_the_results(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_strangers_are_refused_and_the_entrypoint_exists(name: str) -> None:
-    """Ray's token is on; the grid that is run is one of the image's, which holds this tree."""
     spec = load(name)["spec"]
     assert spec["rayClusterSpec"]["authOptions"] == {"mode": "token"}
     words = spec["entrypoint"].split()

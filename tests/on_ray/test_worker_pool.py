@@ -37,8 +37,6 @@ NODE = node("n1", cards=2)
 
 
 class Agent:
-    """A pool with two workers on one node, and what it sends and reports."""
-
     def __init__(self) -> None:
         self.now = 0.0
         self.sent: list[Any] = []
@@ -61,13 +59,11 @@ class Agent:
         self.sent.clear()
 
     def hear(self, *responses: Any) -> list[Event]:
-        """Responses of the agent; the events that come of them."""
         self.pool.take_events()
         self.pool.handle(ResponseBatch(1, responses, 1, None, None, False))
         return self.pool.take_events()
 
     def run(self, name: str, *workers: str) -> None:
-        """Run an attempt on one worker, or a gang."""
         ids = workers or ("w0",)
         cards = NODE.cards[: len(ids)]
         attempt = Attempt(attempt_id=name, job_id=name, number=1, job=job(name), cards=cards)
@@ -90,7 +86,6 @@ def ended(
 
 
 def ends(events: list[Event]) -> dict[str, State]:
-    """The attempts that ended, and how."""
     return {e.outcome.attempt_id: e.outcome.state for e in events if isinstance(e, AttemptEnded)}
 
 
@@ -100,7 +95,6 @@ def agent() -> Agent:
 
 
 def test_an_attempt_runs_and_ends(agent: Agent) -> None:
-    """One order goes out, one event comes back, and the worker is free for the next."""
     for name in "ab":
         agent.run(name)
         assert [type(request) for request in agent.sent] == [Run] and agent.pool.busy
@@ -110,7 +104,6 @@ def test_an_attempt_runs_and_ends(agent: Agent) -> None:
 
 
 def test_a_worker_that_dies_ends_its_attempt_first(agent: Agent) -> None:
-    """Then it is reported as stopped, with the same failure."""
     agent.run("a")
     attempt, worker = agent.hear(ended("a", State.FAILED, gone=True))
     assert isinstance(attempt, AttemptEnded) and attempt.outcome.state is State.FAILED
@@ -118,14 +111,12 @@ def test_a_worker_that_dies_ends_its_attempt_first(agent: Agent) -> None:
 
 
 def test_an_attempt_whose_worker_is_gone_is_lost(agent: Agent) -> None:
-    """It never began."""
     agent.run("a")
     attempt, _ = agent.hear(Ended("w0", "a", None, True))
     assert isinstance(attempt, AttemptEnded) and attempt.outcome.state is State.LOST
 
 
 def test_everything_on_a_lost_node_ends(agent: Agent) -> None:
-    """Attempts first, then workers."""
     agent.run("a")
     agent.pool.lose(NODE.node_id, Failure(failure_class=FailureClass.NODE_LOST, message="power"))
     events = agent.pool.take_events()
@@ -135,7 +126,6 @@ def test_everything_on_a_lost_node_ends(agent: Agent) -> None:
 
 
 def test_a_stop_that_was_asked_for_is_no_failure(agent: Agent) -> None:
-    """Its attempt is lost, the worker ends without one."""
     agent.run("a")
     agent.pool.perform(StopWorker(worker_id="w0", reason="enough"))
     assert isinstance(agent.sent[-1], Stop)
@@ -146,7 +136,6 @@ def test_a_stop_that_was_asked_for_is_no_failure(agent: Agent) -> None:
 
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_stop_that_is_not_confirmed_ends_the_attempt(agent: Agent, silent: bool) -> None:
-    """A silent agent is given up with its node; else the process hangs, and keeps its card."""
     agent.run("a")
     agent.pool.perform(StopWorker(worker_id="w0", reason="enough"))
     agent.now = STOP_PATIENCE_S + 1
@@ -159,7 +148,6 @@ def test_a_stop_that_is_not_confirmed_ends_the_attempt(agent: Agent, silent: boo
 
 
 def test_a_gang_starts_together_and_ends_with_its_first_failure(agent: Agent) -> None:
-    """Rank 0 opens the rendezvous, then all get their orders; the others are stopped."""
     agent.run("a", "w0", "w1")
     assert [type(request) for request in agent.sent] == [Listen]
     agent.hear(Listened("w0", "a", "here"))
@@ -177,7 +165,6 @@ def test_a_gang_starts_together_and_ends_with_its_first_failure(agent: Agent) ->
 
 
 def test_the_cause_of_a_broken_exchange_is_the_rank_that_died(agent: Agent) -> None:
-    """The others report their broken exchange first."""
     agent.run("a", "w0", "w1")
     agent.hear(Listened("w0", "a", "here"))
     broken = ended("a", State.FAILED, failure_class=FailureClass.COLLECTIVE)
@@ -191,7 +178,6 @@ def test_the_cause_of_a_broken_exchange_is_the_rank_that_died(agent: Agent) -> N
 
 
 def test_a_gang_whose_rendezvous_cannot_be_opened_ends(agent: Agent) -> None:
-    """Every rank gets the failure with its order, which ends it."""
     agent.run("a", "w0", "w1")
     failure = Failure(failure_class=FailureClass.COLLECTIVE, message="no port")
     agent.hear(Listened("w0", "a", failure))
@@ -199,14 +185,12 @@ def test_a_gang_whose_rendezvous_cannot_be_opened_ends(agent: Agent) -> None:
 
 
 def test_a_gang_whose_first_worker_dies_before_the_rendezvous_is_lost(agent: Agent) -> None:
-    """No rank was sent its order, so none will say that it has ended."""
     agent.run("a", "w0", "w1")
     assert ends(agent.hear(Stopped("w0"))) == {"a": State.LOST}
     assert not agent.pool.busy
 
 
 def test_an_outcome_has_the_energy_and_readings_of_its_card(agent: Agent) -> None:
-    """And says what the worker is from then on."""
     changed = a_worker(worker_id="w0", threads=3)
     agent.run("a")
     response = ended("a")

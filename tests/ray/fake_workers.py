@@ -27,8 +27,6 @@ time.sleep(3600)
 
 
 class FakeWorker:
-    """Does what the job's ``model`` says."""
-
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
         self._progress: Progress | None = None
@@ -111,15 +109,12 @@ class FakeWorker:
         )
 
     def asked(self, attempt: Attempt) -> tuple[str, str, str]:
-        """The order: action, separator, argument."""
         return attempt.job.model.partition(":")
 
     def work(self, attempt: Attempt, seconds: float) -> None:
-        """Do what a job that succeeds does."""
         time.sleep(seconds)
 
     def samples(self) -> tuple[Sample, ...]:
-        """The measured samples."""
         return ()
 
 

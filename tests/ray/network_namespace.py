@@ -28,7 +28,6 @@ class OtherHost:
     prefix: tuple[str, ...] = ()
 
     def python(self, *arguments: str) -> list[str]:
-        """The command that runs this interpreter there."""
         return [*self.prefix, sys.executable, *arguments]
 
 
@@ -69,7 +68,6 @@ def other_host() -> Iterator[OtherHost]:
 
 
 def _join_networks(pid: int) -> bool:
-    """Lay the cable; it goes away with the namespace."""
     number, here, there = os.getpid() % 250, f"ngt{os.getpid()}", f"ngs{os.getpid()}"
     ip = shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
     if ip is None or shutil.which("nsenter") is None:

@@ -41,7 +41,6 @@ MORE_METHODS = (
 
 
 def methods() -> list[str]:
-    """Every method that Ray's own descriptions name."""
     generated = Path(ray.__file__).parent / "core" / "generated"
     found = set(MORE_METHODS)
     for file in generated.glob("*_pb2_grpc.py"):
@@ -50,7 +49,6 @@ def methods() -> list[str]:
 
 
 def by_http(port: int, headers: dict[str, str]) -> dict[str, int] | None:
-    """The status of each path; None if the port does not speak HTTP/1."""
     answers = {}
     for method, path in HTTP_PATHS:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
@@ -66,7 +64,6 @@ def by_http(port: int, headers: dict[str, str]) -> dict[str, int] | None:
 
 
 def by_grpc(port: int, metadata: list[tuple[str, str]]) -> dict[str, str]:
-    """The status of each method that the port serves."""
     answers = {}
     # Ray's own server of node states aborts its process where this is missing (docs/security.md).
     metadata = [*metadata, ("node_id", "00" * 28)]

@@ -31,7 +31,6 @@ _numbers = itertools.count(1)
 
 
 def emulated_node(name: str, kind: Accelerator, indices: tuple[int, ...], server: int) -> Node:
-    """A node to emulate."""
     return Node(
         node_id=name,
         name=name,
@@ -45,8 +44,6 @@ def emulated_node(name: str, kind: Accelerator, indices: tuple[int, ...], server
 
 @dataclass
 class Bench:
-    """An executor, and every event it has reported."""
-
     cluster: LocalCluster
     executor: RayExecutor
     ports_before: set[int] = field(default_factory=set)  # of this process, which are not Ray's
@@ -55,7 +52,6 @@ class Bench:
     def wait_for(
         self, wanted: Callable[[Event], bool], timeout_s: float = 40.0, *, since: int = 0
     ) -> Any:
-        """The first event, past or to come, that is wanted; of those after the first ``since``."""
         deadline = time.monotonic() + patience(timeout_s)
         position = since
         while True:
@@ -67,13 +63,11 @@ class Bench:
             self.seen += self.executor.events(0.5)
 
     def node(self, name: str) -> Node:
-        """A node that has joined, as the executor describes it."""
         joined = self.wait_for(lambda e: isinstance(e, NodeJoined) and e.node.name == name)
         node: Node = joined.node
         return node
 
     def joined(self, node_id: str, since: int) -> Node:
-        """The node of this id that joins after the first ``since`` events."""
         joined = self.wait_for(
             lambda e: isinstance(e, NodeJoined) and e.node.node_id == node_id, since=since
         )
@@ -81,8 +75,6 @@ class Bench:
         return node
 
     def ready(self, worker_id: str) -> WorkerReady:
-        """Wait until a worker is ready."""
-
         def is_it(event: Event) -> bool:
             mine = getattr(event, "worker_id", None) == worker_id
             assert not (mine and isinstance(event, WorkerStopped)), event
@@ -92,7 +84,6 @@ class Bench:
         return event
 
     def start(self, *cards: Card) -> list[WorkerReady]:
-        """Start a worker on each card, as ranks of one gang if there are several."""
         ids = [f"w{next(_numbers)}" for _ in cards]
         for rank, (worker_id, card) in enumerate(zip(ids, cards, strict=True)):
             self.executor.perform(
@@ -108,7 +99,6 @@ class Bench:
         return [self.ready(worker_id) for worker_id in ids]
 
     def run(self, cards: CardSet, workers: list[WorkerReady], model: str) -> str:
-        """Start an attempt; ``model`` says what the fake worker does. The attempt's id."""
         job = a_job(model=model, accelerator=cards[0].accelerator, cards=len(cards))
         attempt_id = f"{job.job_id}-{next(_numbers)}"
         attempt = Attempt(attempt_id=attempt_id, job_id=job.job_id, number=1, job=job, cards=cards)
@@ -117,7 +107,6 @@ class Bench:
         return attempt_id
 
     def ended(self, attempt_id: str, timeout_s: float = 40.0) -> AttemptEnded:
-        """Wait for the end of an attempt."""
         event: AttemptEnded = self.wait_for(
             lambda e: isinstance(e, AttemptEnded) and e.outcome.attempt_id == attempt_id,
             timeout_s,
@@ -125,21 +114,18 @@ class Bench:
         return event
 
     def stopped(self, worker_id: str, timeout_s: float = 40.0) -> WorkerStopped:
-        """Wait for the end of a worker."""
         event: WorkerStopped = self.wait_for(
             lambda e: isinstance(e, WorkerStopped) and e.worker_id == worker_id, timeout_s
         )
         return event
 
     def stop(self, *workers: WorkerReady) -> None:
-        """Stop workers and wait until they are gone."""
         for worker in workers:
             self.executor.perform(StopWorker(worker_id=worker.worker_id, reason="test is over"))
         for worker in workers:
             assert self.stopped(worker.worker_id).failure is None
 
     def wait_for_phase(self, worker_id: str, phase: str, timeout_s: float = 20.0) -> None:
-        """Wait until a worker is reported to be in this phase."""
         deadline = time.monotonic() + patience(timeout_s)
         while True:
             progress = self.executor.progress().get(worker_id)

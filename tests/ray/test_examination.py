@@ -38,7 +38,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def examined(
     bench: Bench, shared: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ClusterFacts]:
-    """The bench's cluster and two more nodes, without cards, examined once."""
     bench.wait_for(lambda event: isinstance(event, NodeJoined) and event.node.name == "hpu-1")
     broken = tmp_path_factory.mktemp("broken")
     (broken / "fake_workers.py").write_text("raise ImportError('gone')\n", encoding="ascii")
@@ -70,7 +69,6 @@ def named(facts: ClusterFacts, name: str) -> NodeFacts:
 
 
 def test_every_node_says_what_it_has(examined: ClusterFacts) -> None:
-    """Cards as told to Ray, the same software, and clocks that are one and the same."""
     cards = {node.name: dict(node.cards) for node in examined.nodes}
     assert cards["hpu-1"] == {Accelerator.HPU: 4}
     assert cards["gpu-1"] == {Accelerator.GPU: 2}
@@ -86,8 +84,6 @@ def test_every_node_says_what_it_has(examined: ClusterFacts) -> None:
 
 
 def test_nodes_with_a_choice_of_engines_are_asked_for_their_packages(bench: Bench) -> None:
-    """A node of Gaudi software says what it has; one that is gone is planned for unasked, and
-    others are not asked at all."""
     nodes = {node.name: node for node in bench.cluster.nodes()}
     gaudi = replace(nodes["hpu-1"], emulated_device="hpu")
     gone = replace(gaudi, name="gone", node_id="0" * 56)
@@ -100,20 +96,17 @@ def test_nodes_with_a_choice_of_engines_are_asked_for_their_packages(bench: Benc
 
 
 def test_cards_that_somebody_holds_are_not_free(examined: ClusterFacts) -> None:
-    """The bench's executor has claimed them all."""
     held = [f for f in judge(examined) if f.check == "cards-free" and f.where == "hpu-1"]
     assert [f.message for f in held] == ["4 of 4 cards are held in Ray's accounts"]
 
 
 def test_a_node_that_lacks_a_package_is_named(examined: ClusterFacts) -> None:
-    """Only that node, and with what its own interpreter said."""
     found = [f for f in judge(examined) if f.check == "imports"]
     assert [finding.where for finding in found] == ["lacking"]
     assert "fake_workers does not import: ImportError: gone" in found[0].message
 
 
 def test_a_frozen_node_is_a_finding_and_not_a_hang(examined: ClusterFacts) -> None:
-    """It is silent, or (on a busy machine) declared dead meanwhile; all others are told."""
     found = judge(examined)
     silent = [f for f in found if f.check == "answer"]
     assert [(f.where, f.level) for f in silent] == [("frozen", Level.ERROR)]
@@ -126,7 +119,6 @@ def test_a_frozen_node_is_a_finding_and_not_a_hang(examined: ClusterFacts) -> No
 def test_the_shared_directory_is_found_shared_and_left_clean(
     examined: ClusterFacts, shared: Path
 ) -> None:
-    """Every node read the driver's file and wrote its own; none is left."""
     answered = [node.probe for node in examined.nodes if node.probe is not None]
     assert len(answered) == 5
     assert all(
@@ -136,8 +128,6 @@ def test_the_shared_directory_is_found_shared_and_left_clean(
 
 
 class Clock:
-    """A remote clock that is two seconds ahead and answers late."""
-
     def remote(self) -> float:
         return 1002.0
 

@@ -36,7 +36,6 @@ experiments:
 
 
 def number_of_rows(directory: Path) -> int:
-    """The rows of all files: those of a moment share one."""
     return sum(pq.read_metadata(path).num_rows for path in directory.glob("*.parquet"))
 
 

@@ -44,7 +44,6 @@ OPTIONS = ("--emulate", "1x4:HPU", "--no-restart")
 
 
 def worker_pids(directory: Path) -> dict[str, int]:
-    """Worker processes that log under ``directory``: name of the log -> process id."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -62,8 +61,6 @@ def alive(pids: dict[str, int]) -> list[int]:
 
 
 class Training:
-    """The run, watched through its status file."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         (directory / "grid.yaml").write_text(GRID)
@@ -85,7 +82,6 @@ class Training:
         return (self.directory / "output.txt").read_text()
 
     def workers_that_saved(self, attempt: int, step: int) -> dict[str, int]:
-        """The processes of an attempt's ranks, once both have saved a later step than this one."""
         status = self.directory / "results/gang/status.json"
         deadline = time.monotonic() + patience(150)
         found: dict[str, int] = {}
@@ -105,11 +101,9 @@ class Training:
         raise AssertionError(f"attempt {attempt} saved nothing in time: {self.output}")
 
     def is_of(self, card: CardStatus, attempt: int) -> bool:
-        """Tell if a card works on this attempt at the job that saves."""
         return card.attempt_id == f"{self.job_id}-{attempt}"
 
     def saved(self, rank: int) -> int:
-        """The last step that a rank has saved; -1 where there is none."""
         files = self.directory.glob(f"nightgrid-checkpoints*/*/step-*.rank-{rank}.pt")
         return max((int(file.name[5:13]) for file in files), default=-1)
 

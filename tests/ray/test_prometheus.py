@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def scraped(bench: Bench) -> str:
-    """The metrics that the node of this very process exports now."""
     import ray
 
     mine = ray.get_runtime_context().get_node_id()
@@ -29,7 +28,6 @@ def scraped(bench: Bench) -> str:
 
 
 def test_the_figures_of_a_status_are_exported_by_ray(bench: Bench) -> None:
-    """Every reading of a status is found at the node's metrics port, with its tags and value."""
     card = dataclasses.replace(STATUS.cards[0], power_w=412.5, memory_used_bytes=2**30)
     status = dataclasses.replace(
         STATUS,

@@ -40,7 +40,6 @@ pytestmark = pytest.mark.ray
 
 
 def gone_soon(pid: int, timeout_s: float = 5.0) -> bool:
-    """Return whether a process ends within the time."""
     deadline = time.monotonic() + patience(timeout_s)
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -48,7 +47,6 @@ def gone_soon(pid: int, timeout_s: float = 5.0) -> bool:
 
 
 def until_free(gpus: int) -> None:
-    """Wait until Ray's accounts show so many free GPUs."""
     deadline = time.monotonic() + patience(20)
     while (free := ray.available_resources().get("GPU", 0)) != gpus:
         assert time.monotonic() < deadline, f"{free} are free"
@@ -56,7 +54,6 @@ def until_free(gpus: int) -> None:
 
 
 def test_a_mixed_cluster_is_discovered(bench: Bench) -> None:
-    """HPU, GPU and CPU nodes join with their names, marks, memory and the indices Ray means."""
     hpu, gpu, cpu = (bench.node(name) for name in ("hpu-1", "gpu-1", "cpu-1"))
     assert (hpu.accelerator, hpu.card_indices, hpu.server_cards) == ("HPU", (4, 5, 6, 7), 8)
     assert (gpu.accelerator, gpu.card_indices, gpu.server_cards) == ("GPU", (0, 1), 2)
@@ -67,7 +64,6 @@ def test_a_mixed_cluster_is_discovered(bench: Bench) -> None:
 
 
 def test_nobody_else_gets_a_claimed_card(bench: Bench) -> None:
-    """Ray's own accounts show no card free while the executor holds the nodes."""
     import ray
 
     for name in ("hpu-1", "gpu-1", "cpu-1"):
@@ -77,7 +73,6 @@ def test_nobody_else_gets_a_claimed_card(bench: Bench) -> None:
 
 
 def test_every_worker_sees_only_its_own_card(bench: Bench) -> None:
-    """Workers started last card first see exactly the card that was asked for."""
     cards = tuple(reversed(bench.node("hpu-1").cards))
     workers = [bench.start(card)[0] for card in cards]
     assert [worker.info.visible_cards for worker in workers] == ["7", "6", "5", "4"]
@@ -88,7 +83,6 @@ def test_every_worker_sees_only_its_own_card(bench: Bench) -> None:
 
 
 def test_what_distorts_measurements_is_undone(bench: Bench) -> None:
-    """Workers run at niceness 0 with their share of the host's cores, at least one."""
     (worker,) = bench.start(bench.node("gpu-1").cards[0])
     assert worker.info.niceness == os.getpriority(os.PRIO_PROCESS, 0)
     cards_on_host = 8 + 2 + 1
@@ -98,8 +92,7 @@ def test_what_distorts_measurements_is_undone(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("count", "legal"), [(2, [(4, 5), (6, 7)]), (4, [(4, 5, 6, 7)])])
 def test_gangs_get_aligned_cards(bench: Bench, count: int, legal: list[tuple[int, ...]]) -> None:
-    """The legal sets of half a server are aligned, and a gang on one meets at one rendezvous. Each
-    of its processes sees all of its cards, as Habana documents it."""
+    """Each process of a gang sees all of its cards, as Habana documents it."""
     sets = legal_card_sets([bench.node("hpu-1")], Accelerator.HPU, count)
     assert [tuple(card.index for card in cards) for cards in sets] == legal
     workers = bench.start(*sets[-1])
@@ -114,7 +107,6 @@ def test_gangs_get_aligned_cards(bench: Bench, count: int, legal: list[tuple[int
 
 
 def test_a_warm_worker_takes_one_attempt_after_another(bench: Bench) -> None:
-    """The process stays: three attempts have one pid."""
     card = bench.node("cpu-1").cards[0]
     workers = bench.start(card)
     pids = set()
@@ -127,7 +119,6 @@ def test_a_warm_worker_takes_one_attempt_after_another(bench: Bench) -> None:
 
 
 def test_a_segfault_becomes_a_failure_and_the_card_is_free(bench: Bench) -> None:
-    """The row names the signal and quotes the log; then the worker stops; the card works again."""
     card = bench.node("hpu-1").cards[1]
     (worker,) = bench.start(card)
     attempt_id = bench.run((card,), [worker], "segfault")
@@ -146,7 +137,6 @@ def test_a_segfault_becomes_a_failure_and_the_card_is_free(bench: Bench) -> None
 
 
 def test_a_worker_killed_from_outside_is_noticed(bench: Bench) -> None:
-    """kill -9 on a busy worker process ends its attempt, then the worker."""
     card = bench.node("cpu-1").cards[0]
     (worker,) = bench.start(card)
     attempt_id = bench.run((card,), [worker], "sleep:600")
@@ -232,7 +222,6 @@ def tasks_named(bench: Bench, name: str) -> list[dict[str, Any]]:
 
 
 def test_a_job_is_among_rays_tasks_while_it_runs_and_afterwards(bench: Bench) -> None:
-    """As one task, by its label."""
     card = bench.node("cpu-1").cards[0]
     (worker,) = bench.start(card)
     label = a_job(model="sleep:601", accelerator=card.accelerator, cards=1).label
@@ -252,7 +241,6 @@ def test_a_job_is_among_rays_tasks_while_it_runs_and_afterwards(bench: Bench) ->
 def test_an_outcome_that_is_lost_on_the_way_is_told_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call that brings it fails as Ray's calls do when a connection breaks."""
     from ray.exceptions import ActorUnavailableError
 
     lost: list[ResponseBatch] = []
@@ -279,7 +267,6 @@ def test_an_outcome_that_is_lost_on_the_way_is_told_once(
 def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is frozen, and shows when it is to stop a worker."""
     import ray
 
     monkeypatch.setattr(executor, "STOP_PATIENCE_S", 3.0)
@@ -310,7 +297,7 @@ def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
 
 
 def test_a_hang_that_holds_the_interpreter_is_stopped(bench: Bench) -> None:
-    """Progress is known, and StopWorker ends the process although no Python code can run in it."""
+    """No Python code can run in it."""
     card = bench.node("hpu-1").cards[0]
     (worker,) = bench.start(card)
     attempt_id = bench.run((card,), [worker], "hold-gil")
@@ -327,7 +314,6 @@ def test_a_hang_that_holds_the_interpreter_is_stopped(bench: Bench) -> None:
 
 
 def test_children_of_a_worker_die_with_it(bench: Bench, tmp_path: Path) -> None:
-    """A data loader that a job started does not outlive it."""
     card = bench.node("cpu-1").cards[0]
     (worker,) = bench.start(card)
     file = tmp_path / "pid"
@@ -342,7 +328,6 @@ def test_children_of_a_worker_die_with_it(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_one_dead_rank_ends_its_gang(bench: Bench) -> None:
-    """The attempt ends at once with the dead rank's failure; the others are told why they go."""
     cards = bench.node("hpu-1").cards[:2]
     workers = bench.start(*cards)
     started = time.monotonic()
@@ -358,7 +343,6 @@ def test_one_dead_rank_ends_its_gang(bench: Bench) -> None:
 
 
 def test_a_worker_that_cannot_start_says_why(bench: Bench) -> None:
-    """A failed import is a stopped worker of class IMPORT, and the card is free."""
     card = bench.node("gpu-1").cards[0]
     bench.executor.perform(StartWorker(worker_id="broken-1", card=card))
     failure = bench.stopped("broken-1").failure
@@ -371,8 +355,6 @@ def test_a_worker_that_cannot_start_says_why(bench: Bench) -> None:
 def test_a_node_of_another_packages_device_joins_works_and_takes_everything_along(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """It joins late and tells Ray of its own resource and of no other; an attempt on one card
-    succeeds. When the node is killed, the next one is LOST, its worker stopped, the node left."""
     with outside_device.installed(tmp_path):
         kind = Accelerator("XPU")
         bench.cluster.add(emulated_node("xpu-1", kind, (0, 1), 2))
@@ -422,8 +404,7 @@ with emulate(parse_emulation("1x2", [])) as cluster:
 
 
 def test_nothing_is_left_of_a_driver_that_was_killed() -> None:
-    """kill -9 on a driver with an emulated cluster: workers, actors, Ray's servers and agents go at
-    once, and the directory with the token. (By themselves Ray's agents stay for a minute.)"""
+    """By themselves Ray's agents stay for a minute."""
     here, root = Path(__file__).parent, Path(__file__).parents[2]
     driver = subprocess.Popen(
         [sys.executable, "-c", _DRIVER],
@@ -436,7 +417,6 @@ def test_nothing_is_left_of_a_driver_that_was_killed() -> None:
     assert alive(int(pid))
 
     def remaining() -> list[str]:
-        """The processes of that cluster: its directory is in their environment, or their files."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):

@@ -64,8 +64,6 @@ LONG = f"{[*range(1, JOBS + 1)]}"
 
 @dataclass
 class Head:
-    """A head node started with `ray start` and a token, as on a real cluster."""
-
     environment: dict[str, str]  # of those who have the token
     home: Path
     ports: list[int]
@@ -73,16 +71,13 @@ class Head:
 
     @property
     def url(self) -> str:
-        """Of its dashboard."""
         return f"http://127.0.0.1:{self.ports[1]}"
 
     @property
     def address(self) -> str:
-        """Of its control store."""
         return f"127.0.0.2:{self.ports[0]}"
 
     def start(self) -> None:
-        """Start it, on the same ports each time."""
         port, dashboard, client, agent, metrics = self.ports
         path = self.home / "ray-start.log"
         with path.open("ab") as log:
@@ -121,7 +116,6 @@ class Head:
         self.process.wait()
 
     def end(self) -> None:
-        """End it in an orderly way."""
         if self.process is None:
             return
         self.process.send_signal(signal.SIGTERM)
@@ -131,7 +125,6 @@ class Head:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def stranger(self, **variables: str) -> dict[str, str]:
-        """The environment of somebody without the token, but with these variables."""
         kept = {k: v for k, v in self.environment.items() if not k.startswith("RAY_AUTH_")}
         return kept | {"HOME": str(self.home / "stranger")} | variables
 
@@ -142,7 +135,6 @@ class Head:
         timeout_s: float = 150,
         environment: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command line in a process of its own."""
         return subprocess.run(
             [sys.executable, "-m", "orchestrator", *arguments],
             cwd=cwd,
@@ -154,7 +146,6 @@ class Head:
 
 
 def uploaded(head: Head) -> list[set[str]]:
-    """The files of each working directory that the cluster has unpacked."""
     unpacked = Path(head.environment["RAY_TMPDIR"]).glob("**/working_dir_files/_ray_pkg_*/")
     found = [
         {path.relative_to(each).as_posix() for path in each.rglob("*") if path.is_file()}
@@ -179,7 +170,6 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
-    """A head node with two emulated HPU cards, which ends with its own process only."""
     home = tmp_path_factory.mktemp("home")
     temp_dir = tempfile.mkdtemp(prefix="ngs-", dir="/tmp")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
@@ -207,8 +197,6 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 
 def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path) -> None:
-    """Submit returns an id at once; status and logs find it from other processes; rows land in
-    the results directory; a repeated submission starts no second job; the rows are reused."""
     (tmp_path / "grid.yaml").write_text(GRID.replace("advertisegen-synthetic", "own/prompts.jsonl"))
     (tmp_path / "own").mkdir()
     example = json.dumps({"content": "类型#裙*风格#简约", "summary": "简约的裙子"})
@@ -297,8 +285,6 @@ def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> No
 
 
 def test_a_workstation_has_the_cluster_examined(head: Head, tmp_path: Path) -> None:
-    """Through the dashboard, by a job on the head node: it asks for a token, its dashboard listens
-    on loopback, and nothing is wrong but what was made so."""
     done = head.nightgrid(
         *("doctor", "--address", head.url, "--json", "--shared", str(tmp_path)),
         *("--import", "csv", "--import", "nightgrid_none", "--nodes", "1"),
@@ -315,7 +301,6 @@ def test_a_workstation_has_the_cluster_examined(head: Head, tmp_path: Path) -> N
 
 
 def test_what_is_wrong_is_said_at_once(head: Head, tmp_path: Path) -> None:
-    """An unknown job, a grid that would not be uploaded, and a grid that is refused."""
     unknown = head.nightgrid("status", "nobody", "--address", head.url)
     assert unknown.returncode == 5 and "no job and no run 'nobody'" in unknown.stderr
     unknown = head.nightgrid("logs", "nobody", "--follow", "--address", head.url)
@@ -332,7 +317,6 @@ def test_what_is_wrong_is_said_at_once(head: Head, tmp_path: Path) -> None:
 
 
 def test_the_token_that_ray_keeps_for_its_user_is_sent(head: Head) -> None:
-    """As by `ray.init`, where no variable says anything of tokens; by all that asks before it."""
     environment = head.stranger(HOME=str(head.home / "owner"))
     kept = head.home / "owner" / ".ray" / "auth_token"
     kept.parent.mkdir(parents=True)
@@ -354,8 +338,6 @@ def test_the_token_that_ray_keeps_for_its_user_is_sent(head: Head) -> None:
 
 
 def test_a_client_without_the_token_is_refused(head: Head, tmp_path: Path) -> None:
-    """Neither Ray's own client nor ours gets in without the token or with another one; ours says
-    within seconds what to set."""
     join = f"import ray; ray.init(address={head.address!r}, log_to_driver=False)"
     rays_own = subprocess.Popen(  # it would try for twenty seconds
         [sys.executable, "-c", join],

@@ -78,8 +78,6 @@ LONG = (
 
 
 class Run:
-    """One `nightgrid run` in a process group of its own, as a terminal has it."""
-
     def __init__(self, directory: Path, *options: str) -> None:
         self.began = time.monotonic()
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
@@ -95,21 +93,18 @@ class Run:
         self.output = ""
 
     def lines(self) -> Iterator[str]:
-        """The output as it comes."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.output += line
             yield line
 
     def finish(self) -> int:
-        """Wait for the end; the exit code."""
         for _ in self.lines():
             pass
         return self.process.wait(patience(60))
 
 
 def processes_naming(text: str) -> list[str]:
-    """Command lines of live processes that contain ``text``."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -173,7 +168,6 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
 
 
 def at_work(run: Run, place: Path, *, attempts: int, noted: bytes = b"") -> int:
-    """Wait until a driver has begun so many attempts, besides those noted; its process id."""
     before = set(noted.splitlines())
     deadline = time.monotonic() + patience(120)
     while True:
@@ -186,8 +180,6 @@ def at_work(run: Run, place: Path, *, attempts: int, noted: bytes = b"") -> int:
 
 
 def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> None:
-    """The attempts of the dead driver are LOST, once; every job is measured; who asked was
-    told both times."""
     assert "the driver was killed by SIGKILL" in night.run.output
     assert "taken over from a driver that died: process" in night.run.output
     lost = [row for row in night.rows if row.state is State.LOST]
@@ -206,8 +198,6 @@ def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> No
 
 
 def test_a_run_goes_on_without_a_control_store(night: Night) -> None:
-    """Killed while the second driver worked: it was told once, no attempt was lost by it, and
-    nothing of the cluster is left."""
     told = [line for line in night.run.output.splitlines() if "what runs goes on" in line]
     assert len(told) <= 1 and all("control store has not answered" in line for line in told)
     assert processes_naming(str(night.directory)) == []
@@ -215,8 +205,6 @@ def test_a_run_goes_on_without_a_control_store(night: Night) -> None:
 
 
 def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(night: Night) -> None:
-    """HPU and GPU jobs, one of them on two cards, end as rows that say where and with what. Both
-    nodes of a driver have their workers from one spawner."""
     assert "\x1b" not in night.run.output  # a log, not a terminal
     rows = [row for row in night.rows if row.final]
     (gang,) = [row for row in rows if row.cards == 2]
@@ -230,8 +218,6 @@ def test_a_mixed_grid_with_a_gang_runs_on_emulated_nodes(night: Night) -> None:
 
 
 def test_replicates_run_in_processes_of_their_own(night: Night) -> None:
-    """On cards of their own, where as many are free; the report joins them to one cell, with an
-    interval over both, where neither was disturbed, as they may be beside other tests."""
     rows = [row for row in night.rows if row.final and row.experiment == "twice"]
     assert sorted(row.replicate for row in rows) == [1, 2]
     assert len({row.worker_pid for row in rows}) == len({row.card_indices for row in rows}) == 2
@@ -240,7 +226,6 @@ def test_replicates_run_in_processes_of_their_own(night: Night) -> None:
 
 
 def test_a_run_that_has_everything_starts_nothing(night: Night) -> None:
-    """The same command again: every row is reused."""
     before = night.rows
     again = Run(night.directory, "--emulate", "1x5:HPU,1x1:GPU")
     assert again.finish() == 0

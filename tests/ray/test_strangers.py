@@ -40,7 +40,6 @@ HEALTH = {
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    """A stranger's; Ray's sockets lie below, so the path is short."""
     path = Path(tempfile.mkdtemp(prefix="ngs-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -53,7 +52,6 @@ def elsewhere() -> Iterator[OtherHost]:
 
 
 def environment(home: Path, token: str = "") -> dict[str, str]:
-    """A stranger's environment: nothing of the cluster's, and little patience."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "NIGHTGRID_"))}
     mine = {"HOME": str(home), "RAY_TMPDIR": str(home), "RAY_USAGE_STATS_ENABLED": "0"}
     mine |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # or it would look for 127.0.0.1 elsewhere
@@ -62,7 +60,6 @@ def environment(home: Path, token: str = "") -> dict[str, str]:
 
 
 def begin(command: list[str], variables: dict[str, str]) -> subprocess.Popen[str]:
-    """Start a stranger's program in a session of its own, so that all of it can be ended."""
     return subprocess.Popen(
         command,
         env=variables,
@@ -75,7 +72,6 @@ def begin(command: list[str], variables: dict[str, str]) -> subprocess.Popen[str
 
 
 def told(process: subprocess.Popen[str], timeout_s: float = 150) -> tuple[int | None, str]:
-    """Exit code and output of a stranger's program; None if it had to be ended."""
     exit_code = None
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -118,7 +114,6 @@ def sockets_of_the_cluster(bench: Bench) -> dict[int, tuple[str, str]]:
 
 @pytest.mark.usefixtures("joining")
 def test_everything_listens_on_the_loopback_address(bench: Bench, elsewhere: OtherHost) -> None:
-    """Of every process of the cluster; and from another network, no port of them answers."""
     bench.wait_for(lambda event: isinstance(event, NodeJoined))  # so its agent is up
     sockets = sockets_of_the_cluster(bench)
     programs = {program for program, _ in sockets.values()}
@@ -140,8 +135,7 @@ def test_everything_listens_on_the_loopback_address(bench: Bench, elsewhere: Oth
 
 @pytest.mark.parametrize("token", ["", "0" * 64], ids=["no token", "another token"])
 def test_every_port_asks_for_the_token(bench: Bench, home: Path, token: str) -> None:
-    """Every method and path of every port, called from this host, refuses; but for the metrics,
-    which are figures alone, and for what says that a process lives."""
+    """But for the metrics, which are figures alone, and for what says that a process lives."""
     bench.wait_for(lambda event: isinstance(event, NodeJoined))
     ports = [str(port) for port in sockets_of_the_cluster(bench)]
     probe = [sys.executable, str(HERE / "port_probe.py"), token, *ports]
@@ -163,8 +157,7 @@ def test_a_stranger_neither_joins_nor_runs_anything(
     elsewhere: OtherHost,
     home: Path,
 ) -> None:
-    """By stock means: `ray start` from another network; `ray.init` and an actor from this host,
-    without a token and with another one. The actor would have written a file."""
+    """The actor would have written a file."""
     program = [sys.executable, str(HERE / "stranger.py"), bench.cluster.address]
     processes = [
         begin([*program, str(home / f"proof-{len(token)}")], environment(home, token))
@@ -182,8 +175,6 @@ def test_a_stranger_neither_joins_nor_runs_anything(
 
 
 def test_the_token_is_in_the_clusters_directory_and_environment_alone(bench: Bench) -> None:
-    """Random, for this user's eyes, on no command line; each of the cluster's processes knows the
-    file, not the token."""
     directory = bench.cluster.directory
     path = directory / "token"
     token = path.read_text()

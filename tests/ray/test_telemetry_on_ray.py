@@ -27,8 +27,7 @@ END
 def test_a_real_node_is_read_and_an_emulated_one_is_not(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that says it has a GPU, with a tool that answers as nvidia-smi does: 400 W for three
-    seconds are 1200 J, and its utilization stands in the row. An emulated card has none of it."""
+    """400 W for three seconds are 1200 J."""
     (tmp_path / "nvidia-smi").write_text(TOOL)
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -55,7 +55,6 @@ def frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
 
 
 def test_a_frozen_control_store_stops_no_work(bench: Bench, frozen: threading.Event) -> None:
-    """Workers start, run their attempts and stop while it says nothing, and the silence is told."""
     card = bench.node("cpu-1").cards[0]
     before = len(bench.seen)
     while not bench.executor.trouble:

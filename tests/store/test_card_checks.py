@@ -30,7 +30,6 @@ from workloads.util.statistics import ALIKE
 
 
 def passport(index: int, speed: float = 1e12, **changes: object) -> CardCheck:
-    """A passport of a card of node ``hpu-1``."""
     made = CardCheck(
         run="night",
         taken_at=1000.0 + index,
@@ -46,8 +45,7 @@ def passport(index: int, speed: float = 1e12, **changes: object) -> CardCheck:
 
 
 def test_a_card_is_held_against_its_like_only() -> None:
-    """Of its node and of the same product; a tenth slower is slow, on emulated cards
-    half."""
+    """A tenth slower is slow, on emulated cards half."""
     cards = [passport(n) for n in range(4)]
     assert not slow_cards(cards)
     (slow,) = slow_cards([*cards, passport(4, 0.85e12)])
@@ -72,7 +70,6 @@ def test_the_newest_passport_counts_and_keeps_what_only_an_older_one_has() -> No
 
 
 def test_the_table_is_typed_and_reads_back(tmp_path: Path) -> None:
-    """Plain Parquet; what is no such table says nothing and costs nothing."""
     told = [passport(0), passport(1, clock_mhz=1500.0)]
     (tmp_path / run_files.CARD_CHECKS).write_bytes(card_checks_table(told))
     assert read_card_checks(tmp_path) == tuple(told)
@@ -84,7 +81,6 @@ def test_the_table_is_typed_and_reads_back(tmp_path: Path) -> None:
 
 
 def ended(index: int, speed: float) -> RecordRow:
-    """An attempt on a card, which began with its passport."""
     this = attempt(job(batch_size=index + 1))
     card = replace(this.cards[0], index=index)
     this = replace(this, cards=(card,))
@@ -101,8 +97,6 @@ def ended(index: int, speed: float) -> RecordRow:
 
 
 def test_a_slow_card_is_named_while_it_runs_and_afterwards(tmp_path: Path) -> None:
-    """In the driver's lines, the report, the status and by the doctor; and in the next night, when
-    the whole node is slow, by the cards' own history."""
     for night in range(3):
         with Store.open(tmp_path, f"night{night}") as store:
             book = PassportBook(store, lambda: 5000.0)
@@ -125,8 +119,6 @@ def test_a_slow_card_is_named_while_it_runs_and_afterwards(tmp_path: Path) -> No
 
 
 def test_runs_differ_by_what_the_cards_have_in_common(tmp_path: Path) -> None:
-    """Of three runs the middle one was 10 % slower on all cards; a slow card, a card of other runs
-    and one of other threads are no difference between runs."""
     speeds = {"a": 1.0, "b": 0.9, "c": 1.0}
     runs = {run: [passport(n, s * 1e12, run=run) for n in range(3)] for run, s in speeds.items()}
     together = [each for own in runs.values() for each in own]
@@ -148,7 +140,6 @@ def test_runs_differ_by_what_the_cards_have_in_common(tmp_path: Path) -> None:
 
 
 def test_a_card_of_few_runs_says_nothing_about_the_spread() -> None:
-    """Neither do many that were in one run each, nor do they hide what those of all runs say."""
     runs = "abcd"
     once = [passport(n, 1e12 * (1 - n / 10), run=run) for n, run in enumerate(runs)]
     assert spread_of_runs(once) == ALIKE
@@ -161,7 +152,6 @@ def test_a_card_of_few_runs_says_nothing_about_the_spread() -> None:
 
 
 def test_the_status_names_slow_cards(tmp_path: Path) -> None:
-    """In its line and below it; a status without the field is read as well."""
     from orchestrator.core.plan import Plan
     from orchestrator.core.status import RunStatus
     from orchestrator.driver.board import Board

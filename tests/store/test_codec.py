@@ -33,14 +33,12 @@ ROWS = [
 
 
 def through_json(*rows: Measurement) -> list[Measurement]:
-    """The rows after they were lines of a log."""
     return from_table(table_of([row_in(line_of(row_of(each))) for each in rows]))
 
 
 @settings(max_examples=40, deadline=None)
 @given(measurements)
 def test_a_line_is_read_as_its_row_is(measurement: Measurement) -> None:
-    """Whatever is in it."""
     assert repr(through_json(measurement)) == repr(from_table(to_table([measurement])))
 
 
@@ -57,7 +55,6 @@ def test_a_line_is_read_as_its_row_is(measurement: Measurement) -> None:
     ids=str,
 )
 def test_an_odd_number_costs_no_row(changes: dict[str, Any]) -> None:
-    """It is kept as a plain number, or as text in the details: readers refuse nothing."""
     line = line_of(row_of(row(1, **changes)))
     assert "np." not in line.decode()
     table = table_of([row_in(line)])
@@ -83,7 +80,6 @@ def test_an_odd_number_costs_no_row(changes: dict[str, Any]) -> None:
     ],
 )
 def test_a_value_that_fits_nowhere_is_named(changes: dict[str, Any], column: str) -> None:
-    """With its column: no line is written that no reader takes."""
     with pytest.raises(StoreError, match=column):
         row_of(row(1, **changes))
     with pytest.raises(StoreError, match=column):
@@ -91,14 +87,12 @@ def test_a_value_that_fits_nowhere_is_named(changes: dict[str, Any], column: str
 
 
 def test_what_is_null_is_left_out_of_a_line() -> None:
-    """Most columns of a row are."""
     values = json.loads(line_of(row_of(row(1, load_s=None))))
     assert "load_s" not in values and values["cards"] == 1
     assert None not in values.values()
 
 
 def test_rows_are_made_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more than are converted together, with and without nulls and raw values."""
     wanted = from_table(to_table(ROWS))
     monkeypatch.setattr(codec, "ROWS_TOGETHER", 2)
     assert repr(from_table(to_table(ROWS))) == repr(wanted)
@@ -111,6 +105,5 @@ def test_rows_are_made_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["job_id", "state", "measure", "cards"])
 def test_a_table_without_a_column_that_each_row_has_is_refused(name: str) -> None:
-    """It is none of measurements."""
     with pytest.raises(StoreError, match=name):
         from_table(to_table(ROWS).drop_columns([name]))

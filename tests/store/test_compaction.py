@@ -23,7 +23,6 @@ from orchestrator.store.store import Store
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.lists(measurements, min_size=1, max_size=3), min_size=2, max_size=4))
 def test_any_rows_are_the_same_afterwards(files: list[list[Measurement]]) -> None:
-    """Rows, their order, and the columns with types and descriptions are those of ``to_table``."""
     with TemporaryDirectory() as directory, Store.open(Path(directory), "night") as store:
         for rows in files:
             store.append(*rows)
@@ -44,7 +43,6 @@ def test_any_rows_are_the_same_afterwards(files: list[list[Measurement]]) -> Non
 
 
 def _file(store: Store, table: pa.Table) -> Path:
-    """A file of rows with a fitting name, whatever stands in it."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     data = sink.getvalue().to_pybytes()
@@ -54,7 +52,6 @@ def _file(store: Store, table: pa.Table) -> Path:
 
 
 def test_an_older_table_gets_the_columns_of_today(tmp_path: Path) -> None:
-    """Columns that a file lacks have their defaults in the compacted one."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
         older = to_table([row(7)]).drop_columns(["device_name", "throughput_unit", "items"])
@@ -68,7 +65,6 @@ def test_an_older_table_gets_the_columns_of_today(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_time_come_first(tmp_path: Path) -> None:
-    """As readers have it: the order is that of recording, and one without a time is the oldest."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(1))
         store.to_parquet()

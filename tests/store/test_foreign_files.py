@@ -34,7 +34,6 @@ ODD = [None, "8", [8], {}, 0, -1, 1.5, True, float("nan"), 10**400]
 @pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:12])
 @pytest.mark.parametrize("name", [name for name in ORIGINAL if name != "model_type"])
 def test_a_size_that_is_none_is_named(name: str, value: Any) -> None:
-    """Null, text, a fraction, a number of 400 digits: none of them is a count."""
     with pytest.raises(BadConfiguration, match=name):
         sizes_of(ORIGINAL | {name: value})
 
@@ -42,7 +41,6 @@ def test_a_size_that_is_none_is_named(name: str, value: Any) -> None:
 @pytest.mark.parametrize("value", [["x"], "8", [None], [-1], {"x": 1}, 1e400], ids=repr)
 @pytest.mark.parametrize("name", ["eos_token_id", "seq_length", "rope_ratio", "layernorm_epsilon"])
 def test_other_settings_of_a_config_are_looked_at_too(name: str, value: Any) -> None:
-    """What is not set has its usual value."""
     assert from_original_config(ORIGINAL)["max_position_embeddings"] == 8192
     with pytest.raises(BadConfiguration, match=name):
         from_original_config(ORIGINAL | {name: value})
@@ -57,7 +55,6 @@ def test_other_settings_of_a_config_are_looked_at_too(name: str, value: Any) -> 
     ids=repr,
 )
 def test_an_index_leads_nowhere_else(tmp_path: Path, names: list[Any]) -> None:
-    """Weights lie beside their index, in files of weights."""
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {str(n): name for n, name in enumerate(names)}}))
     with pytest.raises(DataMissing, match="index of weight files"):
@@ -66,7 +63,6 @@ def test_an_index_leads_nowhere_else(tmp_path: Path, names: list[Any]) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", "train.json", "model.safetensors", "grid.yaml"])
 def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str, capsys: Any) -> None:
-    """In the place of a config, of data, of weights and of a grid."""
     os.mkfifo(tmp_path / name)
     if name == "grid.yaml":
         assert main(["plan", str(tmp_path / name)]) == 2
@@ -97,7 +93,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str, capsys: Any) -> Non
 def test_a_table_of_figures_that_rotted_is_left_out(
     tmp_path: Path, name: str, damage: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    """A report has its own figures without it; the other table is read all the same."""
     sound = hardware.reference()
     for each in ("published.csv", "devices.csv"):
         data = (hardware.DIRECTORY / each).read_bytes()
@@ -122,7 +117,6 @@ def test_a_table_of_figures_that_rotted_is_left_out(
      '{"card_memory_bytes": 1e400}', '{"card_memory_bytes": -1}', '"emulate"'],
 )  # fmt: skip
 def test_options_of_a_run_that_make_no_sense_are_left_out(tmp_path: Path, content: str) -> None:
-    """A run that is resumed takes its cards from there only where they are some."""
     (tmp_path / run_files.OPTIONS).write_text(content)
     options = RunOptions(results=tmp_path)
     assert with_cards_of(tmp_path, options) == options

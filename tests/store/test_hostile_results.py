@@ -61,7 +61,6 @@ JSON_TRAPS = [
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results with two sound runs."""
     results = tmp_path_factory.mktemp("sound")
     for run in ("night", "other"):
         with Store.open(results, run) as store:
@@ -76,7 +75,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def results(sound: Path, tmp_path: Path) -> Path:
-    """A copy of them that may be damaged."""
     return Path(shutil.copytree(sound, tmp_path / "results"))
 
 
@@ -97,7 +95,6 @@ SLOW = {
 
 
 def ask(results: Path, words: list[str]) -> tuple[int, str]:
-    """The exit code of a command, and all that it said."""
     said = io.StringIO()
     grid = results.parent / "grid.yaml"
     grid.write_text(GRID)
@@ -110,7 +107,6 @@ def ask(results: Path, words: list[str]) -> tuple[int, str]:
 
 
 def check_all(results: Path, commands: dict[str, list[str]]) -> str:
-    """Ask all of them; everything they said."""
     everything = ""
     for name, words in commands.items():
         code, said = ask(results, words)
@@ -123,7 +119,6 @@ def check_all(results: Path, commands: dict[str, list[str]]) -> str:
 
 
 def rows_of(results: Path, run: str = "night") -> list[Path]:
-    """The files of rows of a run."""
     return sorted((results / run / "rows").glob("*.parquet"))
 
 
@@ -148,8 +143,6 @@ def test_a_rotten_row_is_left_out_and_named(
     cut: int | None,
     junk: bytes,
 ) -> None:
-    """One flipped bit, a lost end, something appended: the other rows are there, the file is
-    named, and no command falls over it."""
     results = Path(shutil.copytree(sound, tmp_path_factory.mktemp("rot") / "results"))
     victim = rows_of(results)[which]
     data = bytearray(victim.read_bytes())
@@ -165,14 +158,12 @@ def test_a_rotten_row_is_left_out_and_named(
 
 
 def foreign(table: pa.Table, metadata: dict[bytes, bytes] | None = None) -> bytes:
-    """Parquet bytes of a table."""
     sink = pa.BufferOutputStream()
     pq.write_table(table.replace_schema_metadata(metadata), sink)
     return sink.getvalue().to_pybytes()
 
 
 def real_table(results: Path) -> pa.Table:
-    """A sound row as it lies on the disk."""
     return pq.read_table(rows_of(results)[0])
 
 
@@ -220,8 +211,6 @@ FOREIGN: dict[str, Callable[[Path], bytes]] = {
 
 
 def test_foreign_files_with_fitting_names_are_survived(results: Path) -> None:
-    """Their checksums fit, as if somebody had written them on purpose, whether as a row or as many:
-    the sound rows are there."""
     contents = {make(results): kind for kind, make in FOREIGN.items()}
     paths = {}
     for data in contents:
@@ -264,7 +253,6 @@ def _damage(path: Path, put: Callable[[Path], None]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("put", PLACES.values(), ids=PLACES)
 def test_other_things_in_the_place_of_files(results: Path, put: Callable[[Path], None]) -> None:
-    """Whatever lies where a file or directory should be, nobody hangs on it or falls over it."""
     victim = rows_of(results)[0]
     for path in (victim, results / "night" / "status.json", results / "night" / "grid.yaml"):
         _damage(path, put)
@@ -290,7 +278,7 @@ def test_side_files_may_hold_anything(results: Path, content: bytes) -> None:
 def test_a_lock_that_cannot_be_understood_refuses_the_run(
     sound: Path, tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
-    """It may be a living driver's, so nobody takes it over; exit code 4 says which file it is."""
+    """It may be a living driver's, so nobody takes it over."""
     results = Path(shutil.copytree(sound, tmp_path_factory.mktemp("lock") / "results"))
     (results / "night" / "driver.lock").write_bytes(content)
     run = ["run", "GRID", "--emulate", "1x2:HPU", "--run", "night"]
@@ -301,7 +289,6 @@ def test_a_lock_that_cannot_be_understood_refuses_the_run(
 
 @pytest.fixture
 def ruined(results: Path) -> Iterator[Path]:
-    """Everything at once."""
     rows = rows_of(results)
     rows[0].write_bytes(rows[0].read_bytes()[:-7])
     (results / "night" / "rows" / "stranger.parquet").mkdir()
@@ -317,7 +304,6 @@ def ruined(results: Path) -> Iterator[Path]:
 
 
 def test_every_command_survives_a_ruin(ruined: Path) -> None:
-    """The two sound rows are there for all of them, the page is written, the bad one is named."""
     victim = rows_of(ruined)[0].name
     said = check_all(ruined, COMMANDS | SLOW)
     assert victim in said
@@ -327,7 +313,6 @@ def test_every_command_survives_a_ruin(ruined: Path) -> None:
 
 
 def test_a_lock_with_numbers_that_cannot_be_is_not_understood(results: Path) -> None:
-    """The next driver is refused with the file's name, and does not fall over the calendar."""
     with Store.open(results, "night") as store:
         lock = json.loads((store.path / "driver.lock").read_text())
     for name in ("locked_at", "process_started", "pid"):
@@ -340,7 +325,6 @@ def test_a_lock_with_numbers_that_cannot_be_is_not_understood(results: Path) -> 
 
 @pytest.mark.parametrize("sql", ["", " ", ";", "-- nothing"])
 def test_a_query_without_a_statement_is_refused(results: Path, sql: str) -> None:
-    """It says so."""
     code, said = ask(results, ["query", sql])
     assert code == 2 and "no statement" in said
 
@@ -349,7 +333,6 @@ def test_a_query_without_a_statement_is_refused(results: Path, sql: str) -> None
 def test_a_report_is_not_written_over_what_is_no_file(
     results: Path, tmp_path: Path, output: str
 ) -> None:
-    """A directory or a device is not replaced, also where the user could."""
     pipe = tmp_path / "device"
     os.mkfifo(pipe)
     words = ["report", "night", "--output", str(pipe) if output == "DEVICE" else output]
@@ -362,7 +345,6 @@ def test_a_report_is_not_written_over_what_is_no_file(
 
 
 def test_a_run_goes_on_beside_a_foreign_file(results: Path) -> None:
-    """Everything is measured, so `nightgrid run` starts nothing, reuses all and reports."""
     from orchestrator.grid.parser import parse_grid
 
     (job,) = parse_grid(GRID.encode(), "grid.yaml").jobs()

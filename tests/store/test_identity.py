@@ -22,14 +22,12 @@ from orchestrator.store.store import Store
 
 
 def open_by_driver(run: Path) -> Store:
-    """Open the run as a driver does."""
     with Store.open(run.parent, run.name) as store:
         store.append(row())
     return store
 
 
 def copy(run: Path, name: str) -> Path:
-    """A copy of a run's directory, of which somebody has deleted the lock."""
     target = run.with_name(name)
     shutil.copytree(run, target, symlinks=True)
     (target / run_files.LOCK).unlink(missing_ok=True)
@@ -37,7 +35,6 @@ def copy(run: Path, name: str) -> Path:
 
 
 def test_a_copy_gets_an_id_of_its_own_and_says_so(tmp_path: Path) -> None:
-    """It knows the id of its original, which keeps it."""
     run = tmp_path / "night"
     old = open_by_driver(run).run_id
     copied = open_by_driver(copy(run, "copy"))
@@ -50,7 +47,6 @@ def test_a_copy_gets_an_id_of_its_own_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_a_run_that_is_driven_says_whose_lock_it_has(tmp_path: Path) -> None:
-    """Copied with its lock, a run cannot be opened while the original's driver lives."""
     with Store.open(tmp_path, "night"):
         shutil.copytree(tmp_path / "night", tmp_path / "copy")
         with pytest.raises(StoreLocked, match=r"copied.*delete .*copy/driver\.lock"):
@@ -61,7 +57,7 @@ def test_a_copy_of_a_run_that_is_driven_says_whose_lock_it_has(tmp_path: Path) -
 
 
 def test_a_moved_run_keeps_its_id(tmp_path: Path) -> None:
-    """Renamed on its host; on another host it cannot be told from a copy."""
+    """On another host it cannot be told from a copy."""
     run = tmp_path / "night"
     old = open_by_driver(run).run_id
     run.rename(tmp_path / "moved")
@@ -77,7 +73,6 @@ def test_a_moved_run_keeps_its_id(tmp_path: Path) -> None:
 
 
 def test_an_id_of_an_older_version_is_kept(tmp_path: Path) -> None:
-    """Alone, or with the record of its directory; of two copies of one, one gets another."""
     for name, text in (
         ("plain", "0123456789ab\n"),
         ("placed", "ab0123456789\n" + json.dumps({"place": {"path": "/gone", "host": os.uname()[1]},
@@ -111,7 +106,6 @@ def test_an_id_of_an_older_version_is_kept(tmp_path: Path) -> None:
     ids=["bytes", "path", "json", "nul", "number", "deep", "directory", "pipe"],
 )
 def test_what_is_no_id_is_set_aside(tmp_path: Path, make: Callable[[Path], object]) -> None:
-    """The run gets an id, and says what it found."""
     run = tmp_path / "night"
     run.mkdir()
     make(run / run_files.RUN_ID)

@@ -32,7 +32,6 @@ from orchestrator.watch.state import RunFeed
 
 
 def holder(results: Path) -> BaseProcess:
-    """Another process that holds the run."""
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=store_processes.hold, args=(results, theirs), daemon=True)
     process.start()
@@ -41,20 +40,17 @@ def holder(results: Path) -> BaseProcess:
 
 
 def kill(process: BaseProcess) -> None:
-    """kill -9, and wait until it is gone."""
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join(patience(60))
 
 
 def edit_lock(results: Path, **changes: Any) -> None:
-    """Make the lock say something else of its holder."""
     path = results / "night" / run_files.LOCK
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_a_second_driver_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
-    """The message names run, process, host and age; the first goes on unharmed."""
     first = holder(tmp_path)
     try:
         with pytest.raises(StoreLocked) as refused, Store.open(tmp_path, "night"):
@@ -78,7 +74,6 @@ def test_a_second_store_of_the_same_process_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_killed_holder_is_taken_over(tmp_path: Path) -> None:
-    """After kill -9 the next driver goes on at once and knows from whom."""
     first = holder(tmp_path)
     kill(first)
     with Store.open(tmp_path, "night") as store:
@@ -89,7 +84,6 @@ def test_a_killed_holder_is_taken_over(tmp_path: Path) -> None:
 
 
 def test_an_orderly_end_leaves_no_lock(tmp_path: Path) -> None:
-    """Also when the block ends in an exception."""
     with pytest.raises(ZeroDivisionError), Store.open(tmp_path, "night"):
         raise ZeroDivisionError
     with Store.open(tmp_path, "night") as store:
@@ -97,7 +91,6 @@ def test_an_orderly_end_leaves_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_process_id_that_came_back_is_not_the_holder(tmp_path: Path) -> None:
-    """The pid runs, but started at another time: the holder is dead."""
     first = holder(tmp_path)
     kill(first)
     edit_lock(tmp_path, pid=os.getpid())
@@ -106,7 +99,7 @@ def test_a_process_id_that_came_back_is_not_the_holder(tmp_path: Path) -> None:
 
 
 def test_a_reboot_frees_the_run(tmp_path: Path) -> None:
-    """The same machine after another boot holds nothing; process ids mean nothing then."""
+    """Process ids mean nothing after another boot."""
     first = holder(tmp_path)
     try:
         edit_lock(tmp_path, boot_id="of yesterday", machine_id="")
@@ -124,13 +117,12 @@ def test_a_reboot_frees_the_run(tmp_path: Path) -> None:
 
 
 def store_machine() -> str:
-    """The id of this machine, empty where it has none."""
     path = Path("/etc/machine-id")
     return path.read_text().strip() if path.exists() else ""
 
 
 def test_a_holder_on_another_host_is_never_taken_over(tmp_path: Path) -> None:
-    """Its death cannot be seen from here: the message says what to be sure of and to delete."""
+    """Its death cannot be seen from here."""
     first = holder(tmp_path)
     kill(first)
     edit_lock(tmp_path, host="node-7", boot_id="another", machine_id="another")
@@ -145,7 +137,6 @@ def test_a_holder_on_another_host_is_never_taken_over(tmp_path: Path) -> None:
 
 
 def test_another_container_of_this_host_is_looked_up_by_its_file_lock(tmp_path: Path) -> None:
-    """In another process namespace a living holder is respected and a dead one is taken over."""
     first = holder(tmp_path)
     # Opened for writing and closed, the file keeps its inode, and its holder keeps the flock.
     edit_lock(tmp_path, pid_namespace="pid:[1]", host="container")
@@ -158,7 +149,6 @@ def test_another_container_of_this_host_is_looked_up_by_its_file_lock(tmp_path: 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "\0\0"])
 def test_a_lock_that_cannot_be_read_is_respected(tmp_path: Path, content: str) -> None:
-    """Nobody knows who holds it, so the user decides."""
     (tmp_path / "night").mkdir()
     (tmp_path / "night" / run_files.LOCK).write_text(content)
     with pytest.raises(StoreLocked, match="delete the file"), Store.open(tmp_path, "night"):
@@ -166,7 +156,6 @@ def test_a_lock_that_cannot_be_read_is_respected(tmp_path: Path, content: str) -
 
 
 def test_a_writer_whose_lock_was_taken_away_stops_writing(tmp_path: Path) -> None:
-    """Somebody deleted the file and another driver started: no two writers."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
         (tmp_path / "night" / run_files.LOCK).unlink()
@@ -202,7 +191,6 @@ def test_a_file_system_that_does_not_answer_is_not_a_lock_that_is_lost(
 
 @pytest.mark.parametrize("dead_holder", [False, True])
 def test_of_many_drivers_at_once_one_wins(tmp_path: Path, dead_holder: bool) -> None:
-    """Eight start in the same moment, on a free run or one with a dead holder: one gets it."""
     if dead_holder:
         kill(holder(tmp_path))
     at = time.time() + 1.0
@@ -225,7 +213,6 @@ def test_of_many_drivers_at_once_one_wins(tmp_path: Path, dead_holder: bool) -> 
 def test_a_driver_that_was_killed_reads_as_dead(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its last status says that cards are busy and when it will be done; neither is true now."""
     first = holder(tmp_path)
     directory = tmp_path / "night"
     status = replace(STATUS, run="night", at=time.time())

@@ -32,17 +32,14 @@ IDS = [row(number).attempt_id for number in range(3)]
 
 
 def sound(data: bytes) -> list[str]:
-    """The attempts of the sound lines."""
     return [str(line.row["attempt_id"]) for line in lines_in(data) if line.row is not None]
 
 
 def numbers(store: Store) -> list[int]:
-    """The rows that the store shows, by their batch size."""
     return sorted((each.batch_size or 0) - 1 for each in store.measurements(samples=False))
 
 
 def in_files(store: Store) -> list[int]:
-    """The rows that a plain reader of Parquet sees, by their batch size."""
     import pyarrow.parquet as pq
 
     files = sorted(store.tables_path.glob("*.parquet"))
@@ -78,7 +75,6 @@ def test_a_log_torn_at_any_byte_keeps_every_line_before_it() -> None:
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
 @settings(max_examples=100, deadline=None)
 def test_a_flipped_bit_costs_its_line(at: int, bit: int) -> None:
-    """Or two, where it takes the end of one away; the others are sound."""
     data = bytearray(b"".join(LINES))
     data[at % len(data)] ^= 1 << bit
     found = sound(bytes(data))
@@ -93,7 +89,6 @@ def test_a_flipped_bit_costs_its_line(at: int, bit: int) -> None:
     ids=lambda text: text[:12].decode("ascii", "replace"),
 )
 def test_json_that_is_no_row_is_a_damaged_line(text: bytes) -> None:
-    """Though its checksum fits."""
     planted = b"%s %s\n" % (disk.digest(text).encode(), text)
     (first, odd, last) = lines_in(LINES[0] + planted + LINES[1])
     assert first.row is not None and last.row is not None
@@ -110,7 +105,6 @@ def test_json_that_is_no_row_is_a_damaged_line(text: bytes) -> None:
     ids=str,
 )
 def test_a_planted_line_costs_no_other(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Values that are none of a row: it is named as damaged, and set aside by the next writer."""
     store = Store.open(tmp_path, "night")
     store.tables_path.mkdir(parents=True)
     odd = line_with(row_of(row(1)) | changes)
@@ -127,7 +121,6 @@ def test_a_planted_line_costs_no_other(tmp_path: Path, changes: dict[str, Any]) 
 
 
 def test_a_line_of_an_older_program_has_defaults(tmp_path: Path) -> None:
-    """For columns and nested fields that came later; columns that nobody here knows are left."""
     older = row_of(row(1))
     for name in ("replicate", "items", "load_s"):
         older.pop(name, None)
@@ -141,7 +134,6 @@ def test_a_line_of_an_older_program_has_defaults(tmp_path: Path) -> None:
 
 
 def test_a_line_of_a_newer_program_is_refused() -> None:
-    """It is no damage."""
     with pytest.raises(SchemaMismatch, match="schema version 99"):
         list(lines_in(line_with(row_of(row(1)) | {"schema_version": 99})))
 
@@ -153,7 +145,6 @@ def test_a_line_of_a_newer_program_is_refused() -> None:
 def test_rows_whose_append_failed_may_come_again_in_any_company(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """None is lost, and none is two, in our reader and in Parquet."""
     log = RowLog(tmp_path / "night" / run_files.ROWS)
     with Store(tmp_path, "night", log=log) as store:
         for first in ((), (9,)):
@@ -176,7 +167,6 @@ def test_rows_whose_append_failed_may_come_again_in_any_company(
 def test_a_full_disk_gets_no_log_at_each_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One without any safe row is removed again."""
     with Store.open(tmp_path, "night") as store:
         with monkeypatch.context() as broken:
             broken.setattr(disk, "write", away)
@@ -189,7 +179,6 @@ def test_a_full_disk_gets_no_log_at_each_try(
 def test_a_writer_whose_log_was_removed_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the next row, which is not called safe; or, if none comes, at the end."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0)).unlink()
         with pytest.raises(StoreError, match="removed by somebody else"):
@@ -200,7 +189,6 @@ def test_a_writer_whose_log_was_removed_says_so(
 
 
 def test_no_name_of_a_log_comes_back(tmp_path: Path) -> None:
-    """Neither in one driver, nor in the next; and a name that is taken is not taken away."""
     names = set()
     for _ in range(2):
         with Store.open(tmp_path, "night") as store:
@@ -218,7 +206,7 @@ def test_no_name_of_a_log_comes_back(tmp_path: Path) -> None:
 def test_a_writer_whose_lock_went_while_it_wrote_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its successor may have read the log before: the row is not safe, and is not told to be."""
+    """Its successor may have read the log before, so the row is not safe."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
         sync = disk.sync
@@ -236,7 +224,7 @@ def test_a_writer_whose_lock_went_while_it_wrote_says_so(
 def test_a_stalled_writer_leaves_its_successors_log_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is away while it removes its own log; a driver on another host takes over meanwhile."""
+    """While it removes its own log, a driver on another host takes over."""
     first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
     first.__enter__()
     first.append(row(1))
@@ -265,7 +253,7 @@ def test_a_stalled_writer_leaves_its_successors_log_alone(
 def test_a_stalled_writer_makes_no_file_after_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is away while it writes its file; meanwhile the other driver made one, of more rows."""
+    """While it writes its file, another driver makes one of more rows."""
     first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
     first.__enter__()
     first.append(row(1))
@@ -301,7 +289,6 @@ def test_a_stalled_writer_makes_no_file_after_its_successor(
 def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, error: Exception
 ) -> None:
-    """At one of the first calls, or all, while a log becomes a file."""
     for number, failing in enumerate(([0], [1], [2], range(99))):
         calls, real = itertools.count(), getattr(place, name)
 
@@ -327,7 +314,6 @@ def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
 def test_a_log_that_stays_behind_its_file_makes_no_row_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str, then: str
 ) -> None:
-    """Something fails while a file is made; this driver goes on, or its successor does."""
     with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
         for number in range(2):
             store.append(row(number))
@@ -356,7 +342,6 @@ def test_a_log_that_stays_behind_its_file_makes_no_row_two(
 def test_a_log_that_cannot_be_read_keeps_no_other_from_parquet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: bool
 ) -> None:
-    """It is said once; its rows come when it can be read again. ``left``: by a dead driver."""
     caplog.set_level(logging.WARNING, logger="nightgrid.store")  # a command may have raised it
     read, bad = disk.read, ""
 
@@ -386,7 +371,6 @@ def test_a_log_that_cannot_be_read_keeps_no_other_from_parquet(
 def test_files_that_do_not_read_back_are_one_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message is the same though each has another name; no row is lost."""
     read, messages = disk.read, set[str]()
 
     def rotten(path: Path, *arguments: Any, **options: Any) -> bytes:
@@ -406,8 +390,6 @@ def test_files_that_do_not_read_back_are_one_cause(
 
 @pytest.mark.slow
 def test_plain_readers_follow_a_live_writer(tmp_path: Path) -> None:
-    """The query of README, in DuckDB and Polars, beside another process that appends and makes
-    Parquet: rows come and never go, each once."""
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     process = CONTEXT.Process(target=log_rows, args=(tmp_path, 30, 6))
     process.start()
@@ -440,7 +422,6 @@ def begun(path: Path) -> list[str]:
 def test_attempts_without_a_row_get_one_from_the_next_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that ran when their driver died, once; those that have a row are left."""
     with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
         store.begin(*(journal_row(number) for number in range(3)))
         with monkeypatch.context() as dying:
@@ -459,7 +440,6 @@ def test_attempts_without_a_row_get_one_from_the_next_driver(
 def test_a_damaged_line_of_the_journal_costs_no_other(
     tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    """The journal is set aside; attempts in sound lines have rows."""
     path = tmp_path / "night" / run_files.JOURNAL
     path.parent.mkdir()
     path.write_bytes(LINES[0] + damage(LINES[1]))
@@ -469,8 +449,6 @@ def test_a_damaged_line_of_the_journal_costs_no_other(
 
 
 def test_the_journal_has_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of attempts that have ended go with the next that begins, and those that found no room
-    come with it; the file goes at the end unless an attempt has no row."""
     journal = AttemptJournal(tmp_path / "begun.log")
     for number in range(3):
         with monkeypatch.context() as full, contextlib.suppress(StoreError):
@@ -489,7 +467,6 @@ def test_the_journal_has_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_journal_that_is_another_writers_is_left(tmp_path: Path) -> None:
-    """By a driver that has lost the run."""
     journal = AttemptJournal(tmp_path / "begun.log")
     journal.begin([row_of(row(0))])
     journal.end([IDS[0]])

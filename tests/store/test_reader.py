@@ -16,12 +16,10 @@ from orchestrator.store.store import Store
 
 
 def numbers(store: Store) -> list[int]:
-    """The rows that the store shows, by their batch size."""
     return sorted((each.batch_size or 0) - 1 for each in store.measurements(samples=False))
 
 
 def test_rows_of_a_log_are_read_as_those_of_files(tmp_path: Path) -> None:
-    """By every way of reading: whole, without raw values and with them, history."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0), row(1))
         store.to_parquet()
@@ -116,7 +114,6 @@ def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(
 def test_who_follows_a_run_parses_only_what_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that it knows are not read again."""
     with Store.open(tmp_path, "night") as store:
         for number in range(3):
             store.append(row(number))
@@ -132,7 +129,6 @@ def test_who_follows_a_run_parses_only_what_came(
 
 
 def test_an_older_log_is_read_and_becomes_parquet(tmp_path: Path) -> None:
-    """Of the version before: columns as JSON, and an Arrow stream of many rows."""
     (name,) = (path for path in OLDER.iterdir())
     rows = tmp_path / "night" / "rows"
     rows.mkdir(parents=True)
@@ -149,7 +145,6 @@ def test_an_older_log_is_read_and_becomes_parquet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, 40, 900, 5000, 20_000, 45_000])
 def test_a_damaged_record_of_an_older_log_costs_no_other(tmp_path: Path, at: int) -> None:
-    """It is named; the rows of the others are read."""
     (path,) = OLDER.iterdir()
     data = bytearray(path.read_bytes())
     data[at] ^= 1

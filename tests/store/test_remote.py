@@ -42,7 +42,6 @@ BUCKET = "nights"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ThreadedMotoServer]:
-    """An S3 server on a port of this machine's loopback, with a bucket."""
     import boto3
 
     running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -62,7 +61,6 @@ def server() -> Iterator[ThreadedMotoServer]:
 def address(
     server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> str:
-    """An address in the bucket that no other test has."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -72,7 +70,6 @@ def address(
 
 
 def numbers(run: Path) -> list[int]:
-    """The rows of a run's directory, by their batch size."""
     return sorted((each.batch_size or 0) - 1 for each in Store(run.parent, run.name).measurements())
 
 
@@ -89,8 +86,6 @@ def run_of(results: Path, rows: int) -> Store:
 def test_a_copy_follows_the_run_and_comes_back(
     tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is new is copied, and nothing twice; fetched elsewhere it reads as the run does, and a
-    second fetch brings what has come meanwhile."""
     store = run_of(tmp_path / "here", 2)
     copy = Mirror(store.path, address, "0123456789ab")
     assert copy.copy() == 3 and copy.copy() == 0 and not copy.trouble
@@ -113,9 +108,6 @@ def test_a_copy_follows_the_run_and_comes_back(
 
 
 def test_rows_of_which_no_parquet_is_made_are_copied(tmp_path: Path, address: str) -> None:
-    """A log that is still there at the end goes there as it is; when it has become Parquet, each
-    row is read once."""
-
     def fetched() -> list[int]:
         there = tmp_path / "there" / "night"
         fetch_from(address, "night", lambda _: there)
@@ -135,7 +127,6 @@ def test_rows_of_which_no_parquet_is_made_are_copied(tmp_path: Path, address: st
 def test_a_file_that_cannot_be_read_keeps_no_other_from_the_bucket(
     tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is named while it cannot be read, and copied when it can."""
     store = run_of(tmp_path, 2)
     copy = Mirror(store.path, address, "0123456789ab")
     first, read = min(store.tables_path.iterdir()), disk.read
@@ -155,7 +146,6 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_the_bucket(
 def test_the_run_goes_on_while_the_bucket_is_away(
     tmp_path: Path, address: str, server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is said, where the rows are safe is said, and the next try brings what is missing."""
     store = run_of(tmp_path, 1)
     second = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     second.start()  # on the same buckets
@@ -177,7 +167,6 @@ def test_the_run_goes_on_while_the_bucket_is_away(
 
 
 def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, address: str) -> None:
-    """A bucket that is not there, another run of this name, an address of no store."""
     store = run_of(tmp_path, 1)
     Mirror(store.path, address, "0123456789ab")
     with pytest.raises(StoreError, match="has another run 'night'; choose another --run"):
@@ -196,8 +185,6 @@ def test_a_run_with_an_address_has_rows_and_page_in_both_places(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`nightgrid run` of a grid with ``results: s3://…``: here first, where results go without
-    it."""
     tiny_workload.register(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NIGHTGRID_RESULTS", raising=False)
@@ -217,7 +204,6 @@ def test_a_run_with_an_address_has_rows_and_page_in_both_places(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's directory with rows of several sizes, side files, and what is of no use elsewhere."""
     home = tmp_path_factory.mktemp("there") / "night"
     (home / run_files.ROWS).mkdir(parents=True)
     for number, size in enumerate((0, 1, PART_BYTES, 3 * PART_BYTES + 7)):
@@ -236,13 +222,11 @@ def copy_in(directory: Path) -> Receiver:
 
 
 def text_of(run: Path, have: dict[str, str]) -> str:
-    """The log of the job that sends, with what Ray prints before."""
     lines = ["2026-11-23 02:00:00,000\tINFO job_manager.py:568 -- Runtime env is setting up."]
     return "".join(f"{line}\n" for line in [*lines, *lines_of(run, have)])
 
 
 def test_what_comes_is_what_was_sent_and_only_what_is_lacking(run: Path, tmp_path: Path) -> None:
-    """Then nothing; then the one file that has changed."""
     receiver = copy_in(tmp_path)
     receiver.feed(text_of(run, {}))
     assert receiver.finished and not receiver.damaged
@@ -262,8 +246,6 @@ def test_what_comes_is_what_was_sent_and_only_what_is_lacking(run: Path, tmp_pat
 def test_a_transfer_may_be_cut_and_damaged_anywhere(
     run: Path, tmp_path: Path, data: st.DataObject
 ) -> None:
-    """Whatever piece of the text goes, changes or comes in other pieces: each file that is there
-    is whole, and the next transfer brings the others."""
     shutil.rmtree(tmp_path / "copy", ignore_errors=True)
     text = text_of(run, {})
     at = data.draw(st.integers(0, len(text) - 1))
@@ -298,7 +280,6 @@ def test_a_transfer_may_be_cut_and_damaged_anywhere(
     ],
 )
 def test_a_sender_cannot_choose_where_a_file_goes(tmp_path: Path, run: Path, name: str) -> None:
-    """Rows and the known side files, and nothing else."""
     text = text_of(run, {}).replace(f'"{run_files.REPORT}"', f'"{name}"')
     assert name in text
     with pytest.raises(StoreError, match="is not a file of a run"):
@@ -307,7 +288,6 @@ def test_a_sender_cannot_choose_where_a_file_goes(tmp_path: Path, run: Path, nam
 
 
 def test_a_file_whose_name_was_changed_on_its_way_is_damaged(tmp_path: Path, run: Path) -> None:
-    """Into another one of a row, or one that no file has; the next transfer brings the file."""
     for number, changed in enumerate(("rows/xob-1.parquet", "rows/+ob.parquet")):
         copy = tmp_path / str(number)
         lines = text_of(run, digests(copy)).split("\n")
@@ -321,7 +301,6 @@ def test_a_file_whose_name_was_changed_on_its_way_is_damaged(tmp_path: Path, run
 
 
 def test_a_refusal_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """There is no such run: the reason comes here."""
     assert print_files(["night", "--results", str(tmp_path)]) == StoreError.exit_code
     printed = capsys.readouterr().out
     assert printed.startswith(f"{MARK} refused")
@@ -332,7 +311,7 @@ def test_a_refusal_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_file_that_goes_meanwhile_is_left_out(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As fragments do when the run ends and compacts them."""
+    """As rows do when the run ends and compacts them."""
     there = tmp_path / "there"
     shutil.copytree(run, there)
 
@@ -347,7 +326,6 @@ def test_a_file_that_goes_meanwhile_is_left_out(
 
 
 def test_a_copy_never_mixes_with_another_run(tmp_path: Path) -> None:
-    """Neither with one of this machine nor with another's of the same name."""
     run_id = "0123456789ab"
     path = copy_directory(tmp_path, "night", "http://head:8265", run_id)
     assert copy_directory(tmp_path, "night", "http://head:8265", run_id) == path
@@ -361,7 +339,6 @@ def test_a_copy_never_mixes_with_another_run(tmp_path: Path) -> None:
 
 
 def test_a_copy_begun_before_its_run_had_an_id_goes_on(tmp_path: Path) -> None:
-    """The first id that it is told is then its own, and another is refused."""
     path = copy_directory(tmp_path, "night", "http://head:8265", "")
     run_id = "0123456789ab"
     for known in ("", run_id, "", run_id):
@@ -372,7 +349,7 @@ def test_a_copy_begun_before_its_run_had_an_id_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_copy_with_which_a_driver_has_gone_on_takes_nothing_more(tmp_path: Path) -> None:
-    """Its files and those of the source would hold some rows twice. Another name is free."""
+    """Its files and those of the source would hold some rows twice."""
     run_id = "0123456789ab"
     copy_directory(tmp_path, "night", "http://head:8265", run_id)
     with Store.open(tmp_path, "night") as copy:
@@ -389,7 +366,6 @@ def test_a_copy_with_which_a_driver_has_gone_on_takes_nothing_more(tmp_path: Pat
 def test_what_is_foreign_among_the_rows_keeps_nothing_from_its_way(
     run: Path, tmp_path: Path
 ) -> None:
-    """A directory, and a file whose name no receiver takes."""
     there = tmp_path / "there"
     shutil.copytree(run, there)
     (there / run_files.ROWS / "a.parquet").mkdir()
@@ -401,8 +377,6 @@ def test_what_is_foreign_among_the_rows_keeps_nothing_from_its_way(
 
 @pytest.mark.parametrize("lost", ["nothing", " file "])
 def test_a_copy_has_the_rows_of_a_log_once(tmp_path: Path, lost: str) -> None:
-    """Fetched while the run writes, when its log became Parquet, whose file may be lost on its way,
-    and when all was merged."""
     copy = tmp_path / "copy"
 
     def fetch(lost: str = "nothing") -> list[int]:

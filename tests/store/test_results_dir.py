@@ -28,7 +28,6 @@ def test_where_results_go(
     directory: str,
     results: Path,
 ) -> None:
-    """Beside a checkout; of a Ray job in its home; NIGHTGRID_RESULTS comes before both."""
     for name in ("NIGHTGRID_RESULTS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

@@ -24,20 +24,17 @@ from workloads.base import Item, MeasureSettings, Sample
 @settings(max_examples=60, deadline=None)
 @given(measurements)
 def test_round_trip_is_exact(measurement: Measurement) -> None:
-    """Any measurement comes back from its table equal to what went in."""
     table = to_table([measurement, row()])
     assert table.schema.equals(schema(), check_metadata=True)
     assert from_table(table) == [measurement, row()]
 
 
 def test_nothing_but_raw_columns_is_lost_without_them() -> None:
-    """Reading without the raw columns gives the same record with empty samples and items."""
     table = to_table([row()]).select(column_names(raw=False))
     assert from_table(table) == [dataclasses.replace(row(), samples=(), items=())]
 
 
 def test_every_field_is_described_and_every_description_has_a_field() -> None:
-    """Columns and descriptions are the record's fields, metrics flattened, no more and no less."""
     columns = {f.name for f in dataclasses.fields(Measurement)} - {"metrics"}
     columns |= {f.name for f in dataclasses.fields(Metrics)}
     assert set(schema().names) == columns == set(COLUMN_DOCS)
@@ -48,7 +45,6 @@ def test_every_field_is_described_and_every_description_has_a_field() -> None:
 
 
 def test_names_of_seconds_and_bytes_agree_with_their_units() -> None:
-    """A column named ``…_s`` is in seconds and one named ``…_bytes`` in bytes."""
     for docs in (COLUMN_DOCS, *NESTED_DOCS.values()):
         for name, (unit, *_) in docs.items():
             if name.endswith("_per_s"):
@@ -60,14 +56,12 @@ def test_names_of_seconds_and_bytes_agree_with_their_units() -> None:
 
 
 def test_text_that_is_not_unicode_is_escaped() -> None:
-    """An undecodable byte of a log becomes an escape; it neither fails nor vanishes."""
     broken = b"error \xff\xfe end".decode("utf-8", "surrogateescape")
     (back,) = from_table(to_table([row(failure_tail=broken)]))
     assert back.failure_tail == "error \\udcff\\udcfe end"
 
 
 def test_a_newer_table_is_refused() -> None:
-    """A table of a later version is refused with both versions."""
     newer = to_table([row()]).replace_schema_metadata(
         {b"nightgrid.schema_version": str(SCHEMA_VERSION + 1).encode()}
     )
@@ -76,7 +70,6 @@ def test_a_newer_table_is_refused() -> None:
 
 
 def test_a_table_of_something_else_is_refused() -> None:
-    """A table without a version, or with other columns, is an error, not a traceback."""
     with pytest.raises(StoreError, match="no schema version"):
         from_table(pa.table({"x": [1]}))
     stranger = pa.table({"x": [1]}).replace_schema_metadata({b"nightgrid.schema_version": b"1"})
@@ -85,7 +78,6 @@ def test_a_table_of_something_else_is_refused() -> None:
 
 
 def test_an_older_table_is_filled_up_and_upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns added since take their defaults; a change of meaning goes through ``UPGRADES``."""
     old = to_table([row()]).drop_columns(["details", "recorded_at"])
     monkeypatch.setattr(schema_module, "SCHEMA_VERSION", 2)
 
@@ -100,8 +92,6 @@ def test_an_older_table_is_filled_up_and_upgraded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nested_fields_that_were_added_since_are_filled_up() -> None:
-    """A table from before ``measure.warmup_limit_s`` and a sample's communication reads as any
-    other, whole or in slices; what is missing is at its default."""
     taken = ((0, sample(communication_s=0.5)), (1, sample(step_s=(0.1, 0.2))))
     made = row(samples=taken, measure=MeasureSettings(warmup_limit_s=7.0))
     table = to_table([made] * 3)
@@ -118,12 +108,10 @@ def test_nested_fields_that_were_added_since_are_filled_up() -> None:
 
 
 def test_columns_of_a_later_program_are_ignored() -> None:
-    """A column that the record does not know does not stop the others from being read."""
     table = to_table([row()]).append_column("afterthought", pa.array([1]))
     assert from_table(table) == [row()]
 
 
 def test_the_documentation_is_up_to_date() -> None:
-    """``docs/schema.md`` is what ``python -m tools.documents.schema`` prints."""
     path = Path(__file__).parents[2] / "docs" / "schema.md"
     assert path.read_text(encoding="utf-8") == markdown()

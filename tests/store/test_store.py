@@ -22,7 +22,6 @@ from orchestrator.store.store import Store
 
 
 def filled(results: Path, count: int) -> Store:
-    """A run with ``count`` rows, each in a file of its own."""
     with Store.open(results, "night") as store:
         for number in range(count):
             store.append(row(number))
@@ -31,7 +30,6 @@ def filled(results: Path, count: int) -> Store:
 
 
 def numbers(store: Store) -> list[int]:
-    """The rows that the store shows, by their batch size."""
     return [(measurement.batch_size or 0) - 1 for measurement in store.measurements()]
 
 
@@ -39,7 +37,6 @@ def numbers(store: Store) -> list[int]:
 
 
 def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
-    """Rows come back equal, in the order of recording, with or without samples."""
     with Store.open(tmp_path, "night") as store:
         for number in (2, 0, 1):
             path = store.append(row(number))
@@ -50,8 +47,6 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_few_seconds_are_one_file(tmp_path: Path) -> None:
-    """Its name says how many and their highest attempt; they are read in the log as in it, and
-    those of later seconds make another file, then compacted as any others."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
         log = store.append(row(1), row(2, attempt_number=7), row(3))
@@ -79,14 +74,12 @@ def test_damaged_rows_written_together_use_up_the_attempt_numbers_of_all(tmp_pat
 
 
 def test_a_run_that_was_never_started_is_empty(tmp_path: Path) -> None:
-    """Opening touches nothing; reading gives nothing."""
     store = Store.open(tmp_path / "results", "night")
     assert store.measurements() == [] and store.history() == []
     assert not (tmp_path / "results").exists()
 
 
 def test_a_run_that_must_exist_is_looked_for(tmp_path: Path) -> None:
-    """A mistyped run is refused with the names that are close."""
     filled(tmp_path, 1)
     assert Store.existing(tmp_path, "night").measurements()
     assert runs(tmp_path) == ["night"]
@@ -97,7 +90,6 @@ def test_a_run_that_must_exist_is_looked_for(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_job_in_two_invocations_are_two_rows(tmp_path: Path) -> None:
-    """The same attempt number of another invocation does not overwrite the first."""
     with Store.open(tmp_path, "night") as store:
         store.append(row())
         store.append(row(invocation_id="i2"))
@@ -105,7 +97,6 @@ def test_rows_of_one_job_in_two_invocations_are_two_rows(tmp_path: Path) -> None
 
 
 def test_writing_needs_the_lock(tmp_path: Path) -> None:
-    """Outside of ``with`` nothing can be appended or compacted."""
     store = filled(tmp_path, 1)
     with pytest.raises(StoreError, match="only by the holder"):
         store.append(row(1))
@@ -114,8 +105,6 @@ def test_writing_needs_the_lock(tmp_path: Path) -> None:
 
 
 def test_history_is_what_planning_needs(tmp_path: Path) -> None:
-    """One short record per attempt, oldest first, with its busy time, and with the parameters that
-    a job of this version would have: settings that came later have their defaults."""
     as_now = as_declared("text-generation", "transformers", dict(job().parameters))
     with Store.open(tmp_path, "night") as store:
         store.append(row(1, state=State.FAILED, reason="x", started_at=None, final=False))
@@ -160,14 +149,12 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
     "name", ["", ".", "..", "../up", "a/b", "/etc", ".hidden", "a\\b", "a\0b", "a\n", "x" * 200]
 )
 def test_a_run_name_cannot_leave_the_results_directory(tmp_path: Path, name: str) -> None:
-    """Names that are no plain file name are refused before anything is touched."""
     with pytest.raises(StoreError, match="run name"):
         Store.open(tmp_path, name)
     assert Store.open(tmp_path, "2025-11-21_夜间.c++").path.parent == tmp_path
 
 
 def test_a_run_that_is_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
-    """A symbolic link does not lead rows out of the results directory."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "night").symlink_to(tmp_path / "elsewhere")
@@ -176,7 +163,6 @@ def test_a_run_that_is_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
 
 
 def test_side_files_stay_beside_the_rows(tmp_path: Path) -> None:
-    """A status or page is replaced whole, and only inside the run."""
     store = Store.open(tmp_path, "night")
     assert store.write_file("status.json", "{}") == store.path / "status.json"
     store.write_file("status.json", b'{"done": 1}')
@@ -191,7 +177,6 @@ def test_side_files_stay_beside_the_rows(tmp_path: Path) -> None:
 
 
 def test_compaction_keeps_every_row_in_one_file(tmp_path: Path) -> None:
-    """Many fragments become one file with the same rows; later fragments join them."""
     store = filled(tmp_path, 6)
     before = store.measurements()
     with store:
@@ -210,7 +195,6 @@ def test_compaction_keeps_every_row_in_one_file(tmp_path: Path) -> None:
 def test_a_big_run_is_compacted_when_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer that ends with many files leaves one; after an error it leaves all as it was."""
     monkeypatch.setattr(store_module, "COMPACT_FROM", 4)
     assert len(os.listdir(filled(tmp_path / "small", 3).tables_path)) == 3
     store = filled(tmp_path / "big", 4)
@@ -226,7 +210,6 @@ def test_a_big_run_is_compacted_when_it_ends(
 def test_a_full_disk_at_the_end_does_not_spoil_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compaction at the end is a convenience: when it fails, the run ends well all the same."""
     monkeypatch.setattr(store_module, "COMPACT_FROM", 2)
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
@@ -241,7 +224,6 @@ def test_a_full_disk_at_the_end_does_not_spoil_the_run(
 
 @pytest.mark.parametrize("length", [0, 1, 4, 5000, -1])
 def test_a_truncated_fragment_is_set_aside_by_the_next_writer(tmp_path: Path, length: int) -> None:
-    """Readers report a torn file; the next writer moves it away, and it stays reported."""
     store = filled(tmp_path, 2)
     victim = sorted(store.tables_path.iterdir())[0]
     victim.write_bytes(victim.read_bytes()[:length])
@@ -255,7 +237,6 @@ def test_a_truncated_fragment_is_set_aside_by_the_next_writer(tmp_path: Path, le
 
 
 def test_files_that_are_not_ours_are_reported(tmp_path: Path) -> None:
-    """A foreign table, a directory and a dangling link called ``.parquet`` crash nobody."""
     store = filled(tmp_path, 1)
     (store.tables_path / "stranger.parquet").write_bytes(b"PAR1")
     (store.tables_path / "directory.parquet").mkdir()
@@ -272,7 +253,6 @@ def test_files_that_are_not_ours_are_reported(tmp_path: Path) -> None:
 
 
 def named_for(store: Store, data: bytes) -> Path:
-    """Put bytes into the store under the name that fits them."""
     path = store.tables_path / reader.file_name(1, 1, data)
     path.write_bytes(data)
     return path
@@ -296,7 +276,6 @@ def test_rows_of_a_newer_version_stop_the_reader(tmp_path: Path) -> None:
 
 
 def fail_writes(monkeypatch: pytest.MonkeyPatch, room: int, code: int) -> None:
-    """A disk with this much room: a write is cut short, the next one fails."""
     real, left = disk.write, room
 
     def write(handle: int, data: bytes) -> int:
@@ -315,7 +294,6 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, room: int, code: int) -> None:
 def test_a_full_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, code: int
 ) -> None:
-    """The row is refused as a whole, earlier rows stay, and later it can be written."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
         with monkeypatch.context() as patch:
@@ -329,7 +307,6 @@ def test_a_full_disk_loses_nothing(
 
 
 def test_other_errors_of_the_file_system_are_errors_too(tmp_path: Path) -> None:
-    """A results path that is a file is refused with a message, not a traceback."""
     (tmp_path / "results").write_text("a file")
     with pytest.raises(StoreError, match="cannot create"), Store.open(tmp_path / "results", "n"):
         pass
@@ -339,7 +316,6 @@ def test_other_errors_of_the_file_system_are_errors_too(tmp_path: Path) -> None:
 def test_what_the_file_system_says_at_the_start_is_an_error_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Which names the run, and leaves its lock free."""
     store = Store.open(tmp_path, "night")
     with store:
         store.append(row(0))

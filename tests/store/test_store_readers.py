@@ -59,7 +59,6 @@ def by_polars(rows: Path) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("read", [by_pyarrow, by_pandas, by_duckdb, by_polars])
 def test_a_plain_reader_sees_every_row(store: Store, read: Callable[[Path], list[dict]]) -> None:
-    """Scalars, text, times, nested structures and maps arrive in each of the four."""
     pytest.importorskip(read.__name__.removeprefix("by_"))
     found = {int(r["batch_size"]): r for r in read(store.tables_path)}
     assert sorted(found) == list(range(1, COUNT + 1))
@@ -77,7 +76,6 @@ def test_a_plain_reader_sees_every_row(store: Store, read: Callable[[Path], list
 
 
 def test_the_documented_queries_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SQL in ``docs/schema.md`` works on a real run, and says what it promises."""
     duckdb = pytest.importorskip("duckdb")
     text = (Path(__file__).parents[2] / "docs" / "schema.md").read_text(encoding="utf-8")
     queries = [q for block in re.findall(r"```sql\n(.*?)```", text, re.S) for q in block.split(";")]
@@ -90,7 +88,6 @@ def test_the_documented_queries_run(store: Store, monkeypatch: pytest.MonkeyPatc
 
 
 def test_parameters_can_be_queried(store: Store) -> None:
-    """A workload's parameter is a key of a map whose value is JSON."""
     duckdb = pytest.importorskip("duckdb")
     found = duckdb.sql(
         "SELECT DISTINCT parameters['output_tokens']::INTEGER, parameters['ignore_eos']::BOOLEAN "

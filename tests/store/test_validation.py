@@ -25,7 +25,6 @@ NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_timestamp)
 
 
 def leaves(kind: pa.DataType, docs: Any) -> Iterator[tuple[tuple[str, ...], pa.DataType, Any]]:
-    """Every number inside a column: the way to it, its type, and its entry."""
     if pa.types.is_list(kind) and not pa.types.is_map(kind):
         for path, inner, doc in leaves(kind.value_type, docs):
             yield ("[]", *path), inner, doc
@@ -50,7 +49,6 @@ PLACES = [
 
 
 def put(value: Any, path: tuple[str, ...], number: Any) -> Any:
-    """A sound value with a number at a place in it."""
     if not path:
         return number
     if path[0] == "[]":
@@ -59,7 +57,6 @@ def put(value: Any, path: tuple[str, ...], number: Any) -> Any:
 
 
 def table_with(name: str, path: tuple[str, ...], number: Any) -> pa.Table:
-    """Two rows of which the second has a number at a place."""
     field = SOUND.schema.field(name)
     column = SOUND[name]
     if pa.types.is_timestamp(field.type):
@@ -75,8 +72,6 @@ def table_with(name: str, path: tuple[str, ...], number: Any) -> pa.Table:
     ("name", "path", "kind", "allowed"), PLACES, ids=[".".join([p[0], *p[1]]) for p in PLACES]
 )
 def test_every_number_has_its_range(name: str, path: Any, kind: Any, allowed: Any) -> None:
-    """The ends are taken, what lies beyond is refused with the name and the range; NaN and
-    infinities only where they are allowed."""
     for number in (allowed.low, allowed.high):
         whole = not pa.types.is_floating(kind)
         assert fault(table_with(name, path, int(number) if whole else number)) == ""
@@ -104,7 +99,6 @@ OTHERS += [pa.list_(pa.struct([("rank", pa.int64())])), pa.list_(pa.list_(pa.str
 
 
 def test_a_column_of_any_other_type_is_refused() -> None:
-    """Types are compared down to what lists, maps and records hold."""
     one_of_each = {field.type: field.name for field in schema()}
     for kind, name in one_of_each.items():
         for other in (each for each in OTHERS if each != kind):
@@ -128,20 +122,17 @@ SAMPLE = SOUND["samples"].to_pylist()[0][0]
     ids=str,
 )
 def test_values_that_are_none_of_their_column_are_named(name: str, value: Any) -> None:
-    """Nulls where a value is needed, names of nothing, parameters that are no plain JSON."""
     field = SOUND.schema.field(name)
     values = pa.array([SOUND[name].to_pylist()[0], value], field.type)
     assert fault(SOUND.select([name]).set_column(0, field, values))
 
 
 def test_text_that_is_not_unicode_is_named() -> None:
-    """Though its bytes are those of a column of text."""
     texts = pa.array([b"fine", b"\xff\xfe"]).view(pa.string())
     assert fault(SOUND.select(["reason"]).set_column(0, SOUND.schema.field("reason"), texts))
 
 
 def test_bad_files_among_sound_ones_are_named() -> None:
-    """With what is wrong with them."""
     tables = {str(n): to_table([row(n)]) for n in range(9)}
     assert faults(tables) == {}
     bad = table_with("batch_size", (), 0)
@@ -161,8 +152,7 @@ WHOLE = st.sampled_from([-1, 2**53 + 1, 2**63, 2**70, 7])
 def test_what_was_measured_is_never_refused(
     one: Measurement, throughput: float, weight: int, started: float, wall: float, step: float
 ) -> None:
-    """Whatever numbers a workload, a clock or a counter gave: the row is written, is read back, and
-    says which numbers were none."""
+    """Whatever numbers a workload, a clock or a counter gave."""
     odd = Measurement(
         **{
             **{name: getattr(one, name) for name in Measurement.__slots__},
@@ -188,7 +178,6 @@ def test_what_was_measured_is_never_refused(
 
 
 def test_a_sound_table_has_no_fault() -> None:
-    """Whatever columns are read."""
     assert fault(SOUND) == "" and len(from_table(SOUND)) == 2
     for columns in (["cards"], ["batch_size", "parameters"], ["samples"]):
         assert fault(SOUND.select(columns)) == ""

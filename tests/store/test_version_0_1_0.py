@@ -16,7 +16,6 @@ WRITTEN = Path(__file__).with_name("version_0_1_0")
 
 
 def test_its_rows_have_the_figures_that_it_reported(tmp_path: Path) -> None:
-    """Every value of every row is as it was; columns since then are beside them."""
     rows = tmp_path / "night" / "rows"
     shutil.copytree(WRITTEN, rows, ignore=shutil.ignore_patterns("*.jsonl"))
     summary, _ = read_summary(Store.existing(tmp_path, "night"))

@@ -23,8 +23,6 @@ from orchestrator.trackers.base import RowLog, TrackedRun, Tracker, close_all, t
 
 @dataclass
 class Kept:
-    """A tracker in memory, which fails as often as it is told to, and with some jobs always."""
-
     runs: list[TrackedRun] = field(default_factory=list)
     failures: int = 0
     refused: Collection[str] = ()  # ids of jobs
@@ -67,20 +65,16 @@ class Kept:
 
 @pytest.fixture()
 def store(tmp_path: Path) -> Store:
-    """A run whose earlier driver wrote one row."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0, run="night"))
     return store
 
 
 def attempts(kept: Kept) -> list[str]:
-    """The jobs that it has, in their order."""
     return [run.tags["nightgrid.job_id"] for run in kept.runs]
 
 
 def test_each_final_row_is_logged_once_those_of_earlier_drivers_first(store: Store) -> None:
-    """A row that the store has and that comes as well is one run; an attempt before the last is
-    none."""
     kept = Kept()
     log = RowLog(store, kept.tracker(), "there")
     log.start()
@@ -91,7 +85,6 @@ def test_each_final_row_is_logged_once_those_of_earlier_drivers_first(store: Sto
 
 
 def test_a_tracker_that_fails_is_tried_again(store: Store) -> None:
-    """The trouble is said with the destination, and no row is missed."""
     kept = Kept(failures=2)
     log = RowLog(store, kept.tracker(), "there", again_s=0.01)
     log.start()
@@ -103,8 +96,6 @@ def test_a_tracker_that_fails_is_tried_again(store: Store) -> None:
 
 @pytest.mark.parametrize("refused", [0, 2])
 def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: int) -> None:
-    """It is tried a few times, set aside and named at the end; the others are written, those that
-    come later, too."""
     kept = Kept(refused=[row(refused).job_id])
     log = RowLog(store, kept.tracker(), "there", again_s=0.01)
     log.start()
@@ -117,7 +108,6 @@ def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: i
 
 
 def test_a_tracker_that_refuses_any_row_is_not_asked_about_each(tmp_path: Path) -> None:
-    """A few rows are tried, and all are told to be missing, with the reason."""
     kept = Kept(failures=1000)
     rows = [row(number) for number in range(30)]
     done = base.write_rows(kept.tracker(), "there", "night", tmp_path, rows)
@@ -147,7 +137,6 @@ def test_neighbours_that_are_all_refused_hold_up_no_other(
 def test_a_tracker_that_refuses_any_row_has_one_more_try_at_the_end(
     store: Store, failures: int
 ) -> None:
-    """Until then nothing is tried. What is missing is told once; if it works again, nothing is."""
     with store:
         for number in range(1, 9):
             store.append(row(number, run="night"))
@@ -170,7 +159,6 @@ def test_a_tracker_that_refuses_any_row_has_one_more_try_at_the_end(
 
 
 def test_a_tracker_that_is_never_reached_is_said_at_the_end(store: Store) -> None:
-    """With the reason; no row is set aside for it."""
     tracker = replace(Kept().tracker(), connect=lambda *_: 1 / 0)
     log = RowLog(store, tracker, "there", again_s=3600)
     log.start()
@@ -182,7 +170,6 @@ def test_a_tracker_that_is_never_reached_is_said_at_the_end(store: Store) -> Non
 def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it(
     store: Store,
 ) -> None:
-    """The reason, the destination, and `nightgrid export`."""
     log = RowLog(store, Kept(failures=9).tracker(), "there", again_s=3600)
     log.start()
     assert log.close() == (
@@ -194,7 +181,6 @@ def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it
 def test_a_tracker_that_hangs_holds_up_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end waits for it as long as is said, and no longer."""
     monkeypatch.setattr(base, "HURRIED_S", 0.05)
     kept = Kept(stuck=threading.Event())
     log = RowLog(store, kept.tracker(), "there")
@@ -224,7 +210,6 @@ def test_all_logs_are_ended_before_one_is_waited_for(store: Store) -> None:
 def test_a_run_that_fails_brings_its_rows_before_it_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows that came before the failure are logged, in a hurry."""
     grid = tmp_path / "grid.yaml"
     grid.write_text(
         "name: night\nexperiments:\n"
@@ -260,7 +245,6 @@ def test_a_run_that_fails_brings_its_rows_before_it_says_so(
 def test_rows_that_are_there_already_are_not_made_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver that goes on with a large run converts only what the tracker lacks."""
     with store:
         store.append(row(1, run="night"))
     converted: list[str] = []

@@ -14,8 +14,6 @@ from orchestrator.trackers.base import TRACKERS, tracked
 
 
 class Run:
-    """A run of the package's; it refuses figures if it is told to."""
-
     def __init__(self, ended: list[int], refuses: bool) -> None:
         self.summary: dict[str, float] = {}
         self.ended = ended
@@ -30,7 +28,6 @@ class Run:
 def test_a_run_is_noted_where_the_package_made_no_directory(
     refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written is known to the next connection; what is refused is not, and is ended."""
     ended: list[int] = []
     package = SimpleNamespace(
         login=lambda **_: True,
@@ -61,8 +58,6 @@ def test_without_a_key_files_alone_are_written(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Unless the environment says which mode is meant, which the package reads itself. Tags name
-    what is not real, and no text is changed but a truth value, which is written as YAML has it."""
     asked: dict[str, object] = {}
 
     def init(**given: object) -> Run:
