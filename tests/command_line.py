@@ -17,7 +17,7 @@ import tiny_workload
 
 from orchestrator.cli.main import full_parser, main
 from orchestrator.core.topology import Node
-from orchestrator.on_ray.jobs import JobInfo, Submission
+from orchestrator.on_ray.jobs import HeadJobFailed, JobInfo, Submission
 
 
 class Printed(NamedTuple):
@@ -120,8 +120,10 @@ class Head:
             return "a line of Ray's\n" + json.dumps([asdict(node) for node in self.nodes]) + "\n"
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            main(list(arguments))
-        return f"2026-11-23 02:00:00,000\tINFO job_manager.py:568 -- env\n{printed.getvalue()}"
+            code = main(list(arguments))
+        if code:
+            raise HeadJobFailed(f"{self.address}: {printed.getvalue()}")
+        return printed.getvalue().strip()
 
 
 @pytest.fixture
