@@ -25,7 +25,7 @@ from orchestrator.on_ray.examination import ClusterFacts, Examination, NodeFacts
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 #: The frozen node is given up after this time, or four times that of the slowest of the others.
-START_S = 10.0
+START_S = 5.0
 TIMEOUT_S = 150.0
 
 

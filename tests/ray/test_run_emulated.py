@@ -168,13 +168,13 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
 
 
 def at_work(run: Run, place: Path, *, attempts: int, noted: bytes = b"") -> int:
-    before = set(noted.splitlines())
+    before, begun = set(noted.splitlines()), set[bytes]()  # a line goes when its attempt ends
     deadline = time.monotonic() + patience(120)
     while True:
         assert time.monotonic() < deadline and run.process.poll() is None
         time.sleep(0.05)
         with contextlib.suppress(OSError, ValueError):
-            begun = set((place / "begun.log").read_bytes().splitlines()) - before
+            begun |= set((place / "begun.log").read_bytes().splitlines()) - before
             if len(begun) >= attempts:
                 return int(json.loads((place / "driver.lock").read_text())["pid"])
 

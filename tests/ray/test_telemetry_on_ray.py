@@ -1,19 +1,71 @@
-"""Cards of a real node are read from outside their workers, and rows learn what they took."""
+"""A run's figures, scraped from the metrics port of a real Ray node."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import signal
+import threading
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from driver_cases import STATUS
 from patience import patience
 from ray_bench import Bench, emulated_node
 
-from orchestrator.core.job import Accelerator
+from orchestrator.core.events import NodeLeft
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.status import Rate
+from orchestrator.on_ray import gcs
+from orchestrator.on_ray.metrics import PREFIX, Publisher, readings_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+def scraped(bench: Bench) -> str:
+    import ray
+
+    mine = ray.get_runtime_context().get_node_id()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == mine]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    with urllib.request.urlopen(url, timeout=patience(10)) as answer:
+        return str(answer.read().decode())
+
+
+def test_the_figures_of_a_status_are_exported_by_ray(bench: Bench) -> None:
+    card = dataclasses.replace(STATUS.cards[0], power_w=412.5, memory_used_bytes=2**30)
+    status = dataclasses.replace(
+        STATUS,
+        cards=(card, *STATUS.cards[1:]),
+        rates=(Rate(unit="tokens/s", per_s=1204.5, jobs=3),),
+        failure_counts={"crash": 2},
+        jobs_run=13,
+    )
+    Publisher().publish(status)
+    wanted = list(readings_of(status))
+    assert {"nightgrid_card_power_w", "nightgrid_failures"} <= {one.name for one in wanted}
+    deadline = time.monotonic() + patience(60)
+    while True:
+        text = scraped(bench)
+        if all(f"{PREFIX}{one.name}{{" in text for one in wanted):
+            break
+        assert time.monotonic() < deadline, f"not exported: {text[-2000:]}"
+        time.sleep(1.0)
+    lines = [line for line in text.splitlines() if line.startswith(f"{PREFIX}nightgrid_")]
+    for one in wanted:
+        tags = {"run": status.run, **one.tags}
+        (value,) = [
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith(f"{PREFIX}{one.name}{{")
+            and all(f'{name}="{text}"' in line for name, text in tags.items())
+        ]
+        assert value == pytest.approx(one.value), one
+
 
 TOOL = """\
 #!/bin/sh
@@ -62,3 +114,52 @@ def test_a_real_node_is_read_and_an_emulated_one_is_not(
         bench.stop(real, emulated)
     finally:
         bench.cluster.remove("gpu-9")
+
+
+#: Should the driver wait for the store: it answers again after so long, or later under load, but
+#: before Ray ends its nodes for want of it (60 s).
+MOST_S, NODES_LIVE_S = 20.0, 45.0
+
+
+@pytest.fixture
+def frozen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The control store of the bench's cluster, stopped; set once it goes on. A second without an
+    answer is silence."""
+    monkeypatch.setattr(gcs, "SILENT_AFTER_S", 1.0)
+    bench.node("cpu-1")
+    directory = str(bench.cluster.directory)
+    (server,) = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.name() == "gcs_server" and directory in " ".join(process.cmdline())
+    ]
+    goes_on = threading.Event()
+
+    def thaw() -> None:
+        os.kill(server.pid, signal.SIGCONT)
+        goes_on.set()
+
+    timer = threading.Timer(min(patience(MOST_S), NODES_LIVE_S), thaw)
+    os.kill(server.pid, signal.SIGSTOP)
+    timer.start()
+    yield goes_on
+    timer.cancel()
+    thaw()
+    deadline = time.monotonic() + patience(60)
+    while bench.executor.trouble:
+        assert time.monotonic() < deadline
+        bench.seen += bench.executor.events(0.2)
+
+
+def test_a_frozen_control_store_stops_no_work(bench: Bench, frozen: threading.Event) -> None:
+    card = bench.node("cpu-1").cards[0]
+    before = len(bench.seen)
+    while not bench.executor.trouble:
+        bench.seen += bench.executor.events(0.5)
+        assert not frozen.is_set(), "the loop waited until the control store answered"
+    (worker,) = bench.start(card)
+    ended = bench.ended(bench.run((card,), [worker], "ok"))
+    bench.stop(worker)
+    assert not frozen.is_set(), "the loop waited until the control store answered"
+    assert ended.outcome.state is State.SUCCEEDED
+    assert not [event for event in bench.seen[before:] if isinstance(event, NodeLeft)]

@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measurements import row
+from measurements import numbers, row
 
 from orchestrator.store import disk, reader
 from orchestrator.store.reader import raw_batches, with_raw
 from orchestrator.store.store import Store
-
-
-def numbers(store: Store) -> list[int]:
-    return sorted((each.batch_size or 0) - 1 for each in store.measurements(samples=False))
 
 
 def test_rows_of_a_log_are_read_as_those_of_files(tmp_path: Path) -> None:

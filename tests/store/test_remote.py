@@ -15,7 +15,7 @@ import tiny_workload
 from example_grids import NOTEBOOK_GRID
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from measurements import row
+from measurements import numbers, row
 from moto.server import ThreadedMotoServer
 
 from orchestrator.cli.main import main
@@ -69,10 +69,6 @@ def address(
     return f"s3://{BUCKET}/{request.node.name}?{where}"
 
 
-def numbers(run: Path) -> list[int]:
-    return sorted((each.batch_size or 0) - 1 for each in Store(run.parent, run.name).measurements())
-
-
 def run_of(results: Path, rows: int) -> Store:
     store = Store.open(results, "night")
     with store:
@@ -111,7 +107,7 @@ def test_rows_of_which_no_parquet_is_made_are_copied(tmp_path: Path, address: st
     def fetched() -> list[int]:
         there = tmp_path / "there" / "night"
         fetch_from(address, "night", lambda _: there)
-        return numbers(there)
+        return numbers(Store(there.parent, there.name))
 
     store = run_of(tmp_path / "here", 1)
     copy = Mirror(store.path, address, "0123456789ab")
@@ -384,7 +380,7 @@ def test_a_copy_has_the_rows_of_a_log_once(tmp_path: Path, lost: str) -> None:
         lines = lines_of(store.path, digests(copy))
         receiver.feed("".join(f"{line}\n" for line in lines if lost not in line))
         assert receiver.finished
-        return numbers(copy)
+        return numbers(Store(tmp_path, "copy"))
 
     with Store.open(tmp_path, "night") as store:
         store.append(row(1))

@@ -5,19 +5,30 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+from datetime import datetime, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from measurements import job, row
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from measurement_strategies import measurements
+from measurements import job, numbers, row
 
 from orchestrator.core.errors import SchemaMismatch, StoreError, StoreFull
 from orchestrator.core.job import Accelerator, State
+from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import PastRow
 from orchestrator.core.settings import as_declared
-from orchestrator.store import disk, reader
+from orchestrator.store import disk
 from orchestrator.store import files as run_files
 from orchestrator.store import store as store_module
-from orchestrator.store.reader import runs
+from orchestrator.store.codec import to_table
+from orchestrator.store.files import default_results_dir, inside_ray_job
+from orchestrator.store.reader import file_name, runs
+from orchestrator.store.schema import schema
 from orchestrator.store.store import Store
 
 
@@ -29,14 +40,12 @@ def filled(results: Path, count: int) -> Store:
     return store
 
 
-def numbers(store: Store) -> list[int]:
-    return [(measurement.batch_size or 0) - 1 for measurement in store.measurements()]
-
-
 # ---------------------------------------------------------------- writing and reading
 
 
 def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+    assert Store.open(tmp_path / "results", "night").measurements() == []
+    assert not (tmp_path / "results").exists()
     with Store.open(tmp_path, "night") as store:
         for number in (2, 0, 1):
             path = store.append(row(number))
@@ -58,7 +67,7 @@ def test_rows_of_a_few_seconds_are_one_file(tmp_path: Path) -> None:
         assert os.listdir(store.tables_path) == [path.name] and store.to_parquet() is None
         assert numbers(store) == [0, 1, 2, 3] and len(store.history()) == 4
         store.append(row(4))
-        store.compact()
+        assert store.compact() is not None and store.compact() is None
     assert numbers(store) == [0, 1, 2, 3, 4] and len(os.listdir(store.tables_path)) == 1
 
 
@@ -73,19 +82,13 @@ def test_damaged_rows_written_together_use_up_the_attempt_numbers_of_all(tmp_pat
         assert store.attempts_set_aside(ids) == dict.fromkeys(ids, 7)
 
 
-def test_a_run_that_was_never_started_is_empty(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "results", "night")
-    assert store.measurements() == [] and store.history() == []
-    assert not (tmp_path / "results").exists()
-
-
 def test_a_run_that_must_exist_is_looked_for(tmp_path: Path) -> None:
     filled(tmp_path, 1)
     assert Store.existing(tmp_path, "night").measurements()
     assert runs(tmp_path) == ["night"]
-    with pytest.raises(StoreError, match=r"no run 'nigth'.*There is: night"):
+    with pytest.raises(StoreError, match=r"no run 'nigth' .*Newest first:\n    night"):
         Store.existing(tmp_path, "nigth")
-    with pytest.raises(StoreError, match="no runs there"):
+    with pytest.raises(StoreError, match="there is no directory"):
         Store.existing(tmp_path / "nowhere", "night")
 
 
@@ -176,22 +179,6 @@ def test_side_files_stay_beside_the_rows(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- compaction
 
 
-def test_compaction_keeps_every_row_in_one_file(tmp_path: Path) -> None:
-    store = filled(tmp_path, 6)
-    before = store.measurements()
-    with store:
-        path = store.compact()
-        assert path is not None and os.listdir(store.tables_path) == [path.name]
-        assert store.measurements() == before
-        assert store.compact() is None
-        store.append(row(6))
-        assert numbers(store) == list(range(7))
-        assert store.compact() is not None
-    assert numbers(store) == list(range(7))
-    assert len(os.listdir(store.tables_path)) == 1
-    assert len(store.history()) == 7
-
-
 def test_a_big_run_is_compacted_when_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,22 +239,19 @@ def test_files_that_are_not_ours_are_reported(tmp_path: Path) -> None:
     assert "README" in left and len(left) == 2
 
 
-def named_for(store: Store, data: bytes) -> Path:
-    path = store.tables_path / reader.file_name(1, 1, data)
-    path.write_bytes(data)
-    return path
+def plant(store: Store, table: pa.Table) -> None:
+    """Put a table into the store under a name that fits it."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    data = sink.getvalue().to_pybytes()
+    (store.tables_path / file_name(1, 1, data)).write_bytes(data)
 
 
 def test_rows_of_a_newer_version_stop_the_reader(tmp_path: Path) -> None:
     """Half of a run is not shown as if it were all of it."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     store = filled(tmp_path, 1)
-    table = pa.table({"x": [1]}).replace_schema_metadata({b"nightgrid.schema_version": b"99"})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    named_for(store, sink.getvalue().to_pybytes())
+    newer = {b"nightgrid.schema_version": b"99"}
+    plant(store, pa.table({"x": [1]}).replace_schema_metadata(newer))
     with pytest.raises(SchemaMismatch, match="version 99"):
         store.measurements()
 
@@ -333,3 +317,81 @@ def test_what_the_file_system_says_at_the_start_is_an_error_of_the_store(
             pass
     with Store.open(tmp_path, "night") as again:
         assert again.measurements() == [row(0)]
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.lists(st.lists(measurements, min_size=1, max_size=3), min_size=2, max_size=4))
+def test_any_rows_are_the_same_afterwards(files: list[list[Measurement]]) -> None:
+    with TemporaryDirectory() as directory, Store.open(Path(directory), "night") as store:
+        for rows in files:
+            store.append(*rows)
+            store.to_parquet()
+        before, history = store.measurements(), sorted(map(repr, store.history()))
+        path = store.compact()
+        assert store.measurements() == before
+        assert sorted(map(repr, store.history())) == history  # equal times have no order
+        if path is not None:  # else all files were one and the same
+            sink = pa.BufferOutputStream()
+            pq.write_table(to_table(before), sink)
+            both = (pq.ParquetFile(one).read() for one in (path, pa.BufferReader(sink.getvalue())))
+            table, expected = (one.replace_schema_metadata(None) for one in both)
+            assert table.equals(expected, check_metadata=True)
+
+
+def test_an_older_table_gets_the_columns_of_today(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(0))
+        older = to_table([row(7)]).drop_columns(["device_name", "throughput_unit", "items"])
+        plant(store, older)
+        before = store.measurements()
+        path = store.compact()
+        assert path is not None and len(list(store.tables_path.iterdir())) == 1
+        assert store.measurements() == before
+        table = pq.ParquetFile(path).read()
+        assert table.schema.equals(schema()) and table["throughput_unit"].null_count == 0
+
+
+def test_rows_without_a_time_come_first(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "night") as store:
+        store.append(row(1))
+        store.to_parquet()
+        store.append(row(2, recorded_at=None))
+        path = store.compact()
+    times = pq.ParquetFile(str(path)).read()["recorded_at"].to_pylist()
+    recorded_at = row(1).recorded_at
+    assert recorded_at is not None
+    assert times == [None, datetime.fromtimestamp(recorded_at, timezone.utc)]
+
+
+# ---------------------------------------------------------------- where results are
+
+
+@pytest.mark.parametrize(
+    ("environment", "directory", "results"),
+    [
+        ({}, "checkout", Path("results")),
+        # Ray throws the working directory away, so the home directory has to do.
+        ({"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}, "x", Path.home() / "nightgrid-results"),
+        ({}, "ray/runtime_resources/working_dir_files/_pkg", Path.home() / "nightgrid-results"),
+        (
+            {"NIGHTGRID_RESULTS": "~/there", "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"},
+            "x",
+            Path.home() / "there",
+        ),
+    ],
+)
+def test_where_results_go(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    directory: str,
+    results: Path,
+) -> None:
+    for name in ("NIGHTGRID_RESULTS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / directory).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / directory)
+    assert default_results_dir() == results
+    assert inside_ray_job() == (results != Path("results"))
