@@ -1,4 +1,4 @@
-"""Checks of an examination, each a function from facts to findings.
+"""Checks of an examination, each a function from facts to findings, and their text.
 
 A finding has a place, a problem and a remedy. ERROR would make a run fail, at least on that node;
 WARNING would slow it or make figures doubtful; NOTE is for the rest.
@@ -32,7 +32,6 @@ def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             check="nodes",
             level=Level.ERROR,
-            where="cluster",
             message=f"{len(alive)} of {facts.expected_nodes} expected nodes are in the cluster",
             remedy="look at `ray monitor cluster.yaml`; on the missing server, at `docker logs "
             "nightgrid`. A node with another Ray or Python version, or without the token, cannot "
@@ -72,7 +71,6 @@ def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             check="cards",
             level=Level.ERROR,
-            where="cluster",
             message=f"no node has registered a {' or '.join(kinds)} card with Ray",
             remedy="; ".join(filter(None, (spec.registration for spec in apart))),
         )
@@ -84,7 +82,6 @@ def check_token(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             check="token",
             level=Level.ERROR,
-            where="cluster",
             message="it asks for no token: anyone who reaches its ports can run code on all nodes",
             remedy="RAY_AUTH_MODE=token on every node and workstation (docs/security.md)",
         )
@@ -97,7 +94,6 @@ def check_dashboard(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             check="dashboard",
             level=Level.WARNING if facts.token else Level.ERROR,
-            where="cluster",
             message=f"the dashboard, with its job interface, listens on {facts.dashboard}",
             remedy="start the head with --dashboard-host=127.0.0.1 and use an SSH tunnel",
         )
@@ -169,7 +165,6 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             check="versions",
             level=Level.WARNING if shared_kind else Level.NOTE,
-            where="cluster",
             message=f"{package} is {where}",
             remedy="nodes of one kind should run the same image: their rows are compared"
             if shared_kind
@@ -433,7 +428,7 @@ def check_workstation(workstation: Versions, cluster: Versions) -> list[Finding]
     ]
 
 
-# An examination as text and as a JSON object.
+# ---------------------------------------------------------------- text and JSON
 
 _MARKS = {Level.ERROR: "ERROR  ", Level.WARNING: "WARNING", Level.NOTE: "note   "}
 

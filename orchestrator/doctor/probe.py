@@ -45,7 +45,7 @@ class Finding:
 
     check: str  # short name for scripts, e.g. "cards"
     level: Level
-    where: str  # the node's name, or "cluster"
+    where: str = "cluster"  # or the node's name
     message: str
     remedy: str
 

@@ -50,6 +50,14 @@ def outlived() -> contextlib.AbstractContextManager[None]:
     return variables({name: v for name, v in JOINING.items() if name not in os.environ})
 
 
+def gcs_client(address: str = "") -> Any:
+    """Ray's client of the GCS at an address; empty: of the joined cluster."""
+    import ray
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
+
+    return GcsClient(address=address or ray.get_runtime_context().gcs_address)
+
+
 class Gcs:
     """Calls to the GCS, whose callbacks run in the loop's thread, by ``collect``.
 
@@ -112,10 +120,7 @@ class Gcs:
     def nodes(self) -> dict[str, RayNode]:
         """Living nodes by id, for ``ask``: ``ray.nodes()`` may hang or abort the process."""
         if self._client is None:
-            import ray
-            from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
-
-            self._client = GcsClient(address=ray.get_runtime_context().gcs_address)
+            self._client = gcs_client()
         infos = self._client.get_all_node_info(timeout=_ANSWER_S)
         return {
             info.node_id.hex(): {
@@ -167,10 +172,8 @@ def first_answer(address: str, *, patience_s: float) -> Any:
 
     def ask() -> None:
         nonlocal answer
-        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
-
         try:
-            answer = GcsClient(address=address).get_all_node_info(timeout=patience_s)
+            answer = gcs_client(address).get_all_node_info(timeout=patience_s)
         except Exception as error:
             answer = error
 

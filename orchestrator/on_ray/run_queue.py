@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from orchestrator.on_ray.gcs import gcs_client
 from orchestrator.store.files import RAY_JOB_VARIABLE
 from orchestrator.util.format import listed
 from orchestrator.util.redaction import redact
@@ -202,11 +203,11 @@ class RunQueue:
         run_id: str,
         kinds: tuple[str, ...],
         options: QueueOptions,
-        client: Callable[[], Any] | None = None,
+        client: Callable[[], Any] = gcs_client,
         driver: Callable[[], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._make_client = client or _client
+        self._make_client = client
         self._driver = driver or _driver_here
         self._store: Any = None
         self._clock = clock
@@ -365,13 +366,6 @@ def _is_rays_own(job: Any) -> bool:
 
 def _key(number: int) -> bytes:
     return f"{_PREFIX}{number:012d}".encode()
-
-
-def _client() -> Any:
-    import ray
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # a compiled module
-
-    return GcsClient(address=ray.get_runtime_context().gcs_address)
 
 
 def _driver_here() -> str:

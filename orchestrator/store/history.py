@@ -1,4 +1,8 @@
-"""The columns of each row that planning and estimating need."""
+"""Earlier rows as planning needs them, and the card checks of runs.
+
+Each run's driver writes a table of its card checks (``CARD_CHECKS``), with the fields of
+``CardCheck`` as columns; a card's history spans a results directory.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +83,6 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         took=row["took"] or "",
     )
 
-
-# Tables of card checks, with the fields of ``CardCheck`` as columns.
-#
-# Each run's driver writes its own (``CARD_CHECKS``); a card's history spans a results directory.
 
 #: Newest runs that make up the history.
 _MOST_RUNS = 50

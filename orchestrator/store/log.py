@@ -38,14 +38,20 @@ from orchestrator.store.schema import RAW_TYPES, refuse_newer
 
 _LOG = logging.getLogger("nightgrid.store")
 _NAME = re.compile(r"\.rows-[0-9a-f]{16}-\d{1,9}\.jsonl")
+_OLDER_NAME = re.compile(r"\.appended-(?:[0-9a-f]{16}-)?\d{1,9}\.arrows")
 _LARGEST_BYTES = 256 * 2**20  # of a foreign journal
 
 Row = Mapping[str, Any]
 
 
 def is_log(name: str) -> bool:
-    """Return whether this is the name of a log of rows."""
-    return _NAME.fullmatch(name) is not None
+    """Return whether this is the name of a log of rows, of this version or an earlier one."""
+    return bool(_NAME.fullmatch(name) or _OLDER_NAME.fullmatch(name))
+
+
+def rows_in_log(name: str, data: bytes) -> Iterator[Line]:
+    """The lines of a log of this name, damaged ones included; may raise SchemaMismatch."""
+    return _lines_in_older(data) if _OLDER_NAME.fullmatch(name) else lines_in(data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,28 +192,22 @@ def read_journal(path: Path) -> list[Line]:
         return []
 
 
-# Reader of earlier versions' logs (``.appended-*.arrows``), left only by killed drivers.
-#
-# A record is columns of several rows as JSON, or an Arrow stream (``.arrow`` instead of ``.json``):
+# ---------------------------------------------------------------- logs of earlier versions
+
+# Killed drivers may have left ``.appended-*.arrows``. A record is columns of several rows as JSON,
+# or an Arrow stream (``.arrow`` instead of ``.json``):
 #
 #     \n<job>-<attempt>-<sha256[:16]>.json <bytes>\n  <JSON>  \n<the same>\n
 #
 # The checksum includes the name before it.
 
-_LOG_importer = re.compile(r"\.appended-(?:[0-9a-f]{16}-)?\d{1,9}\.arrows")
 _MARK = re.compile(
     rb"\n(?P<whose>[A-Za-z0-9_-]{1,100}-)(?P<digest>[0-9a-f]{16})\.(?P<kind>json|arrow) "
     rb"(?P<bytes>\d{1,10})\n"
 )
 
 
-def is_older_log(name: str) -> bool:
-    """Return whether this is the name of an earlier version's log."""
-    return _LOG_importer.fullmatch(name) is not None
-
-
-def lines_in_older(data: bytes) -> Iterator[Line]:
-    """Convert an older log to current lines, damaged ones included; may raise SchemaMismatch."""
+def _lines_in_older(data: bytes) -> Iterator[Line]:
     at = sound_until = 0
     while mark := _MARK.search(data, at):
         end = mark.end() + int(mark["bytes"])
@@ -239,7 +239,6 @@ def _rows_in_stream(data: bytes) -> list[Row]:
 
 
 def _rows_in_json(data: bytes) -> list[Row]:
-    """Rows of a record of columns; SchemaMismatch if newer, other errors if it is invalid."""
     record = json.loads(data)
     refuse_newer(record["schema_version"], "a record")
     columns = record["columns"]

@@ -29,7 +29,7 @@ from orchestrator.core.errors import SchemaMismatch, StoreError
 from orchestrator.store import disk
 from orchestrator.store.codec import ROWS_TOGETHER, measurements_of, table_of, values_of
 from orchestrator.store.disk import Damage
-from orchestrator.store.log import Line, is_log, is_older_log, lines_in, lines_in_older
+from orchestrator.store.log import Line, is_log, rows_in_log
 from orchestrator.store.schema import column_names, columns_schema, current, rules_of
 from orchestrator.store.validation import fault, faults
 
@@ -84,12 +84,7 @@ def parsed_name(name: str) -> FileName | None:
 
 def has_rows(name: str) -> bool:
     """Return whether a file of this name is one of rows."""
-    return is_any_log(name) or (name.endswith(".parquet") and not name.startswith("."))
-
-
-def is_any_log(name: str) -> bool:
-    """Return whether a file of this name is a log, of this version or an earlier one."""
-    return is_log(name) or is_older_log(name)
+    return is_log(name) or (name.endswith(".parquet") and not name.startswith("."))
 
 
 def about_how_many(names: Iterable[str]) -> int:
@@ -179,7 +174,7 @@ def read_rows(
         look = Rows(directory, wanted, {}, [], names)
         try:
             # Logs first: a row that leaves one meanwhile is in a file then, and not missed.
-            logs = {name: _log_table(look, name, with_key) for name in filter(is_any_log, names)}
+            logs = {name: _log_table(look, name, with_key) for name in filter(is_log, names)}
             _read_files(look, sorted(names - logs.keys()), with_key, parsed)
         except FileNotFoundError:
             continue
@@ -203,11 +198,6 @@ def row_files(directory: Path) -> set[str]:
     except OSError as error:
         raise StoreError(f"{directory} cannot be read: {error.strerror or error}") from error
     return set(filter(has_rows, names))
-
-
-def rows_in_log(name: str, data: bytes) -> Iterator[Line]:
-    """The lines of a log, of this version or an earlier one."""
-    return lines_in_older(data) if is_older_log(name) else lines_in(data)
 
 
 def table_of_lines(
@@ -466,7 +456,7 @@ def _batches(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if is_any_log(name):
+    if is_log(name):
         table, _ = table_of_lines(rows_in_log(name, data), columns)
         yield from table.to_batches(max_chunksize=rows)
     elif damage_of(name, data) is None:

@@ -14,7 +14,6 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,18 +22,16 @@ from orchestrator.core.errors import StoreError
 from orchestrator.store import disk, files, identity
 from orchestrator.store.codec import row_of
 from orchestrator.store.lock import SILENCE_S, Holder, RunLock
-from orchestrator.store.log import AttemptJournal, Line, RowLog, read_journal
+from orchestrator.store.log import AttemptJournal, Line, RowLog, is_log, read_journal, rows_in_log
 from orchestrator.store.reader import (
     ROW_KEY,
     Contents,
     damage_of,
     file_name,
-    is_any_log,
     parsed_name,
     read_contents,
     read_rows,
     row_files,
-    rows_in_log,
     runs,
     set_aside_earlier,
     table_of_lines,
@@ -93,14 +90,15 @@ class Store:
 
     @classmethod
     def existing(cls, results_dir: Path, run: str) -> Store:
-        """Return the store of a started run; StoreError, with close matches, if there is none."""
+        """Return the store of a started run; StoreError, with a list of runs, if there is none."""
         store = cls(results_dir, run)
-        if not store.exists:
-            known = runs(results_dir)
-            close = get_close_matches(run, known, n=3, cutoff=0.5) or known[:5]
-            hint = f"There is: {', '.join(close)}." if close else "There are no runs there."
-            raise StoreError(f"no run {run!r} in {results_dir}. {hint}")
-        return store
+        if store.exists:
+            return store
+        known = existing_runs(results_dir)
+        listed = "\n".join(f"    {name}" for name in known[:MOST_LISTED])
+        more = len(known) - MOST_LISTED
+        rest = f"\n    and {more} more" if more > 0 else ""
+        raise StoreError(f"there is no run {run!r} in {results_dir}. Newest first:\n{listed}{rest}")
 
     # ------------------------------------------------------------ reading
 
@@ -190,7 +188,7 @@ class Store:
             self._lock.release()
 
     def refuse_if_held(self) -> None:
-        """Raise as ``with store:`` would: StoreLocked if held, StoreError if unreadable."""
+        """Raise StoreLocked or StoreError as ``with store:`` would."""
         self._lock.refuse_if_held()
 
     def resume(self) -> Store:
@@ -317,7 +315,7 @@ class Store:
     def _read_logs(self) -> dict[str, bytes]:
         """Close our log and read all logs by name; unreadable ones are reported once and stay."""
         contents = {}
-        for name in filter(is_any_log, self._log.rotate()):
+        for name in filter(is_log, self._log.rotate()):
             path = self.tables_path / name
             try:
                 contents[name] = disk.read(path)
@@ -411,13 +409,7 @@ def find_run(run: str | os.PathLike[str] | None = None, results: Path | None = N
         path = Path(os.path.realpath(run))
         return Store.existing(path.parent, path.name)
     results = results or files.default_results_dir()
-    known = existing_runs(results)
-    name = known[0] if run is None else os.fspath(run)
-    if name not in known:
-        listed = "\n".join(f"    {one}" for one in known[:MOST_LISTED])
-        more = len(known) - MOST_LISTED
-        rest = f"\n    and {more} more" if more > 0 else ""
-        raise StoreError(f"there is no run {name!r} in {results}. Newest first:\n{listed}{rest}")
+    name = existing_runs(results)[0] if run is None else os.fspath(run)
     return Store.existing(results, name)
 
 

@@ -120,10 +120,8 @@ def tracked(row: Measurement) -> TrackedRun:
     )
 
 
-_IDENTITY = (
-    *("workload", "model", "dataset", "accelerator", "cards", "precision", "engine"),
-    "isolation",
-)
+_IDENTITY = ("workload", "model", "dataset", "accelerator", "cards", "precision", "engine",
+             "isolation")  # fmt: skip
 _FACTS = ("state", "emulated", "random_weights", "synthetic_data", "git_commit")
 
 
@@ -134,7 +132,6 @@ def _parameters(row: Measurement) -> dict[str, str]:
 
 
 def _metrics(row: Measurement) -> dict[str, float]:
-    """Return every finite number that was derived or measured."""
     numbers = {field.name: getattr(row.metrics, field.name) for field in fields(Metrics)}
     numbers |= row.workload_metrics
     numbers |= {name: getattr(row, name) for name in _MEASURED}
@@ -146,7 +143,6 @@ def _metrics(row: Measurement) -> dict[str, float]:
 
 
 def _tags(row: Measurement) -> dict[str, str]:
-    """Return state, place, versions and warnings."""
     facts = {name: getattr(row, name) for name in _FACTS} | {
         "nightgrid.job_id": row.job_id,
         "nightgrid.experiment": row.experiment,
@@ -159,7 +155,6 @@ def _tags(row: Measurement) -> dict[str, str]:
 
 
 def _texts(values: Mapping[str, object], prefix: str, more: Mapping[str, object]) -> dict[str, str]:
-    """Return known values as text, and more under a prefix."""
     every = {**values, **{f"{prefix}.{name}": value for name, value in sorted(more.items())}}
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)[:_LONGEST]
@@ -319,7 +314,7 @@ class RowLog:
         self.trouble = ""
 
     def start(self) -> None:
-        """Write rows until ``close``."""
+        """Write rows until ``end``."""
         self._thread.start()
 
     def take(self, row: Measurement) -> bool:
@@ -332,10 +327,6 @@ class RowLog:
         """Ask the thread to end after writing the rest."""
         self._rows.put(None)
         self._ending.set()
-
-    def close(self, *, hurry: bool = False) -> str:
-        """Write the rest within the time limit; return a message."""
-        return close_all([self], hurry=hurry)[0]
 
     def outcome(self, *, hurry: bool, ended_at: float) -> str:
         """Wait for the end, requested at ``ended_at`` (monotonic); return a message."""

@@ -70,6 +70,10 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
+def close(log: RowLog, *, hurry: bool = False) -> str:
+    return close_all([log], hurry=hurry)[0]
+
+
 def attempts(kept: Kept) -> list[str]:
     return [run.tags["nightgrid.job_id"] for run in kept.runs]
 
@@ -80,7 +84,7 @@ def test_each_final_row_is_logged_once_those_of_earlier_drivers_first(store: Sto
     log.start()
     for each in (row(0), row(1), replace(row(2), final=False), row(3)):
         log.take(each)
-    assert log.close() == "every row is in Kept at there"
+    assert close(log) == "every row is in Kept at there"
     assert attempts(kept) == [row(number).job_id for number in (0, 1, 3)]
 
 
@@ -90,7 +94,7 @@ def test_a_tracker_that_fails_is_tried_again(store: Store) -> None:
     log.start()
     log.take(row(1))
     assert kept.came.wait(60)
-    assert log.close() == "every row is in Kept at there"
+    assert close(log) == "every row is in Kept at there"
     assert attempts(kept) == [row(0).job_id, row(1).job_id]
 
 
@@ -101,7 +105,7 @@ def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: i
     log.start()
     for number in (1, 2, 3):
         log.take(row(number))
-    told = log.close()
+    told = close(log)
     assert f"1 set aside ({row(refused).job_id}): Kept at there: it says not this one" in told
     assert attempts(kept) == [row(number).job_id for number in range(4) if number != refused]
     assert kept.refusals == base.MOST_FAILURES
@@ -149,7 +153,7 @@ def test_a_tracker_that_refuses_any_row_has_one_more_try_at_the_end(
         time.sleep(0.005)
     time.sleep(0.05)
     assert kept.connections == 5 and not kept.runs
-    told = log.close()
+    told = close(log)
     if failures == 5:
         assert told == "every row is in Kept at there"
         assert set(attempts(kept)) == {row(number).job_id for number in range(10)}
@@ -162,7 +166,7 @@ def test_a_tracker_that_is_never_reached_is_said_at_the_end(store: Store) -> Non
     tracker = replace(Kept().tracker(), connect=lambda *_: 1 / 0)
     log = RowLog(store, tracker, "there", again_s=3600)
     log.start()
-    assert log.close().startswith(
+    assert close(log).startswith(
         "some rows were not logged: Kept at there: it says division by zero; nightgrid export"
     )
 
@@ -172,7 +176,7 @@ def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it
 ) -> None:
     log = RowLog(store, Kept(failures=9).tracker(), "there", again_s=3600)
     log.start()
-    assert log.close() == (
+    assert close(log) == (
         f"some rows were not logged: 1 set aside ({row(0).job_id}): Kept at there: it says no; "
         "nightgrid export there --to kept --run night brings them"
     )
@@ -185,7 +189,7 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     kept = Kept(stuck=threading.Event())
     log = RowLog(store, kept.tracker(), "there")
     log.start()
-    told = log.close(hurry=True)
+    told = close(log, hurry=True)
     assert "takes longer than 0.05 s" in told and "nightgrid export there" in told
     kept.stuck.set()
 
@@ -257,5 +261,5 @@ def test_rows_that_are_there_already_are_not_made_again(
     monkeypatch.setattr(base, "tracked", counting)
     log = RowLog(store, kept.tracker(), "there")
     log.start()
-    assert log.close() == "every row is in Kept at there"
+    assert close(log) == "every row is in Kept at there"
     assert converted == [row(1).job_id]
