@@ -189,9 +189,7 @@ NODES += [(gaudi(probe=gaudi_probe(**changes)), *finding) for changes, *finding 
 
 
 @pytest.mark.parametrize(("node", "check", "level", "words"), NODES)
-def test_one_change_to_a_node_is_one_finding(
-    node: NodeFacts, check: str, level: Level, words: str
-) -> None:
+def test_one_change_to_a_node_is_one_finding(node, check, level, words) -> None:
     findings = judge(cluster(node, gaudi("gaudi-02")))
     about = [f for f in findings if (f.where, f.check) == (node.name, check) and words in f.message]
     assert [(finding.level, bool(finding.remedy)) for finding in about] == [(level, True)]
@@ -218,9 +216,7 @@ CLUSTERS: list[tuple[dict[str, Any], str, Level, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "check", "level", "words"), CLUSTERS)
-def test_what_is_wrong_with_a_cluster_is_found(
-    changes: dict[str, Any], check: str, level: Level, words: str
-) -> None:
+def test_what_is_wrong_with_a_cluster_is_found(changes, check, level, words) -> None:
     found = judge(cluster(gaudi(), gaudi("gaudi-02"), **changes))
     assert [
         (f.level, f.remedy != "") for f in found if f.check == check and words in f.message
@@ -240,9 +236,7 @@ def test_a_dashboard_on_loopback_is_no_finding(dashboard: str | None) -> None:
         (SharedFacts(readable=True, written="", trouble="read-only"), [W]),
     ],
 )
-def test_the_shared_directory_is_seen_and_written_by_all(
-    shared: SharedFacts, levels: list[Level]
-) -> None:
+def test_the_shared_directory_is_seen_and_written_by_all(shared, levels) -> None:
     """An own empty directory at the same place would take writes and show nothing."""
     facts = cluster(gaudi(probe=gaudi_probe(shared=shared)), shared_dir="/shared")
     assert [f.level for f in judge(facts) if f.check == "shared"] == levels
@@ -338,9 +332,7 @@ def test_findings_are_told_with_their_remedies_worst_first() -> None:
 # ---------------------------------------------------------------- on a node
 
 
-def test_packages_that_do_not_import_say_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_that_do_not_import_say_why(tmp_path, monkeypatch) -> None:
     (tmp_path / "ng_raises.py").write_text("raise ValueError('no such card')\n")
     (tmp_path / "ng_dies.py").write_text("import os\nos._exit(7)\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

@@ -323,9 +323,7 @@ def test_a_silent_store_is_not_waited_for_at_the_end(case: Case, silent: bool) -
 
 
 @pytest.mark.parametrize("joined_now", [True, False], ids=["connected", "gone"])
-def test_agents_are_called_at_the_end_only_through_a_connection(
-    case: Case, monkeypatch: pytest.MonkeyPatch, joined_now: bool
-) -> None:
+def test_agents_are_called_at_the_end_only_through_a_connection(case, monkeypatch, joined_now):
     """Outside one Ray would join some cluster for the call, or wait for one that is gone."""
     monkeypatch.setattr("ray.is_initialized", lambda: joined_now)
     claim = claimed(case)
@@ -373,9 +371,7 @@ def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
     assert case.held == [("hpu-1",), ()] and case.claims.foreign.waits_for == ""
 
 
-def test_cards_of_a_node_that_others_give_back_are_claimed_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cards_of_a_node_that_others_give_back_are_claimed_later(monkeypatch) -> None:
     case = Case()
     real = HPU_1 | {"Resources": {"HPU": 3.0}}
     first = claimed(case, real)

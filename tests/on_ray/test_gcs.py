@@ -170,9 +170,7 @@ def test_who_joins_a_cluster_outlives_its_store(name: str, monkeypatch: pytest.M
     assert os.environ[name] == "7"
 
 
-def test_a_head_that_goes_while_a_driver_joins_is_no_crash(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_head_that_goes_while_a_driver_joins_is_no_crash(monkeypatch) -> None:
     """Ray speaks of a wrong token then."""
 
     def refused(**_: object) -> list[dict[str, str]]:

@@ -63,9 +63,7 @@ def test_the_commit_travels_with_the_job(tmp_path: Path, monkeypatch: pytest.Mon
     assert int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) > 30
 
 
-def test_a_head_whose_agent_is_not_there_yet_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_whose_agent_is_not_there_yet_is_tried_again(tmp_path, monkeypatch) -> None:
     """Ray's job server answers before its agent does, and refuses after ten seconds."""
     no_agent = "Request failed with status code 500: No available agent to submit job, please try"
     refusals = [RuntimeError(no_agent), RuntimeError("TimeoutError: Failed to get head node agent")]
@@ -115,9 +113,7 @@ def test_a_head_whose_agent_is_not_there_yet_is_tried_again(
         ("STOPPED", "", "`orchestrator status` ended as STOPPED"),
     ],
 )
-def test_a_command_that_fails_on_the_head_is_no_answer(
-    monkeypatch: pytest.MonkeyPatch, status: str, printed: str, reason: str
-) -> None:
+def test_a_command_that_fails_on_the_head_is_no_answer(monkeypatch, status, printed, reason):
     class Head(JobServer):
         def __init__(self) -> None:
             self.address = "http://head:8265"
@@ -172,9 +168,7 @@ def test_a_dead_address_is_told_quickly() -> None:
         assert time.monotonic() - started < patience(6)
 
 
-def test_hooks_travel_with_the_job_and_a_secret_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hooks_travel_with_the_job_and_a_secret_is_warned_of(tmp_path, monkeypatch, capsys) -> None:
     """An address would stand in the cluster's list of jobs for all to read."""
     sent: list[Submission] = []
 
@@ -296,9 +290,7 @@ def test_what_the_grid_names_goes_along(upload: Callable[..., Upload], home: Pat
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_a_file_named_as_secrets_are_goes_only_if_it_is_named(
-    upload: Callable[..., Upload], name: str
-) -> None:
+def test_a_file_named_as_secrets_are_goes_only_if_it_is_named(upload, name) -> None:
     with pytest.raises(SubmitError, match="--include"):
         upload(dataset=name)
     top = name.split("/")[0]
@@ -351,9 +343,7 @@ def test_the_program_of_a_checkout_goes_before_the_installed_one(tmp_path: Path)
     assert "orchestrator/.env" not in files
 
 
-def test_submit_refuses_and_says_which_option(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submit_refuses_and_says_which_option(home, capsys) -> None:
     grid = _grid(home, "tiny-chatglm3", "advertisegen-synthetic")
     address = ("--address", "http://127.0.0.1:1")
     assert main(["submit", str(grid), "--include", "tls", *address]) == 5
@@ -361,9 +351,7 @@ def test_submit_refuses_and_says_which_option(
     assert "tls/server.key, tls/server.pem" in error and "--include tls/server.key" in error
 
 
-def test_an_upload_is_told_of_once_the_cluster_answers(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_upload_is_told_of_once_the_cluster_answers(home, capsys) -> None:
     grid = _grid(home, "tiny-chatglm3", "advertisegen-synthetic")
     assert main(["submit", str(grid), "--address", "http://127.0.0.1:1"]) == 5
     error = capsys.readouterr().err

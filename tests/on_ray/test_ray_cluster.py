@@ -85,9 +85,7 @@ def test_kinds_follow_from_resources() -> None:
     assert not any(node.emulated for node in nodes)
 
 
-def test_kinds_that_share_a_resource_are_told_apart_by_their_type(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kinds_that_share_a_resource_are_told_apart_by_their_type(monkeypatch) -> None:
     """AMD's GPUs are torch's `cuda` and Ray's `GPU`, as NVIDIA's are: Ray's type decides."""
     amd = dataclasses.replace(
         device_spec("cuda"),
@@ -170,17 +168,13 @@ def test_what_ray_says_of_dead_workers_stays_out_of_our_output() -> None:
 
 
 @pytest.mark.parametrize(("told", "asked"), [("", None), ("1", 1), ("12", 12)])
-def test_the_environment_may_ask_for_threads(
-    told: str, asked: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_may_ask_for_threads(told, asked, monkeypatch) -> None:
     monkeypatch.setenv(THREADS, told)
     assert configured_threads() == asked
 
 
 @pytest.mark.parametrize("told", ["0", "-1", "two", "1.5"])
-def test_no_number_of_threads_stops_emulation_before_it_starts(
-    told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_number_of_threads_stops_emulation_before_it_starts(told, monkeypatch) -> None:
     monkeypatch.setenv(THREADS, told)
     with pytest.raises(ClusterError, match=f"NIGHTGRID_THREADS='{told}'"), emulate([]):
         pass
@@ -252,9 +246,7 @@ def test_a_token_is_random_and_for_this_user_alone(tmp_path: Path) -> None:
         new_token(tmp_path)
 
 
-def test_a_ray_that_knows_no_tokens_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_that_knows_no_tokens_starts_nothing(tmp_path, monkeypatch) -> None:
     import ray._raylet
 
     monkeypatch.delattr(ray._raylet, "AuthenticationTokenLoader")
@@ -311,9 +303,7 @@ def test_who_holds_a_run_is_told_before_its_cluster_is_asked(silent: str, tmp_pa
 
 
 @pytest.mark.parametrize("answer", [OSError("connection reset"), None])
-def test_nobody_joins_a_cluster_that_did_not_answer(
-    answer: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_joins_a_cluster_that_did_not_answer(answer, monkeypatch) -> None:
     """Ray would try for a quarter of an hour to reach one that ended while it was asked."""
     monkeypatch.setattr(cluster, "first_answer", lambda *_, **__: answer)
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("it was joined"))

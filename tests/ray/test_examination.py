@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -35,9 +34,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def examined(
-    bench: Bench, shared: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ClusterFacts]:
+def examined(bench, shared, tmp_path_factory) -> None:
     bench.wait_for(lambda event: isinstance(event, NodeJoined) and event.node.name == "hpu-1")
     broken = tmp_path_factory.mktemp("broken")
     (broken / "fake_workers.py").write_text("raise ImportError('gone')\n", encoding="ascii")
@@ -116,9 +113,7 @@ def test_a_frozen_node_is_a_finding_and_not_a_hang(examined: ClusterFacts) -> No
     assert "7 expected nodes" in told  # it has six
 
 
-def test_the_shared_directory_is_found_shared_and_left_clean(
-    examined: ClusterFacts, shared: Path
-) -> None:
+def test_the_shared_directory_is_found_shared_and_left_clean(examined, shared) -> None:
     answered = [node.probe for node in examined.nodes if node.probe is not None]
     assert len(answered) == 5
     assert all(

@@ -147,9 +147,7 @@ def test_a_worker_killed_from_outside_is_noticed(bench: Bench) -> None:
     assert bench.stopped(worker.worker_id).failure == failure
 
 
-def test_a_killed_agent_takes_its_workers_along_and_its_cards_come_back(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_agent_takes_its_workers_along_and_its_cards_come_back(bench, monkeypatch) -> None:
     """When Ray loses the agent, the processes beneath it end: attempt, worker, node; then the node
     is claimed anew. A card that another program took meanwhile is claimed when that gives it back,
     and a gang spans both claims."""
@@ -238,9 +236,7 @@ def test_a_job_is_among_rays_tasks_while_it_runs_and_afterwards(bench: Bench) ->
     state_is("FINISHED")
 
 
-def test_an_outcome_that_is_lost_on_the_way_is_told_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outcome_that_is_lost_on_the_way_is_told_once(bench, monkeypatch) -> None:
     from ray.exceptions import ActorUnavailableError
 
     lost: list[ResponseBatch] = []
@@ -264,9 +260,7 @@ def test_an_outcome_that_is_lost_on_the_way_is_told_once(
     assert len([e for e in ends if e.outcome.attempt_id == attempt_id]) == 1
 
 
-def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(bench, monkeypatch):
     import ray
 
     monkeypatch.setattr(executor, "STOP_PATIENCE_S", 3.0)
@@ -352,9 +346,7 @@ def test_a_worker_that_cannot_start_says_why(bench: Bench) -> None:
     bench.stop(again)
 
 
-def test_a_node_of_another_packages_device_joins_works_and_takes_everything_along(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_a_node_of_another_packages_device_joins_works_and_takes_everything_along(bench, tmp_path):
     with outside_device.installed(tmp_path):
         kind = Accelerator("XPU")
         bench.cluster.add(emulated_node("xpu-1", kind, (0, 1), 2))

@@ -427,9 +427,7 @@ def test_runs_of_a_busy_cluster_wait_for_each_other(head: Head, tmp_path: Path) 
     "NIGHTGRID_REHEARSAL" not in os.environ,
     reason="half a minute, a head is started again; `make rehearsal-night` runs it",
 )
-def test_the_next_submission_goes_on_with_the_run_of_a_head_that_died(
-    head: Head, tmp_path: Path
-) -> None:
+def test_the_next_submission_goes_on_with_the_run_of_a_head_that_died(head, tmp_path) -> None:
     """A submitted driver dies with its head. Once that is back on its port, the same grid sent
     again measures what is missing, and nothing twice."""
     (tmp_path / "grid.yaml").write_text(GRID.replace("[fp32, fp8]", "fp32").replace("[1, 2]", LONG))

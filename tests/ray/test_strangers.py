@@ -83,9 +83,7 @@ def told(process: subprocess.Popen[str], timeout_s: float = 150) -> tuple[int | 
 
 
 @pytest.fixture(scope="module")
-def joining(
-    bench: Bench, elsewhere: OtherHost, home: Path
-) -> Iterator[tuple[subprocess.Popen[str], float]]:
+def joining(bench, elsewhere, home) -> None:
     """Stock `ray start --address` in another network, and when it began. (An open cluster has it
     join in 3 s; a closed one lets it try for half a minute, so it begins before all else here.)"""
     port = bench.cluster.address.rpartition(":")[2]
@@ -151,12 +149,7 @@ def test_every_port_asks_for_the_token(bench: Bench, home: Path, token: str) -> 
             assert set(each["answered"]) <= HEALTH, (port, each)
 
 
-def test_a_stranger_neither_joins_nor_runs_anything(
-    bench: Bench,
-    joining: tuple[subprocess.Popen[str], float],
-    elsewhere: OtherHost,
-    home: Path,
-) -> None:
+def test_a_stranger_neither_joins_nor_runs_anything(bench, joining, elsewhere, home) -> None:
     """The actor would have written a file."""
     program = [sys.executable, str(HERE / "stranger.py"), bench.cluster.address]
     processes = [

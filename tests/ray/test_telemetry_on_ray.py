@@ -9,7 +9,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -76,9 +75,7 @@ END
 """
 
 
-def test_a_real_node_is_read_and_an_emulated_one_is_not(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_node_is_read_and_an_emulated_one_is_not(bench, tmp_path, monkeypatch) -> None:
     """400 W for three seconds are 1200 J."""
     (tmp_path / "nvidia-smi").write_text(TOOL)
     (tmp_path / "nvidia-smi").chmod(0o755)

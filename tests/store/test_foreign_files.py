@@ -90,9 +90,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str, capsys: Any) -> Non
     ],
     ids=["cut", "not UTF-8", "empty", "another column", "no counts", "a huge cell"],
 )
-def test_a_table_of_figures_that_rotted_is_left_out(
-    tmp_path: Path, name: str, damage: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_table_of_figures_that_rotted_is_left_out(tmp_path, name, damage, monkeypatch, caplog):
     sound = hardware.reference()
     for each in ("published.csv", "devices.csv"):
         data = (hardware.DIRECTORY / each).read_bytes()

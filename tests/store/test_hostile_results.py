@@ -275,9 +275,7 @@ def test_side_files_may_hold_anything(results: Path, content: bytes) -> None:
 @pytest.mark.slow
 @settings(max_examples=30)
 @given(content=st.binary(max_size=200) | st.sampled_from(JSON_TRAPS))
-def test_a_lock_that_cannot_be_understood_refuses_the_run(
-    sound: Path, tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
+def test_a_lock_that_cannot_be_understood_refuses_the_run(sound, tmp_path_factory, content) -> None:
     """It may be a living driver's, so nobody takes it over."""
     results = Path(shutil.copytree(sound, tmp_path_factory.mktemp("lock") / "results"))
     (results / "night" / "driver.lock").write_bytes(content)
@@ -330,9 +328,7 @@ def test_a_query_without_a_statement_is_refused(results: Path, sql: str) -> None
 
 
 @pytest.mark.parametrize("output", ["/", "", "DEVICE", ".", "a\0b"])
-def test_a_report_is_not_written_over_what_is_no_file(
-    results: Path, tmp_path: Path, output: str
-) -> None:
+def test_a_report_is_not_written_over_what_is_no_file(results, tmp_path, output) -> None:
     pipe = tmp_path / "device"
     os.mkfifo(pipe)
     words = ["report", "night", "--output", str(pipe) if output == "DEVICE" else output]

@@ -115,9 +115,7 @@ def test_what_is_no_id_is_set_aside(tmp_path: Path, make: Callable[[Path], objec
     assert (store.quarantine_path / run_files.RUN_ID).exists()
 
 
-def test_an_id_that_cannot_be_read_for_a_moment_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_that_cannot_be_read_for_a_moment_is_kept(tmp_path, monkeypatch) -> None:
     """With a new one the run would not find the processes it left."""
     old = open_by_driver(tmp_path / "night").run_id
     read = disk.read

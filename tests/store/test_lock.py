@@ -172,9 +172,7 @@ def test_a_writer_whose_lock_was_taken_away_stops_writing(tmp_path: Path) -> Non
     assert [m.batch_size for m in store.measurements()] == [1, 3]
 
 
-def test_a_file_system_that_does_not_answer_is_not_a_lock_that_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_does_not_answer_is_not_a_lock_that_is_lost(tmp_path, monkeypatch):
     """A server of files that is away for a moment must not end a night."""
 
     def stale(_: Path) -> tuple[int, int]:
@@ -210,9 +208,7 @@ def test_of_many_drivers_at_once_one_wins(tmp_path: Path, dead_holder: bool) -> 
         process.join(patience(60))
 
 
-def test_a_driver_that_was_killed_reads_as_dead(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_driver_that_was_killed_reads_as_dead(tmp_path, capsys) -> None:
     first = holder(tmp_path)
     directory = tmp_path / "night"
     status = replace(STATUS, run="night", at=time.time())

@@ -8,7 +8,6 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +133,7 @@ def test_a_line_of_a_newer_program_is_refused() -> None:
 
 
 @pytest.mark.parametrize("call", ["create_new", "write", "sync", "sync_directory"])
-def test_rows_whose_append_failed_may_come_again_in_any_company(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_rows_whose_append_failed_may_come_again_in_any_company(tmp_path, monkeypatch, call):
     log = RowLog(tmp_path / "night" / run_files.ROWS)
     with Store(tmp_path, "night", log=log) as store:
         for first in ((), (9,)):
@@ -156,9 +153,7 @@ def test_rows_whose_append_failed_may_come_again_in_any_company(
     assert in_files(store) == numbers(store) == [0, 1, 2, 3, 9]
 
 
-def test_a_full_disk_gets_no_log_at_each_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_gets_no_log_at_each_try(tmp_path, monkeypatch) -> None:
     with Store.open(tmp_path, "night") as store:
         with monkeypatch.context() as broken:
             broken.setattr(disk, "write", away)
@@ -168,9 +163,7 @@ def test_a_full_disk_gets_no_log_at_each_try(
         assert os.listdir(store.tables_path) == []
 
 
-def test_a_writer_whose_log_was_removed_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_writer_whose_log_was_removed_says_so(tmp_path, caplog) -> None:
     with Store.open(tmp_path, "night") as store:
         store.append(row(0)).unlink()
         with pytest.raises(StoreError, match="removed by somebody else"):
@@ -195,9 +188,7 @@ def test_no_name_of_a_log_comes_back(tmp_path: Path) -> None:
     assert sound(path.read_bytes()) == IDS[:1]
 
 
-def test_a_writer_whose_lock_went_while_it_wrote_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_whose_lock_went_while_it_wrote_says_so(tmp_path, monkeypatch) -> None:
     """Its successor may have read the log before, so the row is not safe."""
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
@@ -213,9 +204,7 @@ def test_a_writer_whose_lock_went_while_it_wrote_says_so(
         monkeypatch.undo()
 
 
-def test_a_stalled_writer_leaves_its_successors_log_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_writer_leaves_its_successors_log_alone(tmp_path, monkeypatch) -> None:
     """While it removes its own log, a driver on another host takes over."""
     first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
     first.__enter__()
@@ -242,9 +231,7 @@ def test_a_stalled_writer_leaves_its_successors_log_alone(
     assert numbers(first) == [1, 2, 3, 4] == in_files(first)
 
 
-def test_a_stalled_writer_makes_no_file_after_its_successor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_writer_makes_no_file_after_its_successor(tmp_path, monkeypatch) -> None:
     """While it writes its file, another driver makes one of more rows."""
     first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
     first.__enter__()
@@ -303,9 +290,7 @@ def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
 
 @pytest.mark.parametrize("fail", ["rename", "remove", "sync_directory", "sync", "read"])
 @pytest.mark.parametrize("then", ["again", "killed"])
-def test_a_log_that_stays_behind_its_file_makes_no_row_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail: str, then: str
-) -> None:
+def test_a_log_that_stays_behind_its_file_makes_no_row_two(tmp_path, monkeypatch, fail, then):
     with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
         for number in range(2):
             store.append(row(number))
@@ -331,9 +316,7 @@ def test_a_log_that_stays_behind_its_file_makes_no_row_two(
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_a_log_that_cannot_be_read_keeps_no_other_from_parquet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: bool
-) -> None:
+def test_a_log_that_cannot_be_read_keeps_no_other_from_parquet(tmp_path, monkeypatch, caplog, left):
     caplog.set_level(logging.WARNING, logger="nightgrid.store")  # a command may have raised it
     read, bad = disk.read, ""
 
@@ -360,9 +343,7 @@ def test_a_log_that_cannot_be_read_keeps_no_other_from_parquet(
     assert numbers(store) == [0, 1, 2, 3] == in_files(store)
 
 
-def test_files_that_do_not_read_back_are_one_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_do_not_read_back_are_one_cause(tmp_path, monkeypatch) -> None:
     read, messages = disk.read, set[str]()
 
     def rotten(path: Path, *arguments: Any, **options: Any) -> bytes:
@@ -414,9 +395,7 @@ def begun(path: Path) -> list[str]:
     return [str(line.row["attempt_id"]) for line in read_journal(path) if line.row is not None]
 
 
-def test_attempts_without_a_row_get_one_from_the_next_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attempts_without_a_row_get_one_from_the_next_driver(tmp_path, monkeypatch) -> None:
     with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
         store.begin(*(journal_row(number) for number in range(3)))
         with monkeypatch.context() as dying:
@@ -432,9 +411,7 @@ def test_attempts_without_a_row_get_one_from_the_next_driver(
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9] + b"!" + data[-8:], lambda _: b"\xff\n"])
-def test_a_damaged_line_of_the_journal_costs_no_other(
-    tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
+def test_a_damaged_line_of_the_journal_costs_no_other(tmp_path, damage) -> None:
     path = tmp_path / "night" / run_files.JOURNAL
     path.parent.mkdir()
     path.write_bytes(LINES[0] + damage(LINES[1]))

@@ -33,9 +33,7 @@ def test_rows_of_a_log_are_read_as_those_of_files(tmp_path: Path) -> None:
         assert len(store.history()) == 3
 
 
-def test_a_listing_that_misses_a_log_and_the_file_of_it_is_taken_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_that_misses_a_log_and_the_file_of_it_is_taken_again(tmp_path, monkeypatch):
     """A directory of many files is listed in pieces: the file had not come when its place was
     passed, and the log had gone when its own was."""
     with Store.open(tmp_path, "night") as store:
@@ -55,9 +53,7 @@ def test_a_listing_that_misses_a_log_and_the_file_of_it_is_taken_again(
 
 
 @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
-def test_a_file_that_went_while_it_was_read_is_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_file_that_went_while_it_was_read_is_looked_for_again(tmp_path, monkeypatch, kind):
     """On a network file system that is no missing file, but a stale handle."""
     with Store.open(tmp_path, "night") as store:
         for number in range(3):
@@ -79,9 +75,7 @@ def test_a_file_that_went_while_it_was_read_is_looked_for_again(
         assert disk.read is read
 
 
-def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(tmp_path, monkeypatch) -> None:
     """Whenever it has read two files more, the log has become one and another is begun."""
     with Store.open(tmp_path, "night") as store:
         for number in range(3):
@@ -107,9 +101,7 @@ def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(
         assert found == list(range(next(coming)))
 
 
-def test_who_follows_a_run_parses_only_what_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_follows_a_run_parses_only_what_came(tmp_path, monkeypatch) -> None:
     with Store.open(tmp_path, "night") as store:
         for number in range(3):
             store.append(row(number))

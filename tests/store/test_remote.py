@@ -58,9 +58,7 @@ def server() -> Iterator[ThreadedMotoServer]:
 
 
 @pytest.fixture
-def address(
-    server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> str:
+def address(server, monkeypatch, request) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -79,9 +77,7 @@ def run_of(results: Path, rows: int) -> Store:
     return store
 
 
-def test_a_copy_follows_the_run_and_comes_back(
-    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_copy_follows_the_run_and_comes_back(tmp_path, address, capsys) -> None:
     store = run_of(tmp_path / "here", 2)
     copy = Mirror(store.path, address, "0123456789ab")
     assert copy.copy() == 3 and copy.copy() == 0 and not copy.trouble
@@ -120,9 +116,7 @@ def test_rows_of_which_no_parquet_is_made_are_copied(tmp_path: Path, address: st
     assert fetched() == [0, 7]
 
 
-def test_a_file_that_cannot_be_read_keeps_no_other_from_the_bucket(
-    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_keeps_no_other_from_the_bucket(tmp_path, address, monkeypatch):
     store = run_of(tmp_path, 2)
     copy = Mirror(store.path, address, "0123456789ab")
     first, read = min(store.tables_path.iterdir()), disk.read
@@ -139,9 +133,7 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_the_bucket(
 
 
 @pytest.mark.slow
-def test_the_run_goes_on_while_the_bucket_is_away(
-    tmp_path: Path, address: str, server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_run_goes_on_while_the_bucket_is_away(tmp_path, address, server, monkeypatch) -> None:
     store = run_of(tmp_path, 1)
     second = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     second.start()  # on the same buckets
@@ -239,9 +231,7 @@ def test_what_comes_is_what_was_sent_and_only_what_is_lacking(run: Path, tmp_pat
 
 @given(st.data())
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_transfer_may_be_cut_and_damaged_anywhere(
-    run: Path, tmp_path: Path, data: st.DataObject
-) -> None:
+def test_a_transfer_may_be_cut_and_damaged_anywhere(run, tmp_path, data) -> None:
     shutil.rmtree(tmp_path / "copy", ignore_errors=True)
     text = text_of(run, {})
     at = data.draw(st.integers(0, len(text) - 1))
@@ -304,9 +294,7 @@ def test_a_refusal_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[st
         copy_in(tmp_path).feed(printed)
 
 
-def test_a_file_that_goes_meanwhile_is_left_out(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_goes_meanwhile_is_left_out(run, tmp_path, monkeypatch) -> None:
     """As rows do when the run ends and compacts them."""
     there = tmp_path / "there"
     shutil.copytree(run, there)
@@ -359,9 +347,7 @@ def test_a_copy_with_which_a_driver_has_gone_on_takes_nothing_more(tmp_path: Pat
     assert copy_directory(tmp_path, "again", "http://head:8265", run_id).is_dir()
 
 
-def test_what_is_foreign_among_the_rows_keeps_nothing_from_its_way(
-    run: Path, tmp_path: Path
-) -> None:
+def test_what_is_foreign_among_the_rows_keeps_nothing_from_its_way(run, tmp_path) -> None:
     there = tmp_path / "there"
     shutil.copytree(run, there)
     (there / run_files.ROWS / "a.parquet").mkdir()

@@ -179,9 +179,7 @@ def test_side_files_stay_beside_the_rows(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- compaction
 
 
-def test_a_big_run_is_compacted_when_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_big_run_is_compacted_when_it_ends(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(store_module, "COMPACT_FROM", 4)
     assert len(os.listdir(filled(tmp_path / "small", 3).tables_path)) == 3
     store = filled(tmp_path / "big", 4)
@@ -194,9 +192,7 @@ def test_a_big_run_is_compacted_when_it_ends(
     assert len(os.listdir(store.tables_path)) == 6 and numbers(store) == list(range(9))
 
 
-def test_a_full_disk_at_the_end_does_not_spoil_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_the_end_does_not_spoil_the_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(store_module, "COMPACT_FROM", 2)
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
@@ -275,9 +271,7 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, room: int, code: int) -> None:
 
 @pytest.mark.parametrize("room", [0, 1, 1000])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, code: int
-) -> None:
+def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, room, code) -> None:
     with Store.open(tmp_path, "night") as store:
         store.append(row(0))
         with monkeypatch.context() as patch:
@@ -380,13 +374,7 @@ def test_rows_without_a_time_come_first(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_where_results_go(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    directory: str,
-    results: Path,
-) -> None:
+def test_where_results_go(tmp_path, monkeypatch, environment, directory, results) -> None:
     for name in ("NIGHTGRID_RESULTS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

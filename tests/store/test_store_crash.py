@@ -71,9 +71,7 @@ def test_a_writer_that_dies_at_any_call(tmp_path: Path, torn: bool, every: int) 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_that_are_safe_stay_safe_and_single(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_rows_that_are_safe_stay_safe_and_single(tmp_path, monkeypatch, seed) -> None:
     drivers = Drivers(tmp_path, seed, monkeypatch)
     for _ in range(6):  # of which most die or give up
         drivers.drive()

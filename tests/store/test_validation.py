@@ -149,9 +149,7 @@ WHOLE = st.sampled_from([-1, 2**53 + 1, 2**63, 2**70, 7])
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(one=measurements, throughput=ODD, weight=WHOLE, started=ODD, wall=ODD, step=ODD)
-def test_what_was_measured_is_never_refused(
-    one: Measurement, throughput: float, weight: int, started: float, wall: float, step: float
-) -> None:
+def test_what_was_measured_is_never_refused(one, throughput, weight, started, wall, step) -> None:
     """Whatever numbers a workload, a clock or a counter gave."""
     odd = Measurement(
         **{

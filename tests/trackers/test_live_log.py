@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -125,9 +125,7 @@ def test_a_tracker_that_refuses_any_row_is_not_asked_about_each(tmp_path: Path) 
 @pytest.mark.parametrize(
     "refused", [range(12), range(3, 19), range(48, 60), [*range(9), *range(50, 58)]]
 )
-def test_neighbours_that_are_all_refused_hold_up_no_other(
-    tmp_path: Path, refused: Sequence[int]
-) -> None:
+def test_neighbours_that_are_all_refused_hold_up_no_other(tmp_path, refused) -> None:
     """An experiment's rows may have what a tracker refuses, and lie beside each other."""
     rows = [row(number) for number in range(60)]
     kept = Kept(refused=[rows[number].job_id for number in refused])
@@ -138,9 +136,7 @@ def test_neighbours_that_are_all_refused_hold_up_no_other(
 
 
 @pytest.mark.parametrize("failures", [1000, 5])
-def test_a_tracker_that_refuses_any_row_has_one_more_try_at_the_end(
-    store: Store, failures: int
-) -> None:
+def test_a_tracker_that_refuses_any_row_has_one_more_try_at_the_end(store, failures) -> None:
     with store:
         for number in range(1, 9):
             store.append(row(number, run="night"))
@@ -171,9 +167,7 @@ def test_a_tracker_that_is_never_reached_is_said_at_the_end(store: Store) -> Non
     )
 
 
-def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it(
-    store: Store,
-) -> None:
+def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it(store) -> None:
     log = RowLog(store, Kept(failures=9).tracker(), "there", again_s=3600)
     log.start()
     assert close(log) == (
@@ -182,9 +176,7 @@ def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it
     )
 
 
-def test_a_tracker_that_hangs_holds_up_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_hangs_holds_up_nothing(store, monkeypatch) -> None:
     monkeypatch.setattr(base, "HURRIED_S", 0.05)
     kept = Kept(stuck=threading.Event())
     log = RowLog(store, kept.tracker(), "there")
@@ -211,9 +203,7 @@ def test_all_logs_are_ended_before_one_is_waited_for(store: Store) -> None:
     assert close_all(logs, hurry=False) == ["every row is in Kept at there"] * 2
 
 
-def test_a_run_that_fails_brings_its_rows_before_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_fails_brings_its_rows_before_it_says_so(tmp_path, monkeypatch) -> None:
     grid = tmp_path / "grid.yaml"
     grid.write_text(
         "name: night\nexperiments:\n"
@@ -246,9 +236,7 @@ def test_a_run_that_fails_brings_its_rows_before_it_says_so(
     assert said[-1] == "every row is in Kept at there" and hurried == [True]
 
 
-def test_rows_that_are_there_already_are_not_made_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_are_there_already_are_not_made_again(store, monkeypatch) -> None:
     with store:
         store.append(row(1, run="night"))
     converted: list[str] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,9 +24,7 @@ class Run:
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_a_run_is_noted_where_the_package_made_no_directory(
-    refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_noted_where_the_package_made_no_directory(refuses, tmp_path, monkeypatch) -> None:
     ended: list[int] = []
     package = SimpleNamespace(
         login=lambda **_: True,
@@ -51,13 +48,7 @@ def test_a_run_is_noted_where_the_package_made_no_directory(
     ("login", "variable", "mode"),
     [(True, "", None), (False, "", "offline"), (False, "disabled", None)],
 )
-def test_without_a_key_files_alone_are_written(
-    login: bool,
-    variable: str,
-    mode: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_key_files_alone_are_written(login, variable, mode, tmp_path, monkeypatch):
     asked: dict[str, object] = {}
 
     def init(**given: object) -> Run:
