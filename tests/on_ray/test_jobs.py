@@ -72,9 +72,7 @@ def test_a_head_whose_agent_is_not_there_yet_is_tried_again(tmp_path, monkeypatc
     gone: list[OSError] = []
 
     class Client:
-        def __init__(self, _: str) -> None: ...
-
-        def get_job_info(self, _: str) -> None:
+        def __init__(self, _) -> None:
             if gone:
                 raise gone[0]
             raise RuntimeError("404: does not exist")
@@ -231,9 +229,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def upload(home: Path) -> Callable[..., Upload]:
-    def make(
-        *include: str, model: str = "tiny-chatglm3", dataset: str = "advertisegen-synthetic"
-    ) -> Upload:
+    def make(*include, model="tiny-chatglm3", dataset="advertisegen-synthetic") -> Upload:
         jobs = load_grid(_grid(home, "tiny-chatglm3", "advertisegen-synthetic")).jobs()
         grid = _grid(home, model, dataset)
         from dataclasses import replace

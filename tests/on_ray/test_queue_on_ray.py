@@ -19,9 +19,7 @@ class Store:
         self.drivers: dict[str, str] = {}
         self.before: Callable[[], None] = lambda: None
 
-    def internal_kv_put(
-        self, key: bytes, value: bytes, overwrite: bool, namespace: bytes, timeout: float
-    ) -> int:
+    def internal_kv_put(self, key, value, overwrite, namespace, timeout) -> int:
         self.before()
         added = (namespace, key) not in self.values
         if added or overwrite:
@@ -32,9 +30,7 @@ class Store:
         self.before()
         return [key for space, key in self.values if space == namespace and key.startswith(prefix)]
 
-    def internal_kv_multi_get(
-        self, keys: list[bytes], namespace: bytes, timeout: float
-    ) -> Mapping[bytes, bytes]:
+    def internal_kv_multi_get(self, keys, namespace, timeout) -> Mapping[bytes, bytes]:
         self.before()
         found = {key: self.values.get((namespace, key)) for key in keys}
         return {key: value for key, value in found.items() if value is not None}

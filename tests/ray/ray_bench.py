@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,9 +48,7 @@ class Bench:
     ports_before: set[int] = field(default_factory=set)  # of this process, which are not Ray's
     seen: list[Event] = field(default_factory=list)
 
-    def wait_for(
-        self, wanted: Callable[[Event], bool], timeout_s: float = 40.0, *, since: int = 0
-    ) -> Any:
+    def wait_for(self, wanted, timeout_s=40.0, *, since=0) -> Any:
         deadline = time.monotonic() + patience(timeout_s)
         position = since
         while True:

@@ -128,13 +128,7 @@ class Head:
         kept = {k: v for k, v in self.environment.items() if not k.startswith("RAY_AUTH_")}
         return kept | {"HOME": str(self.home / "stranger")} | variables
 
-    def nightgrid(
-        self,
-        *arguments: str,
-        cwd: Path = ROOT,
-        timeout_s: float = 150,
-        environment: dict[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:
+    def nightgrid(self, *arguments, cwd=ROOT, timeout_s=150, environment=None):
         return subprocess.run(
             [sys.executable, "-m", "orchestrator", *arguments],
             cwd=cwd,
