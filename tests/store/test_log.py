@@ -132,27 +132,6 @@ def test_a_line_of_a_newer_program_is_refused() -> None:
 # ---------------------------------------------------------------- appending
 
 
-@pytest.mark.parametrize("call", ["create_new", "write", "sync", "sync_directory"])
-def test_rows_whose_append_failed_may_come_again_in_any_company(tmp_path, monkeypatch, call):
-    log = RowLog(tmp_path / "night" / run_files.ROWS)
-    with Store(tmp_path, "night", log=log) as store:
-        for first in ((), (9,)):
-            for number in first:
-                store.append(row(number))
-            with monkeypatch.context() as broken, pytest.raises(StoreError):
-                broken.setattr(disk, call, away)
-                broken.setattr(disk, "remove", away)
-                if call in ("create_new", "sync_directory"):
-                    log.close()
-                store.append(row(0), row(1), row(2))
-            store.append(row(1))
-            store.append(row(2), row(3))
-            store.append(row(0))
-            assert numbers(store) == sorted([0, 1, 2, 3, *first])
-            store.to_parquet()
-    assert in_files(store) == numbers(store) == [0, 1, 2, 3, 9]
-
-
 def test_a_full_disk_gets_no_log_at_each_try(tmp_path, monkeypatch) -> None:
     with Store.open(tmp_path, "night") as store:
         with monkeypatch.context() as broken:
@@ -286,33 +265,6 @@ def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
             store.append(row(3))
         assert numbers(store) == [0, 1, 2, 3] == in_files(store)
         assert not store.quarantine_path.exists()
-
-
-@pytest.mark.parametrize("fail", ["rename", "remove", "sync_directory", "sync", "read"])
-@pytest.mark.parametrize("then", ["again", "killed"])
-def test_a_log_that_stays_behind_its_file_makes_no_row_two(tmp_path, monkeypatch, fail, then):
-    with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
-        for number in range(2):
-            store.append(row(number))
-        for failing in range(4):
-            calls, real = itertools.count(), getattr(disk, fail)
-
-            def broken_call(*arguments: Any, **more: Any) -> Any:
-                if next(calls) == failing:  # noqa: B023
-                    raise OSError(errno.EIO, "away")
-                return real(*arguments, **more)  # noqa: B023
-
-            with monkeypatch.context() as broken, contextlib.suppress(OSError, StoreError):
-                broken.setattr(disk, fail, broken_call)
-                store.to_parquet()
-            store.append(row(2 + failing))
-            assert numbers(store) == list(range(3 + failing))
-        if then == "killed":
-            monkeypatch.setattr(store, "to_parquet", killed)
-    monkeypatch.undo()
-    with Store.open(tmp_path, "night") as store:
-        pass
-    assert numbers(store) == list(range(6)) == in_files(store)
 
 
 @pytest.mark.parametrize("left", [False, True])
