@@ -173,7 +173,6 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _without(kind: Accelerator) -> str:
-    """Return the option that starts Ray without cards of a kind."""
     option, resource = kind.spec.ray_option, kind.spec.ray_resource
     return f"--{option.replace('_', '-')} 0" if option else f'--resources without "{resource}"'
 

@@ -196,7 +196,6 @@ class NodeAgent:
 
 
 def _cards_held(kind: Accelerator) -> tuple[str, ...]:
-    """Ray's indices of the cards of this kind that this actor holds."""
     import ray
 
     ids = ray.get_runtime_context().get_accelerator_ids()

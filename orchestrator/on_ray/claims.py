@@ -258,7 +258,6 @@ class Claims:
     # ------------------------------------------------------------ what the GCS says
 
     def _nodes_came(self, value: Any) -> None:
-        """Handle the GCS's list of nodes."""
         self._looking = False
         if isinstance(value, BaseException):
             if not is_absence(value):  # of a node's resources, say

@@ -348,7 +348,6 @@ def describe_cards(resources: Mapping[str, float]) -> tuple[dict[Accelerator, in
 
 
 def _cards(ray_node: Mapping[str, Any]) -> tuple[Accelerator, int]:
-    """Kind and number of a node's cards."""
     cards, _ = describe_cards(ray_node["Resources"])
     if len(cards) > 1:
         raise ClusterError(

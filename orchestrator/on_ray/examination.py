@@ -167,8 +167,8 @@ class Examination:
                     facts[node_id] = _failed(facts[node_id], answer)
         silent = f"it did not answer within {time.monotonic() - started:.0f} s"
         for node_id, node in facts.items():
-            if node.alive and node.probe is None and not node.trouble:
-                facts[node_id] = replace(node, trouble=silent)
+            if node.alive and node.probe is None:
+                facts[node_id] = replace(node, trouble=node.trouble or silent)
         return ClusterFacts(
             address=cluster.address,
             driver=versions_here(),
@@ -241,15 +241,13 @@ def _start(ray_node: Mapping[str, Any]) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    decorate: Any = ray.remote(num_cpus=0, max_restarts=0)
-    return (
-        decorate(NodeExaminer)
-        .options(
-            runtime_env={"env_vars": WORKER_VARIABLES},
-            scheduling_strategy=NodeAffinitySchedulingStrategy(ray_node["NodeID"], soft=False),
-        )
-        .remote()
-    )
+    examiner: Any = ray.remote(NodeExaminer)
+    return examiner.options(
+        num_cpus=0,
+        max_restarts=0,
+        runtime_env={"env_vars": WORKER_VARIABLES},
+        scheduling_strategy=NodeAffinitySchedulingStrategy(ray_node["NodeID"], soft=False),
+    ).remote()
 
 
 def _end(actors: Sequence[Any]) -> None:

@@ -275,7 +275,6 @@ class WorkerPool:
             self._end_rank_of(worker, worker.failure.message)
 
     def _halted(self, response: Halted) -> None:
-        """End a halted rank, and with it its gang."""
         worker = self._workers.get(response.worker_id)
         if worker is None or worker.attempt_id != response.attempt_id:
             return  # the attempt has ended meanwhile
@@ -363,7 +362,6 @@ class WorkerPool:
             self._rank_lost(running, rank, worker, outcome)
 
     def _end_rank_of(self, worker: Worker, message: str) -> None:
-        """Lose the worker's rank, if it has one."""
         running = self._running.get(worker.attempt_id or "")
         if running is not None:
             rank = running.worker_ids.index(worker.worker_id)

@@ -228,7 +228,6 @@ def _without_cards() -> dict[str, Any]:
 
 
 def _ray_arguments(node: Node) -> dict[str, Any]:
-    """The arguments for Ray of one node."""
     spec = node.accelerator.spec
     arguments = _without_cards()
     request = spec.ray_request(len(node.card_indices))

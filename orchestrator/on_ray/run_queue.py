@@ -280,7 +280,6 @@ class RunQueue:
             self._number(turn=False)
 
     def _number(self, *, turn: bool) -> None:
-        """Write the ticket under the next number of the sequence."""
         while True:
             number = max(self._numbers(), default=0) + 1
             ticket = replace(self._mine, number=number, turn=number if turn else 0)

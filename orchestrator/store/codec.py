@@ -227,9 +227,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = 
 def from_table(table: pa.Table, *, source: str = "table") -> list[Measurement]:
     """Convert a table to measurements; missing columns get defaults, unknown ones are ignored.
 
-    Raises:
-        SchemaMismatch: the table is of a newer version.
-        StoreError: it is not a table of measurements, or a value is invalid.
+    Raises SchemaMismatch if the table is of a newer version, StoreError if a value is invalid.
     """
     return list(measurements_of(table, source=source))
 
@@ -304,7 +302,6 @@ def values_of(name: str, column: Any, shared: dict[Any, Any] | None = None) -> l
 
 
 def _raw_pairs(name: str, records: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
-    """Raw samples or items, each with its rank."""
     kind = RAW_TYPES[name]
     return tuple((one.pop("rank"), kind(**_known(kind, one.items()))) for one in records)
 

@@ -247,7 +247,6 @@ def _log_table(look: Rows, name: str, columns: list[str]) -> pa.Table:
 def _read_files(
     look: Rows, names: Iterable[str], columns: list[str], known: Mapping[str, pa.Table]
 ) -> None:
-    """Add the tables of Parquet files."""
     new = {}
     for name in names:
         if name in known:
@@ -452,7 +451,6 @@ def raw_batches(
 def _batches(
     name: str, data: bytes, columns: list[str], rows: int = 1024
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file or log, a few at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -234,7 +234,6 @@ def _current(
 
 
 def _needed(name: str) -> frozenset[str]:
-    """The fields that each record nested in a column has."""
     if name not in NESTED:
         return frozenset()
     return required(NESTED[name]) | ({"rank"} if name in RAW_TYPES else set())

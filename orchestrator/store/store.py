@@ -158,7 +158,7 @@ class Store:
         except BaseException as error:
             self._log.close()
             self._lock.release()
-            if isinstance(error, OSError):  # of a listing, a removal, a file that is set aside
+            if isinstance(error, OSError):
                 where = error.filename or self.path
                 what = f"{self.path} cannot be opened for writing: {where}"
                 raise StoreError(f"{what}: {error.strerror or error}") from error

@@ -132,7 +132,6 @@ def _range_fault(name: str, values: pa.ChunkedArray, allowed: Range, unit: int =
 
 @lru_cache(maxsize=4096)
 def _parameter_fault(text: str | None) -> str:
-    """Describe the fault of the JSON of one parameter's value."""
     try:
         value: Any = json.loads(text or "")
         str(value).encode()

@@ -126,7 +126,6 @@ _FACTS = ("state", "emulated", "random_weights", "synthetic_data", "git_commit")
 
 
 def _parameters(row: Measurement) -> dict[str, str]:
-    """Return the settings that identify the job."""
     identity = {name: getattr(row, name) for name in _IDENTITY}
     return _texts(identity | {"batch_size": row.batch_size_requested}, "parameters", row.parameters)
 

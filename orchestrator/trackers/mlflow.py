@@ -86,7 +86,6 @@ def _connect(uri: str, run: str, directory: Path) -> _Client:
 
 
 def _explain(error: Exception, uri: str) -> str:
-    """Return a short reason for an MLflow error."""
     text = str(error).strip() or type(error).__name__
     scheme = uri.partition(":")[0].partition("+")[0]
     if scheme in _DATABASES and importlib.util.find_spec("sqlalchemy") is None:
