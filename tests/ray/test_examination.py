@@ -34,7 +34,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def examined(bench, shared, tmp_path_factory) -> None:
+def examined(bench, shared, tmp_path_factory):
     bench.wait_for(lambda event: isinstance(event, NodeJoined) and event.node.name == "hpu-1")
     broken = tmp_path_factory.mktemp("broken")
     (broken / "fake_workers.py").write_text("raise ImportError('gone')\n", encoding="ascii")

@@ -58,7 +58,7 @@ def server() -> Iterator[ThreadedMotoServer]:
 
 
 @pytest.fixture
-def address(server, monkeypatch, request) -> None:
+def address(server, monkeypatch, request):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
