@@ -1,6 +1,4 @@
-"""A rank of a training gang is killed, then one is stopped, on real emulated cards: the gang ends
-with the reason, nothing is left behind, and the job goes on from its checkpoint on cards that are
-free, with the losses of a job that nobody disturbed."""
+"""A rank of a training gang is killed, then one is stopped: the job goes on from its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Grids sent to a real head node as Ray jobs, and found again from other processes; the cluster
-asks for a token, and who has none is refused."""
+"""Grids sent to a real head node, which asks for a token, as Ray jobs."""
 
 from __future__ import annotations
 

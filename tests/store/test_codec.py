@@ -22,7 +22,7 @@ from orchestrator.store import codec
 from orchestrator.store import schema as schema_module
 from orchestrator.store.codec import from_table, line_of, row_in, row_of, table_of, to_table
 from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS
-from orchestrator.store.schema import OUT_OF_RANGE, SCHEMA_VERSION, column_names, schema
+from orchestrator.store.schema import OUT_OF_RANGE, SCHEMA_VERSION, schema
 from orchestrator.store.validation import fault
 from tools.documents.schema import markdown
 from workloads.base import Item, MeasureSettings, Sample
@@ -124,11 +124,6 @@ def test_round_trip_is_exact(measurement: Measurement) -> None:
     table = to_table([measurement, row()])
     assert table.schema.equals(schema(), check_metadata=True)
     assert from_table(table) == [measurement, row()]
-
-
-def test_nothing_but_raw_columns_is_lost_without_them() -> None:
-    table = to_table([row()]).select(column_names(raw=False))
-    assert from_table(table) == [dataclasses.replace(row(), samples=(), items=())]
 
 
 def test_every_field_is_described_and_every_description_has_a_field() -> None:

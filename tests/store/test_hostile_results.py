@@ -1,9 +1,4 @@
-"""Result directories that rotted, were mixed up or were made by somebody else.
-
-Every command that reads results is asked as a user asks it. It ends with one of its own exit codes
-and without a traceback; what is sound is still read, and a file of rows that cannot be trusted is
-named.
-"""
+"""Commands on result directories that rotted, were mixed up or were made by somebody else."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -343,18 +342,6 @@ def test_an_older_table_gets_the_columns_of_today(tmp_path: Path) -> None:
         assert store.measurements() == before
         table = pq.ParquetFile(path).read()
         assert table.schema.equals(schema()) and table["throughput_unit"].null_count == 0
-
-
-def test_rows_without_a_time_come_first(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night") as store:
-        store.append(row(1))
-        store.to_parquet()
-        store.append(row(2, recorded_at=None))
-        path = store.compact()
-    times = pq.ParquetFile(str(path)).read()["recorded_at"].to_pylist()
-    recorded_at = row(1).recorded_at
-    assert recorded_at is not None
-    assert times == [None, datetime.fromtimestamp(recorded_at, timezone.utc)]
 
 
 # ---------------------------------------------------------------- where results are

@@ -173,9 +173,3 @@ def test_what_was_measured_is_never_refused(one, throughput, weight, started, wa
     ):
         assert (kept == value) != (f"{name}={value!r}" in told), (name, value, kept, told)
     assert (len(back.samples) == 1) == ("samples[0]" in told)
-
-
-def test_a_sound_table_has_no_fault() -> None:
-    assert fault(SOUND) == "" and len(from_table(SOUND)) == 2
-    for columns in (["cards"], ["batch_size", "parameters"], ["samples"]):
-        assert fault(SOUND.select(columns)) == ""
