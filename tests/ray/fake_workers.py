@@ -74,11 +74,6 @@ class FakeWorker:
         elif action == "hold-gil":
             time.sleep(1.0)  # as long as it takes to tell the phase
             ctypes.PyDLL(None).sleep(600)
-        elif action == "child":
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-            with open(argument, "w") as file:
-                file.write(str(child.pid))
-            time.sleep(600)
         elif action == "allocate":
             allocate_until_refused()
         elif action == "abort":  # what native code does where Python would raise
@@ -92,10 +87,6 @@ class FakeWorker:
             time.sleep(3600)
         elif action == "raise":
             raise RuntimeError(f"as asked: {argument}")
-        elif action == "rank" and rank == int(argument.partition("=")[0]):
-            os._exit(int(argument.partition("=")[2]))
-        elif action == "rank":
-            time.sleep(600)
         self._progress = None
         ended_at = started_at + time.monotonic() - began
         return RankOutcome(

@@ -256,20 +256,6 @@ def test_a_hang_that_holds_the_interpreter_is_stopped(bench: Bench) -> None:
     assert "no progress for 600 s" in outcome.failure.message
 
 
-def test_children_of_a_worker_die_with_it(bench: Bench, tmp_path: Path) -> None:
-    card = bench.node("cpu-1").cards[0]
-    (worker,) = bench.start(card)
-    file = tmp_path / "pid"
-    bench.run((card,), [worker], f"child:{file}")
-    deadline = time.monotonic() + patience(10)
-    while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
-        bench.seen += bench.executor.events(0.02)
-    child = int(file.read_text())
-    assert alive(child)
-    bench.stop(worker)
-    assert not alive(child)
-
-
 def test_a_worker_that_cannot_start_says_why(bench: Bench) -> None:
     card = bench.node("gpu-1").cards[0]
     bench.executor.perform(StartWorker(worker_id="broken-1", card=card))
