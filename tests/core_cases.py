@@ -59,3 +59,12 @@ def a_past_row(of: Job, busy_s: float | None = 3.0, **changes: Any) -> PastRow:
 def a_worker(**changes: Any) -> WorkerInfo:
     """The statement of a worker on an emulated card."""
     return WorkerInfo(**(_WORKER | changes))
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core_cases import Clock
 from schedule_cases import job, node
 
 from orchestrator.core.outcome import Attempt
@@ -53,14 +54,6 @@ def test_no_message_is_read_twice() -> None:
     assert inbox.new(1, "ab") == "ab" and inbox.received == 2
     assert inbox.new(1, "a") == "" and inbox.new(1, "abc") == "c"
     assert inbox.new(3, "cd") == "d" and inbox.received == 4
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Ray(Calls):

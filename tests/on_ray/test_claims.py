@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from core_cases import Clock
 
 from orchestrator import __version__
 from orchestrator.core.errors import ClusterError, ControlStoreLost
@@ -40,13 +41,6 @@ HPU_1 = {
     "NodeManagerHostname": "host",
     "Resources": {"HPU": 2.0, "emulated": 1.0, "server_cards": 2.0},
 }
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class ScriptedStore:

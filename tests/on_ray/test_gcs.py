@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from core_cases import Clock
 
 from orchestrator.core.errors import ControlStoreLost
 from orchestrator.on_ray.agent import end_stale_actors
@@ -27,13 +28,6 @@ MOST_S = 30.0
 
 class RpcError(Exception):
     """Named as Ray's is."""
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
