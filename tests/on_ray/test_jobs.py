@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,31 +167,19 @@ def test_a_dead_address_is_told_quickly() -> None:
         assert time.monotonic() - started < patience(6)
 
 
-def test_hooks_travel_with_the_job_and_a_secret_is_warned_of(tmp_path, monkeypatch, capsys) -> None:
+def test_hooks_travel_and_a_secret_is_warned_of(tmp_path, monkeypatch, capsys, head) -> None:
     """An address would stand in the cluster's list of jobs for all to read."""
-    sent: list[Submission] = []
-
-    class Server:
-        def __init__(self, address: str | None) -> None:
-            self.address = "http://head:8265"
-
-        def submit(self, submission: Submission) -> bool:
-            sent.append(submission)
-            return True
-
-    monkeypatch.setattr("orchestrator.on_ray.jobs.JobServer", Server)
-    (tmp_path / "grid.yaml").write_text(
-        "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3, accelerator: HPU}\n"
-        "experiments:\n  - name: e\n"
-    )
     monkeypatch.chdir(tmp_path)
-    assert main(["submit", "grid.yaml", "--notify", "@/home/me/hook"]) == 0
+    _grid(tmp_path, "tiny-chatglm3", "advertisegen-synthetic")
+    submit = ["submit", "grid.yaml", "--address", head.address, "--notify"]
+    assert main([*submit, "@/home/me/hook"]) == 0
     assert "note:" not in capsys.readouterr().err
-    assert sent[0].arguments[-2:] == ("--notify", "@/home/me/hook")
-    assert main(["submit", "grid.yaml", "--notify", "https://hooks.example.com/secret"]) == 0
+    assert main([*submit, "https://hooks.example.com/secret"]) == 0
     captured = capsys.readouterr()
     assert "--notify @FILE" in captured.err and "secret" not in captured.out + captured.err
-    assert sent[1].entrypoint.endswith("--notify https://hooks.example.com/secret")
+    hook, address = head.submissions
+    assert hook.arguments[-2:] == ("--notify", "@/home/me/hook")
+    assert address.entrypoint.endswith("--notify https://hooks.example.com/secret")
 
 
 # ---------------------------------------------------------------- the luggage of `nightgrid submit`
@@ -231,11 +220,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def upload(home: Path) -> Callable[..., Upload]:
     def make(*include, model="tiny-chatglm3", dataset="advertisegen-synthetic") -> Upload:
         jobs = load_grid(_grid(home, "tiny-chatglm3", "advertisegen-synthetic")).jobs()
-        grid = _grid(home, model, dataset)
-        from dataclasses import replace
-
         jobs = tuple(replace(job, model=model, dataset=dataset) for job in jobs)
-        return upload_of(grid, jobs, home, include)
+        return upload_of(_grid(home, model, dataset), jobs, home, include)
 
     return make
 
@@ -250,9 +236,8 @@ def test_from_a_home_directory_only_the_grid_goes(upload: Callable[..., Upload])
     sent = upload()
     assert set(sent.named) == {"grid.yaml"}
     assert {"orchestrator/__main__.py", "workloads/__init__.py"} <= set(sent.program)
-    assert {f"orchestrator/analysis/{name}.csv" for name in ("published", "devices")} <= set(
-        sent.program
-    )
+    tables = {f"orchestrator/analysis/{name}.csv" for name in ("published", "devices")}
+    assert tables <= set(sent.program)
     assert {name.split("/")[0] for name in sent.program} == {"orchestrator", "workloads"}
     assert not [name for name in sent.files if name.endswith(".pyc") or is_secret_file(name)]
     with sent.staged() as directory:

@@ -1,0 +1,1 @@
+from command_line import head  # noqa: F401 - a fixture
