@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,6 +30,11 @@ from orchestrator.store.lock import driver_lives
 from orchestrator.store.store import Store
 from orchestrator.watch.state import RunFeed
 
+MACHINE_ID = Path("/etc/machine-id")
+NEEDS_MACHINE_ID = pytest.mark.skipif(
+    not (MACHINE_ID.exists() and MACHINE_ID.read_text().strip()), reason="this machine has no id"
+)
+
 
 def holder(results: Path) -> BaseProcess:
     ours, theirs = CONTEXT.Pipe()
@@ -40,8 +45,7 @@ def holder(results: Path) -> BaseProcess:
 
 
 def kill(process: BaseProcess) -> None:
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join(patience(60))
 
 
@@ -50,18 +54,56 @@ def edit_lock(results: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_a_second_driver_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
-    first = holder(tmp_path)
-    try:
-        with pytest.raises(StoreLocked) as refused, Store.open(tmp_path, "night"):
-            pass
-        message = str(refused.value)
-        assert f"process {first.pid} on {socket.gethostname()}" in message
-        assert "'night'" in message and "s, last seen" in message
-        assert first.is_alive()
-        assert Store.open(tmp_path, "night").measurements() == []
-    finally:
+@pytest.fixture
+def first(tmp_path: Path) -> Iterator[BaseProcess]:
+    process = holder(tmp_path)
+    yield process
+    kill(process)
+
+
+#: Opened for writing and closed, the file keeps its inode, and its holder keeps the flock.
+CONTAINER = {"pid_namespace": "pid:[1]", "host": "container"}
+
+
+@pytest.mark.parametrize(
+    ("killed", "changes"),
+    [
+        (True, {}),
+        (True, {"pid": os.getpid()}),
+        (True, CONTAINER),
+        pytest.param(False, {"boot_id": "of yesterday"}, marks=NEEDS_MACHINE_ID),
+    ],
+    ids=["killed", "its process id came back", "in another container", "before a reboot"],
+)
+def test_a_dead_holder_is_taken_over(tmp_path, first, killed, changes) -> None:
+    if killed:
         kill(first)
+    edit_lock(tmp_path, **changes)
+    with Store.open(tmp_path, "night") as store:
+        assert store.taken_over_from is not None
+        assert store.taken_over_from.pid == changes.get("pid", first.pid)
+        store.append(row())
+    assert not (tmp_path / "night" / run_files.LOCK).exists()
+
+
+@pytest.mark.parametrize(
+    ("killed", "changes", "words"),
+    [
+        (False, {}, "run 'night' is held by process PID on HOST for .* s, last seen"),
+        (False, CONTAINER, "on container"),
+        (False, {"boot_id": "of yesterday", "machine_id": ""}, "cannot be seen"),
+        (True, {"host": "node-7", "boot_id": "", "machine_id": "x"}, r"on node-7.*delete .*\.lock"),
+    ],
+    ids=["here", "in another container", "on a machine without an id", "on another host"],
+)
+def test_a_holder_that_may_live_is_respected(tmp_path, first, killed, changes, words) -> None:
+    if killed:
+        kill(first)
+    edit_lock(tmp_path, **changes)
+    words = words.replace("PID", str(first.pid)).replace("HOST", socket.gethostname())
+    with pytest.raises(StoreLocked, match=words), Store.open(tmp_path, "night"):
+        pass
+    assert Store.open(tmp_path, "night").measurements() == []
 
 
 def test_a_second_store_of_the_same_process_is_refused(tmp_path: Path) -> None:
@@ -73,78 +115,11 @@ def test_a_second_store_of_the_same_process_is_refused(tmp_path: Path) -> None:
             pass
 
 
-def test_a_killed_holder_is_taken_over(tmp_path: Path) -> None:
-    first = holder(tmp_path)
-    kill(first)
-    with Store.open(tmp_path, "night") as store:
-        assert store.taken_over_from is not None
-        assert store.taken_over_from.pid == first.pid
-        store.append(row())
-    assert not (tmp_path / "night" / run_files.LOCK).exists()
-
-
 def test_an_orderly_end_leaves_no_lock(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), Store.open(tmp_path, "night"):
         raise ZeroDivisionError
     with Store.open(tmp_path, "night") as store:
         assert store.taken_over_from is None
-
-
-def test_a_process_id_that_came_back_is_not_the_holder(tmp_path: Path) -> None:
-    first = holder(tmp_path)
-    kill(first)
-    edit_lock(tmp_path, pid=os.getpid())
-    with Store.open(tmp_path, "night") as store:
-        assert store.taken_over_from is not None
-
-
-def test_a_reboot_frees_the_run(tmp_path: Path) -> None:
-    """Process ids mean nothing after another boot."""
-    first = holder(tmp_path)
-    try:
-        edit_lock(tmp_path, boot_id="of yesterday", machine_id="")
-        with pytest.raises(StoreLocked, match="cannot be seen"), Store.open(tmp_path, "night"):
-            pass
-        me = json.loads((tmp_path / "night" / run_files.LOCK).read_text())
-        machine = store_machine()
-        if not machine:
-            pytest.skip("this machine has no id")
-        edit_lock(tmp_path, machine_id=machine, host=me["host"])
-        with Store.open(tmp_path, "night") as store:
-            assert store.taken_over_from is not None
-    finally:
-        kill(first)
-
-
-def store_machine() -> str:
-    path = Path("/etc/machine-id")
-    return path.read_text().strip() if path.exists() else ""
-
-
-def test_a_holder_on_another_host_is_never_taken_over(tmp_path: Path) -> None:
-    """Its death cannot be seen from here."""
-    first = holder(tmp_path)
-    kill(first)
-    edit_lock(tmp_path, host="node-7", boot_id="another", machine_id="another")
-    lock = tmp_path / "night" / run_files.LOCK
-    with pytest.raises(StoreLocked) as refused, Store.open(tmp_path, "night"):
-        pass
-    assert "on node-7" in str(refused.value)
-    assert f"delete {lock}" in str(refused.value)
-    lock.unlink()
-    with Store.open(tmp_path, "night"):
-        pass
-
-
-def test_another_container_of_this_host_is_looked_up_by_its_file_lock(tmp_path: Path) -> None:
-    first = holder(tmp_path)
-    # Opened for writing and closed, the file keeps its inode, and its holder keeps the flock.
-    edit_lock(tmp_path, pid_namespace="pid:[1]", host="container")
-    with pytest.raises(StoreLocked), Store.open(tmp_path, "night"):
-        pass
-    kill(first)
-    with Store.open(tmp_path, "night") as store:
-        assert store.taken_over_from is not None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "\0\0"])
@@ -208,8 +183,7 @@ def test_of_many_drivers_at_once_one_wins(tmp_path: Path, dead_holder: bool) -> 
         process.join(patience(60))
 
 
-def test_a_driver_that_was_killed_reads_as_dead(tmp_path, capsys) -> None:
-    first = holder(tmp_path)
+def test_a_driver_that_was_killed_reads_as_dead(tmp_path, capsys, first) -> None:
     directory = tmp_path / "night"
     status = replace(STATUS, run="night", at=time.time())
     (directory / run_files.STATUS).write_text(status.to_json())
