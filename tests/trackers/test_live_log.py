@@ -70,6 +70,12 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
+def started(store: Store, tracker: Tracker, **options: float) -> RowLog:
+    log = RowLog(store, tracker, "there", **options)
+    log.start()
+    return log
+
+
 def close(log: RowLog, *, hurry: bool = False) -> str:
     return close_all([log], hurry=hurry)[0]
 
@@ -80,8 +86,7 @@ def attempts(kept: Kept) -> list[str]:
 
 def test_each_final_row_is_logged_once_those_of_earlier_drivers_first(store: Store) -> None:
     kept = Kept()
-    log = RowLog(store, kept.tracker(), "there")
-    log.start()
+    log = started(store, kept.tracker())
     for each in (row(0), row(1), replace(row(2), final=False), row(3)):
         log.take(each)
     assert close(log) == "every row is in Kept at there"
@@ -90,8 +95,7 @@ def test_each_final_row_is_logged_once_those_of_earlier_drivers_first(store: Sto
 
 def test_a_tracker_that_fails_is_tried_again(store: Store) -> None:
     kept = Kept(failures=2)
-    log = RowLog(store, kept.tracker(), "there", again_s=0.01)
-    log.start()
+    log = started(store, kept.tracker(), again_s=0.01)
     log.take(row(1))
     assert kept.came.wait(60)
     assert close(log) == "every row is in Kept at there"
@@ -101,8 +105,7 @@ def test_a_tracker_that_fails_is_tried_again(store: Store) -> None:
 @pytest.mark.parametrize("refused", [0, 2])
 def test_a_row_that_a_tracker_refuses_holds_up_no_other(store: Store, refused: int) -> None:
     kept = Kept(refused=[row(refused).job_id])
-    log = RowLog(store, kept.tracker(), "there", again_s=0.01)
-    log.start()
+    log = started(store, kept.tracker(), again_s=0.01)
     for number in (1, 2, 3):
         log.take(row(number))
     told = close(log)
@@ -141,8 +144,7 @@ def test_a_tracker_that_refuses_any_row_has_one_more_try_at_the_end(store, failu
         for number in range(1, 9):
             store.append(row(number, run="night"))
     kept = Kept(failures=failures)
-    log = RowLog(store, kept.tracker(), "there", again_s=0.001)
-    log.start()
+    log = started(store, kept.tracker(), again_s=0.001)
     log.take(row(9))
     until = time.monotonic() + patience(20)
     while kept.failures > failures - 5 and time.monotonic() < until:
@@ -160,8 +162,7 @@ def test_a_tracker_that_refuses_any_row_has_one_more_try_at_the_end(store, failu
 
 def test_a_tracker_that_is_never_reached_is_said_at_the_end(store: Store) -> None:
     tracker = replace(Kept().tracker(), connect=lambda *_: 1 / 0)
-    log = RowLog(store, tracker, "there", again_s=3600)
-    log.start()
+    log = started(store, tracker, again_s=3600)
     assert close(log).startswith(
         "some rows were not logged: Kept at there: it says division by zero; nightgrid export"
     )
@@ -179,8 +180,7 @@ def test_what_a_tracker_lacks_at_the_end_is_said_with_the_command_that_brings_it
 def test_a_tracker_that_hangs_holds_up_nothing(store, monkeypatch) -> None:
     monkeypatch.setattr(base, "HURRIED_S", 0.05)
     kept = Kept(stuck=threading.Event())
-    log = RowLog(store, kept.tracker(), "there")
-    log.start()
+    log = started(store, kept.tracker())
     told = close(log, hurry=True)
     assert "takes longer than 0.05 s" in told and "nightgrid export there" in told
     kept.stuck.set()
@@ -247,7 +247,6 @@ def test_rows_that_are_there_already_are_not_made_again(store, monkeypatch) -> N
 
     kept = Kept(runs=[tracked(row(0, run="night"))])
     monkeypatch.setattr(base, "tracked", counting)
-    log = RowLog(store, kept.tracker(), "there")
-    log.start()
+    log = started(store, kept.tracker())
     assert close(log) == "every row is in Kept at there"
     assert converted == [row(1).job_id]
