@@ -89,7 +89,7 @@ def test_a_dead_holder_is_taken_over(tmp_path, first, killed, changes) -> None:
 @pytest.mark.parametrize(
     ("killed", "changes", "words"),
     [
-        (False, {}, "run 'night' is held by process PID on HOST for .* s, last seen"),
+        (False, {}, "run 'night' is held by process PID on HOST for .*s, last seen"),
         (False, CONTAINER, "on container"),
         (False, {"boot_id": "of yesterday", "machine_id": ""}, "cannot be seen"),
         (True, {"host": "node-7", "boot_id": "", "machine_id": "x"}, r"on node-7.*delete .*\.lock"),
