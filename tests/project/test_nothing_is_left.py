@@ -132,10 +132,10 @@ def test_every_test_with_a_cluster_waits_for_its_turn(request: pytest.FixtureReq
     """A file is known by the mark in its source: no mark that pytest knows is spelt otherwise."""
     items = request.session.items
     assert {rank(item.path) for item in items if item.get_closest_marker("ray")} <= {0}
-    assert rank(TESTS / "ray" / "test_prometheus.py") == 0
+    assert rank(TESTS / "ray" / "test_telemetry_on_ray.py") == 0
     lanes = Lanes.__new__(Lanes)  # without processes
     lanes.config = request.config
-    first, second = ("tests/ray/test_prometheus.py::test_a", "tests/e2e/test_docs.py::test_b")
+    first, second = ("tests/ray/test_telemetry_on_ray.py::test_a", "tests/e2e/test_docs.py::test_b")
     assert lanes._split_scope(first) == lanes._split_scope(second) == "clusters"
     own = "tests/project/test_nothing_is_left.py"
     assert lanes._split_scope(f"{own}::test_c") == own
