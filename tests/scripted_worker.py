@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.core.events import Progress
@@ -23,21 +22,32 @@ class WorkloadsOwn:
         return importlib.import_module, ("module_of_a_workload_elsewhere",)
 
 
-def unreadable_result() -> Result:
-    part: Any = WorkloadsOwn()
-    return Result(samples=(), stop_reason="max_repeats", details={"part": part})
+def result_of(**details: Any) -> Result:
+    return Result(samples=(), stop_reason="max_repeats", details=details)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """Python source of a worker; its kind and variables follow the job's."""
+
+    name: str = "w"
+    start: str = ""
+    run: str = ""
+    kind: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class ScriptedWorker:
-    """Runs the Python source it is configured with."""
+    """Runs the source it is configured with, which may set the ``result``."""
 
-    def __init__(self, config: dict[str, str]) -> None:
+    def __init__(self, config: Script) -> None:
         self.config = config
+        self.result: Result | None = None
 
     def start(self) -> WorkerInfo:
-        exec(self.config.get("start", ""))
+        exec(self.config.start)
         return WorkerInfo(
-            worker_id=self.config["name"],
+            worker_id=self.config.name,
             node_name="n",
             pid=os.getpid(),
             device_name="",
@@ -46,7 +56,7 @@ class ScriptedWorker:
             visible_cards=os.environ.get("CARD", ""),
             threads=1,
             niceness=0,
-            versions={"parent": str(os.getppid()), "json": str("json" in sys.modules)},
+            versions={"parent": str(os.getppid())},
         )
 
     def listen(self, address: str) -> Any:
@@ -54,46 +64,18 @@ class ScriptedWorker:
 
     def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
         started_at = time.time()
-        exec(self.config.get("run", ""))
+        exec(self.config.run)
         return RankOutcome(
-            rank=rank, state=State.SUCCEEDED, started_at=started_at, ended_at=time.time()
+            rank=rank,
+            state=State.SUCCEEDED,
+            started_at=started_at,
+            ended_at=time.time(),
+            timed=(1.0, 3.0),
+            result=self.result,
         )
 
     def progress(self) -> Progress | None:
-        return Progress(worker_id=self.config["name"], attempt_id="a-1", phase="warmup")
+        return Progress(worker_id=self.config.name, attempt_id="a-1", phase="warmup")
 
     def failure(self, error: BaseException) -> Failure:
         return Failure(failure_class=FailureClass.ERROR, message=str(error))
-
-
-@dataclass(frozen=True)
-class KindConfig:
-    kind: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    run: str = ""
-
-
-class KindWorker(ScriptedWorker):
-    """Says in its outcome what kind of process it is, and what it was started with."""
-
-    def __init__(self, config: KindConfig) -> None:
-        super().__init__({"name": "k", "run": config.run})
-        self.kind = config.kind
-
-    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
-        outcome = super().run(attempt, rank, rendezvous)
-        said = f"{os.getpid()} {self.kind or 'ordinary'} {os.environ['MODE']}"
-        failure = Failure(failure_class=FailureClass.ERROR, message=said)
-        return replace(outcome, failure=failure)
-
-
-class TimedWorker(ScriptedWorker):
-    """Says when its timed part was, and has the result that its source has given it."""
-
-    def __init__(self, config: dict[str, str]) -> None:
-        super().__init__(config)
-        self.result: Result | None = None
-
-    def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
-        outcome = super().run(attempt, rank, rendezvous)
-        return replace(outcome, timed=(1.0, 3.0), result=self.result)

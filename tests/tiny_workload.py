@@ -39,6 +39,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     entries = MappingProxyType({**registry.WORKLOADS, "tiny": entry})
     monkeypatch.setattr(registry, "WORKLOADS", entries)
+    registry.declared_in_rows.cache_clear()  # of jobs that were made without it
 
 
 class Config:

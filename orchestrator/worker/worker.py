@@ -138,9 +138,8 @@ class CardWorker:
         self._timed_from = self._timed_until = self._turn = self._passport = None
         self._resident.was_used = False
         result, failure = None, None
+        assert self.device is not None, "the worker was not started"
         try:
-            if self.device is None:
-                raise BadConfiguration(f"worker {self.config.worker_id} was not started")
             result = self._run(attempt, rank, rendezvous, self.device)
         except (Exception, SystemExit) as error:
             failure = self.failure(error)

@@ -265,10 +265,8 @@ class ChaosCluster:
         """Proportional memory of all processes: shared pages count once."""
         total = 0
         for process in self.processes():
-            with contextlib.suppress(OSError, ValueError):
-                for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-                    if line.startswith("Pss:"):
-                        total += int(line.split()[1]) * 1024
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_full_info().pss
         return total
 
     # ------------------------------------------------------------ parts

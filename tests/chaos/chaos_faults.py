@@ -75,6 +75,9 @@ class Injector:
         """Return whether all of the cluster is there, as far as the faults so far go."""
         return self._outage is None and not self._away and self.cluster.is_whole
 
+    def lasts(self, *kinds: str) -> bool:
+        return any(fault.kind in kinds and fault.until is None for fault in self.faults)
+
     def inject(self, kind: str) -> Fault | None:
         """Inject one; None if there is nothing now that it could hit."""
         acts: Mapping[str, Act] = {
@@ -232,7 +235,7 @@ class Injector:
 
     def _step_clock(self, kind: str) -> Fault | None:
         clock = self.drivers.clock
-        if clock is None or any(f.kind == kind and f.until is None for f in self.faults):
+        if clock is None or self.lasts(kind):
             return None
         from chaos_clock import STEP_S
 

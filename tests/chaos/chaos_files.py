@@ -267,8 +267,7 @@ class FileFaults:
         ]
 
     def _disk_is_full(self) -> bool:
-        full = ("fill the disk", "fill the log's disk")
-        return any(f.kind in full and f.until is None for f in self.injector.faults)
+        return self.injector.lasts("fill the disk", "fill the log's disk")
 
 
 def _overwrite(path: Path, data: bytes) -> None:

@@ -284,8 +284,10 @@ class Night:
         return fault
 
     def _any_lasts(self) -> bool:
-        kinds = ("fill the disk", "fill the log's disk", "freeze the driver", "step the clock")
-        return any(f.kind in kinds and f.until is None for f in self.injector.faults)
+        """Return whether a disk is full, or the driver is halted or has another time of day."""
+        return self.injector.lasts(
+            "fill the disk", "fill the log's disk", "freeze the driver", "step the clock"
+        )
 
     # ------------------------------------------------------------ after
 

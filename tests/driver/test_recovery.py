@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from schedule_cases import job, node
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
-from orchestrator.core.plan import TOOK, Action
+from orchestrator.core.plan import TOOK, Action, PlannedJob
 from orchestrator.core.topology import parse_emulation
 from orchestrator.driver.options import RunOptions
 from orchestrator.driver.plan import history_of, plan_grid
@@ -39,6 +40,25 @@ from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import Ended
 from orchestrator.worker.worker import request_of
 from workloads.models.products import ORIGIN, origin_by, write_origin
+
+NODE = node("n1", cards=2)
+
+
+def attempt(name: str = "job", cards: int = 1, **changes: Any) -> Attempt:
+    known = {"attempt_id": f"{name}-1", "job_id": name, "number": 1, "job": job(name)}
+    return Attempt(**known | {"cards": NODE.cards[:cards]} | changes)
+
+
+def plans_of(place: Path, *experiments: dict[str, str]) -> Callable[..., PlannedJob]:
+    """The plan of a grid's first job, given the rows of a directory."""
+    file = place / "g.yaml"
+    file.write_text(json.dumps({"name": "night", "experiments": experiments}))
+
+    def planned(results: Path = place / "results") -> PlannedJob:
+        options = RunOptions(results=results, results_named=True, emulate="1x1:HPU")
+        return plan_grid(file, options)[0].jobs[0]
+
+    return planned
 
 
 def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
@@ -110,33 +130,31 @@ def test_what_was_measured_on_another_model_of_the_name_is_measured_again(
     for name in ("model.safetensors", "tokenizer.json"):
         (tuned / name).write_text("{}")
     job = {"name": "x", "workload": "text-generation", "model": "tuned", "accelerator": "HPU"}
-    (tmp_path / "g.yaml").write_text(json.dumps({"name": "night", "experiments": [job]}))
-    options = RunOptions(results=tmp_path, results_named=True, emulate="1x1:HPU")
-    (planned,) = plan_grid(tmp_path / "g.yaml", options)[0].jobs
-    one = Attempt(attempt_id="x-1", job_id="x", number=1, job=planned.job, cards=())
+    planned = plans_of(tmp_path, job)
+    job_id = planned().job.job_id
+    one = attempt("x", job=planned().job)
 
     def save(number: int, **changes: object) -> None:
         write_origin(tuned, origin_by(request_of(replace(one, number=number))) | changes)
         os.utime(tuned / ORIGIN, (9e9 / number, 9e9 / number))
 
-    def action() -> Action:
-        return plan_grid(tmp_path / "g.yaml", options)[0].jobs[0].action
-
-    with Store.open(tmp_path, "night") as store, owner_of(store).marks_this_process():
+    with Store.open(tmp_path / "results", "night") as store, owner_of(store).marks_this_process():
         save(1)
         request = request_of(one)
         assert request.took == f"model {store.run_id}-x-1" in request.residency_key
-        details = {TOOK: request.took}
-        store.append(replace(row(), job_id=planned.job.job_id, details=details))
-        assert action() is Action.REUSE
+        store.append(replace(row(), job_id=job_id, details={TOOK: request.took}))
+        assert planned().action is Action.REUSE
         save(2)
-        assert action() is Action.RUN and request_of(one).residency_key != request.residency_key
+        assert (
+            planned().action is Action.RUN
+            and request_of(one).residency_key != request.residency_key
+        )
         save(2, attempt=None)
-        assert action() is Action.REUSE
-        store.append(replace(row(1), job_id=planned.job.job_id))  # of an earlier version
-        assert action() is Action.REUSE
+        assert planned().action is Action.REUSE
+        store.append(replace(row(1), job_id=job_id))  # of an earlier version
+        assert planned().action is Action.REUSE
         save(1)
-        assert action() is Action.RUN
+        assert planned().action is Action.RUN
 
 
 def test_a_measured_training_is_run_again_only_where_another_took_its_name(
@@ -144,55 +162,31 @@ def test_a_measured_training_is_run_again_only_where_another_took_its_name(
 ) -> None:
     monkeypatch.setenv("NIGHTGRID_ADAPTERS", str(tmp_path / "adapters"))
     common = {"model": "tiny-chatglm3", "accelerator": "HPU"}
-    saver = common | {
-        "name": "a",
-        "workload": "finetuning",
-        "save_adapter": "advert",
-        "batch_size": "max",
-    }
+    tuning = {"workload": "finetuning", "save_adapter": "advert", "batch_size": "max"}
     user = common | {"name": "b", "workload": "text-generation", "adapter": "advert"}
-    file = tmp_path / "g.yaml"
-    file.write_text(json.dumps({"name": "night", "experiments": [saver, user]}))
-    options = RunOptions(results=tmp_path / "results", results_named=True, emulate="1x1:HPU")
-    first, _ = plan_grid(file, options)[0].jobs
-    attempt = Attempt(
-        attempt_id=f"{first.job.job_id}-1",
-        job_id=first.job.job_id,
-        number=1,
-        job=replace(first.job, batch_size=4),  # as a search has found it
-        cards=(),
-    )
+    planned = plans_of(tmp_path, common | tuning | {"name": "a"}, user)
+    job = planned().job
+    tried = attempt(job.job_id, job=replace(job, batch_size=4))  # as a search has found it
     adapter = tmp_path / "adapters" / "advert"
     adapter.mkdir(parents=True)
 
-    def action(place: RunOptions = options) -> Action:
-        return plan_grid(file, place)[0].jobs[0].action
-
     store = Store.open(tmp_path / "results", "night")
     with store, owner_of(store).marks_this_process():
-        write_origin(adapter, origin_by(request_of(attempt)))
-        store.append(replace(row(), job_id=first.job.job_id))
-    assert action() is Action.REUSE
+        write_origin(adapter, origin_by(request_of(tried)))
+        store.append(replace(row(), job_id=job.job_id))
+    assert planned().action is Action.REUSE
     shutil.copytree(tmp_path / "results", tmp_path / "copy")
-    copied = replace(options, results=tmp_path / "copy")
     with Store.open(tmp_path / "copy", "night") as other:
         assert other.run_id != store.run_id
-        assert action(copied) is Action.REUSE
+        assert planned(tmp_path / "copy").action is Action.REUSE
         with owner_of(other).marks_this_process():
-            write_origin(adapter, origin_by(request_of(attempt)))
-    assert (action(), action(copied)) == (Action.RUN, Action.REUSE)
+            write_origin(adapter, origin_by(request_of(tried)))
+    assert (planned().action, planned(tmp_path / "copy").action) == (Action.RUN, Action.REUSE)
     write_origin(adapter, {"model": "tiny-chatglm3"})
-    assert action() is Action.REUSE
+    assert planned().action is Action.REUSE
 
 
 # ---------------------------------------------------------------- outcomes that nodes kept
-
-NODE = node("n1", cards=2)
-
-
-def attempt(name: str = "job", cards: int = 1, **changes: Any) -> Attempt:
-    known = {"attempt_id": f"{name}-1", "job_id": name, "number": 1, "job": job(name)}
-    return Attempt(**known | {"cards": NODE.cards[:cards]} | changes)
 
 
 def kept(of: Attempt, rank: int = 0, failure: Failure | None = None) -> KeptOutcome:

@@ -375,13 +375,6 @@ def test_the_policy_always_ends(lives: list[DriverEnd], stops: int) -> None:
     assert number <= MOST + 1
 
 
-def test_every_fate_is_said_in_words() -> None:
-    assert KILLED.description == "the driver was killed by SIGKILL"
-    assert "as Ray ends a process" in IDLE.description
-    assert LOST.description == "the driver gave up: the control store is gone"
-    assert NO_HEAD.description == "the driver was refused (exit code 3)"
-
-
 # ---------------------------------------------------------------- after a driver's death
 
 

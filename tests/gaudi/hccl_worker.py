@@ -43,4 +43,4 @@ class HcclWorker(ScriptedWorker):
 
     def progress(self) -> Progress | None:
         phase: Any = "measure" if self.exchanged else "start"
-        return Progress(worker_id=self.config["name"], attempt_id="a-1", phase=phase)
+        return Progress(worker_id=self.config.name, attempt_id="a-1", phase=phase)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from patience import patience, until
+from scripted_worker import Script
 from test_node_workers import Node
 from test_process import ATTEMPT, Server, close_server, open_server
 
@@ -45,7 +46,7 @@ def start(server: Server, rank: int) -> Start:
         worker_id=f"rank-{rank}",
         server=server.path,
         factory="hccl_worker:HcclWorker",
-        config={"name": f"rank-{rank}"},
+        config=Script(name=f"rank-{rank}"),
         environments={"": environment},
         log=str(server.logs / f"{rank}.log"),
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from patience import alive, patience, until
+from scripted_worker import Script
 from test_process import ATTEMPT, Server, close_server, open_server
 
 from orchestrator.core.job import State
@@ -80,8 +81,8 @@ class Node:
         return Start(
             worker_id=name,
             server=self._server.path,
-            factory="scripted_worker:TimedWorker",
-            config={"name": name, "start": start, "run": run},
+            factory="scripted_worker:ScriptedWorker",
+            config=Script(name=name, start=start, run=run),
             environments={"": {"CARD": "5"}},
             log=str(self._server.logs / f"{name}.log"),
         )
@@ -177,7 +178,7 @@ def test_what_comes_too_late_is_answered(node: Node) -> None:
 def test_what_a_card_took_is_read_at_the_time_that_the_outcome_says(node: Node) -> None:
     """Also where nobody here can read the result, since it holds a workload's own class."""
     node.workers.sampler = Sampler()  # type: ignore[assignment]
-    node.do(node.start("w", run="self.result = unreadable_result()"))
+    node.do(node.start("w", run="self.result = result_of(part=WorkloadsOwn())"))
     node.do(node.run("w", "a-1"), node.run("w", "a-2"))
     assert until(lambda: node.kinds("w") == ["Started", "Ended", "Ended"], 10)
     index = ATTEMPT.cards[0].index

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from core_cases import a_job
 from patience import alive, patience, until
-from scripted_worker import KindConfig
+from scripted_worker import Script
 from small_disks import fill, small_disk
 
 from orchestrator.core.job import Accelerator, State
@@ -75,7 +75,7 @@ class Server:
             worker_id=name,
             server=self.path,
             factory="scripted_worker:ScriptedWorker",
-            config={"name": name, "start": start, "run": run},
+            config=Script(name=name, start=start, run=run),
             environments={"": {"CARD": "5"}},
             log=str(self.logs / f"{number}.log"),
         )
@@ -159,29 +159,29 @@ def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
 def test_a_job_gets_the_kind_of_process_that_it_needs(fresh: Server) -> None:
     ours = replace(ATTEMPT, job=replace(JOB, engine="optimum-habana"))
     kinds = {"": {"MODE": "eager"}, "optimum-habana/lazy": {"MODE": "lazy"}}
+    said = (
+        "self.result = result_of(pid=os.getpid(), kind=self.config.kind, mode=os.environ['MODE'])"
+    )
     process = WorkerProcess(
         Start(
             worker_id="k",
             server=fresh.path,
-            factory="scripted_worker:KindWorker",
-            config=KindConfig(),
+            factory="scripted_worker:ScriptedWorker",
+            config=Script(run=said),
             environments=kinds,
             log=str(fresh.logs / "k.log"),
         )
     )
     first = info_of(process).pid
-    said = []
-    for attempt in (ATTEMPT, ours, ours, ATTEMPT):
-        outcome = ran(process, attempt)
-        assert outcome.failure is not None
-        said.append(outcome.failure.message.split())
-    assert [words[1:] for words in said] == [
-        ["ordinary", "eager"],
-        ["optimum-habana/lazy", "lazy"],
-        ["optimum-habana/lazy", "lazy"],
-        ["ordinary", "eager"],
+    results = [ran(process, attempt).result for attempt in (ATTEMPT, ours, ours, ATTEMPT)]
+    details = [result.details for result in results if result is not None]
+    assert [(each["kind"], each["mode"]) for each in details] == [
+        ("", "eager"),
+        ("optimum-habana/lazy", "lazy"),
+        ("optimum-habana/lazy", "lazy"),
+        ("", "eager"),
     ]
-    pids = [int(words[0]) for words in said]
+    pids = [int(each["pid"]) for each in details]
     assert pids[0] == first and pids[1] == pids[2] and len(set(pids)) == 3
     assert not alive(pids[1]) and not process.gone
     process.stop("done")
@@ -273,7 +273,7 @@ OUTPUTS = {
 
 @pytest.mark.slow
 def test_a_job_may_do_to_its_output_what_it_likes(server: Server) -> None:
-    process = server.process(run=f"import io; exec({OUTPUTS!r}[attempt.attempt_id])")
+    process = server.process(run=f"import io, sys; exec({OUTPUTS!r}[attempt.attempt_id])")
     info_of(process)
     for number, name in enumerate(OUTPUTS, 1):
         outcome = ran(process, replace(ATTEMPT, attempt_id=name))
@@ -472,8 +472,9 @@ _CLIENT = """
 import sys, time
 from orchestrator.worker.process import WorkerProcess
 from orchestrator.worker.protocol import Start
+from scripted_worker import Script
 process = WorkerProcess(Start(worker_id="orphan", server=sys.argv[1], environments={"": {}},
-    factory="scripted_worker:ScriptedWorker", config={"name": "orphan"},
+    factory="scripted_worker:ScriptedWorker", config=Script(),
     log=sys.argv[2] + "/orphan.log"))
 print(process.start().pid, flush=True)
 time.sleep(600)

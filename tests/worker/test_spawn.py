@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from patience import until
+from scripted_worker import Script
 from source_tree import ROOT
 
 from orchestrator.core.outcome import WorkerInfo
@@ -112,7 +113,7 @@ def test_workers_are_forked_however_many_threads_they_may_have(tmp_path: Path) -
             worker_id="w",
             server=spawner.shared.path,
             factory="scripted_worker:ScriptedWorker",
-            config={"name": "w", "start": "import sys; assert 'numpy' in sys.modules"},
+            config=Script(start="import sys; assert 'numpy' in sys.modules"),
             environments={"": {}},
             log=str(tmp_path / "w.log"),
         )

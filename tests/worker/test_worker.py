@@ -251,12 +251,6 @@ def test_a_real_card_that_is_not_there_is_never_replaced_by_the_cpu(
     assert worker.failure(caught.value).failure_class is FailureClass.ACQUIRE
 
 
-def test_a_worker_that_was_not_started_says_so() -> None:
-    outcome = CardWorker(config()).run(tiny())
-    assert outcome.state is State.FAILED
-    assert outcome.failure is not None and "was not started" in outcome.failure.message
-
-
 def test_progress_is_seen_from_another_thread() -> None:
     worker = started()
     assert worker.progress() is None
