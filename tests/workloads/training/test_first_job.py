@@ -91,9 +91,9 @@ def test_the_first_generation_of_a_process_is_timed_like_the_next(
 
 
 def test_the_first_training_of_a_process_is_timed_like_the_next_and_leaves_no_trace(
-    worker: Worker, planted: Planted
+    worker: Worker, planted: Planted, small_model: str
 ) -> None:
-    changed = {"method": "full", "learning_rate": 1e-2}
+    changed = {"model": small_model, "method": "full", "learning_rate": 1e-2}
 
     def job(warmup: int = 1) -> Result:
         settings = MeasureSettings(warmup=warmup, time_limit_s=600)
