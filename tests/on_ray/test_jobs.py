@@ -73,7 +73,9 @@ def test_a_head_whose_agent_is_not_there_yet_is_tried_again(tmp_path, monkeypatc
     gone: list[OSError] = []
 
     class Client:
-        def __init__(self, _) -> None:
+        def __init__(self, _: str) -> None: ...
+
+        def get_job_info(self, _: str) -> None:
             if gone:
                 raise gone[0]
             raise RuntimeError("404: does not exist")
