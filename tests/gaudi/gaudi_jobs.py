@@ -237,7 +237,7 @@ def painted_by_diffusers(xl: str) -> dict[str, Any]:
 
 
 def painted(xl: str, stock: dict[str, Any]) -> dict[str, Any]:
-    """What the library paints, beside what diffusers do."""
+    """The library's paintings, beside those of diffusers."""
     jobs: dict[str, dict[str, Any]] = {
         "usual": {},
         "collected": {"hpu_graphs": False},
