@@ -279,6 +279,7 @@ def run(
     log_to: Sequence[str] = (),
     card_memory_bytes: int | None = None,
     retry_failed: bool = False,
+    keep_changed: bool = False,
     force: bool = False,
     resume: bool = False,
     ends_at: float | datetime | None = None,
@@ -307,6 +308,7 @@ def run(
         log_to: trackers that get every row, ``mlflow`` or ``mlflow=DESTINATION``.
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
         retry_failed: also run jobs that failed earlier.
+        keep_changed: keep rows although the files of their model or dataset have changed.
         force: run everything, measured already or not.
         resume: take the run over from a driver that may only seem dead.
         ends_at: deadline of the report; a number is seconds since the epoch.
@@ -338,6 +340,7 @@ def run(
         in_process=in_process,
         card_memory_bytes=card_memory_bytes,
         retry_failed=retry_failed,
+        keep_changed=keep_changed,
         force=force,
         resume=resume,
         ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,

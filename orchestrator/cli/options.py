@@ -237,6 +237,11 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
         "--retry-failed", action="store_true", help="run jobs again that failed earlier"
     )
     parser.add_argument(
+        "--keep-changed",
+        action="store_true",
+        help="keep rows although the files of their model or dataset have changed since",
+    )
+    parser.add_argument(
         "--force", action="store_true", help="run all jobs, measured already or not"
     )
     add_shared(parser, "--set")

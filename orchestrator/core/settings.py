@@ -133,6 +133,7 @@ class JobFields(Settings):
     dataset: str = setting(
         "advertisegen-synthetic",
         role="work",
+        consumes="dataset",
         always_in_id=True,
         min_length=1,
         description=f"An embedded dataset ({', '.join(DATASETS)}), a file (JSON lines or list, "

@@ -42,6 +42,7 @@ class RunOptions:
     in_process: bool = False
     card_memory_bytes: int | None = None  # of an emulated card; None: its share of this machine
     retry_failed: bool = False
+    keep_changed: bool = False  # rows whose model or dataset has other content now
     force: bool = False
     quiet: bool = False  # show no progress
     resume: bool = False  # go on with a run that exists, although its driver may only seem dead

@@ -20,6 +20,7 @@ from orchestrator.core.plan import PastRow, Plan
 from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
 from orchestrator.driver.options import RunOptions, commits_of, with_results_of
+from orchestrator.grid.dependencies import Thing
 from orchestrator.grid.overrides import overridden
 from orchestrator.grid.parser import Grid, load_grid
 from orchestrator.grid.yaml import read as read_yaml
@@ -36,7 +37,7 @@ from orchestrator.util.format import plural
 from orchestrator.util.host import usable_cores
 from orchestrator.worker.environment import with_own_packages
 from workloads.devices import all_devices, device_class, host_device
-from workloads.models.products import saving_of
+from workloads.models.products import Saving, saving_of
 from workloads.util import files
 from workloads.util.files import SMALL_BYTES
 
@@ -83,10 +84,16 @@ def plan_grid(
         retry_failed=options.retry_failed,
         force=options.force,
         startup=startup_of(options),
-        saving_of=cache(lambda thing: saving_of(*thing)),
+        saving_of=cache(partial(_saving_now, options.keep_changed)),
         run_ids=ids_at(options.results / run),
     )
     return plan, history
+
+
+def _saving_now(keep_changed: bool, thing: Thing) -> Saving:
+    """What a name stands for; nothing of files whose changes are passed over."""
+    saving = saving_of(*thing)
+    return saving._replace(content="") if keep_changed else saving
 
 
 def start_of(options: RunOptions) -> str:
@@ -192,7 +199,7 @@ def plan_run(
         force=force,
         estimator=estimator_for(history, session.nodes),
         startup=startup_of(options),
-        saving_of=cache(lambda thing: saving_of(*thing)),
+        saving_of=cache(partial(_saving_now, options.keep_changed)),
         run_ids=ids_at(store.path),
     )
 

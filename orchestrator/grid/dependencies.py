@@ -23,6 +23,7 @@ from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.settings import FIELDS
 from workloads import registry
 from workloads.engines import ENGINES, default_engine
+from workloads.inspection.contents import FILES
 from workloads.models.products import Saving
 from workloads.settings import Declaration, declarations
 
@@ -228,9 +229,16 @@ def measured_again(
     ]
     reasons: dict[str, str] = {}
     for job, _, (kind, name) in things([item.job for item in reusable], "consumes"):
-        now = saving_of((kind, name)).identity
-        if now and took((kind, name), now) not in took_of(job).split(", "):
+        now, earlier = saving_of((kind, name)).identity, took_of(job).split(", ")
+        if not now or took((kind, name), now) in earlier:
+            continue
+        if not now.startswith(FILES):
             reasons[job.job_id] = f"{kind} {name} was made anew since this was measured"
+        elif any(one.startswith(f"{kind} {FILES}") for one in earlier):  # older rows do not say
+            reasons[job.job_id] = (
+                f"the files of {kind} {name} have changed since this was measured; "
+                "--keep-changed keeps the row"
+            )
     taken = {job_id for item in planned for job_id in item.needs}
     makers = [item.job for item in reusable if item.job.job_id in taken]
     for job, _, (kind, name) in things(makers, "produces"):

@@ -134,9 +134,8 @@ def _named_by(jobs: Iterable[Job], root: Path) -> list[str]:
 
     jobs = list(jobs)
     made = {thing for _, _, thing in things(jobs, "produces")}
-    names = {job.model for job in jobs} - set(models.EMBEDDED)
-    names |= {job.dataset for job in jobs} - set(datasets.EMBEDDED)
-    names |= {thing[1] for _, _, thing in things(jobs, "consumes") if thing not in made}
+    names = {thing[1] for _, _, thing in things(jobs, "consumes") if thing not in made}
+    names -= {*models.EMBEDDED, *datasets.EMBEDDED}
     present = []
     for name in sorted(filter(None, names)):
         if "\0" in name or name.startswith("~") or os.path.isabs(name):

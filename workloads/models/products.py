@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from workloads.base import DataMissing
 from workloads.data.cache import build_aside, cache_root, file_lock, remove_abandoned
 from workloads.inspection.checkpoints import side_files
+from workloads.inspection.contents import identity_of
 
 if TYPE_CHECKING:
     from workloads.base import Request
@@ -138,24 +139,29 @@ def origin_by(request: Request) -> dict[str, Any]:
 
 
 class Saving(NamedTuple):
-    """The attempt that saved a product; empty if its note does not say."""
+    """The attempt that saved a product, or the content of local files; empty if unknown."""
 
     saved_by: str = ""  # ids of the run and the job (``Request.saved_by``)
     attempt: int = 0  # 0: unknown
+    content: str = ""  # of files that no job saved (``contents.identity_of``)
 
     @property
     def identity(self) -> str:
         """Unique id of the saving; "" if unknown."""
-        return f"{self.saved_by}-{self.attempt}" if self.saved_by and self.attempt else ""
+        saved = f"{self.saved_by}-{self.attempt}" if self.saved_by and self.attempt else ""
+        return saved or self.content
 
 
 def saving_of(kind: str, name: object) -> Saving:
-    """Return the attempt that saved this name, as far as known on this machine."""
-    if kind not in PRODUCT_ROOTS or not isinstance(name, str):
+    """Return what this name stands for, as far as known on this machine."""
+    if not isinstance(name, str):
         return Saving()
-    note = origin_of(product_root(kind) / Path(name).expanduser())
-    attempt = note.get(ATTEMPT)
-    return Saving(str(note.get(SAVED_BY, "")), attempt if isinstance(attempt, int) else 0)
+    if kind in PRODUCT_ROOTS:
+        note = origin_of(product_root(kind) / Path(name).expanduser())
+        attempt = note.get(ATTEMPT)
+        if saved_by := str(note.get(SAVED_BY, "")):
+            return Saving(saved_by, attempt if isinstance(attempt, int) else 0)
+    return Saving(content=identity_of(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
