@@ -51,6 +51,7 @@ class PastRow:
     emulated: bool
     workload: str
     model: str
+    dataset: str = ""
     precision: str
     batch_size: int | None
     accelerator: Accelerator

@@ -19,6 +19,7 @@ from orchestrator.core.job import Accelerator, Scalar
 from orchestrator.core.settings import FIELDS, MAPPINGS, JobFields
 from workloads.base import WorkloadError
 from workloads.engines import ENGINES
+from workloads.inspection.contents import canonical
 from workloads.settings import Declaration, declarations, removed_settings
 
 if TYPE_CHECKING:
@@ -254,6 +255,8 @@ class Vocabulary:
                     return _validated(model, name, value)
             return value, None
         _, fault = _validated(JobFields, name, value)
+        if fault is None and name in ("model", "dataset"):
+            value = canonical(str(value))
         if fault is None and name == "model" and self.revisions is not None:
             try:
                 value = self.revisions.model(str(value))

@@ -11,7 +11,8 @@ the cluster can never give, and settings that rules call wrong, are errors in th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import ClusterError, GridError
@@ -23,6 +24,7 @@ from orchestrator.grid.diagnostics import Rules, card_problems
 from orchestrator.planning.engine_choice import differences, software_of, with_engines
 from orchestrator.planning.forecast import Startup, duration, with_fresh_processes
 from workloads.engines import ENGINES
+from workloads.inspection.contents import place_of
 from workloads.models.precision import support
 from workloads.models.products import Saving
 from workloads.registry import find_workload
@@ -67,7 +69,7 @@ def make_plan(
     if estimator is None:
         estimator = estimator_for(history, nodes)
     planned = []
-    for job in with_implied(jobs):
+    for job in with_implied(_as_spelled(jobs, history)):
         action, reason = planner.decide(job)
         estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
         planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))
@@ -97,6 +99,28 @@ def make_plan(
         ),
         notes=notes,
     )
+
+
+def _as_spelled(jobs: Sequence[Job], history: Sequence[PastRow]) -> list[Job]:
+    """Jobs whose rows spell their model or dataset in another way, spelled so: ids of old rows are
+    not rewritten."""
+    measured = {row.job_id for row in history}
+    spellings: dict[str, set[str]] = {}
+    for name in {name for row in history for name in (row.model, row.dataset) if "/" in name}:
+        spellings.setdefault(place_of(name), set()).add(name)
+    result = []
+    for job in jobs:
+        if spellings and job.job_id not in measured:
+            ways = product(
+                *(
+                    sorted(spellings.get(place_of(name), {name})) if "/" in name else [name]
+                    for name in (job.model, job.dataset)
+                )
+            )
+            others = (replace(job, model=model, dataset=dataset) for model, dataset in ways)
+            job = next((other for other in others if other.job_id in measured), job)
+        result.append(job)
+    return result
 
 
 def _notes(jobs: Iterable[Job]) -> dict[str, None]:

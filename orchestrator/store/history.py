@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _AS_THEY_ARE = (
-    *("job_id", "attempt_number", "final", "emulated", "workload", "model", "precision"),
-    *("batch_size", "cards", "load_s", "queued_s"),
+    *("job_id", "attempt_number", "final", "emulated", "workload", "model", "dataset"),
+    *("precision", "batch_size", "cards", "load_s", "queued_s"),
 )
 _COLUMNS = (
     *_AS_THEY_ARE,

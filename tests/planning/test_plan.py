@@ -22,9 +22,11 @@ from orchestrator.core.errors import ClusterError, GridError
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.plan import NOTHING, Action, PastRow, Plan
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
+from orchestrator.grid.dependencies import Thing
 from orchestrator.planning.planner import card_seconds, make_plan
 from orchestrator.watch.plan_text import duration_text, plan_json, print_plan
 from workloads.models.precision import support
+from workloads.models.products import Saving
 
 HPU, GPU, CPU = Accelerator.HPU, Accelerator.GPU, Accelerator.CPU
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +86,39 @@ def test_a_failure_is_quoted_with_the_option_that_tries_again_if_its_row_is_fina
     reason = make_plan(made, EMULATED, [row]).jobs[0].reason
     assert reason == "OUT_OF_MEMORY earlier: it broke; --retry-failed tries it again"
     assert make_plan(made, EMULATED, [replace(row, final=False)]).jobs[0].action is Action.RUN
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "action"),
+    [
+        ("model files-1, dataset files-2", "files-1", Action.REUSE),
+        ("model files-1, dataset files-2", "files-3", Action.RUN),
+        ("dataset files-2", "files-3", Action.REUSE),  # of an earlier version, which did not say
+        ("model files-1", "", Action.REUSE),  # the files are not here
+    ],
+)
+def test_what_was_measured_on_other_files_is_measured_anew(
+    before: str, now: str, action: Action
+) -> None:
+    made = one("precision: bf16\nengine: transformers\nmodel: /srv/m")
+    row = replace(a_past_row(made.jobs()[0]), took=before)
+
+    def saving_of(thing: Thing) -> Saving:
+        return Saving(content=now if thing[0] == "model" else "")
+
+    (planned,) = make_plan(made, EMULATED, [row], saving_of=saving_of).jobs
+    assert planned.action is action
+    assert ("--keep-changed" in planned.reason) == (action is Action.RUN)
+
+
+@pytest.mark.parametrize("spelling", ["/srv/m/", "/srv//m", "/srv/x/../m"])
+def test_a_row_of_another_spelling_of_a_path_counts(spelling: str) -> None:
+    made = one("precision: bf16\nengine: transformers\nmodel: /srv/m/")
+    (job,) = made.jobs()
+    assert job.model == "/srv/m"
+    old = replace(job, model=spelling)
+    (planned,) = make_plan(made, EMULATED, [a_past_row(old)]).jobs
+    assert planned.action is Action.REUSE and planned.job.job_id == old.job_id
 
 
 def test_emulated_rows_never_stand_in_for_real_ones() -> None:

@@ -245,7 +245,7 @@ def _pieces(path: Path, content: BinaryIO, encoding: str) -> Iterator[str]:
 def _lines(path: Path, content: BinaryIO, encoding: str) -> Iterator[bytes]:
     if encoding != "utf-8-sig":
         text = io.TextIOWrapper(content, encoding=encoding)
-        content = cast("BinaryIO", _Recoded(text))
+        content = cast("BinaryIO", _Recoded(path, text))
     for number, line in enumerate(iter(lambda: content.readline(MAX_LINE_BYTES + 1), b""), 1):
         if len(line) > MAX_LINE_BYTES:
             raise BadExample(f"{path}:{number}: line longer than {MAX_LINE_BYTES:,} bytes")
@@ -256,14 +256,27 @@ def _lines(path: Path, content: BinaryIO, encoding: str) -> Iterator[bytes]:
 class _Recoded:
     """Lines of a text as UTF-8."""
 
+    path: Path
     text: io.TextIOWrapper
+    number: int = 0
 
     def readline(self, limit: int) -> bytes:
         """The next line, up to a number of characters."""
-        return self.text.readline(limit).encode()
+        self.number += 1
+        try:
+            return self.text.readline(limit).encode()
+        except UnicodeError as error:
+            raise BadExample(f"{self.path}:{self.number}: not UTF-16: {error}") from error
+
+
+#: The beginning of a file that is one object around its records.
+_AROUND = re.compile(rb'\s*\{\s*"(data|train|rows|examples|instances|items|records)"\s*:\s*\[\s*\{')
 
 
 def _json_lines(path: Path, content: io.BufferedReader, encoding: str) -> Iterator[Placed]:
+    if _AROUND.match(content.peek(4096)[:4096]):
+        yield from _in_one_object(path, content.read(MAX_OBJECT_BYTES), str(path))
+        return
     lines = _lines(path, content, encoding)
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -18,6 +18,20 @@ _MOST_FILES = 10_000
 _NO_CONTENT = (".md", ".png", ".jpg", ".pdf")
 
 
+def canonical(name: str) -> str:
+    """Return the one spelling of a path: no trailing or doubled slashes, no ``./`` before another
+    directory. Names that are no paths, and addresses, stay as they are."""
+    if "/" not in name or ":" in name:
+        return name
+    path = os.path.normpath(name)
+    return path if "/" in path else f"./{path}"  # which may be the name of something else
+
+
+def place_of(name: str) -> str:
+    """Return the absolute path of a name that may be one, the same for all spellings of a path."""
+    return os.path.abspath(os.path.expanduser(name)) if ":" not in name else name
+
+
 def identity_of(path: str) -> str:
     """Return the identity of a file, or of a directory's files; "" if there is none or too many.
 

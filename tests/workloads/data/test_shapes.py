@@ -315,8 +315,9 @@ def test_another_encoding_is_named_with_the_remedy(tmp_path: Path) -> None:
 
 def test_one_object_around_the_records_is_opened(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
-    path.write_text(json.dumps({"version": 1, "data": [ALPACA]}, indent=1))
-    assert load_examples(str(path))[0].summary == "cat"
+    for value, indent in (({"version": 1, "data": [ALPACA]}, 1), ({"data": [ALPACA]}, None)):
+        path.write_text(json.dumps(value, indent=indent))
+        assert load_examples(str(path))[0].summary == "cat"
     path.write_text(json.dumps({"a": 1, "b": 2}, indent=1))
     with pytest.raises(BadConfiguration, match="one JSON object with a, b"):
         load_examples(str(path))
