@@ -82,6 +82,7 @@ def model_facts(model: Any) -> dict[str, Any]:
     return {
         "architecture": type(model).__name__,
         "parameter_count": sum(parameter.numel() for parameter in model.parameters()),
+        "new_weights": list(getattr(model, "new_weights", ())),
     }
 
 

@@ -113,7 +113,7 @@ def read_header(file: Path, *, torch_allowed: bool = True) -> dict[str, TensorIn
             content.seek(0, 2)
             size = content.tell()
             content.seek(0)
-            _refuse_other_files(content.read(16), size)
+            _refuse_other_files(content.read(32), size)
             content.seek(0)
             if file.suffix == ".safetensors":
                 return _safetensors_header(file, content, size)

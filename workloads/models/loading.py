@@ -12,13 +12,26 @@ import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.data.cache import cached_directory
-from workloads.inspection.checkpoints import has_tokenizer, no_tokenizer, read_config
+from workloads.inspection.checkpoints import (
+    has_tokenizer,
+    no_tokenizer,
+    read_config,
+    weight_files,
+)
+from workloads.inspection.headers import NeedsTorch, read_header
+from workloads.inspection.weights import (
+    NEW_HEADS,
+    left_over,
+    reported,
+    require_loaded,
+    unread,
+)
 from workloads.models import encryption, hub, precision, random_weights, rules
 from workloads.models.catalog import MADE, SMOLLM2, ModelEntry, find_model
 from workloads.models.chatglm3.conversion import in_layout, tokenizer_directory
@@ -29,6 +42,9 @@ from workloads.util.processes import variables
 
 # Code in a checkpoint would run on every card with the worker's rights. Grid files travel, so only
 # the command line can allow it (``nightgrid run --remote-code MODEL``); workers get a variable.
+
+#: Arguments of ``from_pretrained`` for a report on tensors, other shapes included.
+_REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 #: Models that may run their own code, separated by ``os.pathsep``.
 VARIABLE = "NIGHTGRID_REMOTE_CODE"
@@ -169,23 +185,8 @@ def load_seq2seq_model(source: ModelSource, **arguments: Any) -> Any:
 def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
     """Load a masked language model; its ``new_weights`` names weights that the checkpoint lacks."""
     from transformers import AutoModelForMaskedLM
-    from transformers.utils import logging
 
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # new weights are recorded in the row
-    try:
-        with _explained(source, "a masked language model", arguments):
-            model, report = AutoModelForMaskedLM.from_pretrained(
-                source.path,
-                trust_remote_code=source.remote_code,
-                weights_only=True,
-                output_loading_info=True,
-                **arguments,
-            )
-    finally:
-        logging.set_verbosity(before)
-    model.new_weights = tuple(sorted(report["missing_keys"]))
-    return model
+    return _load(AutoModelForMaskedLM, "a masked language model", source, arguments, NEW_HEADS)
 
 
 def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) -> Any:
@@ -206,20 +207,65 @@ def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) ->
     return model.to(dtype)
 
 
-def _load(loader: Any, title: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
+def _load(
+    loader: Any,
+    title: str,
+    source: ModelSource,
+    arguments: Mapping[str, Any],
+    new: Sequence[str] = (),
+) -> Any:
+    """Load a model; raise DataMissing if a tensor was made up that is not declared ``new``."""
     with _explained(source, title, arguments):
         if source.entry.kind == "random":
             return random_weights.make(loader, **{"config": load_config(source), **arguments})
         if source.opening is not None:
-            return _from_memory(loader, source, source.opening, arguments)
+            return _from_memory(loader, source, source.opening, arguments, new)
         if "quantization_config" not in arguments:  # else the device's
             config = read_config(Path(source.path))
             reading = rules.reading_arguments(config, source.path, on_host=_on_host(arguments))
             arguments = {**arguments, **reading}
-        loaded = loader.from_pretrained(
-            source.path, trust_remote_code=source.remote_code, weights_only=True, **arguments
-        )
-        return precision.restore_ranges(loaded, Path(source.path))
+        for file in weight_files(Path(source.path)):
+            with contextlib.suppress(NeedsTorch):  # names the file that a library would not
+                read_header(file, torch_allowed=False)
+        with _quiet():
+            loaded, report = loader.from_pretrained(
+                source.path,
+                trust_remote_code=source.remote_code,
+                weights_only=True,
+                **_REPORTED,
+                **arguments,
+            )
+        return precision.restore_ranges(_whole(loaded, report, source, new), Path(source.path))
+
+
+def _whole(model: Any, report: Mapping[str, Any], source: ModelSource, new: Sequence[str]) -> Any:
+    """Return a model of which every tensor was read; ``new_weights`` names those that are new."""
+    names = model.state_dict()
+    found = reported(report, len(names), new)
+    model.new_weights = require_loaded(found, source.path)
+    quantised = getattr(model.config, "quantization_config", None) is not None
+    later = getattr(model.config, "num_nextn_predict_layers", 0)
+    if not quantised and not later and (left := unread(found, names)):
+        raise DataMissing(f"{source.path}: {left_over(left)}")
+    return model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' report out of the log: it is read, and what matters is in the row."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def with_new_weights(source: ModelSource, new: Sequence[str]) -> ModelSource:
+    """Return the source of a model with ``new`` weights, which are random weights."""
+    return replace(source, random_weights=source.random_weights or bool(new))
 
 
 @contextlib.contextmanager
@@ -242,7 +288,18 @@ def _explained(source: ModelSource, title: str, arguments: Mapping[str, Any]) ->
             raise BadConfiguration(
                 f"the model in {source.path} is not {title}: {text.splitlines()[0]}"
             ) from error
-        raise
+        raise _unloadable(source, error) from error
+    except (LookupError, AttributeError, TypeError, ArithmeticError, AssertionError) as error:
+        raise _unloadable(source, error) from error
+
+
+def _unloadable(source: ModelSource, error: Exception) -> BadConfiguration:
+    """Return the error for what a library makes of odd configurations."""
+    text = (str(error) or "no reason").splitlines()[0]
+    return BadConfiguration(
+        f"transformers cannot load the model in {source.path} by its configurations: "
+        f"{type(error).__name__}: {text:.300}"
+    )
 
 
 def _on_host(arguments: Mapping[str, Any]) -> bool:
@@ -255,7 +312,11 @@ def _on_host(arguments: Mapping[str, Any]) -> bool:
 
 
 def _from_memory(
-    loader: Any, source: ModelSource, opening: encryption.Opening, arguments: Mapping[str, Any]
+    loader: Any,
+    source: ModelSource,
+    opening: encryption.Opening,
+    arguments: Mapping[str, Any],
+    new: Sequence[str],
 ) -> Any:
     import torch
     from transformers import GenerationConfig
@@ -264,11 +325,13 @@ def _from_memory(
     with torch.device("meta"):  # automatic classes do not accept tensors
         chosen = type(loader.from_config(config, trust_remote_code=source.remote_code))
     weights = opening.state_dict(Path(source.path))
-    model = chosen.from_pretrained(
+    model, report = chosen.from_pretrained(
         None,
         trust_remote_code=source.remote_code,
+        **_REPORTED,
         **{**arguments, "config": config, "state_dict": weights},
     )
+    model = _whole(model, report, source, new)
     ends = Path(source.path) / "generation_config.json"
     if ends.is_file():  # not read by from_pretrained without a path
         model.generation_config = GenerationConfig.from_dict(json.loads(files.read_text(ends)))

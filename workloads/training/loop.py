@@ -23,7 +23,13 @@ from workloads.bench.warmup import WarmupPlan, repeated_if_compiled
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import find_engine
 from workloads.models import precision as weights
-from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
+from workloads.models.loading import (
+    ModelSource,
+    load_config,
+    load_tokenizer,
+    open_model,
+    with_new_weights,
+)
 from workloads.models.products import origin_by, save_trained
 from workloads.registry import TaskSpec
 from workloads.training import adapters, methods
@@ -91,6 +97,7 @@ def load_base(workload: str, name: str, precision: str, loading: Loading) -> Bas
         model = change(model, tokenizer, task)
     if new := getattr(model, "new_weights", ()):
         loading.details["new_weights"] = ", ".join(new)
+        source = loading.source = with_new_weights(source, new)
     return BaseModel(model=model, tokenizer=tokenizer, source=source, task=task)
 
 

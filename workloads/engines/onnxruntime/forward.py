@@ -26,7 +26,7 @@ from workloads.engines.onnxruntime.session import Exported, Graph, Graphs, open_
 from workloads.engines.torch_models import Batch, LoadedEncoder, padded
 from workloads.models import precision as precisions
 from workloads.models.catalog import usable_positions
-from workloads.models.loading import ModelSource, load_tokenizer, open_model
+from workloads.models.loading import ModelSource, load_tokenizer, open_model, with_new_weights
 from workloads.registry import task_for
 
 
@@ -63,16 +63,19 @@ def load_encoder(request: Request, device: Device) -> OnnxEncoder:
         lambda: _export_encoder(in_fp32(request, source), pad),
         _compare_encoder,
     )
+    new = opened.facts.get("new_weights", ())
     return OnnxEncoder(
         graph=opened.graph,
         directory=opened.directory,
         tokenizer=tokenizer,
-        source=source,
+        source=with_new_weights(source, new),
         weights=opened.weights,
         pad_token_id=pad,
         positions=opened.facts["positions"],
         card="cpu",  # the graph reads ids on the host
-        details=opened.details_with(architecture=opened.facts["architecture"]),
+        details=opened.details_with(
+            architecture=opened.facts["architecture"], new_weights=", ".join(new)
+        ),
         figures=opened.figures,
     )
 

@@ -32,7 +32,7 @@ from workloads.devices.base import Compilations
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines.optimum_habana import SPEC, generation, prepare
 from workloads.models import precision as precisions
-from workloads.models.loading import load_tokenizer, open_model
+from workloads.models.loading import load_tokenizer, open_model, with_new_weights
 from workloads.models.products import origin_by
 from workloads.registry import task_for
 from workloads.training import adapters, methods
@@ -220,6 +220,7 @@ def _run(request: Request, context: JobContext) -> Result:
         model = task.function("make")(source, len(tokenizer), torch_dtype=dtype)
     else:
         model = generation.load_model(source, request, hpu)
+    new = getattr(model, "new_weights", ())
     weights = precisions.inspect(model, request.precision, hpu.name, generation.ENGINE)
     hpu.seed(0)  # adapters start from random numbers
     applied = methods.apply(model, method, request.precision, hpu.name)
@@ -330,7 +331,7 @@ def _run(request: Request, context: JobContext) -> Result:
         **({"strategy": "ddp", "data_parallel": str(cards)} if cards > 1 else {}),
         "optimum_habana": version,
         "hpu_mode": mode,
-        **({"new_weights": ", ".join(new)} if (new := getattr(model, "new_weights", ())) else {}),
+        **({"new_weights": ", ".join(new)} if new else {}),
         **({"learning_rate_schedule": schedule} if schedule != "constant" else {}),
         "learning_rate": f"{methods.learning_rate(method):g}",
         "architecture": type(model).__name__,
@@ -360,7 +361,7 @@ def _run(request: Request, context: JobContext) -> Result:
         baseline_host_memory_bytes=baseline,
         peak_host_memory_bytes=host_memory.bytes,
         peak_device_memory_bytes=hpu.peak_memory_bytes(),
-        random_weights=source.random_weights,
+        random_weights=with_new_weights(source, new).random_weights,
         synthetic_data=dataset.synthetic,
         precision_detail=applied.detail,
         metrics={"first_batch_loss_before": before, "first_batch_loss_after": after},

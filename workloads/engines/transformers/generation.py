@@ -34,6 +34,7 @@ from workloads.models.loading import (
     load_config,
     load_tokenizer,
     open_model,
+    with_new_weights,
 )
 from workloads.models.products import origin_of
 from workloads.models.rules import as_stored
@@ -162,12 +163,15 @@ def load_model(request: Request, device: Device, attention: str) -> dict[str, An
         expanded = not precisions.quantized(request.precision)
         rest = f", expanded to {request.precision}" if expanded else "; the rest in 16 bits"
         weights = replace(weights, detail=f"quantised: {how}{rest}")
+    details = {"attention": attention, "architecture": type(model).__name__}
+    if new := getattr(model, "new_weights", ()):
+        details["new_weights"] = ", ".join(new)
     return {
         "model": model,
         "tokenizer": tokenizer,
-        "source": source,
+        "source": with_new_weights(source, new),
         "weights": weights,
-        "details": {"attention": attention, "architecture": type(model).__name__},
+        "details": details,
     }
 
 

@@ -1,0 +1,247 @@
+"""Compare the tensors of a checkpoint with those that a model needs, and explain the difference.
+
+Both sides are names and shapes: of headers and a family's table (``families.py``) before the night,
+or of a library's own report after loading. A tensor that is missing would be made up by the
+library, so it ends the job unless the task declares it new (``TaskSpec.new_weights``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.base import DataMissing
+
+#: Parts of names that wrappers leave -> (what left them, how to save without).
+_WRAPPERS = {
+    "_orig_mod.": ("torch.compile", "save the state_dict of model._orig_mod"),
+    "_fsdp_wrapped_module.": ("FSDP", "save a full state_dict"),
+    "_checkpoint_wrapped_module.": ("activation checkpointing", "unwrap the layers before saving"),
+    "_forward_module.": ("Lightning's Fabric", "save the state_dict of the module inside"),
+    "base_model.model.": ("PEFT", "call merge_and_unload() and save_pretrained()"),
+    ".base_layer": ("PEFT", "call merge_and_unload() and save_pretrained()"),
+    "module.": ("DistributedDataParallel or DeepSpeed", "save the state_dict of model.module"),
+    "pretrained_model.": ("TRL's value head", "save the model inside"),
+    "_model.": ("a wrapper", "save the model inside"),
+    "language_model.": ("a multimodal model", "name a checkpoint of the text model alone"),
+    "llm.": ("a multimodal model", "name a checkpoint of the text model alone"),
+    "student.": ("distillation", "save the student alone"),
+    "actor.": ("reinforcement learning", "save the actor alone"),
+    "policy.": ("reinforcement learning", "save the policy alone"),
+}
+#: Tensors that current releases compute, and old checkpoints hold.
+_DISPENSABLE = re.compile(
+    r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias|\.attn\.bias"
+    r"|attention\.bias|_extra_state|num_batches_tracked)$|^_float_tensor$"
+)
+#: Heads that a masked language model gets anew where its checkpoint is of the encoder alone.
+NEW_HEADS = (
+    r"^cls\.",
+    r"^lm_head\.",
+    r"^(vocab_transform|vocab_layer_norm|vocab_projector)\.",
+    r"^(generator_predictions|generator_lm_head|predictions|lm_predictions)\.",
+    r"^(head|decoder)\.",
+)
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_layer|cls|score)\.")
+_LAYER = re.compile(r"\.(\d+)\.")
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The tensors in which a checkpoint differs from what a model needs."""
+
+    expected: int  # tensors that the model needs
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    #: Name, shape in the checkpoint, shape that the model needs.
+    misshapen: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+    new: tuple[str, ...] = ()  # missing, and declared new by the task
+
+
+def difference(
+    expected: Mapping[str, Sequence[int]],
+    stored: Mapping[str, Sequence[int]],
+    *,
+    prefix: str = "",
+    tied: Iterable[Collection[str]] = (),
+    packed: bool = False,
+    new: Sequence[str] = (),
+) -> Difference:
+    """Compare names and shapes, under transformers' rules for old names, prefixes and ties.
+
+    Args:
+        expected: of the model, by name.
+        stored: of the checkpoint, by name.
+        prefix: name of the base model, which a checkpoint may have or lack before all names.
+        tied: names that share one tensor, of which one is enough.
+        packed: linear layers may hold other tensors in the place of their weight.
+        new: patterns of names that the task declares new.
+    """
+    renamed = {_renamed(name, expected, prefix): tuple(shape) for name, shape in stored.items()}
+    missing = [name for name in expected if name not in renamed]
+    unexpected = [n for n in renamed if n not in expected and not _DISPENSABLE.search(n)]
+    misshapen = [
+        (name, renamed[name], tuple(shape))
+        for name, shape in expected.items()
+        if name in renamed and renamed[name] != tuple(shape)
+    ]
+    if packed:
+        modules = {name.rpartition(".")[0] for name in renamed}
+        layers = {name.rpartition(".")[0] for name, shape in expected.items() if len(shape) == 2}
+        missing = [n for n in missing if n.rpartition(".")[0] not in modules & layers]
+        unexpected = [n for n in unexpected if n.rpartition(".")[0] not in layers]
+        misshapen = [entry for entry in misshapen if entry[0].rpartition(".")[0] not in layers]
+    for names in tied:
+        if any(name in renamed for name in names):
+            missing = [name for name in missing if name not in names]
+    return _judged(expected, missing, unexpected, misshapen, new)
+
+
+def reported(report: Mapping[str, Any], expected: int, new: Sequence[str] = ()) -> Difference:
+    """Return the difference in the loading report of transformers (``output_loading_info``)."""
+    shapes = [
+        (str(name), tuple(has), tuple(needs)) for name, has, needs in report["mismatched_keys"]
+    ]
+    missing = sorted({*report["missing_keys"]} - {name for name, *_ in shapes})
+    unexpected = [n for n in sorted(report["unexpected_keys"]) if not _DISPENSABLE.search(n)]
+    return _judged(range(expected), missing, unexpected, sorted(shapes), new)
+
+
+def _judged(
+    expected: Collection[Any],
+    missing: Iterable[str],
+    unexpected: Iterable[str],
+    misshapen: Iterable[tuple[str, tuple[int, ...], tuple[int, ...]]],
+    new: Sequence[str],
+) -> Difference:
+    allowed = re.compile("|".join(new)) if new else None
+    fresh = tuple(name for name in missing if allowed is not None and allowed.search(name))
+    return Difference(
+        expected=len(expected),
+        missing=tuple(name for name in missing if name not in fresh),
+        unexpected=tuple(unexpected),
+        misshapen=tuple(misshapen),
+        new=fresh,
+    )
+
+
+def _renamed(name: str, expected: Mapping[str, Any], prefix: str) -> str:
+    """Return the model's name of a stored tensor, as transformers finds it."""
+    for old, now in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+        name = name.replace(old, now)
+    if not prefix or name in expected:
+        return name
+    bare = name.removeprefix(f"{prefix}.")
+    if bare in expected:
+        return bare
+    return f"{prefix}.{name}" if f"{prefix}.{name}" in expected else name
+
+
+# ---------------------------------------------------------------- in words
+
+
+def objection(found: Difference) -> tuple[str, str]:
+    """Return why a checkpoint is refused, and the remedy; both "" if every tensor is there.
+
+    A tensor that nothing reads is no reason, unless it belongs to a module that the model has
+    without it (a bias), or to a layer behind the last: then the configuration is another model's.
+    """
+    if found.missing:
+        of = f" of the {found.expected:,}" if found.expected else ""
+        reason = f"{len(found.missing):,}{of} tensors that its configuration asks for are not in it"
+        reason += f": {_first(found.missing)}"
+        if found.unexpected:
+            reason += f"; {len(found.unexpected):,} others are: {_first(found.unexpected)}"
+        return reason, _remedy(found)
+    if found.misshapen:
+        name, has, needs = found.misshapen[0]
+        reason = (
+            f"{len(found.misshapen):,} tensors have another shape than its configuration asks for: "
+            f"{name} is {_shape(has)}, not {_shape(needs)}"
+        )
+        return reason, "take config.json and weights from one and the same model"
+    return "", ""
+
+
+def unread(found: Difference, expected: Iterable[str]) -> tuple[str, ...]:
+    """Return unexpected tensors that belong to the model's own layers, whose result would differ.
+
+    A bias of a layer that the model has without one, or whole layers behind the last.
+    """
+    expected = set(expected)
+    modules = {name.rpartition(".")[0] for name in expected}
+    shapes = {_LAYER.sub(".*.", name) for name in expected}
+    return tuple(
+        name
+        for name in found.unexpected
+        if name.rpartition(".")[0] in modules or _LAYER.sub(".*.", name) in shapes
+    )
+
+
+def left_over(names: Sequence[str]) -> str:
+    """Return in words that a model would leave out tensors of its own layers."""
+    return (
+        f"its configuration has no place for {len(names):,} tensors of the model's own layers "
+        f"({_first(names)}), so it is another model's; take config.json and weights from one and "
+        "the same model"
+    )
+
+
+def require_loaded(found: Difference, where: str) -> tuple[str, ...]:
+    """Return the tensors that the task declares new, all others having been read.
+
+    Raises:
+        DataMissing: a library made up a tensor that should have been in the checkpoint.
+    """
+    reason, hint = objection(found)
+    if reason:
+        raise DataMissing(f"{where}: {reason}; {hint}")
+    return found.new
+
+
+def _remedy(found: Difference) -> str:
+    """Recognise what a wrapper left in names, heads and layers that are not there."""
+    out = "take it out of the names"
+    for part, (origin, remedy) in _WRAPPERS.items():
+        if _explains(found, [name.replace(part, "") for name in found.unexpected]):
+            return f"its names hold {part!r}, left by {origin}: {remedy}, or {out}"
+    for count in (1, 2):
+        if _explains(found, [name.split(".", count)[-1] for name in found.unexpected]):
+            begin = ".".join(found.unexpected[0].split(".", count)[:count])
+            return f"its names begin with {begin + '.'!r}: {out}"
+    begin = Counter(name.partition(".")[0] for name in found.missing).most_common(1)[0][0]
+    if _explains(found, [f"{begin}.{name}" for name in found.unexpected]):
+        return f"its names lack {begin + '.'!r} in front: write it before each"
+    if any("lora_" in name for name in found.unexpected):
+        return "it holds an adapter: name its base model, and the adapter with `adapter:`"
+    layers = sorted({int(m[1]) for name in found.missing if (m := _LAYER.search(name))})
+    if not found.unexpected and all(_HEAD.search(name) for name in found.missing):
+        return (
+            "if it was saved from a model whose head is its embedding, write "
+            "tie_word_embeddings: true in config.json; else save it with its head"
+        )
+    if layers and layers[0] > 0 and all(_LAYER.search(name) for name in found.missing):
+        return (
+            f"its weights end with layer {layers[0] - 1}: correct the number of layers in "
+            "config.json, or fetch the other weight files"
+        )
+    return "fetch its weights again, or take config.json and weights from one and the same model"
+
+
+def _explains(found: Difference, names: Iterable[str]) -> bool:
+    """Tell if other names for the unexpected tensors give most of the missing ones."""
+    changed = set(names) - set(found.unexpected)
+    return bool(changed) and 2 * len(changed & set(found.missing)) >= len(found.missing)
+
+
+def _first(names: Sequence[str]) -> str:
+    more = " …" if len(names) > _NAMED else ""
+    return ", ".join(name[:120] for name in names[:_NAMED]) + more
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "a number"
