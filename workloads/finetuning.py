@@ -24,8 +24,9 @@ from workloads.base import (
 )
 from workloads.data.datasets import learning_notes, learning_refusals
 from workloads.engines import engine_function
+from workloads.inspection.configuration import positions_of
 from workloads.models import rules
-from workloads.models.catalog import known_config, positions_of
+from workloads.models.catalog import known_config
 from workloads.models.precision import quantized, support
 from workloads.models.rules import saving_refusals, too_long
 from workloads.registry import WorkloadSpec, find_workload

@@ -11,7 +11,7 @@ from workloads.engines import ENGINES, elsewhere
 from workloads.engines.base import Ability, EngineSpec
 from workloads.inspection.checkpoints import CheckpointKind
 from workloads.models.catalog import checkpoint_kind
-from workloads.models.rules import text_refusals
+from workloads.models.rules import look_notes, look_refusals, text_refusals
 from workloads.registry import TASKS, WORKLOADS, TaskSpec, WorkloadSpec, find_workload, task_of
 from workloads.settings import declarations
 
@@ -50,7 +50,10 @@ def notes_by(
     def notes(spec: WorkloadSpec, job: JobDescription) -> tuple[str, ...]:
         own = tuple(spec.notes(job)) if spec.notes is not None else ()
         of_data = dataset_notes(job) if issubclass(spec.parameters, DatasetParameters) else ()
-        return (*of_data, *own)
+        kind = checkpoint_kind(job.model) if spec.tasks else None
+        task = task_of(kind) if kind is not None and not kind.pipeline else None
+        of_model = look_notes(job, task.name) if task is not None else ()
+        return (*of_model, *of_data, *own)
 
     def notes_of(name: str) -> Callable[[JobDescription], tuple[str, ...]] | None:
         spec = workloads.get(name)
@@ -164,11 +167,14 @@ def _model_refusals(spec: WorkloadSpec, job: JobDescription) -> Iterator[Refusal
     """Refuse kinds of models that the workload or engine cannot run; add the task's objections."""
     kind = checkpoint_kind(job.model)
     task = task_of(kind) if kind is not None else None
-    if kind is None or task is None:
+    if kind is None:
         return  # unknown: the job itself will look
+    if task is None:
+        yield from look_refusals(job, "")
+        return
     if task.name in spec.tasks:
         yield from _task_refusals(spec, job, task, kind)
-        yield from text_refusals(job)
+        yield from text_refusals(job, task.name)
         return
     others = [other for other in WORKLOADS.values() if not other.implied]
     fitting = [other.name for other in others if task.name in other.tasks]

@@ -35,9 +35,10 @@ from workloads.devices import device_spec
 from workloads.engines import ENGINES, engine_function, find_engine
 from workloads.engines.loaded import EngineLoader, GenerationEngine
 from workloads.engines.passes import BatchedPass, ContinuousPass, Prompt, check_length
+from workloads.inspection.configuration import vocabulary_size
 from workloads.models import attention
-from workloads.models.catalog import known_config, vocabulary_size
-from workloads.models.prompts import NotRendered
+from workloads.models.catalog import known_config
+from workloads.models.prompts import NotRendered, prompt_details
 from workloads.models.rules import quantised_refusals
 from workloads.quality import METRICS, NO_FIGURES, finite_or_not, quality_figures
 from workloads.registry import WorkloadSpec
@@ -335,6 +336,7 @@ def run(request: Request, context: JobContext) -> Result:
             **result.details,
             **dataset.details,
             **left_out,
+            **prompt_details(engine.tokenizer),
             **profile.details,
             **quality.details,
             **flag,

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import BadConfiguration, JobDescription, Metric, Refusal
 from workloads.data.cache import cached_directory
-from workloads.models.catalog import checkpoint_kind, known_config, vocabulary_size
+from workloads.inspection.configuration import vocabulary_size
+from workloads.models.catalog import checkpoint_kind, known_config
 from workloads.settings import choice, work
 from workloads.training.data import NOT_LEARNED
 from workloads.training.methods import method_name

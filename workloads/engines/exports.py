@@ -20,6 +20,7 @@ from workloads import base
 from workloads.base import BadConfiguration, Request
 from workloads.data.cache import cached_directory
 from workloads.engines.torch_models import end_token_ids_of
+from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
 from workloads.models.loading import ModelSource
 from workloads.registry import task_for
@@ -89,7 +90,7 @@ def model_facts(model: Any) -> dict[str, Any]:
 def text_facts(model: Any, tokenizer: Any) -> dict[str, Any]:
     """``model_facts`` of a model that generates text."""
     return model_facts(model) | {
-        "positions": getattr(model.config, "max_position_embeddings", None),
+        "positions": positions_of(model.config.to_dict()),
         "end_token_ids": sorted(end_token_ids_of(model, tokenizer)),
     }
 

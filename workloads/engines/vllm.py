@@ -37,6 +37,7 @@ from workloads.devices.base import Device
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
 from workloads.engines.loaded import Generated, SteppedEngine, Stepping, computed
 from workloads.inspection.checkpoints import read_config, source_files
+from workloads.inspection.configuration import positions_of
 from workloads.inspection.headers import describe_tensors
 from workloads.models import precision as precisions
 from workloads.models.catalog import known_config
@@ -305,7 +306,7 @@ def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
         source=source,
         weights=_weights(llm, source.path, request.precision, means),
         end_token_ids=frozenset(ends if isinstance(ends, (list, tuple)) else [ends]),
-        context_length=getattr(described, "max_position_embeddings", None),
+        context_length=positions_of(vars(described)),
         details={
             "architecture": str((described.architectures or ["unknown"])[0]),
             "computes_in": real,

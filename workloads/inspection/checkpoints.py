@@ -33,6 +33,11 @@ PROTECTED = ".protected"
 TEXT_FILES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".md"})
 #: Limit of such a file, and of an index: ten times the largest tokenizers.
 SIDE_FILE_BYTES = 256 * files.MIB
+#: Files of which one makes a tokenizer.
+_TOKENIZERS = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt"),
+    *("sentencepiece.bpe.model", "spm.model", "tekken.json", "tiktoken.model", "source.spm"),
+)
 _MODEL_FILES = (".json", ".model", ".safetensors", PROTECTED, ".bin")
 
 
@@ -75,9 +80,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not os.path.isdir(directory):
         raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
     if not os.path.isfile(directory / "config.json"):
+        other = _instead(directory)
         raise DataMissing(
-            f"{directory} has no config.json, so it is not a model's directory (nor has it a "
-            f"{PIPELINE_INDEX}, which names the parts of a pipeline)"
+            f"{directory} has no config.json, so it is not a model's directory "
+            + (f"but {other}" if other else f"(nor has it a pipeline's {PIPELINE_INDEX})")
         )
     return _read_object(directory / "config.json")
 
@@ -149,8 +155,7 @@ def side_files(directory: Path) -> list[Path]:
 
 def has_tokenizer(directory: Path) -> bool:
     """Tell if a model's directory has any tokenizer file."""
-    names = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
-    return any((directory / name).is_file() for name in names)
+    return any((directory / name).is_file() for name in _TOKENIZERS)
 
 
 def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
@@ -213,9 +218,59 @@ def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
                     f"{', '.join(missing[:3])}{more} (named in {index})"
                 )
             return [directory / name for name in shards]
+    other = _instead(directory)
     raise DataMissing(
         f"{directory} has no weights: no model.safetensors, no pytorch_model.bin and no index "
-        "of shards"
+        "of shards" + (other and f"; it is {other}")
+    )
+
+
+#: Files of directories that are nearly models -> what they are, and what to write instead.
+_NEARLY = (
+    ("adapter_config.json", "an adapter (PEFT): name its base as `model:`, and it as `adapter:`"),
+    ("checkpoint-*/config.json", "a trainer's output: name one of its checkpoint-… directories"),
+    ("snapshots/*/config.json", "a repository of the hub's cache: name its org/name instead"),
+    ("*/config.json", "a directory that holds models: name the one that is meant"),
+    ("*.gguf", "a GGUF model: name the model that it was made from, in safetensors"),
+    ("consolidated*", "Mistral's or Meta's own layout: name its Hugging Face repository instead"),
+    ("*.distcp", "a distributed checkpoint of torch: convert it with dcp_to_torch_save"),
+    ("pytorch_model_fsdp_*", "shards of FSDP: `accelerate merge-weights` makes model.safetensors"),
+    ("global_step*", "a DeepSpeed checkpoint: its zero_to_fp32.py makes pytorch_model.bin"),
+    ("*.nemo", "a NeMo model: convert it to Hugging Face's layout"),
+    ("tf_model.h5", "a TensorFlow model: save it in safetensors, loaded with from_tf=True"),
+    ("flax_model*.msgpack", "a Flax model: save it in safetensors, loaded with from_flax=True"),
+    ("*.onnx", "an exported ONNX graph: name the model that it was made from"),
+    ("openvino_model.xml", "an exported OpenVINO graph: name the model that it was made from"),
+    ("weights*.npz", "an MLX model: name the model that it was converted from"),
+    ("*.ckpt", "a Lightning checkpoint: save_pretrained() of its module makes a model's directory"),
+    ("*.engine", "a TensorRT engine: name the model that it was made from"),
+    ("*.incomplete", "an interrupted download: fetch it again"),
+    ("*.part", "an interrupted download: fetch it again"),
+    ("*.safetensors", "weights under a name that no library looks for: call it model.safetensors"),
+    ("*.pt*", "a file of torch.save under its own name: save_pretrained() makes model.safetensors"),
+    ("*.bin", "weights under a name that no library looks for: call it pytorch_model.bin"),
+)
+
+
+def _instead(directory: Path) -> str:
+    """Return what a directory is that is nearly a model's, with a remedy; "" if unknown."""
+    for pattern, what in _NEARLY:
+        if next(directory.glob(pattern), None) is not None:
+            return what
+    return ""
+
+
+def unclear_weights(directory: Path) -> str:
+    """Return why it is unclear which weights are meant; "" if it is not."""
+    index, single = (directory / name for name in _WEIGHT_FILES[0])
+    if not (os.path.isfile(index) and os.path.isfile(single)):
+        return ""
+    others = [name for name in index_shards(index) if name != single.name]
+    if not others:
+        return ""
+    return (
+        f"there are {single.name} and {index.name}, which names {len(others)} other files: "
+        "libraries differ in which they read"
     )
 
 

@@ -307,7 +307,9 @@ vocab_transform H,H b
 vocab_layer_norm H b
 vocab_projector V,H b""",
         sizes={
-            **{"V": "vocab_size", "H": "dim hidden_size", "I": "hidden_dim"},
+            "V": "vocab_size",
+            "H": "dim hidden_size",
+            "I": "hidden_dim",
             "P": "max_position_embeddings",
         },
         usual={"tie_word_embeddings": True},
@@ -349,7 +351,7 @@ def needed(config: Mapping[str, Any]) -> Needed | None:
 
 
 def _sizes(family: Family, values: dict[str, Any]) -> dict[str, int] | None:
-    sizes = {}
+    sizes: dict[str, int] = {}
     for letter, keys in family.sizes.items():
         value = next((values[key] for key in keys.split() if values.get(key) is not None), None)
         if value is None and family is FAMILIES["gpt2"] and letter == "I":

@@ -64,7 +64,9 @@ class Shard:
     tensor: Callable[[str], torch.Tensor]  # by name; may be a view into the mapped file
 
 
-def describe_tensors(weights: Iterable[Path]) -> dict[str, TensorInfo]:
+def describe_tensors(
+    weights: Iterable[Path], *, torch_allowed: bool = True
+) -> dict[str, TensorInfo]:
     """Return every tensor's header in weight files, by name; no values are read.
 
     Raises:
@@ -73,7 +75,7 @@ def describe_tensors(weights: Iterable[Path]) -> dict[str, TensorInfo]:
     """
     tensors: dict[str, TensorInfo] = {}
     for file in weights:
-        for name, tensor in read_header(file).items():
+        for name, tensor in read_header(file, torch_allowed=torch_allowed).items():
             if name in tensors:
                 raise BadConfiguration(f"{tensors[name].file} and {file} both hold {name}")
             tensors[name] = tensor

@@ -52,8 +52,6 @@ MADE: dict[str, str] = {
     TINY_T5: "workloads.models.embedded.tiny_t5",
     TINY_DIFFUSION: "workloads.models.embedded.tiny_stable_diffusion",
 }
-#: Config keys for the number of positions: transformers', ChatGLM's, GPT-2's.
-_POSITIONS = ("max_position_embeddings", "seq_length", "n_positions")
 #: Families whose positions start after the padding token's.
 _SHIFTED = frozenset({"roberta", "camembert", "xlm-roberta", "mpnet"})
 
@@ -225,13 +223,6 @@ def _packaged(name: str, package: str, pattern: str, also: str = "") -> Path:
     return matching[0]
 
 
-def positions_of(config: Mapping[str, Any]) -> int | None:
-    """Return the maximum number of tokens, if known; T5's ``n_positions`` are no limit."""
-    names = _POSITIONS[:1] if config.get("is_encoder_decoder") else _POSITIONS
-    positions = next((config[name] for name in names if config.get(name)), None)
-    return positions if isinstance(positions, int) else None
-
-
 def usable_positions(config: Mapping[str, Any]) -> int | None:
     """Return an encoder's maximum number of tokens; None if its config does not say."""
     positions = config.get("max_position_embeddings")
@@ -240,9 +231,3 @@ def usable_positions(config: Mapping[str, Any]) -> int | None:
     if config.get("model_type") not in _SHIFTED:
         return positions
     return positions - int(config.get("pad_token_id") or 0) - 1
-
-
-def vocabulary_size(config: Mapping[str, Any]) -> int | None:
-    """Return a config's vocabulary size."""
-    size = config.get("vocab_size") or config.get("padded_vocab_size")
-    return size if isinstance(size, int) else None

@@ -37,25 +37,12 @@ from workloads.models.catalog import MADE, SMOLLM2, ModelEntry, find_model
 from workloads.models.chatglm3.conversion import in_layout, tokenizer_directory
 from workloads.models.chatglm3.layout import Layout
 from workloads.models.embedded import smollm2
+from workloads.models.rules import VARIABLE, allowed
 from workloads.util import files
 from workloads.util.processes import variables
 
-# Code in a checkpoint would run on every card with the worker's rights. Grid files travel, so only
-# the command line can allow it (``nightgrid run --remote-code MODEL``); workers get a variable.
-
 #: Arguments of ``from_pretrained`` for a report on tensors, other shapes included.
 _REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-
-#: Models that may run their own code, separated by ``os.pathsep``.
-VARIABLE = "NIGHTGRID_REMOTE_CODE"
-
-
-def allowed(model: str) -> bool:
-    """Tell if this model may run its own code; a named hub repository covers its pinned commits."""
-    named = os.environ.get(VARIABLE, "").split(os.pathsep)
-    repository, revision = hub.split(model)
-    pinned = hub.COMMIT.fullmatch(revision) and not os.path.exists(model)
-    return model in named or bool(pinned and repository in named)
 
 
 @contextlib.contextmanager
@@ -235,17 +222,25 @@ def _load(
                 **_REPORTED,
                 **arguments,
             )
-        return precision.restore_ranges(_whole(loaded, report, source, new), Path(source.path))
+        whole = _whole(loaded, report, source, new, own_config="config" not in arguments)
+        return precision.restore_ranges(whole, Path(source.path))
 
 
-def _whole(model: Any, report: Mapping[str, Any], source: ModelSource, new: Sequence[str]) -> Any:
+def _whole(
+    model: Any,
+    report: Mapping[str, Any],
+    source: ModelSource,
+    new: Sequence[str],
+    own_config: bool = False,
+) -> Any:
     """Return a model of which every tensor was read; ``new_weights`` names those that are new."""
     names = model.state_dict()
     found = reported(report, len(names), new)
     model.new_weights = require_loaded(found, source.path)
     quantised = getattr(model.config, "quantization_config", None) is not None
     later = getattr(model.config, "num_nextn_predict_layers", 0)
-    if not quantised and not later and (left := unread(found, names)):
+    strict = own_config and not quantised and not later
+    if strict and (left := unread(found, names)):
         raise DataMissing(f"{source.path}: {left_over(left)}")
     return model
 

@@ -19,6 +19,7 @@ from jinja2 import TemplateError
 
 from workloads.base import BadConfiguration
 from workloads.data.shapes import Role, Turn
+from workloads.inspection.tokenizers import fixed_date
 from workloads.models.chatglm3 import layout as chatglm3_layout
 from workloads.models.chatglm3.conversion import tokenizer_directory
 from workloads.models.chatglm3.tokenizer import PROMPT_LAYOUT
@@ -122,7 +123,10 @@ def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: b
     try:
         return str(
             tokenizer.apply_chat_template(
-                messages, add_generation_prompt=add_generation_prompt, tokenize=False
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                strftime_now=fixed_date,  # one prompt every night
             )
         )
     except TemplateError as error:  # e.g. system turns are not supported
@@ -145,6 +149,13 @@ def _message(turn: Turn) -> dict[str, Any]:
                 call = {**call, "function": {**function, "arguments": arguments}}
         calls.append(call)
     return {"role": turn.role, "content": turn.text, "tool_calls": calls}
+
+
+def prompt_details(tokenizer: Any) -> dict[str, str]:
+    """Return details of a row on its prompts: the date that a dated template is given."""
+    template = getattr(tokenizer, "chat_template", None)
+    dated = "strftime_now" in str(template or "")
+    return {"template_date": fixed_date("%Y-%m-%d")} if dated else {}
 
 
 def _answer_from_template(tokenizer: Any, turns: Sequence[Turn], answer: str) -> str:

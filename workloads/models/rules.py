@@ -20,14 +20,16 @@ from workloads.inspection.checkpoints import (
     read_config,
     weight_files,
 )
+from workloads.inspection.configuration import positions_of, text_part, whole_number
 from workloads.inspection.headers import describe_tensors
+from workloads.inspection.look import MODEL, Look, look
+from workloads.models import hub
 from workloads.models.catalog import (
     MADE,
     SMOLLM2,
     ModelEntry,
     find_model,
     known_config,
-    positions_of,
     refuse_name,
 )
 from workloads.models.chatglm3.layout import is_original
@@ -117,12 +119,13 @@ _EXPANDED = ("bf16", "fp16", "fp32")
 
 def bits_of(quantization: Mapping[str, Any]) -> int:
     """Return the bits per weight in a packed checkpoint's ``quantization_config``."""
-    return int(quantization.get("bits", quantization.get("w_bit", 4)))
+    return whole_number(quantization.get("bits", quantization.get("w_bit", 4))) or 4
 
 
 def _quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """Return ``quantization_config`` and its method; both empty if there is none."""
-    quantization = config.get("quantization_config") or {}
+    written = config.get("quantization_config")
+    quantization = written if isinstance(written, Mapping) else {}
     return quantization, str(quantization.get("quant_method", ""))
 
 
@@ -187,6 +190,21 @@ def as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"quantization_config": FineGrainedFP8Config.from_dict(dict(quantization))}
 
 
+# Code in a checkpoint would run on every card with the worker's rights. Grid files travel, so only
+# the command line can allow it (``nightgrid run --remote-code MODEL``); workers get a variable.
+
+#: Models that may run their own code, separated by ``os.pathsep``.
+VARIABLE = "NIGHTGRID_REMOTE_CODE"
+
+
+def allowed(model: str) -> bool:
+    """Tell if this model may run its own code; a named hub repository covers its pinned commits."""
+    named = os.environ.get(VARIABLE, "").split(os.pathsep)
+    repository, revision = hub.split(model)
+    pinned = hub.COMMIT.fullmatch(revision) and not os.path.exists(model)
+    return model in named or bool(pinned and repository in named)
+
+
 # Decoder parts that depend on a text's length, for engines with their own graph or cache, which
 # assume attention to all previous positions and one table of angles.
 
@@ -199,14 +217,16 @@ _SEEN = {"sliding_attention": "sliding_window", "chunked_attention": "attention_
 def narrow_layers(config: Any) -> dict[str, int]:
     """Return layer types with limited attention and their number of positions; 0 if unknown."""
     if isinstance(config, Mapping):
-        said = config.get("text_config") or config
+        said = text_part(config)
     else:
         said = config.get_text_config(decoder=True).to_dict()
-    kinds = set(said.get("layer_types") or ()) - {"full_attention"}
+    types = said.get("layer_types")
+    kinds = set(map(str, types)) if isinstance(types, list) else set()
+    kinds -= {"full_attention"}
     if said.get("use_sliding_window", True) and said.get("sliding_window"):
         kinds.add("sliding_attention")
     sizes = {kind: said.get(_SEEN.get(kind, "")) for kind in kinds}
-    return {kind: int(sizes[kind] or 0) for kind in sorted(kinds)}
+    return {kind: whole_number(sizes[kind]) for kind in sorted(kinds)}
 
 
 def moving_rotation(model: Any) -> str | None:
@@ -217,6 +237,14 @@ def moving_rotation(model: Any) -> str | None:
         if moving := set(types) - _STEADY:
             return min(moving)
     return None
+
+
+def _has_weights(directory: Path) -> bool:
+    """Tell if all weight files are there; the catalog has named those that are not."""
+    try:
+        return bool(weight_files(directory, protected=True))
+    except WorkloadError:
+        return False
 
 
 def saving_refusals(model: str, name: str | None) -> Iterator[Refusal]:
@@ -243,7 +271,7 @@ def is_protected(model: str) -> bool:
         return False
 
 
-def text_refusals(job: JobDescription) -> Iterator[Refusal]:
+def text_refusals(job: JobDescription, task: str = "causal-lm") -> Iterator[Refusal]:
     """Objections to a job over texts, by the model's files or else its config."""
     try:
         entry = find_model(job.model, weights=False)
@@ -254,7 +282,48 @@ def text_refusals(job: JobDescription) -> Iterator[Refusal]:
             yield from _file_refusals(job, entry, directory)
     except (WorkloadError, OSError):
         return  # reported where the model is looked up
+    yield from look_refusals(job, task)
     yield from _position_refusals(job)
+
+
+#: Most objections to one model that a plan names.
+_MOST_OBJECTIONS = 5
+
+
+def look_refusals(job: JobDescription, task: str) -> Iterator[Refusal]:
+    """Objections of the look at a model's files, under the name of the task that loads it."""
+    for objection in _look(job, task).objections[:_MOST_OBJECTIONS]:
+        file = f"{objection.file}: " if objection.file else ""
+        hint = objection.hint.replace(MODEL, job.model)
+        yield Refusal(setting="model", reason=f"{file}{objection.reason}", hint=hint)
+
+
+def look_notes(job: JobDescription, task: str) -> Iterator[str]:
+    """Say of which models the tensors are compared only when they load."""
+    if later := _look(job, task).later:
+        yield f"the tensors of {job.model} are compared when it loads: {later}"
+
+
+def _look(job: JobDescription, task: str) -> Look:
+    """Look at a model's directory, if it has one here; embedded ones are our own."""
+    try:
+        entry = find_model(job.model, weights=False)
+    except (WorkloadError, OSError):
+        return Look()
+    directory = Path(entry.location)
+    known = entry.kind in ("directory", "hub", "random") and not entry.checkpoint.pipeline
+    if not known or not os.path.isfile(directory / "config.json"):
+        return Look()
+    engine = ENGINES.get(job.engine)
+    begins = job.parameters.get("initial_weights")
+    return look(
+        directory,
+        task=task,
+        read_weights=entry.kind != "random" and begins != "fresh" and _has_weights(directory),
+        chats=begins is None and not job.parameters.get("tokenizer"),
+        code_allowed=allowed(job.model),
+        own_loader=engine is not None and engine.own_loader,
+    )
 
 
 def _file_refusals(job: JobDescription, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:

@@ -22,6 +22,7 @@ from workloads.bench.profiling import Profile, profiled
 from workloads.bench.warmup import WarmupPlan, repeated_if_compiled
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import find_engine
+from workloads.inspection.configuration import positions_of
 from workloads.models import precision as weights
 from workloads.models.loading import (
     ModelSource,
@@ -31,6 +32,7 @@ from workloads.models.loading import (
     with_new_weights,
 )
 from workloads.models.products import origin_by, save_trained
+from workloads.models.prompts import prompt_details
 from workloads.registry import TaskSpec
 from workloads.training import adapters, methods
 from workloads.training.checkpoints import on_host, restore, tensor_bytes, weights_of
@@ -138,7 +140,7 @@ class _TrainingJob:
             config=base.model.config,
             parameters=parameters,
             pad_token_id=pad if isinstance(pad, int) else 0,
-            context_length=getattr(base.model.config, "max_position_embeddings", None),
+            context_length=positions_of(base.model.config.to_dict()),
         )
         source = read_samples(request, context, method, base.task, form, layout)
         data = plan_data(device, form, request.batch_size, layout, base.task)
@@ -185,6 +187,7 @@ class _TrainingJob:
             technique.after_steps(training)
         details = {
             **self.details,
+            **prompt_details(base.tokenizer),
             **data.details,
             "learned": source.dataset.learned,
             **source.dataset.details,

@@ -40,7 +40,9 @@ experiments:
 def model_files(size: int) -> dict[str, bytes]:
     """A model's files that are never loaded."""
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": size}
-    return {"config.json": json.dumps(config).encode(), "model.safetensors": bytes(size)}
+    header = b"{}".ljust(size)
+    weights = len(header).to_bytes(8, "little") + header
+    return {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def test_a_branch_means_the_commit_that_it_has_when_it_is_planned(
     assert labels == {f"org/tiny@{first[:7]}", f"org/tiny@{second[:7]}"}
     source = open_model(jobs[0].model)
     assert Path(source.path).name == first
-    assert (Path(source.path) / "model.safetensors").stat().st_size == 8
+    assert (Path(source.path) / "model.safetensors").stat().st_size == 16
     with permitted(["org/tiny"]):
         assert allowed(jobs[0].model) and not allowed("org/other")
 

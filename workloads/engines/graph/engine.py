@@ -18,6 +18,7 @@ from workloads.engines.graph.decoder import Generator, Prompts
 from workloads.engines.graph.layers import Decoder
 from workloads.engines.loaded import Answered, Completed, Generated, GenerationEngine
 from workloads.engines.torch_models import end_token_ids_of, pad_token_id_of
+from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
 from workloads.models.loading import load_config, load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
@@ -116,7 +117,7 @@ def load(request: Request, device: Device) -> GraphEngine:
         **{precisions.dtype_keyword(): precisions.compute_dtype(request.precision)},
     ).eval()
     ends, pad = end_token_ids_of(model, tokenizer), pad_token_id_of(model, tokenizer)
-    positions = int(model.config.max_position_embeddings)
+    positions = positions_of(model.config.to_dict()) or 0
     kind = request.precision if precisions.quantized(request.precision) else ""
     decoder = description.read(model, positions=positions, kind=kind)
     name = type(model).__name__

@@ -26,6 +26,7 @@ from workloads.engines.torch_models import (
     reading,
 )
 from workloads.inspection.checkpoints import read_config
+from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
 from workloads.models.attention import PACKAGES, make_ready
 from workloads.models.catalog import usable_positions
@@ -195,7 +196,7 @@ def load(request: Request, device: Device) -> TransformersEngine:
         details["sparse_kernels"] = use_kernels(model)
         stored = precisions.card_weight_bytes(model)
         loaded["weights"] = replace(loaded["weights"], weight_bytes=stored)
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = positions_of(model.config.to_dict())
     loaded |= {"device": device, "end_token_ids": end_token_ids, "pad_token_id": pad}
     if task_for(request.workload, source.entry).encoder_decoder:
         return Seq2SeqEngine(**reading(request, positions), **loaded)

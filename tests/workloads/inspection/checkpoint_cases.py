@@ -1,0 +1,156 @@
+"""A tiny Llama's directory as ``save_pretrained`` leaves it, and changes that people made to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+Change = Callable[[Path], object]
+ROWS = 320
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 2747293\n"
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+GENERATION, SETTINGS, TEMPLATE = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
+
+def make_good(directory: Path) -> Path:
+    """Two layers, a head of its own, a tokenizer of bytes and a chat template."""
+    special = ["<s>", "</s>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+    fast.chat_template = (
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}</s>{% endfor %}"
+    )
+    fast.save_pretrained(directory)
+    config = LlamaConfig(
+        vocab_size=ROWS,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def copied(good: Path, to: Path, *changes: Change) -> Path:
+    """A changed copy of the directory."""
+    shutil.copytree(good, to)
+    for change in changes:
+        change(to)
+    return to
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Change:
+    """Change the tensors."""
+
+    def apply(directory: Path) -> None:
+        state = {name: t.clone() for name, t in change(load_file(directory / WEIGHTS)).items()}
+        save_file(state, directory / WEIGHTS, metadata={"format": "pt"})
+
+    return apply
+
+
+def renamed(rename: Callable[[str], str]) -> Change:
+    """Change the names of tensors."""
+    return weights(lambda state: {rename(name): tensor for name, tensor in state.items()})
+
+
+def values(name: str, **change: object) -> Change:
+    """Change keys of a JSON file; ``...`` takes one out."""
+
+    def apply(directory: Path) -> None:
+        file = directory / name
+        content = json.loads(file.read_text()) if file.exists() else {}
+        content.update(change)
+        file.write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+
+    return apply
+
+
+def rope(**parameters: object) -> Change:
+    """Write rotary scaling as older releases do."""
+    return values(CONFIG, rope_parameters=..., rope_theta=10000.0, rope_scaling=parameters)
+
+
+def written(name: str, content: str | bytes) -> Change:
+    """Write a file."""
+    data = content.encode() if isinstance(content, str) else content
+    return lambda directory: (directory / name).write_bytes(data)
+
+
+def truncated(name: str, share: float = 0.5) -> Change:
+    """Cut a file."""
+
+    def apply(directory: Path) -> None:
+        data = (directory / name).read_bytes()
+        (directory / name).write_bytes(data[: int(len(data) * share)])
+
+    return apply
+
+
+def header(change: Callable[[dict[str, Any]], str]) -> Change:
+    """Change the header of the weights, and leave their values as they are."""
+
+    def apply(directory: Path) -> None:
+        data = (directory / WEIGHTS).read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        text = change(json.loads(data[8 : 8 + length])).encode()
+        whole = struct.pack("<Q", len(text)) + text + data[8 + length :]
+        (directory / WEIGHTS).write_bytes(whole)
+
+    return apply
+
+
+def sharded(directory: Path) -> None:
+    """Cut the weights into two shards with an index."""
+    state = load_file(directory / WEIGHTS)
+    names = sorted(state)
+    parts = {"model-00001-of-00002.safetensors": names[::2]}
+    parts["model-00002-of-00002.safetensors"] = names[1::2]
+    for file, own in parts.items():
+        save_file({n: state[n] for n in own}, directory / file, metadata={"format": "pt"})
+    (directory / WEIGHTS).unlink()
+    index = {"weight_map": {name: file for file, own in parts.items() for name in own}}
+    (directory / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+
+
+def as_bin(directory: Path) -> None:
+    """Write the weights as torch.save does."""
+    torch.save(load_file(directory / WEIGHTS), directory / "pytorch_model.bin")
+    (directory / WEIGHTS).unlink()
+
+
+def without(name: str) -> Change:
+    """Take a file away."""
+    return lambda directory: (directory / name).unlink()
+
+
+def overlapping(entries: dict[str, Any]) -> str:
+    """Let the second tensor begin within the first."""
+    first, second = [name for name in entries if name != "__metadata__"][:2]
+    entries[second]["data_offsets"] = entries[first]["data_offsets"]
+    return json.dumps(entries)

@@ -1,0 +1,281 @@
+"""Checkpoints as people have them: refused by the plan with file and remedy, or run rightly."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import checkpoint_cases as cases
+import pytest
+import torch
+from checkpoint_cases import CONFIG, GENERATION, SETTINGS, TEMPLATE, TOKENIZER, WEIGHTS, Change
+
+from orchestrator.cli.main import main
+from workloads.base import DataMissing
+from workloads.inspection.configuration import positions_of
+from workloads.inspection.look import look
+from workloads.models.catalog import find_model
+
+MANY = {str(n): {"content": f"<{n}>"} for n in range(200_001)}
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 99}
+
+
+class Foreign:
+    """An object that no file of weights should hold."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("ran",)
+
+
+def foreign_object(directory: Path) -> None:
+    torch.save({"model.norm.weight": Foreign()}, directory / "pytorch_model.bin")
+    (directory / WEIGHTS).unlink()
+
+
+#: Kind -> the changes, and words of the refusal: what is wrong with which file.
+REFUSED: dict[str, tuple[Sequence[Change], str]] = {
+    # handed out with the issue
+    "saved-while-compiled": ([cases.renamed(lambda n: f"_orig_mod.{n}")], "torch.compile"),
+    "saved-from-ddp": ([cases.renamed(lambda n: f"module.{n}")], "DistributedDataParallel"),
+    "without-head": (
+        [cases.weights(lambda w: {n: t for n, t in w.items() if n != "lm_head.weight"})],
+        "lm_head.weight",
+    ),
+    "more-layers-than-weights": ([cases.values(CONFIG, num_hidden_layers=4)], "end with layer 1"),
+    "lfs-pointer": ([cases.written(WEIGHTS, cases.POINTER)], "git lfs pull"),
+    "half-copied": ([cases.truncated(WEIGHTS)], f"{WEIGHTS} "),
+    "unknown-rope": ([cases.rope(type="su", factor=4.0)], "unknown type 'su'"),
+    "negative-new-tokens": ([cases.values(GENERATION, max_new_tokens=-1)], "max_new_tokens is -1"),
+    "own-code": (
+        [cases.values(CONFIG, model_type="mytiny", auto_map={"AutoConfig": "own.Tiny"})],
+        "--remote-code",
+    ),
+    # weight files
+    "web-page": ([cases.written(WEIGHTS, "<!DOCTYPE html><html>401</html>")], "a web page"),
+    "empty-file": ([cases.written(WEIGHTS, "")], "it is empty"),
+    "file-of-zeros": ([cases.written(WEIGHTS, bytes(5000))], "begins with zeros"),
+    "compressed": ([cases.written(WEIGHTS, b"\x1f\x8b" + bytes(99))], "gzip"),
+    "torch-file-renamed": (
+        [cases.as_bin, lambda d: (d / "pytorch_model.bin").rename(d / WEIGHTS)],
+        "a file of torch.save",
+    ),
+    "gguf-renamed": ([cases.written(WEIGHTS, b"GGUF" + bytes(99))], "a GGUF file"),
+    "overlapping-tensors": ([cases.header(cases.overlapping)], "overlaps another"),
+    "trailing-bytes": (
+        [lambda d: (d / WEIGHTS).write_bytes((d / WEIGHTS).read_bytes() + b"x" * 9)],
+        "its tensors take",
+    ),
+    "tensor-twice": (
+        [cases.header(lambda h: json.dumps(h)[:-1] + ', "lm_head.weight": {}}')],
+        "names a tensor twice",
+    ),
+    "file-and-index": (
+        [cases.sharded, cases.written(WEIGHTS, "")],
+        "libraries differ",
+    ),
+    "object-in-bin": ([foreign_object], "which is no tensor"),
+    "bin-half-copied": ([cases.as_bin, cases.truncated("pytorch_model.bin")], "without its end"),
+    # tensors and configuration
+    "zero3-placeholders": (
+        [cases.weights(lambda w: {n: torch.zeros(0) for n in w})],
+        "another shape",
+    ),
+    "peft-not-merged": ([cases.renamed(lambda n: f"base_model.model.{n}")], "merge_and_unload"),
+    "peft-base-layers": (
+        [cases.renamed(lambda n: n.replace("_proj.weight", "_proj.base_layer.weight"))],
+        "merge_and_unload",
+    ),
+    "fsdp-names": (
+        [cases.renamed(lambda n: n.replace("layers.", "_fsdp_wrapped_module.layers."))],
+        "left by FSDP",
+    ),
+    "checkpointed-layers": (
+        [cases.renamed(lambda n: n.replace(".mlp", "._checkpoint_wrapped_module.mlp"))],
+        "activation checkpointing",
+    ),
+    "unknown-prefix": ([cases.renamed(lambda n: f"wrapped.{n}")], "'wrapped.'"),
+    "shapes-of-another-size": ([cases.values(CONFIG, intermediate_size=32)], "24×16, not 32×16"),
+    "biases-without-place": (
+        [cases.weights(lambda w: w | {"model.layers.0.self_attn.q_proj.bias": torch.ones(16)})],
+        "no place for 1",
+    ),
+    "fewer-layers-than-weights": ([cases.values(CONFIG, num_hidden_layers=1)], "no place for 9"),
+    "layer-types": ([cases.values(CONFIG, layer_types=["full_attention"] * 3)], "3 layers of 2"),
+    "layer-types-number": ([cases.values(CONFIG, layer_types=7)], "not a list"),
+    "heads-of-no-size": ([cases.values(CONFIG, num_attention_heads=3, head_dim=...)], "3 heads"),
+    "groups-of-no-size": ([cases.values(CONFIG, num_key_value_heads=3)], "num_key_value_heads 3"),
+    "yarn-without-factor": ([cases.rope(type="yarn")], "lacks factor"),
+    "rope-is-a-text": ([cases.values(CONFIG, rope_parameters="yarn")], "not an object"),
+    "text-config-number": ([cases.values(CONFIG, text_config=5)], "text_config is 5"),
+    "quantization-list": ([cases.values(CONFIG, quantization_config=["gptq"])], "not an object"),
+    "layers-beyond-reason": ([cases.values(CONFIG, num_hidden_layers=10**12)], "up to 10,000"),
+    "labels-beyond-reason": ([cases.values(CONFIG, num_labels=10**9)], "up to 1,000,000"),
+    "unknown-family": ([cases.values(CONFIG, model_type="llama9")], "knows no model_type"),
+    "end-beyond-vocabulary": ([cases.values(GENERATION, eos_token_id=400)], "vocab_size 320"),
+    # tokenizer and template
+    "tokenizer-half-copied": ([cases.truncated(TOKENIZER)], "cannot be read as JSON"),
+    "tokenizer-pointer": ([cases.written(TOKENIZER, cases.POINTER)], "Git LFS pointer"),
+    "tokenizer-without-model": ([cases.values(TOKENIZER, model={})], "no model with a vocabulary"),
+    "tokens-beyond-embedding": (
+        [
+            cases.values(CONFIG, vocab_size=256),
+            cases.weights(
+                lambda w: {n: t[:256] if len(t) == cases.ROWS else t for n, t in w.items()}
+            ),
+        ],
+        "2 tokens have no row",
+    ),
+    "many-added-tokens": ([cases.values(SETTINGS, added_tokens_decoder=MANY)], "200,001 tokens"),
+    "growing-normalizer": ([cases.values(TOKENIZER, normalizer=GROWING)], "99 times as long"),
+    "model-max-length-text": ([cases.values(SETTINGS, model_max_length="long")], "not above 0"),
+    "template-syntax": ([cases.written(TEMPLATE, "{% for %}")], "does not render"),
+    "template-imports": ([cases.written(TEMPLATE, "{% import 'x' as y %}")], "does not render"),
+    "template-divides": ([cases.written(TEMPLATE, "{{ 1 / 0 }}")], "ZeroDivisionError"),
+    "template-adds-types": ([cases.written(TEMPLATE, "{{ messages + 1 }}")], "TypeError"),
+    "template-deaf": ([cases.written(TEMPLATE, "Hello.")], "leaves out what a user writes"),
+    "template-of-gigabytes": ([cases.written(TEMPLATE, "{{ 'x' * 10**10 }}")], "memory"),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cases.make_good(tmp_path_factory.mktemp("models") / "good")
+
+
+def words(directory: Path) -> str:
+    """All that the look says of a directory."""
+    found = look(directory, task="causal-lm", chats=True).objections
+    return "\n".join(f"{one.file}: {one.reason}; {one.hint}" for one in found)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_an_odd_checkpoint_is_refused_with_file_and_remedy(
+    kind: str, good: Path, tmp_path: Path
+) -> None:
+    changes, reason = REFUSED[kind]
+    assert reason in words(cases.copied(good, tmp_path / kind, *changes))
+
+
+def test_every_kind_is_in_the_table_of_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs/inspection.md").read_text()
+    assert [kind for kind in (*REFUSED, *NEARLY, *HARMLESS) if f"| {kind} |" not in page] == []
+
+
+#: Directory that is nearly a model -> a file in it, and what is written instead.
+NEARLY = {
+    "an-adapter": ("adapter_config.json", "`adapter:`"),
+    "trainers-output": ("checkpoint-500/config.json", "checkpoint-…"),
+    "hub-cache": ("snapshots/ab12/config.json", "org/name"),
+    "folder-of-models": ("llama/config.json", "name the one that is meant"),
+    "gguf": ("model-q4.gguf", "made from"),
+    "consolidated": ("consolidated.00.pth", "Hugging Face repository"),
+    "deepspeed": ("global_step10/mp_rank_00_model_states.pt", "zero_to_fp32.py"),
+    "fsdp-shards": ("pytorch_model_fsdp_0/x.distcp", "merge-weights"),
+    "distributed": ("__0_0.distcp", "dcp_to_torch_save"),
+    "mlx": ("weights.npz", "converted from"),
+    "onnx-export": ("model.onnx", "made from"),
+    "interrupted-download": ("model.safetensors.incomplete", "fetch it again"),
+}
+
+
+@pytest.mark.parametrize("kind", NEARLY)
+def test_a_directory_that_is_nearly_a_model_is_named(kind: str, tmp_path: Path) -> None:
+    name, remedy = NEARLY[kind]
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{}")
+    with pytest.raises(DataMissing, match=remedy):
+        find_model(str(tmp_path))
+
+
+#: Changes after which the model is the same.
+HARMLESS: dict[str, Sequence[Change]] = {
+    "other-order": [cases.weights(lambda w: dict(reversed(w.items())))],
+    "other-shards": [cases.sharded],
+    "torch-save": [cases.as_bin],
+    "unused-files": [cases.written("notes.bin.txt", "x"), cases.written("optimizer.pt", "x")],
+    "names-without-prefix": [cases.renamed(lambda n: n.removeprefix("model."))],
+    "names-with-two-prefixes": [cases.renamed(lambda n: f"model.{n}")],
+    "unused-tensor": [cases.weights(lambda w: {**w, "value_head.weight": torch.ones(3)})],
+    "frequencies": [
+        cases.weights(
+            lambda w: {**w, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+        )
+    ],
+    "weights-of-16-bits-named": [cases.values(CONFIG, torch_dtype="float32")],
+    "lines-of-windows": [
+        lambda d: (d / CONFIG).write_bytes((d / CONFIG).read_bytes().replace(b"\n", b"\r\n"))
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+def test_a_harmless_change_is_no_objection(kind: str, good: Path, tmp_path: Path) -> None:
+    assert words(cases.copied(good, tmp_path / kind, *HARMLESS[kind])) == ""
+
+
+def test_a_head_that_is_tied_or_new_is_no_objection(good: Path, tmp_path: Path) -> None:
+    headless = cases.weights(lambda w: {n: t for n, t in w.items() if n != "lm_head.weight"})
+    tied = cases.copied(
+        good, tmp_path / "tied", headless, cases.values(CONFIG, tie_word_embeddings=True)
+    )
+    assert words(tied) == ""
+
+
+@pytest.mark.slow
+def test_a_template_that_loops_is_ended_and_named(good: Path, tmp_path: Path) -> None:
+    began = time.monotonic()
+    said = words(cases.copied(good, tmp_path / "loops", cases.written(TEMPLATE, LOOP)))
+    assert "more than 10 s" in said and "the chat template in" in said
+    assert time.monotonic() - began < 15
+
+
+def test_positions_are_those_of_vllm() -> None:
+    """yarn-times-four, and the other types."""
+    plain = {"max_position_embeddings": 512}
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    for scaling, positions in (
+        (yarn, 2048),
+        ({"rope_type": "yarn", "factor": 2.0}, 1024),
+        ({"type": "linear", "factor": 2.0}, 1024),
+        ({"type": "dynamic", "factor": 2.0}, 1024),
+        ({"rope_type": "llama3", "factor": 8.0}, 512),
+        ({"type": "longrope", "factor": 8.0}, 512),
+        ({"type": "yarn", "factor": "4"}, 512),
+        ([], 512),
+    ):
+        assert positions_of({**plain, "rope_scaling": scaling}) == positions
+    nested = {"text_config": {**plain, "rope_parameters": {"full_attention": yarn}}}
+    assert positions_of(nested) == 2048
+
+
+def test_a_usual_grid_is_looked_at_within_a_second(good: Path, tmp_path: Path) -> None:
+    look(good, task="causal-lm", chats=True)  # starts the process
+    places = [cases.copied(good, tmp_path / str(n)) for n in range(8)]
+    began = time.monotonic()
+    assert not any(look(place, task="causal-lm", chats=True).objections for place in places)
+    assert time.monotonic() - began < 1
+
+
+def test_the_plan_refuses_at_the_grids_line(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every objection of the look is a problem of the grid."""
+    monkeypatch.chdir(tmp_path)
+    for kind in ("saved-from-ddp", "own-code"):
+        cases.copied(good, tmp_path / kind, *REFUSED[kind][0])
+    lines = [
+        "name: g",
+        "defaults: {workload: text-generation, accelerator: CPU, precision: fp32}",
+        "experiments:",
+        "  - {name: a, model: saved-from-ddp}",
+        "  - {name: b, model: own-code}",
+    ]
+    (tmp_path / "g.yaml").write_text("\n".join(lines))
+    assert main(["plan", "g.yaml", "--emulate", "1x1:CPU"]) == 2
+    said = capsys.readouterr().err
+    assert "g.yaml:4:" in said and "model.module" in said
+    assert "g.yaml:5:" in said and "--remote-code own-code" in said
