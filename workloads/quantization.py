@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from workloads.base import (
     SAMPLES,
@@ -336,7 +336,8 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     texts: list[list[int]] = []
     if parameters.reads_texts:
         texts = calibration_texts(rest, tokenizer, parameters.samples, parameters.length)
-    samples = encode_samples(held_out, len(held_out), tokenizer, source, parameters.length).samples
+    encoded = encode_samples(held_out, len(held_out), tokenizer, source, parameters.length)
+    samples = cast("Sequence[TrainingSample]", encoded.samples)
     dtype = precisions.compute_dtype(request.precision)
     in_dtype = {precisions.dtype_keyword(): dtype}
     plain = load(source, **in_dtype).to(device.torch_device).eval()

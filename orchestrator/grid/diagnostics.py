@@ -48,14 +48,16 @@ class Rules(Generic[Answer]):
             return ()
         read, known = self._known.setdefault((job.workload, device), ({}, {}))
         number = id(job.parameters)
-        answers = known.get((number, *[getattr(job, name) for name in read]))
+        key = (number, *[getattr(job, name) for name in read])
+        answers = known.get(key)
         if answers is None:
             before = len(read)
             self._parameters[number] = job.parameters
             answers = tuple(rule(_description(job, device, read)))
             if len(read) > before:
                 known.clear()  # their keys lack what is read now
-            known[(number, *[getattr(job, name) for name in read])] = answers
+                key = (number, *[getattr(job, name) for name in read])
+            known[key] = answers
         return answers
 
 
