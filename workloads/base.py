@@ -34,6 +34,10 @@ class DataMissing(WorkloadError):
     """A model, checkpoint or dataset is not there, or incomplete."""
 
 
+class NodeStorage(WorkloadError):
+    """The node's disk or shared memory is full, over its quota, or gone."""
+
+
 class OutOfMemory(WorkloadError):
     """The device's memory is exhausted."""
 
@@ -47,7 +51,7 @@ class CardNotAcquired(WorkloadError):
 
 
 class CardFaulty(WorkloadError):
-    """The card is there, but what it computes or remembers is wrong."""
+    """The card computes or remembers wrongly, or its driver reports a fault of it."""
 
 
 class CollectiveFailed(WorkloadError):

@@ -26,6 +26,7 @@ class FailureClass(str, Enum):
     UNSUPPORTED = "unsupported"
     BAD_CONFIGURATION = "bad_configuration"
     DATA_MISSING = "data_missing"
+    NODE_STORAGE = "node_storage"
     COMPILE = "compile"
     ACQUIRE = "acquire"
     CARD_FAULTY = "card_faulty"
@@ -54,6 +55,7 @@ _BY_TYPE: tuple[tuple[type[BaseException], FailureClass], ...] = (
     (base.Unsupported, FailureClass.UNSUPPORTED),
     (base.BadConfiguration, FailureClass.BAD_CONFIGURATION),
     (base.DataMissing, FailureClass.DATA_MISSING),
+    (base.NodeStorage, FailureClass.NODE_STORAGE),
     (base.CompileFailed, FailureClass.COMPILE),
     (base.CardNotAcquired, FailureClass.ACQUIRE),
     (base.CardFaulty, FailureClass.CARD_FAULTY),

@@ -49,6 +49,7 @@ POLICIES: Mapping[FailureClass, Policy] = {
         retries=1,
         backoff_s=30.0,
         elsewhere="node",
+        state=State.OUT_OF_MEMORY,
     ),
     FailureClass.UNSUPPORTED: Policy(
         reason="the device cannot do it; asking again changes nothing",
@@ -64,6 +65,12 @@ POLICIES: Mapping[FailureClass, Policy] = {
         elsewhere="node",
         replace_worker=False,
     ),
+    FailureClass.NODE_STORAGE: Policy(
+        reason="a disk, a quota or shared memory of this node is used up, another's may not be",
+        retries=1,
+        backoff_s=30.0,
+        elsewhere="node",
+    ),
     FailureClass.COMPILE: Policy(
         reason="mostly deterministic; one fresh process rules out a spoilt compile cache",
         retries=1,
@@ -78,7 +85,7 @@ POLICIES: Mapping[FailureClass, Policy] = {
         job_specific=False,
     ),
     FailureClass.CARD_FAULTY: Policy(
-        reason="it computed something wrong before any job had begun",
+        reason="it computed something wrong, or its driver reports a fault or that it is gone",
         retries=3,
         elsewhere="card",
         blame_card="at_once",

@@ -51,7 +51,9 @@ from workloads.base import (
     Result,
 )
 from workloads.bench.collective import Listener, OneCard, Rendezvous, joined, listen
+from workloads.devices.base import by_text
 from workloads.devices.monitor.host import ReleaseWait
+from workloads.engines import ENGINES
 from workloads.isolation import ResidentModel
 
 if TYPE_CHECKING:
@@ -142,7 +144,7 @@ class CardWorker:
         try:
             result = self._run(attempt, rank, rendezvous, self.device)
         except (Exception, SystemExit) as error:
-            failure = self.failure(error)
+            failure = self.failure(error, engine=attempt.job.engine)
         if failure is not None:
             # The exception's frames, which referenced the job's tensors, are cleared.
             self._resident.drop()
@@ -174,13 +176,14 @@ class CardWorker:
         """The current activity of ``run``, from any thread; None when idle."""
         return self._progress
 
-    def failure(self, error: BaseException) -> Failure:
-        """Describe an exception from ``start`` as a Failure."""
+    def failure(self, error: BaseException, engine: str = "") -> Failure:
+        """Describe an exception from ``start``, or from a job of this engine, as a Failure."""
         return describe(
             error,
             device=self.device,
             memory_bytes=self._limit.memory_bytes if self._limit else None,
             node_name=self.config.node_name,
+            engine=engine,
         )
 
     # ------------------------------------------------------------ taking the card
@@ -204,7 +207,7 @@ class CardWorker:
             return device.device_name()
         except Exception as error:
             known = device.classify(error)
-            if isinstance(known, CardNotAcquired):
+            if isinstance(known, CardNotAcquired | CardFaulty):
                 raise known from error
             raise CardNotAcquired(
                 f"{self.config.card} cannot be used: {one_line(str(error), 2000) or repr(error)}"
@@ -476,10 +479,15 @@ _REFUSED = re.compile(
 
 
 def describe(
-    error: BaseException, *, device: Device | None, memory_bytes: int | None, node_name: str
+    error: BaseException,
+    *,
+    device: Device | None,
+    memory_bytes: int | None,
+    node_name: str,
+    engine: str = "",
 ) -> Failure:
     """Classify and describe an exception, given any enforced limit, then clear its frames."""
-    known = _known(error, device, memory_bytes)
+    known = _known(error, device, memory_bytes, engine)
     failure_class = FailureClass.CRASH if isinstance(error, SystemExit) else classify(known)
     # Redact before cutting: half a key is not recognised.
     message = one_line(redact(str(known), os.environ), 2000) or redact(repr(error), os.environ)
@@ -494,12 +502,16 @@ def describe(
     )
 
 
-def _known(error: BaseException, device: Device | None, memory_bytes: int | None) -> BaseException:
+def _known(
+    error: BaseException, device: Device | None, memory_bytes: int | None, engine: str
+) -> BaseException:
     if memory_bytes is not None and _memory_was_refused(error):
         return OutOfMemory(
             f"the emulated card's {memory_bytes:,} bytes are exhausted: "
             f"{one_line(str(error), 2000) or type(error).__name__}"
         )
+    if engine in ENGINES and (known := by_text(error, ENGINES[engine].errors, ValueError)):
+        return known
     return device.classify(error) if device is not None else error
 
 

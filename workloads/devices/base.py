@@ -7,6 +7,7 @@ on both sides. ``classify`` maps each vendor's error texts to the classes of ``w
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import random
@@ -25,6 +26,7 @@ from workloads.base import (
     CardFaulty,
     CollectiveFailed,
     CompileFailed,
+    NodeStorage,
     OutOfMemory,
     WorkloadError,
 )
@@ -135,6 +137,7 @@ _COMMON_TYPES: Mapping[str, type[WorkloadError]] = {
     "BackendCompilerFailed": CompileFailed,
     "InductorError": CompileFailed,
     "TorchDynamoException": CompileFailed,
+    "OutOfResources": CompileFailed,  # of Triton: a kernel wants more than a multiprocessor has
 }
 _COMMON_TEXTS: tuple[Texts, ...] = (
     (
@@ -154,10 +157,41 @@ _PREFLIGHT_NUMBERS = 2**20
 
 _HEADLINE_LENGTH = 2000
 
-#: torch's host allocator, with and without the source path in front.
+#: Host memory: torch's allocator with and without the source path in front, C++, mapped files.
 _HOST_TEXTS: tuple[Texts, ...] = (
-    (OutOfMemory, ("defaultcpuallocator", "can't allocate memory: you tried to allocate")),
+    (
+        OutOfMemory,
+        (
+            "defaultcpuallocator",
+            "can't allocate memory: you tried to allocate",
+            "cannot allocate memory",
+            "std::bad_alloc",
+            "killed due to the node running low on memory",  # by Ray
+        ),
+    ),
 )
+
+#: Storage of a node, of which /dev/shm is a part. Kernels' "shared memory" is the card's.
+_NODE_TEXTS: tuple[Texts, ...] = (
+    (
+        NodeStorage,
+        (
+            "no space left on device",
+            "disk quota exceeded",
+            "stale file handle",
+            "stale nfs file handle",
+            "workers are out of shared memory",
+            "insufficient shared memory",
+            "is killed by signal: bus error",
+            "creating shared memory segment",  # NCCL
+            "unable to write to file </torch_",
+            "unable to open shared memory object",
+            "failed writing file",  # PytorchStreamWriter
+            "database or disk is full",
+        ),
+    ),
+)
+_NODE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.EROFS)
 
 
 #: Tensors being copied to a card, and the event that marks completion.
@@ -371,19 +405,36 @@ class Device(ABC):
         """Return a known error as a ``WorkloadError`` to raise ``from`` it, any other unchanged."""
         if isinstance(error, WorkloadError):
             return error
-        for kind in type(error).__mro__:
-            if kind.__name__ in _COMMON_TYPES:
-                return _COMMON_TYPES[kind.__name__](headline(error))
-        if isinstance(error, MemoryError) or by_text(error, _HOST_TEXTS):
+        types = [kind.__name__ for kind in type(error).__mro__]
+        kind = next((_COMMON_TYPES[name] for name in types if name in _COMMON_TYPES), None)
+        if kind is OutOfMemory:
+            return OutOfMemory(headline(error))
+        code = error.errno if isinstance(error, OSError) else None
+        if code in _NODE_ERRNOS:
+            return NodeStorage(headline(error))
+        if known := by_text(error, _NODE_TEXTS, OSError):
+            return known
+        no_memory = isinstance(error, MemoryError) or code == errno.ENOMEM
+        if no_memory or by_text(error, _HOST_TEXTS):
             # Host memory: the job's own limit only if the device is the host.
             made = OutOfMemory if self.spec.host else MemoryError
             return error if type(error) is made else made(headline(error))
-        return by_text(error, (*self.spec.errors, *_COMMON_TEXTS)) or error
+        # Texts before types: compilers and collectives wrap the error that stopped them.
+        if known := by_text(error, self.spec.errors):
+            return known
+        return kind(headline(error)) if kind else by_text(error, _COMMON_TEXTS) or error
 
 
-def by_text(error: BaseException, table: Sequence[Texts]) -> WorkloadError | None:
-    """Return the first class in the table with a fragment in a ``RuntimeError``'s message."""
-    if not isinstance(error, RuntimeError):
+def by_text(
+    error: BaseException, table: Sequence[Texts], *more: type[BaseException]
+) -> WorkloadError | None:
+    """Return the first class in the table with a fragment in the message of a ``RuntimeError``, of
+    a library's own exception or of one of ``more``."""
+    kinds = type(error).__mro__
+    root = kinds[kinds.index(Exception) - 1] if Exception in kinds else Exception
+    if root.__module__ == "builtins" and not isinstance(error, (RuntimeError, *more)):
+        return None
+    if isinstance(error, WorkloadError):
         return None
     message = str(error).lower()
     for kind, fragments in table:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.base import supported
+from workloads.base import OutOfMemory, supported
 from workloads.devices import NF4, CardProcess, DeviceSpec
 from workloads.devices.base import Device
 from workloads.devices.monitor import host
@@ -99,6 +99,7 @@ SPEC = DeviceSpec(
     handle=f"{__name__}:CpuDevice",
     order=30,
     host=True,
+    errors=((OutOfMemory, ("bfcarena::allocaterawinternal",)),),  # ONNX Runtime
     ray_resource="CPU",
     ray_option="num_cpus",
     variables=_variables,

@@ -19,7 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.base import CardNotAcquired, CollectiveFailed, OutOfMemory, supported
+from workloads.base import (
+    CardFaulty,
+    CardNotAcquired,
+    CollectiveFailed,
+    OutOfMemory,
+    supported,
+)
 from workloads.devices import NF4, DeviceSpec, Texts
 from workloads.devices.base import Copies, Device, command_output
 from workloads.devices.monitor import nvidia
@@ -28,15 +34,49 @@ from workloads.devices.monitor.host import CardIdentity, CardTelemetry, CardUse,
 if TYPE_CHECKING:
     import torch
 
+#: By CUDA's runtime and driver, its libraries, NCCL, Triton, ONNX Runtime and NVML. Faults of the
+#: card that a job's own kernel may cause, too, are the card's until the job fails on another.
 _ERRORS: tuple[Texts, ...] = (
+    (
+        CardFaulty,
+        (
+            "uncorrectable ecc error",
+            "cuda_error_ecc_uncorrectable",
+            "uncorrectable nvlink error",
+            "hardware stack error",
+            "invalid access of peer gpu memory over nvlink or a hardware error",
+            "gpu is lost",
+            "fallen off the bus",
+            "gpu requires reset",
+            "unable to determine the device handle",
+            "unspecified launch failure",
+            "cuda_error_launch_failed",
+            "illegal memory access was encountered",
+            "cuda_error_illegal_address",
+        ),
+    ),
     (
         OutOfMemory,
         (
             "cuda out of memory",
             "cuda error: out of memory",
+            "cuda driver error: out of memory",
+            "cuda error out of memory",
+            "cuda runtime error (2)",
+            "cuda failure 2: out of memory",
+            "triton error [cuda]: out of memory",
+            "cuda failure 'out of memory'",
+            "cuda failure 2 'out of memory'",
+            "failed to cuda calloc",
             "cuda_error_out_of_memory",
+            "cudaerrormemoryallocation",
             "cublas_status_alloc_failed",
             "cudnn_status_alloc_failed",
+            "cudnn_status_internal_error_device_allocation_failed",
+            "cusolver_status_alloc_failed",
+            "cusparse_status_insufficient_resources",
+            "cufft_alloc_failed",
+            "bfcarena::allocaterawinternal",
         ),
     ),
     (
@@ -48,6 +88,18 @@ _ERRORS: tuple[Texts, ...] = (
             "found no nvidia driver",
             "no cuda gpus are available",
             "torch not compiled with cuda enabled",
+            "cuda error: initialization error",
+            "cuda runtime error (3)",
+            "cuda error: unknown error",
+            "cuda unknown error",
+            "system not yet initialized",  # NVSwitch without its fabric manager
+            "unsupported display driver / cuda driver combination",
+            "driver/library version mismatch",
+            "cuda driver version is insufficient",
+            "cuda_error_not_initialized",
+            "cublas_status_not_initialized",
+            "cudnn_status_not_initialized",
+            "cusolver_status_not_initialized",
         ),
     ),
     (CollectiveFailed, ("nccl error", "ncclsystemerror", "ncclremoteerror", "ncclinternalerror")),

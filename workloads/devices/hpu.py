@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from workloads.base import (
+    CardFaulty,
     CardNotAcquired,
     CollectiveFailed,
     CompileFailed,
@@ -45,6 +46,7 @@ RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
 
 #: Order matters: a failed acquire also says "Generic failure", like a failed compilation.
 _ERRORS: tuple[Texts, ...] = (
+    (CardFaulty, ("aip is lost",)),  # HLML
     (CardNotAcquired, ("device acquire failed", "device not found", "device already acquired")),
     (
         OutOfMemory,

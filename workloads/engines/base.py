@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from workloads.base import JobDescription, Metric, Refusal, Support
-from workloads.devices import device_spec
+from workloads.devices import Texts, device_spec
 from workloads.models.catalog import checkpoint_kind
 from workloads.registry import task_of
 from workloads.settings import Settings, setting
@@ -129,6 +129,7 @@ class EngineSpec:
     warmup_passes: int = 1  # untimed passes over every shape
     counts_compilations: bool = True  # compiles in the timed process, where they can be counted
     metrics: tuple[Metric, ...] = ()  # ``figures`` of its loaded models, beside those of tasks
+    errors: tuple[Texts, ...] = ()  # of its library, which may raise them as ValueError
 
     def runs_on(self, device: str) -> bool:
         """Return whether it runs on a device, by name."""

@@ -26,13 +26,16 @@ from typing import Any
 from workloads import base
 from workloads.base import (
     BadConfiguration,
+    CardNotAcquired,
     JobDescription,
+    OutOfMemory,
     Refusal,
     Request,
     Unsupported,
     supported,
     unsupported,
 )
+from workloads.devices import Texts
 from workloads.devices.base import Device
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
 from workloads.engines.loaded import Generated, SteppedEngine, Stepping, computed
@@ -97,6 +100,18 @@ def _refuse(job: JobDescription) -> Iterator[Refusal]:
     yield Refusal(setting="precision", reason=reason, hint=hint, unsupported=True)
 
 
+_ERRORS: tuple[Texts, ...] = (
+    (
+        OutOfMemory,
+        (
+            "no available memory for the cache blocks",
+            "maximum number of tokens that can be stored in kv cache",
+            "larger than the available kv cache memory",
+        ),
+    ),
+    (CardNotAcquired, ("less than desired gpu memory utilization",)),  # another process has it
+)
+
 _NOT_ON_CPU = "with vLLM on a CPU this version asks for plain weights"
 
 SPEC = EngineSpec(
@@ -109,6 +124,7 @@ SPEC = EngineSpec(
     packages=(VLLM,),
     own_loader=True,
     alone=True,
+    errors=_ERRORS,
     variables={
         **IN_PROCESS,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers share the cores
@@ -153,6 +169,7 @@ GAUDI_SPEC = EngineSpec(
     preferred={"hpu": 2},
     own_loader=True,
     alone=True,
+    errors=_ERRORS,
     variables={
         **IN_PROCESS,
         "PT_HPU_WEIGHT_SHARING": "0",  # the plugin sets it too late, after our imports

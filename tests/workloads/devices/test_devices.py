@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -17,7 +18,7 @@ import torch
 from torch.distributed import DistBackendError
 
 from orchestrator.core.job import Accelerator
-from orchestrator.core.outcome import FailureClass
+from orchestrator.core.outcome import FailureClass, classify
 from orchestrator.core.topology import Card
 from orchestrator.worker.protocol import WorkerConfig
 from orchestrator.worker.worker import CardWorker, describe
@@ -38,22 +39,43 @@ from workloads.devices.cuda import expandable_segments
 ROOT = Path(__file__).resolve().parents[3]
 
 HERE = Path(__file__).parent
-#: Messages as the backends write them, and the class each stands for (null: not one of ours).
+#: Messages as libraries write them, each with its source, and the class each stands for (null: of
+#: no known class).
 ERRORS = (HERE / "recorded_backend_errors.jsonl").read_text().splitlines()
 RECORDED = (HERE / "recorded_cuda_out_of_memory.jsonl").read_text().splitlines()
 
 
-@pytest.mark.parametrize("recorded", map(json.loads, ERRORS), ids=lambda one: one["message"][:40])
-def test_backend_errors_are_told_apart_by_their_words(recorded: dict[str, str]) -> None:
-    text = recorded["message"]
-    kind = getattr(builtins, recorded["type"])
-    error = kind(text) if text else kind()
-    found = devices.device_for(recorded["device"]).classify(error)
-    if recorded["class"] is None:
-        assert found is error
+def raised_as(name: str, message: str, number: int | None) -> BaseException:
+    """The exception of a library, which need not be installed here."""
+    module, _, kind = name.rpartition(".")
+    if not module:
+        made = getattr(builtins, name)
     else:
-        assert type(found).__name__ == recorded["class"]
-        assert not text or text.split()[0] in str(found), "the original words are kept"
+        of_torch = getattr(sys.modules[module], kind) if module.startswith("torch") else None
+        made = of_torch or type(kind, (Exception,), {"__module__": module})
+    if number is not None:
+        return cast("BaseException", made(number, message))
+    return cast("BaseException", made(message) if message else made())
+
+
+@pytest.mark.parametrize("recorded", map(json.loads, ERRORS), ids=lambda one: one["message"][:40])
+def test_libraries_errors_are_told_apart_by_their_words(recorded: dict[str, Any]) -> None:
+    text = recorded["message"]
+    assert recorded["source"]
+    error = raised_as(recorded["type"], text, recorded.get("errno"))
+    device, engine = devices.device_for(recorded["device"]), recorded.get("engine", "")
+    known = device.classify(error)
+    expected = FailureClass.ERROR
+    if recorded["class"] is not None:
+        kind = getattr(base, recorded["class"], None) or getattr(builtins, recorded["class"])
+        expected = classify(kind(text))
+        if not engine:
+            assert type(known) is kind
+    elif not engine:
+        assert known is error
+    failure = describe(error, device=device, memory_bytes=None, node_name="n", engine=engine)
+    assert failure.failure_class is expected
+    assert not text or " ".join(text.split())[:1500] in failure.message, "the words are kept"
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "hpu"])
