@@ -17,7 +17,7 @@ ENDS: Mapping[str, tuple[set[State], str]] = {
     "work": ({State.SUCCEEDED}, ""),
     "segfault": ({State.FAILED}, "SIGSEGV"),
     "abort": ({State.FAILED}, "SIGABRT"),
-    "allocate": ({State.OUT_OF_MEMORY}, "host_out_of_memory"),
+    "allocate": ({State.FAILED, State.OUT_OF_MEMORY}, "host_out_of_memory"),
     "hold-gil": ({State.TIMED_OUT, State.LOST}, "hung"),
     "hang": ({State.TIMED_OUT, State.LOST}, "hung"),
     "stubborn": ({State.TIMED_OUT, State.LOST}, "hung"),
