@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workloads.inspection.families import FAMILIES
+
 
 class Objection(NamedTuple):
     """What is wrong with a file of a model's directory, and what to do."""
@@ -29,8 +31,8 @@ _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 #: Key -> largest sensible value: ten times that of the largest models.
 _LARGEST = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"), 10_000),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "n_layers"), 10_000),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"), 2_000),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "n_layers"), 2_000),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "head_dim"), 1_000_000),
     **dict.fromkeys(("intermediate_size", "d_ff", "ffn_dim", "n_inner", "hidden_dim"), 10_000_000),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 100_000),
@@ -39,6 +41,7 @@ _LARGEST = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length"), 1_000_000_000),
     "num_labels": 1_000_000,
 }
+_NUMBERS = ("vocab_size", "hidden_size")
 #: Key -> the JSON type that transformers reads.
 _OBJECTS = ("text_config", "quantization_config", "auto_map", "id2label", "label2id")
 _ROPE_KEYS = ("rope_parameters", "rope_scaling")
@@ -129,8 +132,10 @@ def _nested(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
 def _values(config: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
     for key, most in _LARGEST.items():
         value = config.get(key)
-        if value is None or (isinstance(value, list) and key not in ("vocab_size", "hidden_size")):
-            continue  # a list has a number for each layer
+        if value is None or (isinstance(value, list | Mapping) and key not in _NUMBERS):
+            continue  # a number for each layer, or part
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if type(value) is not int or not 0 <= value <= most:
             yield f"{where}{key} is {shown(value)}, not a number up to {most:,}", "correct it"
     for key in _OBJECTS:
@@ -150,7 +155,9 @@ def _values(config: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     groups = config.get("num_key_value_heads")
     if type(heads) is int and type(hidden) is int:
-        if heads == 0 or (not config.get("head_dim") and hidden % heads):
+        family = FAMILIES.get(str(config.get("model_type")))
+        derived = family and "head_dim" not in family.usual and not config.get("head_dim")
+        if heads == 0 or (derived and hidden % heads):
             yield (
                 f"{where}hidden_size {hidden:,} is not a multiple of {heads:,} heads",
                 "correct it",
@@ -183,6 +190,8 @@ def _rope(config: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
         nested = [part for part in rope.values() if isinstance(part, Mapping)]
         for part in nested or [rope]:
             kind = rope_type(part)
+            if config.get("auto_map") and kind not in ROPE_TYPES:
+                continue  # of the model's own code
             families = _OF_FAMILIES.get(kind)
             family = str(config.get("model_type"))
             if kind not in ROPE_TYPES or (families and not family.startswith(families)):

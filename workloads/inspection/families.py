@@ -337,7 +337,7 @@ def needed(config: Mapping[str, Any]) -> Needed | None:
         counts = [next((count for count in counts if count is not None), None)]
     elif counts[-1] is None:  # T5's decoder has as many layers as its encoder
         counts[-1] = counts[0]
-    if sizes is None or not all(type(count) is int and 0 <= count <= 10_000 for count in counts):
+    if sizes is None or not all(type(count) is int and 0 <= count <= 2_000 for count in counts):
         return None
     shapes: dict[str, Shape] = {}
     for line in family.lines.splitlines():

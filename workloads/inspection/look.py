@@ -109,8 +109,8 @@ def examine(directory: str, options: Sequence[Any]) -> dict[str, Any]:
             found += objections
         except WorkloadError as error:
             found.append(Objection("", str(error)))
-        except tokenizers.Unusable:
-            pass  # config.json, said already
+        except tokenizers.Unusable as error:
+            found.append(error.objection)
     return {"objections": list(dict.fromkeys(found)), "later": later}
 
 
@@ -148,6 +148,10 @@ def _tensors(place: Path, task: str) -> tuple[list[Objection], str]:
     """Compare the weights with the table; return objections, and why it could not ("": it did)."""
     if ambiguous := checkpoints.unclear_weights(place):
         return [Objection("", ambiguous, "remove the one that is not the model's")], ""
+    for index in place.glob("*.index.json"):
+        if "metadata" not in (tokenizers.read_object(place, index.name) or {}):
+            reason = "it has no 'metadata', without which transformers does not load it"
+            return [Objection(index.name, reason, 'write "metadata": {} into it')], ""
     listed = checkpoints.weight_files(place)
     for file in listed:
         process.stage(str(file))

@@ -295,7 +295,8 @@ def compiled(template: str) -> Callable[[list[dict[str, Any]], Mapping[str, str]
 
     def render(turns: list[dict[str, Any]], tokens: Mapping[str, str]) -> str:
         pieces, size = [], 0
-        for piece in program.generate(messages=turns, add_generation_prompt=True, **tokens):
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
+        for piece in program.generate(messages=turns, **given):
             pieces.append(piece)
             size += len(piece)
             if size > _MOST_OUTPUT:

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration
+from workloads.inspection import configuration
 from workloads.inspection.checkpoints import kind_of, read_config
+from workloads.inspection.look import look
 from workloads.models import hub
 from workloads.models.catalog import EMBEDDED, find_model
 from workloads.models.chatglm3 import layout
@@ -111,6 +113,7 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
     Raises DataMissing, or BadConfiguration if it is no causal language model's.
     """
     config, directory = _resolve(name)
+    _refuse_odd(config, directory)
     original = layout.is_original(config)
     native = layout.from_original_config(config) if original else config
     model = build_on_meta(native)
@@ -125,6 +128,17 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
         adapters=lora_sizes(linears, lora_rank),
         prompt=example_prompt(native, directory),
     )
+
+
+def _refuse_odd(config: Mapping[str, Any], directory: Path | None) -> None:
+    """Raise BadConfiguration for what would make a library hang or take all memory."""
+    found = list(configuration.objections(config))
+    if directory is not None and not found:
+        options = {"read_weights": False, "chats": True, "code_allowed": True}
+        found = list(look(directory, task="causal-lm", **options).objections)
+    for one in found[:1]:
+        where = directory / one.file if directory is not None else one.file
+        raise BadConfiguration(f"{where}: {one.reason}")
 
 
 def _resolve(name: str) -> tuple[dict[str, Any], Path | None]:

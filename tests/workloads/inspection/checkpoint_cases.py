@@ -134,7 +134,8 @@ def sharded(directory: Path) -> None:
     for file, own in parts.items():
         save_file({n: state[n] for n in own}, directory / file, metadata={"format": "pt"})
     (directory / WEIGHTS).unlink()
-    index = {"weight_map": {name: file for file, own in parts.items() for name in own}}
+    weight_map = {name: file for file, own in parts.items() for name in own}
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
     (directory / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
 
 
@@ -154,3 +155,12 @@ def overlapping(entries: dict[str, Any]) -> str:
     first, second = [name for name in entries if name != "__metadata__"][:2]
     entries[second]["data_offsets"] = entries[first]["data_offsets"]
     return json.dumps(entries)
+
+
+def read_state(directory: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a directory's weights."""
+    if (directory / "pytorch_model.bin").exists():
+        state: dict[str, torch.Tensor] = torch.load(directory / "pytorch_model.bin")
+        return state
+    files = [directory / WEIGHTS] if (directory / WEIGHTS).exists() else directory.glob("*-of-*")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}

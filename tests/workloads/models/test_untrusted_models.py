@@ -179,8 +179,11 @@ def test_a_tokenizer_runs_no_code(own_model: Path) -> None:
         b'{"model_type": "llama", "hidden_size": "big"}',
         b'{"model_type": "llama", "hidden_size": -1, "num_attention_heads": 0}',
         b'{"model_type": "../../etc", "auto_map": 7}',
+        b'{"model_type": "llama", "num_hidden_layers": 1000000000000}',
+        b'{"model_type": "bert", "num_labels": 1000000000}',
+        b'{"model_type": "llama", "layer_types": 7, "text_config": 5, "quantization_config": [1]}',
     ],
-    ids=range(8),
+    ids=range(11),
 )
 def test_a_model_whose_config_is_anything_is_refused(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
