@@ -30,6 +30,7 @@ from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.pool import Pool, blamed_cards
 from orchestrator.scheduler.retry import POLICIES, Breaker, Verdict, failure_class_of, judge
 from orchestrator.scheduler.state import JobState, Phase, Worker, WorkerState
+from orchestrator.util.format import listed
 from workloads.util.statistics import Interval
 
 
@@ -141,6 +142,10 @@ class OutcomeJudge:
             yield from self._searches.note(lease, outcome, fits=succeeded)
         elif failure_class is None:
             reason = "measured"
+            if suspects := record.suspects - set(lease.attempt.cards):
+                slots = map(pool.cards.slot, sorted(suspects))
+                names = listed([slot.name for slot in slots if slot is not None])
+                reason += f"; it failed on {names}" if names else ""
             if record.search is not None and record.wish is not None:
                 reason = f"measured; {why(record.search, record.wish)}"
             yield self.ledger.finish(pool, record, State.SUCCEEDED, reason, lease.attempt, outcome)
@@ -196,11 +201,17 @@ class OutcomeJudge:
         record, policy = lease.record, POLICIES[failure_class]
         detail = f": {outcome.message}" if outcome.message else ""
         blamed = blamed_cards(lease, outcome, failure_class)
-        if policy.blame_card == "at_once":
-            for card in blamed:
-                yield from pool.count_failure(card, f"{failure_class}{detail}", at_once=True)
-        elif policy.blame_card == "if_it_works_elsewhere":
+        if policy.blame_card != "never":
             record.suspects.update(blamed)
+        if policy.blame_card == "at_once":
+            alike = {card for card, cause in record.accused.items() if cause is failure_class}
+            if alike - set(blamed):  # the second card: the job is the likelier cause
+                pool.acquit(alike)
+            else:
+                for card in blamed:
+                    why = f"{failure_class}{detail}"
+                    yield from pool.count_failure(card, why, at_once=True, proven=False)
+            record.accused |= dict.fromkeys(blamed, failure_class)
         if verdict.retry and not self.ledger.stopping:
             record.send_elsewhere(policy.elsewhere, blamed)
             yield from self.ledger.retry(pool, record, verdict.delay_s)

@@ -14,6 +14,9 @@ from orchestrator.scheduler.placement import Placement
 from orchestrator.scheduler.queues import PendingJobs
 from orchestrator.scheduler.state import CardPool, JobState, Phase, ScheduleSettings, Slot
 
+#: Failures of a card that one success there makes up for: one in three jobs may fail.
+FORGIVEN = 0.5
+
 
 class Pool:
     """Keeps the parts of one accelerator's schedule consistent with each other."""
@@ -145,16 +148,23 @@ class Pool:
         self._cards_went()
         return list(lost.values())
 
-    def count_failure(self, card: Card, reason: str, *, at_once: bool = False) -> Iterator[Command]:
+    def count_failure(
+        self, card: Card, reason: str, *, at_once: bool = False, proven: bool = True
+    ) -> Iterator[Command]:
         """Count a failure of a card; enough of them quarantine it, each time twice as long, and in
-        the end for good."""
+        the end for good. While the job may be at fault (not ``proven``), its node is spared, and
+        so is the last card on which the job could show that."""
         slot = self.cards.slot(card)
         if slot is None or not slot.usable:
             return
         slot.failures += 1
         if not at_once and slot.failures < self._settings.card_failures:
             return
+        if not proven and self.cards.usable_cards == 1:
+            return
         yield from self._quarantine(slot, reason)
+        if not proven:
+            return
         others = list(slot.server.slots.values())
         bad = sum(not other.usable for other in others)
         if bad >= max(self._settings.node_failures, len(others) / 2):
@@ -175,6 +185,15 @@ class Pool:
             return
         pause = self._settings.quarantine_s * 2 ** (slot.quarantines - 1)
         yield self._later(pause, lambda: self._readmit(slot))
+
+    def acquit(self, cards: Iterable[Card]) -> None:
+        """End quarantines for which a job was at fault: it failed alike on other cards."""
+        for card in cards:
+            slot = self.cards.slot(card)
+            if slot is not None and not slot.usable and not slot.barred:
+                slot.quarantines -= 1
+                self._readmit(slot)
+                slot.failures = 0.0
 
     def lock_away(self, slot: Slot, reason: str) -> None:
         """Quarantine a card until its stuck process ends."""
@@ -200,16 +219,16 @@ class Pool:
             self.cards.touch_all()
 
     def count_success(self, lease: Lease) -> Iterator[Command]:
-        """Clear the failures of a successful attempt's cards; count one for each card on which its
-        job failed before."""
+        """Forgive a part of the failures of a successful attempt's cards, so that a card that fails
+        now and then is quarantined, too; count one for each card on which its job failed."""
+        record = lease.record
         cards = {slot.card for slot in lease.slots}
         for slot in lease.slots:
-            slot.failures = 0
-        for card in sorted(lease.record.suspects - cards):
-            yield from self.count_failure(
-                card, f"{lease.record.job_id} failed here and worked elsewhere"
-            )
-        lease.record.suspects.clear()
+            slot.failures = max(0.0, slot.failures - FORGIVEN)
+        for card in sorted(record.suspects - cards):
+            yield from self.count_failure(card, f"{record.job_id} failed here and worked elsewhere")
+        record.suspects.clear()
+        record.accused.clear()
 
     def rest(self, slot: Slot) -> Iterator[Command]:
         """Pause a card after a failed start."""

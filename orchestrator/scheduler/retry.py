@@ -64,17 +64,20 @@ POLICIES: Mapping[FailureClass, Policy] = {
         retries=1,
         elsewhere="node",
         replace_worker=False,
+        blame_card="if_it_works_elsewhere",
     ),
     FailureClass.NODE_STORAGE: Policy(
         reason="a disk, a quota or shared memory of this node is used up, another's may not be",
         retries=1,
         backoff_s=30.0,
         elsewhere="node",
+        blame_card="if_it_works_elsewhere",
     ),
     FailureClass.COMPILE: Policy(
         reason="mostly deterministic; one fresh process rules out a spoilt compile cache",
         retries=1,
         elsewhere="card",
+        blame_card="if_it_works_elsewhere",
     ),
     FailureClass.ACQUIRE: Policy(
         reason="another process holds the card or it is broken; no job can have done that",
@@ -131,6 +134,7 @@ POLICIES: Mapping[FailureClass, Policy] = {
         reason="of no known class: once more in a fresh process, then believe it",
         retries=1,
         elsewhere="card",
+        blame_card="if_it_works_elsewhere",
     ),
 }
 

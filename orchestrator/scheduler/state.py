@@ -96,6 +96,7 @@ class JobState:
     failed_on: dict[Card | str, None] = field(default_factory=dict)  # cards, node ids; newest last
     avoided: frozenset[Card | str] = frozenset()  # the newest of these, as many as now is possible
     suspects: set[Card] = field(default_factory=set)  # blamed should it work elsewhere
+    accused: dict[Card, FailureClass] = field(default_factory=dict)  # quarantined at once for it
     wish: Search | None = field(init=False)  # ``batch_size: max`` or ``best``
     search: dict[int, Trial] | None = None  # of such a job: the sizes tried so far
     batch_size: int = 1  # of the next attempt
@@ -220,7 +221,7 @@ class Slot:
     reservation: Reservation | None = None
     quarantined: str = ""  # why
     resting: bool = False  # after a failed start, for a moment
-    failures: int = 0
+    failures: float = 0.0
     quarantines: int = 0
     barred: bool = False  # stays in quarantine: for good, or until its process has ended
 

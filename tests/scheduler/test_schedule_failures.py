@@ -20,6 +20,7 @@ from schedule_cases import (
 from orchestrator.core.events import RecordRow, StopWorker
 from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import Failure, FailureClass
+from orchestrator.scheduler.retry import POLICIES
 
 
 def sweep(*sizes: int, **changes: object) -> list[Job]:
@@ -207,6 +208,58 @@ def test_a_card_on_which_jobs_fail_that_work_elsewhere_is_quarantined() -> None:
     )
     assert cluster.states() == {State.SUCCEEDED}
     assert 2 <= sum(attempt.cards[0].index == 1 for attempt in tried) < 6
+
+
+CARDS_FAULT = [kind for kind, policy in POLICIES.items() if policy.blame_card != "never"]
+
+
+@pytest.mark.parametrize("failure_class", CARDS_FAULT)
+def test_a_card_that_fails_every_job_of_a_night_is_named_and_costs_few_attempts(
+    failure_class: FailureClass,
+) -> None:
+    """Whatever it fails with: a job that fails there and works elsewhere says so in its row."""
+    cluster = cluster_of(*numbered(200), on=nodes(2), breaker_failures=999)
+    [sick] = [card for card in nodes(1)[0].cards if card.index == 3]
+    tried = cluster.play_out(
+        lambda attempt: failure_class if attempt.cards == (sick,) else State.SUCCEEDED, took=600
+    )
+    assert cluster.states() == {State.SUCCEEDED}
+    failed = [attempt for attempt in tried if attempt.cards == (sick,)]
+    assert 1 <= len(failed) <= 8, "two for each quarantine but the last, and those under way"
+    for attempt in failed:
+        assert cluster.finals()[attempt.job.dataset].reason == "measured; it failed on n1/HPU3"
+
+
+def test_a_card_that_fails_every_second_job_is_quarantined_too() -> None:
+    cluster = cluster_of(*numbered(120), cards=4, card_readmissions=0, breaker_failures=999)
+    count = itertools.count(1)
+    tried = cluster.play_out(
+        lambda attempt: (
+            FailureClass.ERROR
+            if attempt.cards[0].index == 1 and next(count) % 2 == 0
+            else State.SUCCEEDED
+        )
+    )
+    assert cluster.states() == {State.SUCCEEDED}
+    assert sum(attempt.cards[0].index == 1 for attempt in tried) < 20
+
+
+@pytest.mark.parametrize("failure_class", [FailureClass.CARD_FAULTY, FailureClass.ACQUIRE])
+def test_jobs_that_fail_alike_on_two_cards_are_at_fault_themselves(
+    failure_class: FailureClass,
+) -> None:
+    """A kernel's own illegal access reads like a broken card's, and may be all of a sweep's."""
+    poison = [job(f"poison{n}") for n in range(16)]
+    cluster = cluster_of(*poison, *numbered(16), cards=8, breaker_failures=999)
+    started = cluster.now
+    tried = cluster.play_out(
+        lambda tried: failure_class if "poison" in str(tried.job.dataset) else State.SUCCEEDED,
+        took=5,
+    )
+    finals = cluster.finals()
+    assert all(finals[each.dataset].state is State.FAILED for each in poison)
+    assert sum(row.state is State.SUCCEEDED for row in finals.values()) == 16
+    assert cluster.now - started <= 5 * len(tried), "nothing waited for the end of a quarantine"
 
 
 def test_a_card_that_is_quarantined_while_it_runs_loses_its_worker_afterwards() -> None:
