@@ -125,7 +125,8 @@ def _texts(
         return
     yield from configuration.objections(config)
     original = config.get("model_type") == "chatglm"  # converted before anything loads it
-    if not code_allowed and not original and (reason := configuration.own_code(config)):
+    loads = not code_allowed and not original and (task in LOADERS or config.get("auto_map"))
+    if loads and (reason := configuration.own_code(config)):
         yield Objection("config.json", reason, _code_hint(config))
     rows = configuration.vocabulary_size(config)
     try:

@@ -160,7 +160,7 @@ def test_a_run_that_is_gone_on_with_keeps_its_commits(
         assert {job.model for job in jobs} == {f"org/tiny@{commit}"}
     assert grid_of(file, again).commits == begun.commits
     parser = argparse.ArgumentParser()
-    models.add_verify_arguments(parser)
+    models.COMMANDS["verify"].add_arguments(parser)
     nights, elsewhere = (("--results", str(tmp_path / place)) for place in ("nights", "elsewhere"))
     for source, words, commit in (
         (run / run_files.GRID, elsewhere, first),
