@@ -45,6 +45,7 @@ from orchestrator.on_ray.upload import Upload, program_files, upload_of
 from orchestrator.store.files import VARIABLE as RESULTS_VARIABLE
 from orchestrator.store.files import is_address
 from orchestrator.util import output
+from orchestrator.util.host import bypass_proxies
 from orchestrator.util.redaction import error_line
 from orchestrator.worker.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
 
@@ -64,6 +65,9 @@ ANSWER_S = 120.0
 DEFAULT_PORT = 8265
 ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _CONNECT_S = 5.0
+#: Ray's own words with 401 and 403; a proxy's are others.
+_RAYS_REFUSAL = re.compile(r"(Missing|Invalid) authentication token")
+_OF_A_GATEWAY = re.compile(r"\b(407|502|504) |proxy", re.IGNORECASE)
 #: Ray's own lines of a job's log, before what the command prints.
 _RAYS = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\tINFO |Running entrypoint for job ")
 #: Time for a new or busy head node's agent to accept jobs; Ray itself gives up after 10 s.
@@ -171,6 +175,7 @@ class JobServer:
 
     def __init__(self, address: str | None) -> None:
         self.address = resolve_job_address(address)
+        bypass_proxies(urlsplit(self.address).hostname or "")
         take_own_token()
         if missing := missing_token():
             raise SubmitError(missing)
@@ -181,11 +186,16 @@ class JobServer:
         try:
             self._client = JobSubmissionClient(self.address)
         except Exception as error:
-            if asks_for_token(error):
+            if asks_for_token(error) and _RAYS_REFUSAL.search(str(error)):
                 raise SubmitError(token_advice(f"the cluster at {self.address}")) from error
-            raise SubmitError(
-                f"{self.address} does not answer as a Ray job server: {error_line(error)}"
-            ) from error
+            refusal = str(error).partition("\n\n")[0]  # then comes Ray's advice about tokens
+            text = f"{self.address} does not answer as a Ray job server: {error_line(refusal)}"
+            if asks_for_token(error) or _OF_A_GATEWAY.search(refusal):
+                text += (
+                    ". This answer is not Ray's: a proxy or gateway stands before that address; "
+                    "use the head's own port 8265 or an SSH tunnel to it"
+                )
+            raise SubmitError(text) from error
 
     def submit(self, submission: Submission) -> bool:
         """Submit a grid; return False if a job of this id and command exists.

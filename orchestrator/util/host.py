@@ -1,4 +1,4 @@
-"""This host: its usable cores, and its clocks.
+"""This host: its usable cores, its clocks, and its proxies.
 
 Durations, timeouts, backoffs and events use ``time.monotonic``, because the time of day may be set
 by hand, by a time server or after a virtual machine resumes. The time of day is only for people
@@ -101,3 +101,26 @@ class CallAt:
                 return
         if not self._cancelled.is_set():
             self._act()
+
+
+# ---------------------------------------------------------------- HTTP proxies
+
+#: Variables that name a proxy; libraries read both spellings.
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def proxies() -> dict[str, str]:
+    """Proxies that the environment names, by variable."""
+    names = (*_PROXIES, *map(str.upper, _PROXIES))
+    return {name: value for name in names if (value := os.environ.get(name))}
+
+
+def bypass_proxies(*hosts: str) -> None:
+    """Add loopback and these hosts to ``no_proxy``, if the environment names a proxy."""
+    if not proxies():
+        return
+    both = ",".join(os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
+    known = list(filter(None, map(str.strip, both.split(","))))
+    value = "*" if "*" in known else ",".join(dict.fromkeys((*known, *_LOOPBACK, *hosts)))
+    os.environ |= {"no_proxy": value, "NO_PROXY": value}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from patience import patience
@@ -167,6 +172,90 @@ def test_a_dead_address_is_told_quickly() -> None:
         with pytest.raises(SubmitError, match=f"nothing answers at 127.0.0.1:{port}"):
             resolve_job_address(f"127.0.0.1:{port}")
         assert time.monotonic() - started < patience(6)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers every request with ``status`` and ``body``, and notes it."""
+
+    status, body = 200, '{"ray_version": "2.60.0"}'
+    requests: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.body.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+@contextlib.contextmanager
+def answering(status: int, body: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the port of a server on all of 127.0.0.0/8, and its requests."""
+    kind = type("Of", (Answers,), {"status": status, "body": body, "requests": []})
+    with ThreadingHTTPServer(("0.0.0.0", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.server_port, kind.requests  # type: ignore[attr-defined]
+        finally:
+            server.shutdown()
+
+
+_PROXY = """
+import http.server
+class Refuses(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        print(self.path, flush=True)
+        self.send_error(403, "Access denied by squid")
+    do_POST = do_CONNECT = do_GET
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.parametrize("no_proxy", [None, "example.org, 10.0.0.0/8", "*"])
+def test_a_head_is_never_asked_through_a_proxy(monkeypatch, no_proxy) -> None:
+    """Status, logs and submit failed with "asks for a token" behind a proxy that answers 403."""
+    for name in ("no_proxy", "NO_PROXY", "RAY_AUTH_MODE"):
+        monkeypatch.setenv(name, "")  # so that it is set back
+        monkeypatch.delenv(name)
+    if no_proxy:
+        monkeypatch.setenv("NO_PROXY", no_proxy)
+    command = [sys.executable, "-c", _PROXY]
+    proxy = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert proxy.stdout is not None
+    try:
+        port = proxy.stdout.readline().strip()
+        for name in ("http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+        with answering(200, Answers.body) as (head, requests):
+            for host in ("127.0.0.1", "localhost", "127.0.0.2"):  # the last by the given address
+                JobServer(f"http://{host}:{head}")
+        assert len(requests) >= 3
+        assert not no_proxy or os.environ["no_proxy"].startswith(no_proxy.partition(",")[0])
+    finally:
+        proxy.kill()
+        assert proxy.communicate()[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words", "others"),
+    [
+        (403, "<h1>denied by squid</h1>", "squid.*a proxy or gateway stands before", "token"),
+        (407, "", "a proxy or gateway stands before", "RAY_AUTH"),
+        (502, "<h1>nginx</h1>", "a proxy or gateway stands before", "RAY_AUTH"),
+        (401, "Unauthorized: Missing authentication token", "asks for a token", "gateway"),
+        (403, "Forbidden: Invalid authentication token", "asks for a token", "gateway"),
+    ],
+)
+def test_a_refusal_of_a_gateway_is_not_that_of_a_head(monkeypatch, status, body, words, others):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with answering(status, body) as (port, _), pytest.raises(SubmitError, match=words) as refused:
+        JobServer(f"http://127.0.0.1:{port}")
+    assert others not in str(refused.value)
 
 
 def test_hooks_travel_and_a_secret_is_warned_of(tmp_path, monkeypatch, capsys, head) -> None:

@@ -158,9 +158,10 @@ def configuration_at(url: str, token: str | None) -> dict[str, Any] | str:
             content = json.loads(text)
             answer.append(content if isinstance(content, dict) else "has no usable config.json")
         except urllib.error.HTTPError as error:
-            answer.append(_meaning(error.code))
+            answer.append(_meaning(error.code) + _by_way_of(url))
         except (OSError, ValueError) as error:
-            answer.append(f"cannot be reached ({getattr(error, 'reason', None) or error})")
+            why = getattr(error, "reason", None) or error
+            answer.append(f"cannot be reached ({why}){_by_way_of(url)}")
 
     thread = threading.Thread(target=ask, daemon=True, name="hub")
     thread.start()
@@ -168,7 +169,21 @@ def configuration_at(url: str, token: str | None) -> dict[str, Any] | str:
     return answer[0] if answer else f"did not answer within {DEADLINE_S:.0f} s"
 
 
+def _by_way_of(url: str) -> str:
+    """Name the proxy that answered or failed instead of ``url``, if there is one."""
+    import urllib.request
+
+    parts = urllib.parse.urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or urllib.request.proxy_bypass(parts.netloc):
+        return ""
+    where = proxy.rpartition("@")[2]
+    return f" by way of the proxy {where}; without it: no_proxy={parts.hostname}"
+
+
 def _meaning(code: int) -> str:
+    if code == 407:
+        return "was not asked: 407, the proxy wants a user and password in its variable"
     if code in (401, 403):
         return f"answers {code}: no such model, or it needs access (set HF_TOKEN)"
     if code == 404:

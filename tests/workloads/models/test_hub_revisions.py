@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -195,6 +196,23 @@ def test_a_hub_that_refuses_to_answer_stops_no_grid_whose_models_are_here(
         assert f"org/tiny is {commit[:7]} by the local cache" in note and str(status) in note
         with pytest.raises(DataMissing, match=rf"org/other is not in the local cache .*{status}"):
             Revisions().model("org/other")
+
+
+def test_what_a_proxy_answers_names_the_proxy(hub: LocalHub, monkeypatch) -> None:
+    """A proxy's 403 read like that of a private model, whose remedy is HF_TOKEN."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", hub.url.replace("://", "://me:word@"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.example")
+    monkeypatch.setattr("urllib.request._opener", None)  # it keeps the proxies of its first use
+    hub.refuses_with = 403
+    at = re.escape(hub.url.removeprefix("http://"))
+    with pytest.raises(DataMissing, match=f"403.* by way of the proxy {at}; .*no_proxy=hub.example"):
+        Revisions().model("org/tiny")
+    hub.refuses_with = 407
+    client.configuration_at.cache_clear()
+    with pytest.raises(DataMissing, match="407, the proxy wants a user and password"):
+        Revisions().model("org/tiny")
 
 
 def test_a_revision_that_is_not_there_is_an_error_of_the_grid(
