@@ -28,6 +28,7 @@ from orchestrator.grid.vocabulary import (
     Fault,
     JobFields,
     Vocabulary,
+    foreign_spelling,
     has_a_choice,
     shown,
 )
@@ -486,7 +487,9 @@ class Expander:
                     commit = revision
                     path = experiment.origins.get(("dataset", dataset), experiment.path)
                     hint = "with a commit as `revision:` the hub is not asked"
-                    self._complain(experiment, path, f"dataset {error}", hint)
+                    foreign = foreign_spelling("dataset", dataset, self.vocabulary.directory)
+                    reason, hint = (foreign, "") if foreign else (f"dataset {error}", hint)
+                    self._complain(experiment, path, reason, hint)
                 self._revisions[dataset, revision] = commit
             if commit != revision:
                 parameters["revision"] = commit

@@ -119,7 +119,10 @@ class GridReader:
     ) -> None:
         self.document = document
         self.vocabulary = replace(
-            vocabulary, saved_models=lambda: saved_names(document.data, vocabulary), checked={}
+            vocabulary,
+            saved_models=lambda: saved_names(document.data, vocabulary),
+            directory=Path(document.file).parent,
+            checked={},
         )
         self.nodes_for = nodes_for
         self.findings = Findings(document, self.vocabulary)

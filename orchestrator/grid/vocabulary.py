@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.job import Accelerator, Scalar
 from orchestrator.core.settings import FIELDS, MAPPINGS, JobFields
+from orchestrator.util.host import variable_in
 from workloads.base import WorkloadError
 from workloads.engines import ENGINES
 from workloads.inspection.contents import canonical
@@ -150,6 +154,7 @@ class Vocabulary:
     finders: Mapping[str, Callable[[str], object]] = field(default_factory=dict)  # by kind of thing
     saved_models: Callable[[], Collection[str]] = frozenset  # names that jobs of the grid save
     revisions: Revisions | None = None
+    directory: Path = Path()  # of the grid file
     checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -192,7 +197,11 @@ class Vocabulary:
                 self.finders[kind](name)
         except WorkloadError as error:
             of_model = kind in ("model", "configuration")
-            return "" if of_model and name in self.saved_models() else str(error)
+            if of_model and name in self.saved_models():
+                return ""
+            return foreign_spelling(kind, name, self.directory) or str(error)
+        except RuntimeError:  # ``expanduser``, of a user without a home directory
+            return foreign_spelling(kind, name, self.directory)
         except OSError as error:  # such as of a name that is too long for a file
             return f"{shown(name)} cannot be looked for: {error.strerror}"
         return ""
@@ -256,12 +265,21 @@ class Vocabulary:
             return value, None
         _, fault = _validated(JobFields, name, value)
         if fault is None and name in ("model", "dataset"):
-            value = canonical(str(value))
+            written, value = str(value), canonical(str(value))
+            if written.startswith("./") and self.finders and not os.path.exists(value):
+                # Its canonical form may be the name of a repository.
+                kind = "directory" if name == "model" else "file or directory"
+                return value, Fault(
+                    foreign_spelling(name, value, self.directory)
+                    or f"there is no {kind} {written} in {Path.cwd()}"
+                )
         if fault is None and name == "model" and self.revisions is not None:
             try:
                 value = self.revisions.model(str(value))
             except WorkloadError as error:
-                return value, Fault(str(error))
+                return value, Fault(
+                    foreign_spelling(name, str(value), self.directory) or str(error)
+                )
         return value, fault or self._unknown_name(workload, name, value)
 
     def _unknown_name(self, workload: str | None, name: str, value: Scalar) -> Fault | None:
@@ -378,8 +396,8 @@ def explain(
         return _not_among(value, choices, "possible value", meant) or Fault(
             f"{shown(value)} is refused"
         )
-    hint = ""
-    if isinstance(value, str) and wanted[:1] == ["a whole number"]:
+    hint = _NO_VARIABLES if isinstance(value, str) and variable_in(value) else ""
+    if isinstance(value, str) and not hint and wanted[:1] == ["a whole number"]:
         digits = value.strip().lstrip("0") or "0"
         hint = f"write {digits}" if digits.isdigit() else ""
     return Fault(f"{shown(value)} is not {' or '.join([*wanted, *choices])}", hint)
@@ -437,6 +455,53 @@ def shown(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return "a list"
     return json.dumps(value)
+
+
+_NO_VARIABLES = "a grid has no variables: write the value, or pass it with --set"
+_ADDRESS = re.compile(
+    r"(?:(?P<scheme>\w+)://|(?=hf\.co/|huggingface\.co/))(?:[\w-]+(?:\.[\w-]+)+(?::\d+)?/)?"
+    r"(?:datasets/|models/)?(?P<rest>.*)",
+    re.DOTALL,
+)
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(?:@[\w.-]+)?")
+_TAGGED = re.compile(r"[\w.-]+(/[\w.-]+)*:[\w.-]+\Z")
+
+
+def foreign_spelling(kind: str, name: str, directory: Path) -> str:
+    """Explain a missing name by the spelling of a shell or another program, with the one to write.
+
+    "" if it is none of these. ``directory`` is that of the grid file.
+    """
+    noun = "model" if kind == "configuration" else kind
+    if variable := variable_in(name):
+        return f"{shown(name)} has {variable}; {_NO_VARIABLES}"
+    path = os.path.expanduser(name)
+    if path.startswith("~"):
+        user = path.partition("/")[0]
+        return f"{name}: this machine has no home directory {user}; write an absolute path"
+    if address := _ADDRESS.match(name):
+        scheme, rest = address["scheme"], address["rest"]
+        if scheme == "file":
+            return f"{name} is an address; write the path /{rest.lstrip('/')}"
+        repository = _REPOSITORY.match(rest)
+        if repository and scheme in ("hf", "huggingface", "http", "https", None):
+            return f"{name} is an address; a {noun} of the hub is written {repository[0]}"
+        return (
+            f"{name} is an address; copy it to a directory that all nodes see, and write its path"
+        )
+    if _TAGGED.match(name) and not name.startswith("random:"):
+        revision = "`revision:` beside it" if kind == "dataset" else "org/name@REVISION"
+        return (
+            f"{name} is a name with a tag, as Ollama has them; write org/name of the hub, and "
+            f"{revision} for one of its revisions"
+        )
+    beside = directory.absolute() / path
+    if not os.path.isabs(path) and beside.parent != Path.cwd() and os.path.exists(beside):
+        return (
+            f"{name} is not in the working directory, {Path.cwd()}, but beside the grid file; "
+            f"write {os.path.normpath(beside)}, or start in {directory.absolute()}"
+        )
+    return ""
 
 
 @cache

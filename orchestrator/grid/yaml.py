@@ -285,6 +285,7 @@ MAX_PROBLEMS_OF_TEXT = 20  # a file of the wrong kind has one on every line
 Path_ = tuple[str | int, ...]
 
 _INDENT_TAB = re.compile(r"^ *\t", re.MULTILINE)
+_INDENT = re.compile(r"^[ \t]+", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,6 +353,8 @@ def parse(content: bytes, file: str) -> Document:
     if len(content) > MAX_FILE_BYTES:
         raise GridError([_too_large(file)])
     text, problems = _decode(content, file)
+    if text.lstrip()[:1] == "{":  # JSON, where a tab is only space; columns stay
+        text = _INDENT.sub(lambda indent: indent[0].replace("\t", " "), text)
     problems += _text_problems(text, file)
     if any(problem.column != 1 or problem.line != 1 for problem in problems) or not text:
         raise GridError(problems or [_empty(file)])

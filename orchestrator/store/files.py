@@ -36,6 +36,7 @@ from pathlib import Path
 
 from orchestrator.core.errors import StoreFull
 from orchestrator.store import disk
+from orchestrator.util.host import variable_in
 from workloads.util import files
 
 ROWS = "rows"
@@ -87,7 +88,10 @@ def default_results_dir() -> Path:
 
 
 def directory_of(text: str) -> Path:
-    """Expand ``~``, which no shell does in a Ray job; ValueError for an unknown user's home."""
+    """Expand ``~``, which no shell does in a Ray job; ValueError for an unknown user's home, or
+    a variable, which would become a directory of that name."""
+    if (variable := variable_in(text)) and not os.path.exists(text):
+        raise ValueError(f"{text}: {variable} is not replaced here; write its value")
     try:
         return Path(text).expanduser()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""This host: its usable cores, its clocks, and its proxies.
+"""This host: its usable cores, its clocks, and its environment.
 
 Durations, timeouts, backoffs and events use ``time.monotonic``, because the time of day may be set
 by hand, by a time server or after a virtual machine resumes. The time of day is only for people
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -103,7 +104,16 @@ class CallAt:
             self._act()
 
 
-# ---------------------------------------------------------------- HTTP proxies
+# ---------------------------------------------------------------- environment variables
+
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
+
+
+def variable_in(text: str) -> str:
+    """Return the first shell variable in a text, such as ``${HOME}``; "" if there is none."""
+    variable = _VARIABLE.search(text)
+    return variable[0] if variable else ""
+
 
 #: Variables that name a proxy; libraries read both spellings.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")

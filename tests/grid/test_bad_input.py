@@ -88,6 +88,26 @@ IN_EXPERIMENT: list[tuple[str, str, int, str, str]] = [
     ("a purpose", "workload: inference", 15, "no workload", "mean text-generation?"),
     ("a library", "engine: hf", 13, '"hf" is no engine', "mean transformers?"),
     ("an address", f"model: {HUB}/tree/main", 12, "of the hub is written THUDM/chatglm3-6b", ""),
+    ("a dataset's", f"dataset: {HUB}", 14, "a dataset of the hub is written THUDM/chatglm3-6b", ""),
+    ("hf://", "dataset: hf://datasets/a/b/c.json", 14, "dataset of the hub is written a/b", ""),
+    ("hf.co", "model: hf.co/a/b-GGUF:Q4", 12, "model of the hub is written a/b-GGUF", ""),
+    ("a bucket", "model: s3://b/x", 12, "s3://b/x is an address; copy it to a directory", ""),
+    ("a file's address", "dataset: file:///d/x", 14, "write the path /d/x", ""),
+    ("a tag", "model: qwen2.5:7b", 12, "a tag, as Ollama has them; write org/name of the hub", ""),
+    ("a tag of data", "dataset: a/b:c", 14, "`revision:` beside it", ""),
+    (
+        "a variable",
+        "model: ${MODEL}",
+        12,
+        '"${MODEL}" has ${MODEL}; a grid has no variables',
+        "",
+    ),
+    ("a short one", "dataset: $HOME/x", 14, "has $HOME; a grid has no variables", ""),
+    ("one for a number", "batch_size: ${BATCH}", 17, "not a whole", "a grid has no variables"),
+    ("an unknown home", "model: ~nosuch/x", 12, "machine has no home directory ~nosuch", ""),
+    ("another's data", "dataset: ~nosuch/x", 14, "~nosuch; write an absolute path", ""),
+    ("missing data", "dataset: ./a/b", 14, "there is no file or directory ./a/b in", ""),
+    ("not of the hub", "model: ./a/b", 12, "there is no directory ./a/b in", ""),
     ("unknown model", "model: tiny-chatglm", 12, "did you mean tiny-chatglm3", ""),
     ("missing directory", "model: ./nowhere", 12, "no directory ./nowhere", ""),
     ("unknown dataset", "dataset: english", 14, "no dataset 'english'", ""),
@@ -236,6 +256,33 @@ def test_all_problems_come_at_once_in_the_order_of_the_file(
         "7:24:",
     ]
     assert error.rstrip().endswith("9 problems; nothing was started.")
+
+
+@pytest.mark.parametrize("name", ["files/m", "./files/m", "files"])
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_a_path_beside_the_grid_file_is_named(tmp_path, monkeypatch, capsys, kind, name) -> None:
+    """Paths are relative to the working directory, as in every shell command."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # files/m may be a repository of the hub
+    (tmp_path / "grids" / "files" / "m").mkdir(parents=True)
+    (tmp_path / "grids" / "g.yaml").write_text(f"{TOP}  - {{name: e, {kind}: {name}}}\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "grids/g.yaml"]) == 2
+    error = capsys.readouterr().err
+    grids = tmp_path / "grids"
+    assert f"beside the grid file; write {grids / name}, or start in {grids}\n" in error
+
+
+@pytest.mark.parametrize("variable", ["$SCRATCH", "${SCRATCH}"])
+def test_results_with_a_variable_are_refused(tmp_path, monkeypatch, capsys, variable) -> None:
+    """They went into a directory of that name, beside those that were meant."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCRATCH", "/scratch")
+    (tmp_path / "g.yaml").write_text(f"results: {variable}/rows\n{ONE}")
+    assert main(["plan", "g.yaml"]) == 2
+    assert f"g.yaml:1:10: results: {variable}/rows: {variable} is not" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["run", "g.yaml", "--results", f"{variable}/rows"])
+    assert [path.name for path in tmp_path.iterdir()] == ["g.yaml"]
 
 
 def test_a_hopeless_file_does_not_flood_the_screen(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -88,6 +89,16 @@ def test_all_problems_of_the_composer_are_collected() -> None:
 def test_every_tab_of_the_indentation_is_named() -> None:
     found = problems(b"a:\n\tb: 1\n  \tc: 2\n")
     assert [(line, column) for line, column, _ in found] == [(2, 1), (3, 3)]
+
+
+@pytest.mark.parametrize("start", ["", "\n \t"])
+def test_json_may_be_indented_with_tabs(start: str) -> None:
+    data = {"name": "g", "experiments": [{"axes": {"batch_size": [1, 2]}, "text": "a\tb \u00e9"}]}
+    text = start + json.dumps(data, indent="\t")
+    document = grid_yaml.parse(text.encode(), "g.json")
+    assert document.data == data
+    line, column = document.position(("experiments", 0, "axes", "batch_size", 1))
+    assert text.splitlines()[line - 1][column - 1] == "2"
 
 
 def test_a_tab_between_words_is_only_space() -> None:

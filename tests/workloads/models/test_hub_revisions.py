@@ -207,7 +207,9 @@ def test_what_a_proxy_answers_names_the_proxy(hub: LocalHub, monkeypatch) -> Non
     monkeypatch.setattr("urllib.request._opener", None)  # it keeps the proxies of its first use
     hub.refuses_with = 403
     at = re.escape(hub.url.removeprefix("http://"))
-    with pytest.raises(DataMissing, match=f"403.* by way of the proxy {at}; .*no_proxy=hub.example"):
+    with pytest.raises(
+        DataMissing, match=f"403.* by way of the proxy {at}; .*no_proxy=hub.example"
+    ):
         Revisions().model("org/tiny")
     hub.refuses_with = 407
     client.configuration_at.cache_clear()
