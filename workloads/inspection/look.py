@@ -100,6 +100,8 @@ def examine(directory: str, options: Sequence[Any]) -> dict[str, Any]:
     """Return objections and whether tensors remain to be compared; for ``look``'s process."""
     task, read_weights, chats, code_allowed, own_loader = options
     place = Path(directory)
+    if checkpoints.read_pipeline_index(place) is not None:
+        return {"objections": list(_parts(place)), "later": ""}
     # Fresh weights get as many rows as the tokenizer has tokens.
     found = list(_texts(place, task, chats, code_allowed or own_loader, sized=read_weights))
     later = ""
@@ -112,6 +114,19 @@ def examine(directory: str, options: Sequence[Any]) -> dict[str, Any]:
         except tokenizers.Unusable as error:
             found.append(error.objection)
     return {"objections": list(dict.fromkeys(found)), "later": later}
+
+
+def _parts(place: Path) -> Iterator[Objection]:
+    """Objections to the weight files of a pipeline's models, of the variant that is loaded."""
+    for config in sorted(place.glob("*/config.json")):
+        names = [f"{stem}.safetensors" for stem in ("diffusion_pytorch_model", "model")]
+        for file in [config.parent / name for name in names]:
+            if file.is_file():
+                process.stage(str(file))
+                try:
+                    describe_tensors([file])
+                except WorkloadError as error:
+                    yield Objection("", str(error))
 
 
 def _texts(

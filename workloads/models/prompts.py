@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from jinja2 import TemplateError
 
 from workloads.base import BadConfiguration
 from workloads.data.shapes import Role, Turn
-from workloads.inspection.tokenizers import fixed_date
+from workloads.inspection.tokenizers import TEMPLATE_DATE, fixed_date
 from workloads.models.chatglm3 import layout as chatglm3_layout
 from workloads.models.chatglm3.conversion import tokenizer_directory
 from workloads.models.chatglm3.tokenizer import PROMPT_LAYOUT
@@ -121,19 +122,38 @@ def _id(tokenizer: Any, token: str) -> int:
 def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: bool) -> str:
     messages = [_message(turn) for turn in turns]
     try:
-        return str(
-            tokenizer.apply_chat_template(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                strftime_now=fixed_date,  # one prompt every night
+        with _fixed_day():
+            return str(
+                tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=add_generation_prompt, tokenize=False
+                )
             )
-        )
     except TemplateError as error:  # e.g. system turns are not supported
         roles = ", ".join(turn.role for turn in turns)
         raise NotRendered(
             f"the model's chat template refuses the turns {roles}: {error}"
         ) from error
+
+
+class _FixedDay:
+    """Stands for the class from which transformers' templates take the day."""
+
+    @staticmethod
+    def now() -> datetime:
+        return datetime(*TEMPLATE_DATE)
+
+
+@contextlib.contextmanager
+def _fixed_day() -> Iterator[None]:
+    """Give templates one day, so that a prompt is the same every night."""
+    from transformers.utils import chat_template_utils
+
+    before = chat_template_utils.datetime
+    chat_template_utils.datetime = _FixedDay
+    try:
+        yield
+    finally:
+        chat_template_utils.datetime = before
 
 
 def _message(turn: Turn) -> dict[str, Any]:

@@ -276,6 +276,7 @@ def text_refusals(job: JobDescription, task: str = "causal-lm") -> Iterator[Refu
     try:
         entry = find_model(job.model, weights=False)
         if entry.checkpoint.pipeline:
+            yield from look_refusals(job, task)
             return
         directory = Path(entry.location)
         if os.path.isfile(directory / "config.json"):
@@ -311,8 +312,9 @@ def _look(job: JobDescription, task: str) -> Look:
     except (WorkloadError, OSError):
         return Look()
     directory = Path(entry.location)
-    known = entry.kind in ("directory", "hub", "random") and not entry.checkpoint.pipeline
-    if not known or not os.path.isfile(directory / "config.json"):
+    pipeline = entry.checkpoint.pipeline
+    described = pipeline or os.path.isfile(directory / "config.json")
+    if entry.kind == "embedded" or not described or not directory.is_dir():
         return Look()
     engine = ENGINES.get(job.engine)
     begins = job.parameters.get("initial_weights")

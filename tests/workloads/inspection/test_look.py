@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,16 @@ import checkpoint_cases as cases
 import pytest
 import torch
 from checkpoint_cases import CONFIG, GENERATION, SETTINGS, TEMPLATE, TOKENIZER, WEIGHTS, Change
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from orchestrator.cli.main import main
 from workloads.base import DataMissing
 from workloads.inspection.configuration import objections, own_code, positions_of
-from workloads.inspection.look import look
+from workloads.inspection.look import Look, look
+from workloads.inspection.weights import difference
 from workloads.models.catalog import find_model
+from workloads.models.loading import load_masked_model, open_model
 
 MANY = {str(n): {"content": f"<{n}>"} for n in range(200_001)}
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -299,3 +303,50 @@ def test_no_configuration_of_transformers_is_odd() -> None:
         if found := list(objections(config)) or own_code(config):
             odd[name] = found
     assert odd == {}
+
+
+def save_tiny(directory: Path, loader: type, **config: object) -> Path:
+    """A model of another family, with a tokenizer of its own vocabulary."""
+    sizes = {"vocab_size": cases.ROWS, "hidden_size": 16, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 32}
+    made = loader.from_config(AutoConfig.for_model(**{**sizes, **config}))  # type: ignore[attr-defined]
+    made.save_pretrained(directory)
+    return directory
+
+
+def test_a_new_head_makes_the_rows_weights_random(tmp_path: Path) -> None:
+    """An encoder without its head is a masked language model, and an encoder without a layer
+    is none."""
+    directory = save_tiny(tmp_path / "bert", AutoModel, model_type="bert")
+    assert look(directory, task="masked-lm").objections == ()
+    model = load_masked_model(open_model(str(directory)))
+    assert model.new_weights and all(name.startswith("cls.") for name in model.new_weights)
+    gone = cases.weights(lambda w: {n: t for n, t in w.items() if "layer.1." not in n})
+    gone(directory)
+    assert "end with layer 0" in look(directory, task="masked-lm").objections[0].hint
+    with pytest.raises(DataMissing, match="16 of the"):
+        load_masked_model(open_model(str(directory)))
+
+
+@pytest.mark.slow
+def test_a_family_without_a_table_is_compared_by_transformers(tmp_path: Path) -> None:
+    """In a process with torch the first time, from the cache after that."""
+    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 1}
+    whole = save_tiny(tmp_path / "whole", AutoModelForCausalLM, model_type="mixtral", **sizes)
+    assert look(whole, task="causal-lm") == Look()
+    part = cases.copied(whole, tmp_path / "part")
+    cases.weights(lambda w: {n: t for n, t in w.items() if "experts" not in n})(part)
+    for _ in range(2):
+        (found,) = look(part, task="causal-lm").objections
+        assert "experts" in found.reason
+    began = time.monotonic()
+    os.utime(whole)  # the process's memory aside, the answer is on disk
+    assert look(whole, task="causal-lm") == Look() and time.monotonic() - began < 2
+
+
+def test_packed_layers_need_no_plain_weight() -> None:
+    """A quantised layer holds other tensors, and a layer of none is missing all the same."""
+    expected = {"a.q_proj.weight": (8, 8), "a.o_proj.weight": (8, 8), "norm.weight": (8,)}
+    stored = {"a.q_proj.qweight": (1, 8), "a.q_proj.scales": (1, 8), "norm.weight": (8,)}
+    found = difference(expected, stored, packed=True)
+    assert found.missing == ("a.o_proj.weight",) and not found.unexpected and not found.misshapen

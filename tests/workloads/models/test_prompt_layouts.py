@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 from workloads.base import BadConfiguration
 from workloads.models.chatglm3.tokenizer import build_tokenizer
 from workloads.models.embedded.tiny_chatglm3 import pieces
-from workloads.models.prompts import encode_prompt, layout_of
+from workloads.models.prompts import encode_prompt, layout_of, prompt_details
 
 
 @pytest.fixture
@@ -43,3 +43,13 @@ def test_a_chat_template_is_followed(make_tokenizer):
     assert layout_of(tokenizer) == "chat-template"
     got = tokenizer.convert_ids_to_tokens(encode_prompt(tokenizer, None, "裙子"))
     assert got == ["<|user|>", "▁", "裙子", "<|assistant|>"]
+
+
+def test_a_dated_template_gives_one_prompt_every_night(make_tokenizer):
+    """The day that it is given is in the row."""
+    tokenizer = make_tokenizer()
+    assert prompt_details(tokenizer) == {}
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}"
+    text = tokenizer.decode(encode_prompt(tokenizer, None, "x"))
+    assert "26" in text and "2024" in text
+    assert prompt_details(tokenizer) == {"template_date": "2024-07-26"}
