@@ -18,9 +18,9 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 def install(directory: Path) -> None:
     """Put the page's package where Python finds it, with the entry point that it declares."""
     files = dict(re.findall(r"```\w+ file=(\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL))
-    _, _, declared = files["xpu/pyproject.toml"].partition('entry-points."nightgrid.devices"]')
-    points = dict(re.findall(r'^(\w+) = "(\w+:\w+)"', declared, re.MULTILINE))
-    (directory / "nightgrid_xpu.py").write_text(files["xpu/nightgrid_xpu.py"])
+    _, _, declared = files["mine/pyproject.toml"].partition('entry-points."nightgrid.devices"]')
+    points = dict(re.findall(r'^(xpu) = "(\w+:\w+)"', declared, re.MULTILINE))
+    (directory / "nightgrid_xpu.py").write_text(files["mine/nightgrid_xpu.py"])
     offer(directory, points)
 
 
