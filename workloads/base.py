@@ -166,6 +166,11 @@ WarmupEnd = Literal["complete", "limit"]
 #: Detail of a row with the ids that end a text, for recounting its tokens.
 END_TOKEN_IDS = "end_token_ids"
 
+#: Details that count records of a dataset which were left out or changed.
+RECORDS, NOT_RENDERED = "data", "not_rendered"
+PROMPTS_LEFT_OUT, PROMPTS_CUT = "prompts_left_out", "prompts_cut"
+LEFT_OUT = frozenset({RECORDS, NOT_RENDERED, PROMPTS_LEFT_OUT, PROMPTS_CUT})
+
 #: Details that say why what was computed is no result of this model; such a row ranks nowhere.
 NOT_FINITE, ONE_TOKEN = "not_finite", "one_token"  # outputs that are NaN; texts of one token
 DIVERGED, NOTHING_LEARNED = "diverged", "nothing_learned"  # of training

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.base import (
     END_TOKEN_IDS,
+    PROMPTS_CUT,
+    PROMPTS_LEFT_OUT,
     TOKENS,
     BadConfiguration,
     JobContext,
@@ -416,10 +418,10 @@ def _prompts(
     details = {}
     if left_out:
         first = next(iter(left_out.values()))
-        details["prompts_left_out"] = f"{len(left_out):,}; the first: {first}"
+        details[PROMPTS_LEFT_OUT] = f"{len(left_out):,}; the first: {first}"
     cut = len({n for n in mine if room is not None and len(encoded[n]) > room})
     if cut_by_all := sum(context.collective.gather(cut)):
-        details["prompts_cut"] = f"{cut_by_all:,}, to {room} tokens"
+        details[PROMPTS_CUT] = f"{cut_by_all:,}, to {room} tokens"
     return [Prompt(index=n, ids=tuple(encoded[n][:room])) for n in mine], details
 
 

@@ -25,6 +25,7 @@ from orchestrator.analysis.ratio import (
     significant,
 )
 from orchestrator.analysis.samples import metrics_of
+from orchestrator.analysis.selection import files_of
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import scalar
@@ -46,6 +47,7 @@ class Rule:
     forgivable: bool = True  # whether --allow KEY turns blocking into a warning
     only: str | None = None  # required value of both rows; None: any equal values
     goes_with: str = ""  # allowing that key allows this one too
+    known: bool = False  # whether it applies only where both rows have a value
 
     def value(self, row: Measurement, raised: Sequence[Raised]) -> str:
         """Return the key's value in a row with these flags, as text."""
@@ -55,6 +57,11 @@ class Rule:
 
 def _versions(row: Measurement, _: Sequence[Raised]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(row.versions.items()))
+
+
+def _files(row: Measurement, _: Sequence[Raised]) -> str | None:
+    known = ((kind, files_of(row, kind)) for kind in ("model", "dataset"))
+    return ", ".join(f"{kind} {files}" for kind, files in known if files) or None
 
 
 def _flags(_: Measurement, raised: Sequence[Raised]) -> str:
@@ -94,6 +101,7 @@ RULES = (
     ),
     Rule("random_weights", "other weights may end texts at other places"),
     Rule("synthetic_data", "other data has other lengths"),
+    Rule("files", "the files of the model or the dataset have changed", _files, known=True),
     Rule(
         "precision_detail",
         "the same name of a precision meant another arithmetic",
@@ -132,6 +140,8 @@ def differences(
     warning: list[Difference] = []
     for rule in RULES:
         old, new = rule.value(before, raised[0]), rule.value(after, raised[1])
+        if rule.known and "unknown" in (old, new):
+            continue
         if old != new or (rule.only is not None and old != rule.only):
             forgiven = rule.forgivable and (rule.key in allow or rule.goes_with in allow)
             difference = Difference(key=rule.key, before=old, after=new)

@@ -11,6 +11,7 @@ from orchestrator.core.card_check import SlowCard
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.settings import undeclared
+from workloads.base import LEFT_OUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,8 @@ _MEANINGS = {
     "its outputs mean nothing.",
     "Synthetic data": "The inputs were generated. Their lengths follow the real dataset's; their "
     "content does not.",
+    "Records left out": "Not all records of these datasets could be used, or some were changed; "
+    "the rows' details count them.",
     "Unknown settings": "No workload that is installed here has these settings. Rows that differ "
     "in them are taken for unlike work: they are never ranked against each other.",
     "Slow cards": "These cards were slower than their neighbours, or than in earlier runs, before "
@@ -99,12 +102,14 @@ def banners_of(
     devices = _names(f"{r.accelerator} on {r.device_name}" for r in emulated if r.device_name)
     models = [row.model for row in rows if row.random_weights]
     datasets = [row.dataset for row in rows if row.synthetic_data]
+    partial = [row for row in rows if LEFT_OUT & row.details.keys()]
     unknown = ((row, undeclared(row.workload, row.engine, row.parameters)) for row in rows)
     foreign = [(row, names) for row, names in unknown if names]
     banners: list[tuple[str, int, int, tuple[str, ...]]] = [
         ("Emulated cards", len(emulated), every, devices or ("no row reached a device",)),
         ("Random weights", len(models), ran, _names(models)),
         ("Synthetic data", len(datasets), ran, _names(datasets)),
+        ("Records left out", len(partial), ran, _names(row.dataset for row in partial)),
         (
             "Unknown settings",
             len(foreign),

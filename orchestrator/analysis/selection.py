@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from orchestrator.analysis.flags import Raised, league_of
 from orchestrator.core.job import Accelerator, State, supersedes
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import TOOK
 from orchestrator.core.settings import as_declared
 from orchestrator.util.format import scalar
+from workloads.inspection.contents import FILES
 
 #: Report order; other precisions follow by name.
 PRECISION_ORDER = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")
@@ -81,6 +83,35 @@ def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]
         if known is None or _stands_for(row, known[1], newer=time >= known[0]):
             newest[row.job_id] = (time, row)
     return tuple(row for _, row in newest.values())
+
+
+def files_of(row: Measurement, kind: str) -> str:
+    """Return the identity of the files of a row's ``model`` or ``dataset``; "" if unknown."""
+    entries = row.details.get(TOOK, "").split(", ")
+    start = f"{kind} {FILES}"
+    return next((one.removeprefix(start) for one in entries if one.startswith(start)), "")
+
+
+def by_content(rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """Return rows whose models and datasets tell by their names which files they were, where the
+    files of one name changed between rows."""
+    contents: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        for kind in ("model", "dataset") if TOOK in row.details else ():
+            if files := files_of(row, kind):
+                contents.setdefault((kind, getattr(row, kind)), set()).add(files)
+    several = {key for key, known in contents.items() if len(known) > 1}
+    if not several:
+        return tuple(rows)
+    result = []
+    for row in rows:
+        names = {
+            kind: f"{name} (files {files[:6]})"
+            for kind, name in several
+            if getattr(row, kind) == name and (files := files_of(row, kind))
+        }
+        result.append(replace(row, **names) if names else row)
+    return tuple(result)
 
 
 def _stands_for(row: Measurement, other: Measurement, *, newer: bool) -> bool:

@@ -34,7 +34,13 @@ from orchestrator.analysis.rankings import (
     rankings_of,
 )
 from orchestrator.analysis.replicates import Joined, join
-from orchestrator.analysis.selection import Setting, newest_final, settings_of, shared_by_workload
+from orchestrator.analysis.selection import (
+    Setting,
+    by_content,
+    newest_final,
+    settings_of,
+    shared_by_workload,
+)
 from orchestrator.analysis.tables import Table, tables_of
 from orchestrator.analysis.timeline import Timeline, timeline_of
 from orchestrator.core.card_check import SlowCard
@@ -332,7 +338,7 @@ def summarize(
     derived.
     """
     reference = reference or Reference()
-    rows = newest_final(measurements)
+    rows = by_content(newest_final(measurements))
     raised = raised_by_job(rows) if raised is None else raised
     settings = settings_of(rows, raised)
     joined = join(rows, settings, raised, runs=runs_differ)

@@ -12,7 +12,7 @@ from measurement_factory import Night, a_job, precision_grid, printed, with_inte
 from measurements import row
 
 from orchestrator.analysis import flags
-from orchestrator.analysis.comparison import compare
+from orchestrator.analysis.comparison import compare, differences
 from orchestrator.analysis.flags import OWN, Flag, barred, raised_on
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
@@ -253,3 +253,22 @@ def test_a_flagged_row_is_not_compared() -> None:
         assert not comparison.changes and comparison.refused[0].differences[0].key == "flags"
     assert compare([calm], [loud], allow=frozenset({"flags"})).changes
     assert compare([full], [full]).changes and compare([calm], [full]).refused
+
+
+def test_two_contents_of_one_name_are_told_apart() -> None:
+    took = [{"took": f"model files-{name}, dataset files-0"} for name in ("aaaaaaaa", "bbbbbbbb")]
+    old, new = a_row("bf16", rate=200.0, details=took[0]), a_row("fp32", details=took[1])
+    assert len(summarize([old, replace(new, details=took[0])]).rankings) == 1
+    summary = summarize([old, new])
+    assert len(summary.rankings) == 2
+    ends = {row.model.rpartition(" (")[2] for row in summary.rows}
+    assert ends == {"files aaaaaa)", "files bbbbbb)"}
+    changed = replace(old, details=took[1])
+    assert [one.key for one in differences(old, changed)[0]] == ["files"]
+    assert not differences(old, replace(old, details={}))[0]
+
+
+def test_records_that_were_left_out_have_a_banner() -> None:
+    rows = [a_row("bf16", details={"data": "1 of 31 records are left out"}), a_row("fp32")]
+    (banner,) = [one for one in summarize(rows).banners if one.name == "Records left out"]
+    assert (banner.count, banner.of) == (1, 2)

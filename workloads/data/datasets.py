@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from workloads.base import BadConfiguration, DataMissing, JobDescription, Refusal
+from workloads.base import RECORDS, BadConfiguration, DataMissing, JobDescription, Refusal
 from workloads.data import embedded
 from workloads.data.records import (
     ADVERTISEGEN_FILES,
@@ -120,7 +120,7 @@ class Dataset:
     @property
     def details(self) -> dict[str, str]:
         """Details of a row about its data."""
-        return {"data": self.notes} if self.notes else {}
+        return {RECORDS: self.notes} if self.notes else {}
 
 
 def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
-from workloads.base import BadConfiguration, JobContext, Request, Unsupported
+from workloads.base import NOT_RENDERED, BadConfiguration, JobContext, Request, Unsupported
 from workloads.data.datasets import Dataset, load_dataset, unnamed
 from workloads.models.prompts import NotRendered, encode_answer, encode_prompt
 
@@ -146,7 +146,7 @@ def encode_samples(
         raise refused[0]
     details = {}
     if refused:
-        details["not_rendered"] = f"{len(refused):,} examples are left out; first: {refused[0]}"
+        details[NOT_RENDERED] = f"{len(refused):,} examples are left out; first: {refused[0]}"
     repeated = [samples[index % len(samples)] for index in range(count)]
     return Encoded(samples=repeated, details=details)
 
