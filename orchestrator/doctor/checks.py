@@ -272,6 +272,12 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
                 remedy="start Ray with the accelerator_type of the cards that are there",
             )
     for card in probe.cards:
+        if card.lost:
+            yield Complaint(
+                check="cards",
+                message=f"card {card.index} is lost: {card.lost}; a run leaves it out",
+                remedy="`sudo dmesg` on the server says why; a reset or a reboot may bring it back",
+            )
         if card.temperature_c == 0:
             yield Complaint(
                 check="cards",

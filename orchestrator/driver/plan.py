@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.core.deadline import Deadline
-from orchestrator.core.errors import GridError, NightgridError, OptionError
+from orchestrator.core.errors import ClusterError, GridError, NightgridError, OptionError
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.plan import PastRow, Plan
 from orchestrator.core.status import RunStatus
@@ -33,10 +33,12 @@ from orchestrator.store.history import past_rows
 from orchestrator.store.identity import ids_at
 from orchestrator.store.reader import runs
 from orchestrator.store.store import Store
+from orchestrator.util import output
 from orchestrator.util.format import plural
 from orchestrator.util.host import usable_cores
 from orchestrator.worker.environment import with_own_packages
-from workloads.devices import all_devices, device_class, host_device
+from workloads.base import BadConfiguration
+from workloads.devices import all_devices, device_class, host_device, shown_cards
 from workloads.models.products import Saving, saving_of
 from workloads.util import files
 from workloads.util.files import SMALL_BYTES
@@ -235,12 +237,29 @@ def own_machine() -> list[Node]:
 
 
 def own_cards(kind: Accelerator) -> tuple[int, ...]:
-    """Indices of this machine's visible cards of a kind."""
-    indices = sorted(device_class(kind.device).telemetry())
-    shown = os.environ.get(kind.spec.visible_variable) if kind.spec.visible_variable else None
-    if shown is None:
-        return tuple(indices)
-    return tuple(card for card in indices if str(card) in shown.split(","))
+    """Indices of this machine's visible cards of a kind, lost ones left out and named; raises
+    ClusterError if variables hide all or name others."""
+    spec, device = kind.spec, device_class(kind.device)
+    cards = device.telemetry()
+    shown = tuple(sorted(cards))
+    for variable in (spec.visible_variable, spec.container_variable):
+        value = os.environ.get(variable) if variable else None
+        hidden = value is not None and value.strip().lower() in HIDDEN
+        # What a container's variable does not hide, the tool lists.
+        if value is None or not (variable == spec.visible_variable if cards else hidden):
+            continue
+        try:
+            shown = shown_cards(variable, value, cards, device.uuids)
+        except BadConfiguration as error:
+            raise ClusterError(f"this machine's {kind} cards: {error}") from error
+    lost = [index for index in shown if cards[index].lost]
+    for index in lost:
+        output.say_aside(f"{kind}{index} of this machine is left out: {cards[index].lost}")
+    return tuple(index for index in shown if index not in lost)
+
+
+#: Values of variables that a scheduler or a container's runtime sets where a job has no card.
+HIDDEN = ("-1", "nodevfiles", "void")
 
 
 def no_cards_text(accelerators: Sequence[Accelerator]) -> str:

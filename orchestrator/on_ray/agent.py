@@ -45,7 +45,8 @@ from orchestrator.worker.protocol import (
     Run,
 )
 from orchestrator.worker.spawn import OwnSpawner, SharedSpawner, log_name, wait_for_end
-from workloads.devices import DeviceSpec, device_class
+from workloads.base import BadConfiguration
+from workloads.devices import DeviceSpec, device_class, shown_cards
 from workloads.devices.base import compiled_directory
 from workloads.devices.monitor.host import CardTelemetry, idle_memory_bytes
 
@@ -118,7 +119,8 @@ class NodeAgent:
         if settings.watched:
             self._sampler = self._workers.sampler = CardSampler(device.telemetry)
             self._sampler.start()
-        cards = _cards_held(accelerator)
+        ids = _cards_held(accelerator)
+        cards, left_out = usable_cards(accelerator, ids) if settings.watched else (ids, ())
         return HostFacts(
             hostname=socket.gethostname(),
             address=settings.address,
@@ -129,6 +131,7 @@ class NodeAgent:
             log_dir=str(logs),
             compiled=compiled_directory(device.compiler()) or "",
             cards=cards,
+            cards_left_out=left_out,
             idle_memory_bytes=idle_memory_of(accelerator, cards),
         )
 
@@ -200,6 +203,35 @@ def _cards_held(kind: Accelerator) -> tuple[str, ...]:
 
     ids = ray.get_runtime_context().get_accelerator_ids()
     return tuple(map(str, ids.get(kind.spec.ray_resource, ())))
+
+
+def usable_cards(kind: Accelerator, ids: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Resolve Ray's ids of cards to indices that the vendor's tool has, and say which are left out.
+
+    Ray may count cards that are named otherwise (Gaudi's modules 4 to 7 in a container), have more
+    of them than are here, or know them by UUID.
+    """
+    device = device_class(kind.device)
+    readings = device.telemetry()
+    if not readings:  # no tool: a worker will see
+        return tuple(ids), ()
+    numbers = {int(name) for name in ids if name.isdecimal()}
+    counted = len(numbers) == len(ids) and max(numbers, default=0) < len(readings)
+    if counted and (len(ids) == len(readings) or not numbers & readings.keys()):
+        here = sorted(readings)
+        ids = [str(here[number]) for number in sorted(numbers)]
+    cards, left_out = [], []
+    for name in ids:
+        try:
+            [index] = shown_cards("the card", name, readings, device.uuids)
+        except BadConfiguration as error:
+            left_out.append(str(error))
+            continue
+        if lost := readings[index].lost:
+            left_out.append(f"{kind}{index}: {lost}")
+        else:
+            cards.append(str(index))
+    return tuple(cards), tuple(left_out)
 
 
 def idle_memory_of(kind: Accelerator, cards: Sequence[str]) -> dict[int, int]:

@@ -65,6 +65,7 @@ class Claim:
     since: float
     placed: PlacedAgent | None = None  # once the GCS knows of it
     joined: bool = False  # its cards can be used; it has facts and a channel from then on
+    left_out: int = 0  # cards that Ray gave it and that cannot be used
     facts: HostFacts = field(init=False)
     channel: AgentChannel = field(init=False)
 
@@ -393,6 +394,17 @@ class Claims:
             except ValueError as error:
                 self._failed(claim, "cannot read which cards are ours", error)
                 return
+            if value.cards_left_out:
+                logging.getLogger(__name__).warning(
+                    "%s: Ray gave %d cards, and %d of them can be used: %s",
+                    *(node.name, len(node.card_indices), len(indices)),
+                    "; ".join(value.cards_left_out),
+                )
+            if not indices:
+                why = ClusterError("; ".join(value.cards_left_out) or "Ray gave none")
+                self._failed(claim, "no card can be used", why)
+                return
+            claim.left_out = len(value.cards_left_out)
             described = node_of(claim.ray_node, node.name, node.accelerator, indices)
             size = max(described.server_cards, node.server_cards)
             claim.node = replace(node, card_indices=indices, server_cards=size)
@@ -448,9 +460,11 @@ def unclaimed(node: Node, claims: Mapping[str, Claim]) -> Node | None:
     """Return a Ray node's unclaimed part; None if nothing is left or cards have no indices."""
     if node.node_id not in claims:
         return node
-    parts = [claim.node for claim in claims.values() if claim.ray_id == node.node_id]
-    taken = {index for part in parts for index in part.card_indices}
-    missing = len(node.card_indices) - len(taken)  # one being claimed counts with all it may get
+    parts = [claim for claim in claims.values() if claim.ray_id == node.node_id]
+    taken = {index for part in parts for index in part.node.card_indices}
+    left_out = sum(part.left_out for part in parts)
+    # One being claimed counts with all it may get.
+    missing = len(node.card_indices) - len(taken) - left_out
     if not node.accelerator.spec.ray_indices or missing <= 0:
         return None
     ids = (f"{node.node_id}+{number}" for number in range(1, len(node.card_indices)))

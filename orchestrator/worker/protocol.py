@@ -45,7 +45,8 @@ class HostFacts:
     server: str  # socket of the node's spawner
     log_dir: str
     compiled: str = ""  # a directory for code that is compiled for its cards; it outlives Ray
-    cards: tuple[str, ...] = ()  # indices of those that Ray gave the agent, as Ray words them
+    cards: tuple[str, ...] = ()  # indices of those that Ray gave the agent and that can be used
+    cards_left_out: tuple[str, ...] = ()  # a line for each of those that cannot be used
     #: By card: memory in use on those that were idle when the agent came. Emulated ones have none.
     idle_memory_bytes: Mapping[int, int] = field(default_factory=dict)
 

@@ -148,6 +148,7 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"cards": (*cards(range(7)), *cards([7], occupied="by X"))}, "cards-free", W, "by X"),
     ({"driver_version": "1.22.1-7e"}, "driver", E, "the driver is 1.22.1-7e, Habana's PyTorch is"),
     ({"cards": (*cards(range(7)), *cards([7], temperature_c=0.0))}, "cards", E, "card 7 has 0 °C"),
+    ({"cards": (*cards(range(7)), *cards([7], lost="gone"))}, "cards", W, "card 7 is lost: gone"),
     ({"hugepages_total": 0}, "hugepages", W, "no huge pages are reserved"),
     (
         {"hugepages_asked": {"/etc/sysctl.d/90-gaudi.conf": 47_500}},

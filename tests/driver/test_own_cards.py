@@ -33,6 +33,8 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     for name in ("CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
+    for name in ("NVIDIA_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(nvidia, "nvml_telemetry", dict)  # those of a machine that has a card
     monkeypatch.setattr(gaudi, "hlml_telemetry", dict)
     return tmp_path / "tools"
@@ -57,6 +59,105 @@ def test_cards_are_found_and_hidden_ones_left_alone(
     [node] = own_nodes([HPU, CPU])  # the processor drives the cards, and is none beside them
     assert node.accelerator is HPU and node.server_cards == 8
     assert {each.accelerator for each in own_machine()} == {GPU, HPU}
+
+
+UUIDS = "index, uuid\n0, GPU-8dcb4b4c-0000-1111\n1, GPU-8dff3a85-2222-3333\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "cards"),
+    [
+        ("1", (1,)),
+        (" 1 , 0", (0, 1)),
+        ("all", (0, 1)),
+        ("0,-1,1", (0,)),
+        ("GPU-8dff3a85-2222-3333", (1,)),
+        ("gpu-8dc", (0,)),
+        ("", "hides every card"),
+        ("-1", "hides every card"),
+        ("NoDevFiles", "hides every card"),
+        ("0,2", "'2' is no card of this machine, which has the cards 0, 1"),
+        ("GPU-8d", "'GPU-8d' is the beginning of several UUIDs"),
+        ("GPU-9", "'GPU-9' is no card"),
+        ("MIG-377e0049-554c-540b-93c6-d0976f8426cb", "names a MIG instance"),
+        ("0,,1", "'' is no card"),
+        ("0,0", "names card 0 twice"),
+    ],
+)
+def test_visible_devices_are_resolved_or_refused_by_what_they_are(
+    value: str, cards: tuple[int, ...] | str, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tools / "nvidia-smi"
+    printed = f"case $1 in *uuid) cat <<'END'\n{UUIDS}END\n;; *) cat <<'END'\n{NVIDIA_CSV}END\nesac"
+    tool.write_text(f"#!/bin/sh\n{printed}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(nvidia, "identity", lambda index: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    if isinstance(cards, tuple):
+        assert own_cards(GPU) == cards
+        return
+    with pytest.raises(ClusterError, match=cards) as refused:
+        planned_nodes([GPU], None)
+    assert f"CUDA_VISIBLE_DEVICES={value!r}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "NoDevFiles"),
+        ("CUDA_VISIBLE_DEVICES", "-1"),
+        ("NVIDIA_VISIBLE_DEVICES", "void"),
+    ],
+)
+def test_what_hides_all_cards_is_not_answered_by_eight_assumed(
+    variable: str, value: str, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ClusterError, match=f"{variable}='{value}' hides every card"):
+        planned_nodes([GPU], None)
+
+
+def test_gaudi_modules_are_read_and_not_counted(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, *lines = GAUDI3_CSV.splitlines(keepends=True)
+    installs(tools, "hl-smi", "".join([header, *lines[4:]]))
+    here = own_cards(HPU)
+    assert len(here) == 4 and set(here) != set(range(4))
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", f" {here[1]}, {here[0]} ")
+    [node] = own_nodes([HPU])
+    assert node.card_indices == tuple(sorted(here[:2])) and node.server_cards == 8
+
+
+LOST = "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n"
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["others listed", "nothing else printed"])
+def test_a_lost_card_is_named_and_the_others_run(
+    listed: bool,
+    tools: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """nvidia-smi's words for a GPU that has fallen off the bus, mostly instead of all others."""
+    gpus = tmp_path / "gpus"
+    buses = [f"0000:{bus}:00.0" for bus in ("1b", "3b", "5c")]
+    for bus in buses:
+        (gpus / bus).mkdir(parents=True)
+    monkeypatch.setattr(nvidia, "GPUS", gpus)
+    rows = {bus: f"{n}, 71.3, 34, 0, 4, 81559" for n, bus in enumerate(buses) if n != 1}
+    one = "".join(f"*id={bus}) printf '{QUERY}\\n{row}\\n' ;;\n" for bus, row in rows.items())
+    all_others = f"printf '{QUERY}\\n' ; echo '{rows[buses[0]]}'; echo '{rows[buses[2]]}'"
+    lost = f"echo '{LOST.strip()}'; {all_others if listed else ':'}; exit 15"
+    tool = tools / "nvidia-smi"
+    tool.write_text(f'#!/bin/sh\ncase "$3" in {one}*) {lost};; esac\n')
+    tool.chmod(0o755)
+    assert own_cards(GPU) == (0, 2)
+    assert "GPU1 of this machine is left out: Unknown Error" in capsys.readouterr().err
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    [node] = own_nodes([GPU])
+    assert node.card_indices == (2,)
 
 
 def test_a_machine_without_cards_is_its_processor(tools: Path) -> None:

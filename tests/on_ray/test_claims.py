@@ -13,10 +13,11 @@ from core_cases import Clock
 from orchestrator import __version__
 from orchestrator.core.errors import ClusterError, ControlStoreLost
 from orchestrator.core.events import CardsInUse, ClusterSilent, Event
+from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import Failure
 from orchestrator.core.topology import legal_card_sets
 from orchestrator.on_ray import claims
-from orchestrator.on_ray.agent import PlacedAgent
+from orchestrator.on_ray.agent import PlacedAgent, usable_cards
 from orchestrator.on_ray.channel import Calls
 from orchestrator.on_ray.claims import (
     AGENT_PATIENCE_S,
@@ -32,6 +33,8 @@ from orchestrator.on_ray.gcs import Gcs, RayNode
 from orchestrator.on_ray.run_queue import Standing, Ticket
 from orchestrator.scheduler.scheduler import ScheduleSettings
 from orchestrator.worker.protocol import HostFacts
+from workloads.devices import device_class
+from workloads.devices.monitor.host import CardTelemetry
 
 HPU_1 = {
     "NodeID": "id-1",
@@ -448,3 +451,62 @@ def test_a_cluster_that_can_have_no_queue_is_used_without_one() -> None:
     case.store.answer(ValueError("no such call"))
     case.store.answer({"id-1": HPU_1})
     assert list(case.claims.by_node) == ["id-1"]
+
+
+SOUND = CardTelemetry(power_w=1.0)
+LOST = CardTelemetry(lost="GPU is lost")
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids", "here", "usable", "left_out"),
+    [
+        ("GPU", "01234567", dict.fromkeys(range(8), SOUND) | {3: LOST}, "0124567", "GPU3: GPU is"),
+        ("GPU", "012345678", dict.fromkeys(range(8), SOUND), "01234567", "'8' is no card"),
+        ("GPU", "0123456", dict.fromkeys(range(8), SOUND), "0123456", ""),
+        ("HPU", "0123", dict.fromkeys(range(4, 8), SOUND), "4567", ""),
+        ("HPU", "0123", dict.fromkeys((2, 3, 6, 7), SOUND), "2367", ""),
+        ("HPU", "4567", dict.fromkeys(range(4, 7), SOUND), "456", "'7' is no card"),
+        ("HPU", "01", dict.fromkeys(range(1, 8), SOUND), "1", "'0' is no card"),
+        ("GPU", "01", {}, "01", ""),
+    ],
+    ids=["lost", "more than there are", "fewer", "counted", "counted with a gap", "gone", "part",
+         "no tool"],
+)  # fmt: skip
+def test_an_agent_has_the_cards_that_its_vendors_tool_has(
+    kind: str,
+    ids: str,
+    here: dict[int, CardTelemetry],
+    usable: str,
+    left_out: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accelerator = Accelerator(kind)
+    monkeypatch.setattr(device_class(accelerator.device), "telemetry", staticmethod(lambda: here))
+    cards, lines = usable_cards(accelerator, tuple(ids))
+    assert cards == tuple(usable)
+    assert len(lines) == bool(left_out) and left_out in "".join(lines)
+
+
+def test_cards_by_uuid_are_resolved_and_parts_of_cards_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = device_class("cuda")
+    monkeypatch.setattr(device, "telemetry", staticmethod(lambda: {0: SOUND, 1: SOUND}))
+    monkeypatch.setattr(device, "uuids", staticmethod(lambda: {0: "GPU-aa", 1: "GPU-bb"}))
+    cards, lines = usable_cards(Accelerator("GPU"), ("GPU-bb", "MIG-cc"))
+    assert cards == ("1",) and "MIG instance" in lines[0]
+
+
+def test_a_node_joins_with_the_cards_that_can_be_used(
+    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that cannot are named, and not claimed again as if others had them."""
+    monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
+    monkeypatch.setattr(claims, "AgentChannel", lambda *_, **__: Channel(case.clock))
+    claim = claimed(case)
+    whole = claim.node
+    report = replace(facts(("0",)), cards_left_out=("HPU1: it is lost",))
+    case.store.answer(PlacedAgent(group=None, agent=MagicMock(), facts=report))
+    assert claim.joined and claim.node.server_cards == 2 and claim.node.card_indices == (0,)
+    assert "hpu-1: Ray gave 2 cards, and 1 of them can be used: HPU1: it is lost" in caplog.text
+    assert claims.unclaimed(whole, case.claims.by_node) is None

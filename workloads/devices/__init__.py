@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -99,6 +99,46 @@ class CardFacts:
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     temperature_c: float | None = None
+    lost: str = ""  # why it cannot be used
+
+
+def shown_cards(
+    variable: str, value: str, cards: Collection[int], uuids: Callable[[], Mapping[int, str]]
+) -> tuple[int, ...]:
+    """Return the cards that a variable shows a process: by index, by UUID or its beginning.
+
+    As CUDA does, it ends at -1. Raises BadConfiguration, which says what the value is instead.
+    """
+    what = f"{variable}={value!r}"
+    words = [word.strip() for word in value.split(",")]
+    if value.strip().lower() == "all":
+        return tuple(sorted(cards))
+    if words[0].lower() in _NO_CARD:
+        raise BadConfiguration(f"{what} hides every card; unset it, or list the cards to use")
+    shown: list[int] = []
+    for word in words[: words.index("-1")] if "-1" in words else words:
+        if word.isdecimal():
+            matches = [index for index in cards if index == int(word)]
+        elif word.upper().startswith("MIG-"):
+            raise BadConfiguration(
+                f"{what} names a MIG instance, which is a part of a card; jobs get whole cards: "
+                "name the card, and turn MIG off there"
+            )
+        else:
+            known = uuids() if word else {}
+            matches = [index for index in known if known[index].lower().startswith(word.lower())]
+        if len(matches) != 1:
+            here = ", ".join(map(str, sorted(cards)))
+            many = "is the beginning of several UUIDs" if matches else "is no card of this machine"
+            raise BadConfiguration(f"{what}: {word!r} {many}, which has the cards {here}")
+        if matches[0] in shown:
+            raise BadConfiguration(f"{what} names card {matches[0]} twice")
+        shown += matches
+    return tuple(sorted(shown))
+
+
+#: Values that show no card; schedulers write NoDevFiles where a job asked for none.
+_NO_CARD = ("", "-1", "nodevfiles", "none", "void")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +191,7 @@ class DeviceSpec:
     registration: str = ""  # how to register the cards with Ray, for clusters that show none
 
     visible_variable: str = ""  # comma-separated indices of the cards that a process sees
+    container_variable: str = ""  # cards that a container's runtime puts into it
     #: True if each process of a gang sees all of the gang's cards on its server.
     gang_visible: bool = False
     #: Further environment variables, set before torch is imported. Pure.

@@ -13,13 +13,15 @@ import os
 import random
 import re
 import shutil
+import subprocess
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from workloads.base import (
     BadConfiguration,
@@ -194,6 +196,8 @@ _NODE_TEXTS: tuple[Texts, ...] = (
 _NODE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.EROFS)
 
 
+Answer = TypeVar("Answer")
+
 #: Tensors being copied to a card, and the event that marks completion.
 Copies: TypeAlias = "tuple[Sequence[torch.Tensor], Any]"
 
@@ -221,6 +225,11 @@ class Device(ABC):
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
         """Read all cards of this host by index, acquiring none; must not import torch."""
+        return {}
+
+    @staticmethod
+    def uuids() -> Mapping[int, str]:
+        """Return the UUIDs of this host's cards by index, where cards are named by them."""
         return {}
 
     @staticmethod
@@ -449,15 +458,64 @@ def headline(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:_HEADLINE_LENGTH]
 
 
-def command_output(*command: str) -> str:
-    """Return a vendor tool's output; "" if it is missing, fails or takes over 10 s."""
-    import subprocess
+#: After this long a vendor's tool or library counts as hung.
+HUNG_S = 10.0
+#: Calls of tools that were given up, by tool: a driver that hangs may keep them for ever.
+_GIVEN_UP: dict[str, subprocess.Popen[str]] = {}
 
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
+
+def command_output(*command: str) -> str:
+    """Return what a vendor's tool printed, its complaints at the end if it failed; "" if it is
+    missing or hung. While a hung call lives on, the tool is not called again."""
+    earlier = _GIVEN_UP.get(command[0])
+    if earlier is not None and earlier.poll() is None:
         return ""
-    return done.stdout.strip()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    try:
+        process = subprocess.Popen(command, **pipes, text=True, errors="replace")  # type: ignore[call-overload]
+    except OSError:
+        return ""
+    try:
+        printed, complaints = process.communicate(timeout=HUNG_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _GIVEN_UP[command[0]] = process
+        return ""
+    return f"{printed}{complaints if process.returncode else ''}".strip()
+
+
+def version_in(printed: str) -> str:
+    """Return the first line of a tool's output that is a version; "" without one."""
+    return next((line.strip() for line in printed.splitlines() if line[:1].isdigit()), "")
+
+
+class LibraryCalls:
+    """Calls a vendor's library in threads, one at a time. A call that hangs is given up, and there
+    is no other until it has ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hung = False
+
+    def call(self, function: Callable[[], Answer]) -> Answer | None:
+        """Return what the function does; None if it hangs or fails."""
+        if self._hung or not self._lock.acquire(timeout=HUNG_S):
+            return None
+        answers: list[Answer] = []
+
+        def work() -> None:
+            try:
+                with contextlib.suppress(Exception):
+                    answers.append(function())
+            finally:
+                self._hung = False
+                self._lock.release()
+
+        thread = threading.Thread(target=work, name="vendor-library", daemon=True)
+        thread.start()
+        thread.join(HUNG_S)
+        self._hung = thread.is_alive()
+        return answers[0] if answers else None
 
 
 def installed_version(package: str) -> str:

@@ -27,7 +27,7 @@ from workloads.base import (
     supported,
 )
 from workloads.devices import NF4, DeviceSpec, Texts
-from workloads.devices.base import Copies, Device, command_output
+from workloads.devices.base import Copies, Device, command_output, version_in
 from workloads.devices.monitor import nvidia
 from workloads.devices.monitor.host import CardIdentity, CardTelemetry, CardUse, difference
 
@@ -140,6 +140,7 @@ SPEC = DeviceSpec(
     ray_indices=True,
     registration="NVIDIA cards are found by Ray where the driver works (`nvidia-smi`)",
     visible_variable="CUDA_VISIBLE_DEVICES",
+    container_variable="NVIDIA_VISIBLE_DEVICES",
     # nvidia-smi's order: by bus, not by speed.
     variables=lambda process: {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
     precisions={
@@ -198,6 +199,10 @@ class CudaDevice(Device):
         return nvidia.nvml_telemetry() or nvidia.nvidia_smi_telemetry()  # the tool has no energy
 
     @staticmethod
+    def uuids() -> Mapping[int, str]:
+        return nvidia.uuids()
+
+    @staticmethod
     def use(card_index: int) -> CardUse | None:
         return nvidia.nvml_use(card_index) or nvidia.nvidia_smi_use(card_index)
 
@@ -230,7 +235,7 @@ class CudaDevice(Device):
             versions = [word for word in words if word.replace(".", "").isdigit() and "." in word]
             if versions:
                 return versions[0]
-        return command_output(*SPEC.driver_command, "--id=0")
+        return version_in(command_output(*SPEC.driver_command))
 
     def lacks(self, precision: str) -> str | None:
         needed = _NEEDS_CAPABILITY.get(precision)

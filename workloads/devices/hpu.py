@@ -34,6 +34,7 @@ from workloads.devices.base import (
     command_output,
     compiled_size_mib,
     installed_version,
+    version_in,
 )
 from workloads.devices.monitor import gaudi
 from workloads.devices.monitor.gaudi import PRODUCTS, intel_torch
@@ -154,6 +155,7 @@ SPEC = DeviceSpec(
         for product in PRODUCTS
     ),
     visible_variable="HABANA_VISIBLE_MODULES",
+    container_variable="HABANA_VISIBLE_DEVICES",
     gang_visible=True,  # as documented by Habana; HLS_MODULE_ID selects the process's own card
     variables=_variables,
     groups=aligned_groups,
@@ -231,7 +233,8 @@ class HpuDevice(Device):
 
     @staticmethod
     def telemetry() -> Mapping[int, CardTelemetry]:
-        return gaudi.hlml_telemetry() or gaudi.hl_smi_telemetry()  # the tool has no energy counter
+        readings = gaudi.hlml_telemetry() or gaudi.hl_smi_telemetry()  # which has no energy counter
+        return gaudi.with_lost(readings)
 
     @staticmethod
     def compiler() -> str:
@@ -261,8 +264,7 @@ class HpuDevice(Device):
 
     def driver_version(self) -> str:
         # hl-smi acquires no card; all cards of a node share one driver.
-        lines = command_output(*SPEC.driver_command).splitlines()
-        return lines[0].strip() if lines else ""
+        return version_in(command_output(*SPEC.driver_command))
 
     def lacks(self, precision: str) -> str | None:
         if precision not in ("fp16", "int4"):

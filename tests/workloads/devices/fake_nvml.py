@@ -27,6 +27,7 @@ class Nvml:
         self.second_version = True
         self.mig: int | None = None
         self.processes: dict[int, str] = {}
+        self.lost: int | None = None
 
     def nvmlInit(self) -> None:
         self.opened += 1
@@ -38,6 +39,8 @@ class Nvml:
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index == self.lost:
+            raise RuntimeError("GPU is lost")
         return index
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:

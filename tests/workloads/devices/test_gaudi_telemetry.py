@@ -278,6 +278,23 @@ def test_what_the_driver_does_not_support_stays_unknown(library: FakeLibrary) ->
     assert readings[4].energy_j == 5000.0
 
 
+def test_a_lost_card_takes_no_other_with_it(library: FakeLibrary, tmp_path: Path) -> None:
+    """pyhlml no longer says its module id; its device file says that it belongs here."""
+    library.cards[2].module = None
+    readings = gaudi.hlml_telemetry()
+    assert set(readings) == {4}
+    for number, module in enumerate((4, 0, 7)):
+        accel = tmp_path / f"sys/class/accel/accel{number}/device"
+        accel.mkdir(parents=True)
+        (accel / "module_id").write_text(f"{module}\n")
+        if module != 7:  # which another container has
+            (tmp_path / "dev/accel").mkdir(parents=True, exist_ok=True)
+            (tmp_path / f"dev/accel/accel{number}").touch()
+    readings = gaudi.with_lost(readings, tmp_path)
+    assert set(readings) == {0, 4} and not readings[4].lost
+    assert "hl-smi does not list it" in readings[0].lost
+
+
 @pytest.mark.parametrize(
     "name", ["hlml_init", "hlml_device_get_count", "hlml_device_get_module_id"]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 from fake_nvml import GIB, MIB, Nvml
 from patience import until
 
-from workloads.devices import device_class
+from workloads.devices import base, device_class
 from workloads.devices.monitor import host, nvidia
 from workloads.devices.monitor.host import CardTelemetry, HostMemoryPeak, number_of, resident_bytes
 
@@ -89,6 +90,60 @@ def test_the_library_tells_energy_too_in_milliunits(nvml: Nvml) -> None:
         memory_total_bytes=80 * GIB,
     )
     assert found[1].energy_j is None and found[1].power_w == 412.5
+
+
+def test_a_lost_gpu_takes_no_other_with_it(nvml: Nvml) -> None:
+    nvml.lost = 1
+    sound, lost = nvidia.nvml_telemetry().values()
+    assert sound.power_w == 412.5 and not sound.lost
+    assert lost == CardTelemetry(lost="GPU is lost")
+    assert nvidia.nvml_use(1) is None and nvidia.identity(1) is None
+    assert nvidia.nvml_use(0) is not None and nvml.opened == 1, "the library stays open"
+
+
+def test_a_library_that_hangs_is_given_up_and_not_called_again(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workloads.devices.base.HUNG_S", 0.1)
+    ends, calls = threading.Event(), []
+
+    def hangs() -> int:
+        calls.append(1)
+        ends.wait(20)
+        return 2
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetCount", hangs)
+    assert nvidia.nvml_telemetry() == nvidia.nvml_telemetry() == {}
+    assert len(calls) == 1
+    ends.set()
+    assert until(nvidia.nvml_telemetry, 10), "it answers again"
+
+
+def test_a_tool_that_hangs_is_given_up_and_not_called_again(
+    tmp_path: Path, tool: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workloads.devices.base.HUNG_S", 0.2)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)  # a driver that hangs
+    wait = f"while [ ! -e {tmp_path}/end ]; do sleep .05; done"
+    tool("nvidia-smi", f"echo >> {tmp_path}/calls\n{wait}\n")
+    assert nvidia.nvidia_smi_telemetry() == nvidia.nvidia_smi_telemetry() == {}
+    assert until(lambda: calls(tmp_path), 10)
+    assert nvidia.nvidia_smi_telemetry() == {} and calls(tmp_path) == 1
+    (tmp_path / "end").touch()
+    assert until(lambda: nvidia.nvidia_smi_telemetry() == {} and calls(tmp_path) == 2, 10)
+
+
+def calls(directory: Path) -> int:
+    file = directory / "calls"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def test_a_tool_that_fails_keeps_what_it_printed(tool: Callable[[str, str], None]) -> None:
+    tool("nvidia-smi", f"cat <<END\n{WITHOUT_UNITS}END\necho GPU 2 is odd >&2; exit 15\n")
+    assert set(nvidia.nvidia_smi_telemetry()) == {0, 1}
+    assert base.version_in(base.command_output("nvidia-smi")) == "0, 48.99, 30, 0, 5, 32510"
+    tool("nvidia-smi", "echo NVIDIA-SMI has failed because it could not ...; exit 9\n")
+    assert CUDA().driver_version() == ""
 
 
 def test_a_gpu_on_which_somebody_computes_is_not_free(nvml: Nvml) -> None:

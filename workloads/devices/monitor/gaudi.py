@@ -12,7 +12,6 @@ import dataclasses
 import importlib
 import os
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.devices import Complaint, ServerFacts
-from workloads.devices.base import command_output
+from workloads.devices.base import LibraryCalls, command_output
 from workloads.devices.monitor.host import (
     CardInventory,
     CardTelemetry,
@@ -33,7 +32,7 @@ from workloads.devices.monitor.host import (
 )
 
 #: ``hlmlInit`` and ``hlmlShutdown`` set one variable of the whole process.
-_IN_USE = threading.Lock()
+_CALLS = LibraryCalls()
 
 
 def hlml_telemetry() -> dict[int, CardTelemetry]:
@@ -44,19 +43,31 @@ def hlml_telemetry() -> dict[int, CardTelemetry]:
         return {}
     with contextlib.suppress(ImportError):  # the module that prints if there is no library
         vars(importlib.import_module("pyhlml.hlml_lib"))["print"] = lambda *_: None
-    with _IN_USE:
-        try:
-            hlml.hlmlInit()
-        except Exception:
-            return {}
-        try:
-            handles = [hlml.hlmlDeviceGetHandleByIndex(i) for i in range(hlml.hlmlDeviceGetCount())]
-            return dict(_card(hlml, handle) for handle in handles)
-        except Exception:
-            return {}
-        finally:
-            with contextlib.suppress(Exception):
-                hlml.hlmlShutdown()
+    return _CALLS.call(lambda: _read(hlml)) or {}
+
+
+def _read(hlml: Any) -> dict[int, CardTelemetry]:
+    hlml.hlmlInit()
+    try:
+        handles = (
+            attempt(hlml.hlmlDeviceGetHandleByIndex, index)
+            for index in range(hlml.hlmlDeviceGetCount())
+        )
+        cards = (attempt(_card, hlml, handle) for handle in handles if handle is not None)
+        return dict(card for card in cards if card is not None)  # a lost one has no module id
+    finally:
+        with contextlib.suppress(Exception):
+            hlml.hlmlShutdown()
+
+
+def with_lost(
+    readings: Mapping[int, CardTelemetry], root: Path = Path("/")
+) -> dict[int, CardTelemetry]:
+    """Add the modules whose device files are here but which neither library nor tool lists."""
+    files = _device_files(root) if readings else {}
+    here = {module for file, module in files.items() if (root / file.lstrip("/")).exists()}
+    lost = CardTelemetry(lost="its device file is here, but hl-smi does not list it")
+    return {**readings, **dict.fromkeys(here - readings.keys(), lost)}
 
 
 def _card(hlml: Any, handle: Any) -> tuple[int, CardTelemetry]:

@@ -34,6 +34,7 @@ class CardTelemetry:
     throttled: frozenset[str] | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+    lost: str = ""  # why it cannot be used: it is lost, or wants a reset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,13 @@ class Holder:
 
 
 def csv_rows(text: str) -> list[dict[str, str]]:
-    """Parse a tool's CSV by its header's names, without their units."""
+    """Parse a tool's CSV by its header's names, without their units; complaints may precede it."""
     rows = csv.reader(text.splitlines(), skipinitialspace=True)
-    header = [name.partition("[")[0].strip() for name in next(rows, [])]
+    header: list[str] = []
+    for row in rows:
+        header = [name.partition("[")[0].strip() for name in row]
+        if "index" in header:
+            break
     return [{name: value.strip() for name, value in zip(header, row, strict=False)} for row in rows]
 
 

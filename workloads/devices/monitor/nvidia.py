@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import threading
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workloads.devices.base import command_output
+from workloads.devices.base import LibraryCalls, command_output
 from workloads.devices.monitor.host import (
     CardIdentity,
     CardTelemetry,
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 #: Opened once and kept: on an idle GPU each opening would start and stop the driver.
 _OPENED: list[Any] = []
-_IN_USE = threading.Lock()
+_CALLS = LibraryCalls()
 
 _SM_CLOCK = 1  # NVML_CLOCK_SM
 
@@ -53,24 +53,31 @@ def nvml_telemetry() -> dict[int, CardTelemetry]:
     """Read this host's GPUs by index; empty without the package, library or driver."""
 
     def read(nvml: Any) -> dict[int, CardTelemetry]:
-        count = nvml.nvmlDeviceGetCount()
-        return {i: _card(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(count)}
+        cards = {index: _card_at(nvml, index) for index in range(nvml.nvmlDeviceGetCount())}
+        if cards and all(card.lost for card in cards.values()):
+            raise LookupError("the library itself may be lost")
+        return cards
 
     return _ask_nvml(read) or {}
 
 
 def nvml_use(index: int) -> CardUse | None:
     """Return a GPU's processes (of its container) and memory; None without package or driver."""
-    return _ask_nvml(
-        lambda nvml: _use(nvml, _computing(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
-    )
+
+    def read(nvml: Any) -> CardUse | None:
+        handle = _handle(nvml, index)
+        return None if handle is None else _use(nvml, _computing(nvml, handle))
+
+    return _ask_nvml(read)
 
 
 def identity(index: int) -> CardIdentity | None:
     """Return a GPU's identity; None if unknown."""
 
-    def read(nvml: Any) -> CardIdentity:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    def read(nvml: Any) -> CardIdentity | None:
+        handle = _handle(nvml, index)
+        if handle is None:
+            return None
         pci = attempt(nvml.nvmlDeviceGetPciInfo, handle)
         return CardIdentity(
             uuid=_text(attempt(nvml.nvmlDeviceGetUUID, handle)),
@@ -80,9 +87,18 @@ def identity(index: int) -> CardIdentity | None:
     return _ask_nvml(read)
 
 
+def _handle(nvml: Any, index: int) -> Any:
+    """Return a GPU's handle, None for a lost one; raises if the library is lost."""
+    handle = attempt(nvml.nvmlDeviceGetHandleByIndex, index)
+    if handle is None:
+        nvml.nvmlDeviceGetCount()
+    return handle
+
+
 def _ask_nvml(question: Callable[[Any], _T]) -> _T | None:
-    """Query the opened library; None without the package, library or driver."""
-    with _IN_USE:
+    """Query the opened library; None without the package, library or driver, or if it hangs."""
+
+    def ask() -> _T | None:
         try:
             if not _OPENED:
                 nvml = importlib.import_module("pynvml")
@@ -93,12 +109,26 @@ def _ask_nvml(question: Callable[[Any], _T]) -> _T | None:
             close_nvml()
             return None
 
+    return _CALLS.call(ask)
+
 
 def close_nvml() -> None:
     """Close the library; the next query reopens it."""
     while _OPENED:
         with contextlib.suppress(Exception):
             _OPENED.pop().nvmlShutdown()
+
+
+def _card_at(nvml: Any, index: int) -> CardTelemetry:
+    """Read one GPU, lost or not."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        card = _card(nvml, handle)
+        if card == CardTelemetry():  # then it may have been lost since
+            nvml.nvmlDeviceGetMemoryInfo(handle)
+    except Exception as error:
+        return CardTelemetry(lost=_text(str(error)) or type(error).__name__)
+    return card
 
 
 def _card(nvml: Any, handle: Any) -> CardTelemetry:
@@ -185,9 +215,41 @@ QUERY = "index,power.draw,temperature.gpu,utilization.gpu,memory.used,memory.tot
 COMMAND = ("nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,nounits")
 
 
+#: Printed for a lost GPU, and mostly instead of all others.
+_LOST = re.compile(r"device handle for GPU\s*\S+: +(.+)")
+#: The driver's directory for each GPU, by bus id.
+GPUS = Path("/proc/driver/nvidia/gpus")
+
+
 def nvidia_smi_telemetry() -> dict[int, CardTelemetry]:
-    """Read this host's GPUs by index; empty if the tool is missing or fails."""
-    return parse_nvidia_smi(command_output(*COMMAND))
+    """Read this host's GPUs by index, one by one if one is lost; empty without the tool."""
+    printed = command_output(*COMMAND)
+    cards = parse_nvidia_smi(printed)
+    if _LOST.search(printed) is None:
+        return cards
+    buses = sorted(directory.name for directory in GPUS.glob("*"))
+    for index, bus in enumerate(buses):
+        if index not in cards:
+            printed = command_output(*COMMAND, f"--id={bus}")
+            lost = _LOST.search(printed)
+            unread = CardTelemetry(lost=lost[1] if lost else "nvidia-smi says nothing of it")
+            cards[index] = parse_nvidia_smi(printed).get(index, unread)
+    if not buses:
+        lost = _LOST.search(printed)
+        missing = next(index for index in range(len(cards) + 1) if index not in cards)
+        cards[missing] = CardTelemetry(lost=lost[1] if lost else "")
+    return cards
+
+
+def uuids() -> dict[int, str]:
+    """Return the UUIDs of this host's GPUs by index."""
+    count = _ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount())) or 0
+    known = {index: card.uuid for index in range(count) if (card := identity(index))}
+    if known:
+        return known
+    printed = command_output("nvidia-smi", "--query-gpu=index,uuid", "--format=csv")
+    rows = csv_rows(printed)
+    return {int(row["index"]): row.get("uuid", "") for row in rows if row["index"].isdecimal()}
 
 
 def nvidia_smi_use(index: int) -> CardUse | None:
