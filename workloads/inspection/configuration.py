@@ -60,6 +60,13 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
 }
 _OF_FAMILIES = {"su": ("phi3", "phimoe", "phi4_multimodal")}
 _POSITIONS = ("max_position_embeddings", "seq_length", "n_positions")
+_FLOATS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta")
+#: Key of a type -> the names that torch has for types of weights, in quotes.
+_DTYPES = (
+    '"float32" "float16" "bfloat16" "float64" "float" "half" "double" "auto" "int8" "uint8" '
+    '"float8_e4m3fn" "float8_e5m2"'
+)
+_TYPES = (("torch_dtype", _DTYPES), ("dtype", _DTYPES))
 _OUT = "correct it or take it out"
 #: Values of quant_method that transformers names.
 _METHODS = re.compile(r"[\w./-]{1,40}")
@@ -168,6 +175,14 @@ def _values(config: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
                 f"{groups:,}",
                 "correct it",
             )
+    for key in _FLOATS:
+        value = config.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            yield f"{where}{key} is {shown(value)}, not a number", "correct it"
+    for key, listed in (("hidden_act", _listing("activations.py")), *_TYPES):
+        value = config.get(key)
+        if isinstance(value, str) and listed and f'"{value.removeprefix("torch.")}"' not in listed:
+            yield f"{where}{key} is the unknown {value!r:.40}", "correct it"
     yield from _rope(config, where)
     quantization = config.get("quantization_config")
     if isinstance(quantization, Mapping) and quantization:
@@ -251,14 +266,14 @@ def id_objections(
 
 
 @cache
-def known_model_types() -> str:
-    """Return the text in which transformers lists its model types; "" if it is not installed."""
+def _listing(*names: str) -> str:
+    """Return the text in which transformers lists its names; "" if it is not installed."""
     spec = importlib.util.find_spec("transformers")
     places = (spec.submodule_search_locations or ()) if spec else ()
     text = ""
     for place in places:
-        for name in ("auto_mappings.py", "configuration_auto.py"):
-            file = Path(place) / "models" / "auto" / name
+        for name in names:
+            file = Path(place) / name
             if file.is_file():
                 text += file.read_text(encoding="utf-8")
     return text
@@ -266,17 +281,34 @@ def known_model_types() -> str:
 
 def own_code(config: Mapping[str, Any]) -> str:
     """Return why a model needs Python code of its own, or a newer transformers; "" if neither."""
-    kind, listed = config.get("model_type"), known_model_types()
+    kind = config.get("model_type")
+    listed = _listing("models/auto/auto_mappings.py", "models/auto/configuration_auto.py")
     if not listed:
         return ""
     if isinstance(kind, str) and f'"{kind}"' in listed:
         return ""
-    classes = config.get("auto_map")
-    if isinstance(classes, Mapping) and classes:
-        first = next(iter(classes.values()))
-        module = str(first[0] if isinstance(first, list) and first else first).partition(".")[0]
+    if module := _module(config.get("auto_map")):
         return f"it brings Python code of its own ({module:.60}.py)"
     return f"transformers here knows no model_type {shown(kind)}"
+
+
+def _module(classes: Any, name: str = "") -> str:
+    """Return the Python file of a class in an ``auto_map``, of the first one by default."""
+    if not isinstance(classes, Mapping) or not classes:
+        return ""
+    chosen = classes.get(name) if name else next(iter(classes.values()))
+    chosen = next(filter(None, chosen), None) if isinstance(chosen, list) else chosen
+    return str(chosen or "").partition(".")[0]
+
+
+def own_tokenizer(settings: Mapping[str, Any]) -> str:
+    """Return why a tokenizer needs Python code of its own; "" if it does not."""
+    listed = _listing("models/auto/tokenization_auto.py", "models/auto/auto_mappings.py")
+    module = _module(settings.get("auto_map"), "AutoTokenizer")
+    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    if not listed or not module or f'"{kind}"' in listed or f'"{kind}Fast"' in listed:
+        return ""
+    return f"its tokenizer is Python code of its own ({module:.60}.py)"
 
 
 def whole_number(value: object) -> int:

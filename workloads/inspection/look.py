@@ -69,7 +69,7 @@ def look(
         own_loader: the engine has its own loader, and its own list of families.
     """
     options = (task, read_weights, chats, code_allowed, own_loader)
-    return _look(str(directory), _state(directory), options)
+    return _look(str(directory.absolute()), _state(directory), options)
 
 
 def _state(directory: Path) -> str:
@@ -143,7 +143,14 @@ def _texts(
     loads = not code_allowed and not original and (task in LOADERS or config.get("auto_map"))
     if loads and (reason := configuration.own_code(config)):
         yield Objection("config.json", reason, _code_hint(config))
+        loads = False
     rows = configuration.vocabulary_size(config)
+    try:
+        settings = tokenizers.read_object(place, "tokenizer_config.json") or {}
+        if loads and (reason := configuration.own_tokenizer(settings)):
+            yield Objection("tokenizer_config.json", reason, _code_hint(settings))
+    except tokenizers.Unusable:
+        pass  # said below
     try:
         generation = tokenizers.read_object(place, "generation_config.json", files.SMALL_BYTES)
         yield from configuration.generation_objections(generation or {}, rows)

@@ -6,6 +6,7 @@ text. Templates are rendered as transformers renders them, in Jinja's sandbox, w
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -25,10 +26,10 @@ _MODELS = ("BPE", "WordPiece", "Unigram", "WordLevel")
 TEMPLATE_DATE = (2024, 7, 26)
 #: Tokenizer file -> first bytes that it may have; empty: any.
 VOCABULARIES: dict[str, tuple[bytes, ...]] = {
-    "tokenizer.json": (b"{", b"\xef\xbb\xbf{", b"\n", b" "),
+    "tokenizer.json": (b"{", b"\xef\xbb\xbf", b"\n", b" "),
     "tokenizer.model": (),  # SentencePiece, or tiktoken's lines
     "tokenizer.model.v3": (),
-    "vocab.json": (b"{", b"\xef\xbb\xbf{", b"\n", b" "),
+    "vocab.json": (b"{", b"\xef\xbb\xbf", b"\n", b" "),
     "vocab.txt": (),
     "merges.txt": (),
     "spiece.model": (b"\x0a",),
@@ -51,7 +52,11 @@ def read_object(directory: Path, name: str, limit_bytes: int = _JSON_BYTES) -> A
         return None
     stage(str(file))
     try:
-        value = json.loads(files.read_bytes(file, limit_bytes=limit_bytes).decode("utf-8-sig"))
+        data = files.read_bytes(file, limit_bytes=limit_bytes)
+        if data.startswith(codecs.BOM_UTF8):
+            hint = "save it without one"
+            raise Unusable(name, "it begins with a byte order mark, which libraries refuse", hint)
+        value = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
         size = f"{file.stat().st_size:,} bytes"
@@ -205,7 +210,9 @@ def chat_template(directory: Path) -> tuple[str, str]:
         template = (read_object(directory, name) or {}).get("chat_template")
         if isinstance(template, list):  # several by name
             named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-            template = named.get("default")
+            if "default" not in named:
+                raise Unusable(name, "none of its chat templates is named default", "name one so")
+            template = named["default"]
         if template is None:
             continue
         if not isinstance(template, str) or len(template) > _TEMPLATE_BYTES:

@@ -148,12 +148,12 @@ def _fixed_day() -> Iterator[None]:
     """Give templates one day, so that a prompt is the same every night."""
     from transformers.utils import chat_template_utils
 
-    before = chat_template_utils.datetime
-    chat_template_utils.datetime = _FixedDay
+    names = vars(chat_template_utils)
+    before, names["datetime"] = names["datetime"], _FixedDay
     try:
         yield
     finally:
-        chat_template_utils.datetime = before
+        names["datetime"] = before
 
 
 def _message(turn: Turn) -> dict[str, Any]:

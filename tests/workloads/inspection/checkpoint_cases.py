@@ -164,3 +164,8 @@ def read_state(directory: Path) -> dict[str, torch.Tensor]:
         return state
     files = [directory / WEIGHTS] if (directory / WEIGHTS).exists() else directory.glob("*-of-*")
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def without_metadata(directory: Path) -> None:
+    """Write the weights as MLX does, without saying for which library."""
+    save_file(load_file(directory / WEIGHTS), directory / WEIGHTS)

@@ -124,7 +124,31 @@ REFUSED: dict[str, tuple[Sequence[Change], str]] = {
     "labels-beyond-reason": ([cases.values(CONFIG, num_labels=10**9)], "up to 1,000,000"),
     "unknown-family": ([cases.values(CONFIG, model_type="llama9")], "knows no model_type"),
     "end-beyond-vocabulary": ([cases.values(GENERATION, eos_token_id=400)], "vocab_size 320"),
+    "unknown-activation": ([cases.values(CONFIG, hidden_act="swiglu")], "unknown 'swiglu'"),
+    "unknown-dtype": ([cases.values(CONFIG, dtype="float99")], "unknown 'float99'"),
+    "epsilon-is-a-text": ([cases.values(CONFIG, rms_norm_eps="1e-6")], "not a number"),
     # tokenizer and template
+    "byte-order-mark": (
+        [lambda d: (d / SETTINGS).write_bytes(b"\xef\xbb\xbf" + (d / SETTINGS).read_bytes())],
+        "byte order mark",
+    ),
+    "own-tokenizer": (
+        [
+            cases.values(
+                SETTINGS,
+                auto_map={"AutoTokenizer": ["own.T", None]},
+                tokenizer_class="OwnTokenizer",
+            )
+        ],
+        "(own.py)",
+    ),
+    "no-default-template": (
+        [
+            cases.without(TEMPLATE),
+            cases.values(SETTINGS, chat_template=[{"name": "rag", "template": "x"}]),
+        ],
+        "named default",
+    ),
     "tokenizer-half-copied": ([cases.truncated(TOKENIZER)], "cannot be read as JSON"),
     "tokenizer-pointer": ([cases.written(TOKENIZER, cases.POINTER)], "Git LFS pointer"),
     "tokenizer-without-model": ([cases.values(TOKENIZER, model={})], "no model with a vocabulary"),
@@ -215,6 +239,7 @@ HARMLESS: dict[str, Sequence[Change]] = {
         )
     ],
     "weights-of-16-bits-named": [cases.values(CONFIG, torch_dtype="float32")],
+    "no-metadata": [cases.without_metadata],
     "lines-of-windows": [
         lambda d: (d / CONFIG).write_bytes((d / CONFIG).read_bytes().replace(b"\n", b"\r\n"))
     ],
