@@ -208,7 +208,7 @@ _COLUMNS: _Entries = {
     "baseline_host_memory_bytes": "resident in the worker after imports, before a model",
     "peak_host_memory_bytes": "largest resident memory of a worker",
     "peak_device_memory_bytes": "largest memory allocated on a card",
-    "random_weights": "true: the model, or a part of it, was never trained; only its speed means something",
+    "random_weights": "true: never trained, wholly or in part; only its speed means something",
     "synthetic_data": "true: the dataset was made up by a program",
     "precision_detail": "what the precision meant on this device and in this library",
     "workload_metrics": (
