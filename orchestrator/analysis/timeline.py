@@ -6,9 +6,10 @@ Cards that never had a job leave no row and are missing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 
 
@@ -63,6 +64,23 @@ class Timeline:
         assigned = sum(lane.assigned_s for lane in self.lanes)
         whole = self.wall_s * len(self.lanes)
         return assigned / whole if whole else 0.0
+
+    def blamed(self) -> list[tuple[Lane, tuple[Span, ...]]]:
+        """Cards with the failed attempts of jobs that succeeded on other cards; most first."""
+        worked: dict[str, set[str]] = {}  # job -> names of cards
+        for lane in self.lanes:
+            for span in lane.spans:
+                if span.row.state is State.SUCCEEDED:
+                    worked.setdefault(span.row.job_id, set()).add(lane.name)
+        failed = [(lane, tuple(_failed_there(lane, worked))) for lane in self.lanes]
+        return sorted((pair for pair in failed if pair[1]), key=lambda pair: -len(pair[1]))
+
+
+def _failed_there(lane: Lane, worked: Mapping[str, Collection[str]]) -> Iterator[Span]:
+    for span in lane.spans:
+        cards = worked.get(span.row.job_id, ())
+        if span.row.state in (State.FAILED, State.TIMED_OUT) and cards and lane.name not in cards:
+            yield span
 
 
 def timeline_of(measurements: Sequence[Measurement]) -> Timeline:

@@ -47,8 +47,30 @@ def sections(summary: Summary) -> tuple[Section, ...]:
         _scaling(summary),
         _roofline(summary),
         _published(summary),
+        _failing_cards(summary),
     )
     return tuple(one for one in every if one.table.rows or one.note)
+
+
+def _failing_cards(summary: Summary) -> Section:
+    blamed = summary.timeline.blamed()
+    return Section(
+        id="failing-cards",
+        title="Cards on which jobs failed that worked elsewhere",
+        menu="Failing cards",
+        table=Table(
+            head=("card", "attempts", "failed there alone", "the last one"),
+            rows=tuple(
+                (lane.name, f"{len(lane.spans)}", f"{len(failed)}", failed[-1].row.reason)
+                for lane, failed in blamed
+            ),
+            numbers=(1, 2),
+            most=MOST_ROWS,
+            noun="card",
+        ),
+        lead="Two such failures in a short time take a card out of use for a while; look at it "
+        "before the next night.",
+    )
 
 
 def ratio_text(ratio: Ratio) -> str:
