@@ -36,6 +36,21 @@ class Command(NamedTuple):
     epilog: str  # the end of its help
 
 
+def number(kind: type[T], low: float, high: float, wanted: str) -> Callable[[str], T]:
+    """Argument type: numbers from ``low`` to ``high``; errors call them ``wanted``."""
+
+    def parse(text: str) -> T:
+        try:
+            value = kind(text)  # type: ignore[call-arg]
+        except ValueError:
+            value = kind(low) - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r:.60} is not {wanted}")
+        return value
+
+    return parse
+
+
 #: Options that several commands share, as argparse declares them.
 SHARED: Mapping[str, Mapping[str, Any]] = {
     "--set": {
@@ -52,6 +67,13 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
         "default": 0,
         "help": "on a busy cluster, go before waiting runs of a lower one (default: 0; may be "
         "below)",
+    },
+    "--wait-for-cards": {
+        "metavar": "SECONDS",
+        "type": number(float, 0, 86_400, "between 0 and 86400 seconds"),
+        "default": 0.0,
+        "help": "wait so long for nodes of the cluster, until every job's cards are there "
+        "(default: 0; jobs without cards become UNSUPPORTED rows)",
     },
     "--run": {
         "metavar": "NAME",
@@ -181,21 +203,6 @@ def _explained(parse: Callable[[str], P]) -> Callable[[str], P]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return argument
-
-
-def number(kind: type[T], low: float, high: float, wanted: str) -> Callable[[str], T]:
-    """Argument type: numbers from ``low`` to ``high``; errors call them ``wanted``."""
-
-    def parse(text: str) -> T:
-        try:
-            value = kind(text)  # type: ignore[call-arg]
-        except ValueError:
-            value = kind(low) - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r:.60} is not {wanted}")
-        return value
-
-    return parse
 
 
 whole_number = number(int, 1, inf, "a whole number from 1")

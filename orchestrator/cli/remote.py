@@ -70,7 +70,7 @@ def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="the job's id, of one grid; repeating it starts no second job",
     )
-    add_shared(parser, "--priority")
+    add_shared(parser, "--priority", "--wait-for-cards")
     parser.add_argument(
         "--working-dir",
         metavar="DIR",
@@ -164,6 +164,7 @@ def _submission(args: argparse.Namespace, path: Path) -> Submission:
         arguments=(
             *(f"--set={text}" for text in args.overrides),
             *args.handed_on,
+            *([f"--wait-for-cards={args.wait_for_cards:g}"] if args.wait_for_cards else []),
             *deadline_words(args),
             *(word for hook in args.notify for word in ("--notify", hook)),
         ),

@@ -129,7 +129,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the report as one JSON object on standard output, progress on standard error",
     )
-    add_shared(parser, "--priority")
+    add_shared(parser, "--priority", "--wait-for-cards")
     add_deadline_arguments(parser)
     add_shared(parser, "--notify")
     parser.add_argument(

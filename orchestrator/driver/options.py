@@ -51,6 +51,7 @@ class RunOptions:
     ends_at: float | None = None  # when the report must be there, seconds since the epoch
     passports: bool = True  # whether each card's speed is taken before its first job
     priority: int = 0  # among the runs that wait for cards of one cluster; higher goes first
+    wait_for_cards: float = 0.0  # seconds, for nodes that join the cluster late
     budget: bool = False  # ``ends_at`` was counted from the start: no clock that is set moves it
     supervisor: SupervisorLink | None = None  # of a driver that has a supervisor
 

@@ -20,11 +20,11 @@ from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import ClusterError, GridError, OptionError, Problem, StoreError
 from orchestrator.core.events import RecordRow
-from orchestrator.core.job import State
+from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import Action, PastRow, Plan
 from orchestrator.core.status import RunStatus
-from orchestrator.core.topology import Node
+from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.driver import session as sessions
 from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.local import InProcessExecutor
@@ -67,6 +67,7 @@ from orchestrator.store.reader import runs
 from orchestrator.store.remote import Mirror
 from orchestrator.store.store import Store
 from orchestrator.trackers.base import RowLog, close_all, tracker_of
+from orchestrator.util.format import duration
 from orchestrator.util.redaction import redact
 from orchestrator.watch.live import View, open_view
 from orchestrator.watch.plan_text import deadline_lines, nodes_text, summary_lines
@@ -231,6 +232,30 @@ def with_its_nodes(options: RunOptions, session: Session, say: Say, run: Path) -
         session = replace(session, nodes=session.look())
 
 
+def with_cards_for(jobs: Sequence[Job], patience_s: float, session: Session, say: Say) -> Session:
+    """Wait for nodes that join late, until the cluster has cards for each job of the grid."""
+    wanted = dict.fromkeys((job.accelerator, job.cards) for job in jobs)
+    began, waiting = time.monotonic(), False
+    while session.look is not None and patience_s:
+        missing = [wish for wish in wanted if not legal_card_sets(session.nodes, *wish)]
+        if not missing:
+            break
+        what = ", ".join(f"{count} {kind}" for kind, count in missing)
+        there = ", ".join(f"{n} {kind}" for kind, n in cards_by_kind(session.nodes).items())
+        if time.monotonic() - began > patience_s:
+            say(f"going on without cards for jobs of {what}; the cluster has {there or 'none'}")
+            break
+        if not waiting:
+            say(
+                f"waiting up to {duration(patience_s)} for cards for jobs of {what}; the cluster "
+                f"has {there or 'none'}"
+            )
+            waiting = True
+        time.sleep(1.0)
+        session = replace(session, nodes=session.look())
+    return session
+
+
 _ELSEWHERE = "give the `results:` of its grid as --results DIR, or name the grid file"
 
 _ANSWERED = {State.SUCCEEDED, State.OUT_OF_MEMORY, State.PRUNED, State.UNSUPPORTED}
@@ -281,6 +306,7 @@ def run_grid(
         _session(options, grid) as session,
     ):
         session = with_its_nodes(options, session, say, store.path)
+        session = with_cards_for(grid.jobs(), options.wait_for_cards, session, say)
         session = replace(session, nodes=session.with_packages(session.nodes))
         options.report(address=session.address, cards=cards_by_kind(session.nodes))
         history = history_of(store)

@@ -159,13 +159,13 @@ def test_several_grids_are_sent_in_their_order(
     for name in ("a", "b"):
         Path(f"{name}.yaml").write_text(GRID.format(name=name))
     both = ("submit", "a.yaml", "b.yaml", *THERE)
-    printed = nightgrid(*both, "--priority", 3, "--results", "/data").out
+    printed = nightgrid(*both, "--priority", 3, "--wait-for-cards", 600, "--results", "/data").out
     first, second = head.submissions
     assert (first.run, second.run) == ("a", "b") and printed.count("  sent:") == 2
     assert first.metadata == {
         "made_by": "nightgrid", "run": "a", "results": "/data", "priority": "3", "kinds": "HPU",
     }  # fmt: skip
-    assert "--priority 3" in second.entrypoint
+    assert "--priority 3" in second.entrypoint and "--wait-for-cards=600" in second.entrypoint
     sent = json.loads(nightgrid(*both, "--json").out.splitlines()[0])
     assert [job["run"] for job in sent] == ["a", "b"]
     nightgrid(*both, "--run", "c", code=2)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tiny_workload
-from driver_cases import node
+from driver_cases import job, node
 
 from orchestrator.cli import run as command
 from orchestrator.cli.main import build_parser
@@ -132,6 +132,24 @@ def test_nodes_that_stay_away_are_done_without(monkeypatch: pytest.MonkeyPatch, 
     assert len(session.nodes) == 1 and "going on without 2 HPU cards" in said[-1]
     with pytest.raises(ClusterError, match="no node with GPU has come back"):
         waiting([[node("hpu-1")]], {"HPU": 2, "GPU": 2}, pipe, said)
+
+
+@pytest.mark.parametrize(("patience_s", "joined"), [(60.0, 2), (0.01, 1), (0.0, 1)])
+def test_nodes_that_join_late_are_waited_for(monkeypatch, patience_s: float, joined: int) -> None:
+    monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
+    one, two = node("hpu-1", 8), node("hpu-2", 8)
+    looks, said = [(one,), (one, two)[:joined]], list[str]()
+    late = [job(), job(cards=16)]
+    with in_process_session([Accelerator.HPU]) as session:
+        session = dataclasses.replace(
+            session, nodes=(one,), look=lambda: looks.pop(0) if len(looks) > 1 else looks[0]
+        )
+        session = nodes.with_cards_for(late, patience_s, session, said.append)
+    assert len(session.nodes) == joined
+    has = "cards for jobs of 16 HPU; the cluster has 8 HPU"
+    waits, goes_on = f"waiting up to {patience_s:.0f}s".replace("60s", "1m00s"), "going on without"
+    lines = {60.0: [f"{waits} for {has}"], 0.0: []}
+    assert said == lines.get(patience_s, [f"{waits} for {has}", f"{goes_on} {has}"])
 
 
 TYPED = ["run", "grid.yaml", "--emulate", "1x1"]
