@@ -19,7 +19,7 @@ from orchestrator import __version__
 from orchestrator.core import errors
 from orchestrator.core.errors import GridError, NightgridError, StoreError
 from orchestrator.util import output
-from orchestrator.util.host import bypass_proxies
+from orchestrator.util.host import complete_environment
 from workloads.base import WorkloadError
 
 #: For each command its module in this package, and its line of help.
@@ -164,7 +164,7 @@ def _main(arguments: list[str]) -> int:
         build_parser(arguments).print_help(sys.stderr)
         return GridError.exit_code
     args = parsed(arguments)
-    bypass_proxies()
+    complete_environment()
     try:
         return int(args.run(args))
     except NightgridError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
 from typing import Any
 
 from orchestrator.core import errors
@@ -17,6 +18,7 @@ from orchestrator.doctor.probe import Finding, Level
 from orchestrator.on_ray.examination import ClusterFacts, NodeFacts, Probe
 from orchestrator.on_ray.jobs import Versions
 from orchestrator.util.format import plural
+from orchestrator.util.host import HOME_REMEDY, MEMORY_REMEDY
 from workloads.devices import Complaint, all_devices
 from workloads.engines import ENGINES, engine_packages
 from workloads.models.rules import PACKAGES
@@ -351,6 +353,46 @@ def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
         )
 
 
+def check_host(probe: Probe) -> Iterator[Complaint]:
+    """Check for a home directory, and memory left before Ray's memory monitor kills."""
+    if probe.home_problem:
+        yield Complaint(
+            check="home",
+            level="error",
+            message=probe.home_problem,
+            remedy=f"{HOME_REMEDY}, in the environment in which that node's Ray starts",
+        )
+    if problem := probe.memory.problem:
+        over = probe.memory.share >= probe.memory.killed_from
+        yield Complaint(
+            check="memory",
+            level="error" if over else "warning",
+            message=problem,
+            remedy=MEMORY_REMEDY,
+        )
+
+
+def check_names(facts: ClusterFacts) -> Iterator[Finding]:
+    """Check that nodes resolve their own names to addresses that other nodes reach."""
+    several = len([node for node in facts.nodes if node.cards and not node.emulated]) > 1
+    for node in facts.nodes if several else ():
+        if not node.cards or node.probe is None or node.probe.addresses is None:
+            continue
+        addresses = node.probe.addresses
+        if any(not ip_address(one.partition("%")[0]).is_loopback for one in addresses):
+            continue
+        name = node.probe.hostname
+        yield Finding(
+            check="name",
+            level=Level.WARNING,
+            where=node.name,
+            message=f"its host name {name} resolves to {', '.join(addresses) or 'no address'}: "
+            "jobs over several nodes meet by that name",
+            remedy=f"write its own address and {name} in its /etc/hosts, or set GLOO_SOCKET_IFNAME "
+            "to its network interface where its Ray starts",
+        )
+
+
 def check_space(probe: Probe) -> Iterator[Complaint]:
     """Check free disk space; a full disk under Ray looks like a job's crash."""
     wanted = {
@@ -360,6 +402,20 @@ def check_space(probe: Probe) -> Iterator[Complaint]:
     }
     for space in probe.spaces:
         limit, elsewhere = wanted[space.purpose]
+        if space.unlocked:
+            links = space.unlocked.startswith("link")
+            yield Complaint(
+                check="locks",
+                level="error" if links else "warning",
+                message=f"the file system of {space.path} has no "
+                f"{'hard links' if links else 'locks'} ({space.unlocked}); "
+                + (
+                    "a run cannot be locked there"
+                    if links
+                    else "drivers started at one moment, and copied runs, are not told apart there"
+                ),
+                remedy=f"put {space.purpose} on a local disk or NFS: {elsewhere}",
+            )
         if space.free_bytes < limit:
             yield Complaint(
                 check="disk",
@@ -384,6 +440,7 @@ def judge(facts: ClusterFacts) -> list[Finding]:
         *check_dashboard(facts),
         *check_shared(facts),
         *check_versions(facts),
+        *check_names(facts),
     ]
     for node in facts.nodes:
         findings += check_node(node)
@@ -403,6 +460,7 @@ def check_node(node: NodeFacts) -> list[Finding]:
         *check_server(node, probe),
         *check_clock(node),
         *check_limits(node, probe),
+        *check_host(probe),
         *check_space(probe),
     ]
     return [

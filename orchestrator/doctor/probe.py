@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import fcntl
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ from pathlib import Path
 
 from orchestrator.core.job import Accelerator
 from orchestrator.on_ray.examination import Probe, SharedFacts, Space
+from orchestrator.util.host import complete_environment, home_problem, memory_use
 from orchestrator.worker.environment import driver_version, kernel, versions
 from workloads.devices import CardFacts
 
@@ -78,6 +81,7 @@ def examine(
     ``kind`` is of its real cards, if any. ``packages`` are import names, ``places`` purposes and
     paths of directories, and ``shared`` is directory, name and content of the driver's file.
     """
+    complete_environment()
     meminfo = _meminfo()
     return Probe(
         hostname=socket.gethostname(),
@@ -93,12 +97,20 @@ def examine(
         hugepages_asked=hugepages_asked(Path("/")),
         hugepages_total=meminfo.get("HugePages_Total", 0),
         hugepage_bytes=meminfo.get("Hugepagesize", 0) * 1024,
+        addresses=own_addresses(socket.gethostname()),
+        home_problem=home_problem(),
+        memory=memory_use(),
         memory_bytes=meminfo.get("MemTotal", 0) * 1024,
         shared_memory_bytes=_free_bytes("/dev/shm"),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         spaces=tuple(
-            Space(purpose=purpose, path=path, free_bytes=_free_bytes(path))
+            Space(
+                purpose=purpose,
+                path=path,
+                free_bytes=_free_bytes(path),
+                unlocked=locks_missing(path) if purpose == "results" else "",
+            )
             for purpose, path in places
         ),
         shared=None if shared is None else look_into(*shared),
@@ -152,6 +164,34 @@ def look_into(directory: str, name: str, content: str, patience_s: float = 10.0)
     except OSError as error:
         return SharedFacts(readable=readable, trouble=trouble or str(error))
     return SharedFacts(readable=readable, written=own, trouble=trouble)
+
+
+def own_addresses(name: str) -> tuple[str, ...]:
+    """Return the addresses to which a host resolves its own name."""
+    try:
+        return tuple(sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)}))
+    except (OSError, UnicodeError):
+        return ()
+
+
+def locks_missing(path: str) -> str:
+    """Return why files cannot be locked or hard-linked where the path is or will be; "" if so."""
+    place = Path(path).expanduser()
+    directory = next((one for one in (place, *place.parents) if one.is_dir()), None)
+    if directory is None or not os.access(directory, os.W_OK):
+        return ""  # which is reported elsewhere
+    doing = "make a file"
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".nightgrid-doctor-") as file:
+            doing = "link"
+            link = f"{file.name}.link"
+            os.link(file.name, link)
+            os.unlink(link)
+            doing = "flock"
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return f"{doing}: {error.strerror or error}"
+    return ""
 
 
 def _cards(kind: Accelerator | None) -> tuple[CardFacts, ...]:

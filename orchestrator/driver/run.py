@@ -68,6 +68,7 @@ from orchestrator.store.remote import Mirror
 from orchestrator.store.store import Store
 from orchestrator.trackers.base import RowLog, close_all, tracker_of
 from orchestrator.util.format import duration
+from orchestrator.util.host import HOME_REMEDY, MEMORY_REMEDY, home_problem, memory_use
 from orchestrator.util.redaction import redact
 from orchestrator.watch.live import View, open_view
 from orchestrator.watch.plan_text import deadline_lines, nodes_text, summary_lines
@@ -386,11 +387,15 @@ def _session(options: RunOptions, grid: Grid) -> contextlib.AbstractContextManag
     kinds = grid.accelerators()
     if options.emulate is not None and (options.address or options.in_process):
         raise OptionError("--emulate cannot be combined with --address or --in-process")
+    cluster = options.address or os.environ.get("RAY_ADDRESS")
+    local = options.in_process or options.emulate is not None or not cluster
+    if local and (problem := home_problem()):
+        raise OptionError(f"{problem}; {HOME_REMEDY}")
     if options.in_process:
         return sessions.in_process_session(kinds, options.card_memory_bytes)
     if options.emulate is not None:
         return sessions.emulated_session(options.emulate, kinds, options.card_memory_bytes)
-    if not (options.address or os.environ.get("RAY_ADDRESS")):
+    if not cluster:
         return sessions.own_session(kinds)
     link = options.supervisor
     place = QueueOptions(
@@ -416,6 +421,8 @@ def _announce(
     if deadline is not None:
         for line in deadline_lines(deadline, forecast_of(plan, history, deadline)):
             say(line)
+    if not session.address and (problem := memory_use().problem):
+        say(f"note: {problem}; {MEMORY_REMEDY}")
     passing = " (the working directory of a Ray job is thrown away)" if inside_ray_job() else ""
     say(f"rows: {store.tables_path.resolve()}{passing}")
 

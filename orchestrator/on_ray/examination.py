@@ -21,6 +21,7 @@ from orchestrator.on_ray.agent import WORKER_VARIABLES
 from orchestrator.on_ray.channel import answer_of
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.jobs import Versions, versions_here
+from orchestrator.util.host import MemoryUse
 from orchestrator.util.redaction import error_line
 from workloads.devices import ServerFacts
 
@@ -39,6 +40,7 @@ class Space:
     purpose: str  # "Ray's files", "results", "models"
     path: str
     free_bytes: int
+    unlocked: str = ""  # why files cannot be locked or linked there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,10 @@ class Probe(ServerFacts):
     hostname: str
     python: str
     import_errors: Mapping[str, str]  # by package; those that import are not in it
+    addresses: tuple[str, ...] | None = None  # of its own host name; None: not looked up
+    home_problem: str = ""  # of its user's home directory
     memory_bytes: int = 0
+    memory: MemoryUse = field(default_factory=MemoryUse)
     shared_memory_bytes: int = 0  # /dev/shm
     open_files: int = 0  # soft limit; -1: none
     locked_bytes: int = 0  # soft limit; -1: none

@@ -10,6 +10,7 @@ file's ``flock`` serialises takeovers. A holder that was cut off checks its lock
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -30,6 +31,8 @@ from workloads.util.processes import ProcessIdentity, started_ticks
 HEARTBEAT_S = 5.0
 SILENCE_S = 60.0  # twelve heartbeats: longer than a network file system is usually away
 _LARGEST_BYTES = 2**16
+#: Errors of ``link`` on file systems without hard links.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTSUP)
 #: Upper limits of numbers in the lock file; ``locked_at``: the year 2286.
 _LARGEST = {"pid": 2**31, "process_started": 1e15, "locked_at": 1e10}
 
@@ -237,7 +240,13 @@ class RunLock:
             with contextlib.suppress(OSError):  # else a lock without a holder would stay
                 if inode(self.path) == ours:
                     self.path.unlink()
-            raise StoreError(f"cannot lock {self.path}: {error.strerror or error}") from error
+            text = f"cannot lock {self.path}: {error.strerror or error}"
+            if ours is not None and error.errno in _NO_LINKS:
+                text += (
+                    ". Its file system has no hard links, by which a run is locked: put results on "
+                    "a local disk or NFS with --results DIR or NIGHTGRID_RESULTS"
+                )
+            raise StoreError(text) from error
         finally:
             if self._inode is None and self._file is not None:
                 os.close(self._file)

@@ -104,6 +104,70 @@ class CallAt:
             self._act()
 
 
+# ---------------------------------------------------------------- memory
+
+#: Ray's variables, and its default of the first.
+_THRESHOLD, _REFRESH = "RAY_memory_usage_threshold", "RAY_memory_monitor_refresh_ms"
+_KILLED_FROM = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Memory of the host, or of this process's cgroup where that has less."""
+
+    used_bytes: int = 0
+    limit_bytes: int = 0  # 0: unknown
+    killed_from: float = 0.0  # share from which Ray's memory monitor kills; 0: it is off
+
+    @property
+    def share(self) -> float:
+        """The used share, from 0 to 1."""
+        return self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+    @property
+    def problem(self) -> str:
+        """Text on memory of which Ray's monitor leaves less than a tenth; "" otherwise."""
+        if not self.killed_from or self.share < self.killed_from - 0.1:
+            return ""
+        return (
+            f"{self.share:.0%} of {self.limit_bytes / 2**30:.1f} GiB of memory are in use; from "
+            f"{self.killed_from:.0%} on Ray's memory monitor ends all jobs of this host"
+        )
+
+
+MEMORY_REMEDY = (
+    f"end what uses the memory, or turn the monitor off: {_REFRESH}=0 in the environment in which "
+    "that node's Ray starts"
+)
+
+
+def memory_use(root: Path = Path("/")) -> MemoryUse:
+    """Return the memory in use as Ray's monitor counts it, without reclaimable files."""
+    meminfo = dict(re.findall(r"^(\w+):\s+(\d+)", _text(root / "proc/meminfo"), re.MULTILINE))
+    limit = int(meminfo.get("MemTotal", 0)) * 1024
+    used = limit - int(meminfo.get("MemAvailable", 0)) * 1024
+    groups = root / "sys/fs/cgroup"
+    own = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
+    for directory in (groups, groups / (own[1] if own else "")):
+        most, now = (_text(directory / name).strip() for name in ("memory.max", "memory.current"))
+        if most.isdecimal() and now.isdecimal() and int(most) < limit:
+            files = re.search(r"^inactive_file (\d+)$", _text(directory / "memory.stat"), re.M)
+            limit, used = int(most), int(now) - int(files[1] if files else 0)
+    killed_from = _KILLED_FROM
+    with contextlib.suppress(ValueError):
+        killed_from = float(os.environ.get(_THRESHOLD, _KILLED_FROM))
+    if os.environ.get(_REFRESH) == "0":
+        killed_from = 0.0
+    return MemoryUse(used_bytes=used, limit_bytes=limit, killed_from=killed_from)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 # ---------------------------------------------------------------- environment variables
 
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
@@ -134,3 +198,39 @@ def bypass_proxies(*hosts: str) -> None:
     known = list(filter(None, map(str.strip, both.split(","))))
     value = "*" if "*" in known else ",".join(dict.fromkeys((*known, *_LOOPBACK, *hosts)))
     os.environ |= {"no_proxy": value, "NO_PROXY": value}
+
+
+def complete_environment() -> None:
+    """Set what libraries take for granted: a home directory, a user's name, no proxy to loopback.
+
+    A container's user may have neither home nor name, at which ``Path.home`` and
+    ``getpass.getuser`` raise.
+    """
+    if not os.path.isabs(os.path.expanduser("~")):
+        os.environ["HOME"] = "/"  # as container engines do; ``home_problem`` says so
+    if not any(map(os.environ.get, ("LOGNAME", "USER", "LNAME", "USERNAME"))):
+        with contextlib.suppress(ImportError):
+            import pwd
+
+            try:
+                pwd.getpwuid(os.getuid())
+            except KeyError:
+                os.environ["LOGNAME"] = f"user-{os.getuid()}"
+    bypass_proxies()
+
+
+HOME_REMEDY = (
+    "set HOME to a directory that its user can write to, or NIGHTGRID_CACHE and HF_HOME to two "
+    "such directories"
+)
+
+
+def home_problem() -> str:
+    """Text on a home directory that can hold no cache, where caches lie there; "" otherwise."""
+    if os.environ.get("NIGHTGRID_CACHE") and os.environ.get("HF_HOME"):
+        return ""
+    home = Path(os.path.expanduser("~"))
+    if os.access(home / ".cache" if (home / ".cache").is_dir() else home, os.W_OK):
+        return ""
+    why = "cannot be written to" if home.is_dir() else "is not a directory"
+    return f"the home directory {home} of user {os.getuid()} {why}: caches have no place"

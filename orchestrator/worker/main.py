@@ -18,6 +18,7 @@ from typing import Any
 
 from orchestrator.core.events import Progress
 from orchestrator.core.outcome import Failure, classify
+from orchestrator.util.host import complete_environment
 from orchestrator.util.redaction import finish_output, redact, redact_output
 from orchestrator.worker.protocol import TAIL_BYTES, pickled
 
@@ -26,6 +27,7 @@ _REPORT_INTERVAL_S = 0.25
 
 def serve(handle: int) -> int:
     """Build a worker and answer requests until the channel closes; the process's exit status."""
+    complete_environment()
     redact_output(os.environ)
     try:
         return _serve(Connection(handle))

@@ -23,7 +23,14 @@ from orchestrator.doctor.checks import (
     judge,
     summary_lines,
 )
-from orchestrator.doctor.probe import Finding, Level, hugepages_asked, import_errors, look_into
+from orchestrator.doctor.probe import (
+    Finding,
+    Level,
+    hugepages_asked,
+    import_errors,
+    look_into,
+    own_addresses,
+)
 from orchestrator.on_ray.examination import (
     ClockOffset,
     ClusterFacts,
@@ -33,6 +40,7 @@ from orchestrator.on_ray.examination import (
     Space,
 )
 from orchestrator.on_ray.jobs import Versions
+from orchestrator.util.host import MemoryUse
 from workloads.devices import CardFacts
 
 GIB = 2**30
@@ -93,6 +101,10 @@ def cluster(*nodes: NodeFacts, **changes: Any) -> ClusterFacts:
         "dashboard": "127.0.0.1:8265",
     }
     return ClusterFacts(**fields | changes)
+
+
+def memory(used: int) -> MemoryUse:
+    return MemoryUse(used_bytes=used, limit_bytes=100, killed_from=0.95)
 
 
 def test_packages_that_quantised_checkpoints_need_are_noted() -> None:
@@ -183,6 +195,21 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
         {"spaces": (Space(purpose="Ray's files", path="/tmp/ray", free_bytes=5 * GIB),)},
         *("disk", W, "5.0 GiB are free for Ray's files at /tmp/ray, less than 10"),
     ),
+    *(
+        (
+            {"spaces": (Space(purpose="results", path="/r", free_bytes=GIB << 9, unlocked=why),)},
+            *("locks", level, f"the file system of /r has no {what} ({why})"),
+        )
+        for what, why, level in [
+            ("locks", "flock: No locks available", W),
+            ("hard links", "link: Operation not permitted", E),
+        ]
+    ),
+    ({"addresses": ()}, "name", W, "its host name gaudi-01 resolves to no address"),
+    ({"addresses": ("127.0.1.1", "::1")}, "name", W, "gaudi-01 resolves to 127.0.1.1, ::1"),
+    ({"home_problem": "the home directory / of user 7 …"}, "home", E, "the home directory /"),
+    ({"memory": memory(90)}, "memory", W, "90% of 0.0 GiB of memory are in use; from 95% on"),
+    ({"memory": memory(96)}, "memory", E, "96% of 0.0 GiB"),
     ({"python": "3.12.1"}, "ray-version", E, "it has Ray 2.60.0 and Python 3.12.1"),
     ({"python": "3.10.14"}, "ray-version", W, "and Python 3.10.14"),
 ]
@@ -360,6 +387,14 @@ def test_a_directory_of_ones_own_is_not_shared(tmp_path: Path) -> None:
     assert not other.readable and "another file" in other.trouble
     missing = look_into(str(tmp_path / "nowhere"), "f", "secret", patience_s=0)
     assert not missing.readable and not missing.written and "No such file" in missing.trouble
+
+
+def test_a_host_that_knows_its_address_is_no_finding() -> None:
+    known = gaudi_probe(addresses=("127.0.0.1", "fe80::1%eth0", "10.0.0.5"), memory=memory(84))
+    unknown = gaudi(probe=gaudi_probe(addresses=()))
+    assert judge(cluster(gaudi(probe=known), gaudi("gaudi-02"))) == []
+    assert judge(cluster(unknown)) == []  # one node meets itself on loopback
+    assert own_addresses("localhost") and own_addresses("no-such-host.invalid") == ()
 
 
 def test_files_that_ask_for_huge_pages_are_found(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from weakref import WeakSet
@@ -71,7 +71,11 @@ def cached_directory(key: str, build: Callable[[Path], None]) -> Path:
     with file_lock(final.with_name(f".{key}.lock")):
         if not final.is_dir():  # another process may have built it while we waited
             remove_abandoned(final)
-            build_aside(final, build)
+            try:
+                build_aside(final, build)
+            except OSError:
+                if not final.is_dir():  # else another built it where there are no locks
+                    raise
     return final
 
 
@@ -161,11 +165,15 @@ def _flush(path: Path) -> None:
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on ``path``; the system drops it when the process dies."""
+    """Hold an exclusive lock on ``path``; the system drops it when the process dies.
+
+    Goes on without one where the file system has none: who comes second builds in vain.
+    """
     with open(path, "a") as handle:
         _LOCK_FILES.add(handle)
         if fcntl is not None:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
