@@ -100,7 +100,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     if theirs:
         lines.append(
             Line(
-                what="cells, end to end, both as they are unless told: kept beside fresh processes",
+                what="cells, end to end, both by default: kept beside fresh processes",
                 against=_PEERS["fresh"],
                 unit="cells/min",
                 ours=(ours["kept"].cells_per_minute,),

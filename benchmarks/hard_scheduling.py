@@ -100,7 +100,7 @@ def _lines(nodes: int, sigma: float, wanted: float | None, turns: Sequence[Turn]
     goal = Goal() if wanted is None else Goal(kind="at most", value=wanted)
     best_known = [turn.best_known for turn in turns], goal
     others = {
-        "the best known schedule, found by a search that knows all durations": best_known,
+        "the best known schedule (search with all durations)": best_known,
         "longest estimate first by first fit": ([turn.longest_first for turn in turns], Goal()),
     }
     return [
