@@ -284,7 +284,7 @@ class OutcomeJudge:
     def _tell_breaker(
         self, record: JobState, outcome: Outcome, failure_class: FailureClass | None
     ) -> None:
-        if failure_class is None:
+        if failure_class in (None, FailureClass.CARD_FAULTY):  # a kernel of the job's may do that
             self._attempts.success()
             return
         took_s = max((rank.ended_at - rank.started_at for rank in outcome.ranks), default=0.0)

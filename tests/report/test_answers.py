@@ -247,3 +247,16 @@ def test_a_job_and_its_row_have_one_label() -> None:
     assert len({str(one) for one in of_jobs.values()}) == len(jobs)
     for row in summary.rows:
         assert summary.label(row).endswith(summary.chosen(row))
+
+
+def test_a_card_whose_jobs_worked_elsewhere_is_named() -> None:
+    night = Night(emulated=False)
+    job, other, broken = a_job(), a_job(batch_size=2), a_job(batch_size=4)
+    for one in (job, other):
+        night.add(one, State.FAILED, final=False, reason="error; retry 1 of 1", card_indices=(3,))
+        night.add(one, attempt=2, card_indices=(4,))
+    night.add(broken, State.FAILED, card_indices=(4,))  # nowhere else either
+    night.rows = [replace(row, nodes=("hpu-1",)) for row in night.rows]
+    [(lane, failed)] = summarize(night.rows).timeline.blamed()
+    assert lane.name == "hpu-1/HPU3" and len(failed) == 2
+    assert "Cards on which jobs failed that worked elsewhere" in to_markdown(summarize(night.rows))

@@ -169,6 +169,15 @@ def test_out_of_memory_prunes_only_the_same_configuration() -> None:
     assert State.PRUNED not in {row.state for row in cluster.rows}
 
 
+def test_host_memory_that_is_short_twice_prunes_as_well() -> None:
+    """Ray's memory monitor, the kernel and files that cannot be mapped are of this class."""
+    cluster = busy_cluster(*sweep(4, 8), cards=1, breaker_failures=99)
+    tried = cluster.play_out(FailureClass.HOST_OUT_OF_MEMORY)
+    finals = {row.job.batch_size: row.state for row in cluster.rows if row.final}
+    assert finals == {4: State.OUT_OF_MEMORY, 8: State.PRUNED}
+    assert len(tried) == 3, "the larger one is not tried again"
+
+
 def test_an_unacquirable_card_is_quarantined_at_once() -> None:
     cluster = busy_cluster(*numbered(5), cards=2, card_readmissions=0)
     bad = next(iter(cluster.running.values())).attempt
@@ -244,13 +253,15 @@ def test_a_card_that_fails_every_second_job_is_quarantined_too() -> None:
     assert sum(attempt.cards[0].index == 1 for attempt in tried) < 20
 
 
-@pytest.mark.parametrize("failure_class", [FailureClass.CARD_FAULTY, FailureClass.ACQUIRE])
+@pytest.mark.parametrize(
+    ("failure_class", "breaker"), [(FailureClass.CARD_FAULTY, 5), (FailureClass.ACQUIRE, 999)]
+)
 def test_jobs_that_fail_alike_on_two_cards_are_at_fault_themselves(
-    failure_class: FailureClass,
+    failure_class: FailureClass, breaker: int
 ) -> None:
     """A kernel's own illegal access reads like a broken card's, and may be all of a sweep's."""
     poison = [job(f"poison{n}") for n in range(16)]
-    cluster = cluster_of(*poison, *numbered(16), cards=8, breaker_failures=999)
+    cluster = cluster_of(*poison, *numbered(16), cards=8, breaker_failures=breaker)
     started = cluster.now
     tried = cluster.play_out(
         lambda tried: failure_class if "poison" in str(tried.job.dataset) else State.SUCCEEDED,
