@@ -93,7 +93,7 @@ def plan_grid(
 
 
 def _saving_now(keep_changed: bool, thing: Thing) -> Saving:
-    """What a name stands for; nothing of files whose changes are passed over."""
+    """Return what a name stands for; of files nothing if their changes are passed over."""
     saving = saving_of(*thing)
     return saving._replace(content="") if keep_changed else saving
 

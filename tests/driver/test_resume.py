@@ -174,7 +174,7 @@ def test_results_in_the_home_of_nobody_are_refused_where_the_grid_names_them(
 def test_the_newest_run_is_resumed_with_its_grid_and_cards(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no run to resume .*`results:` of its grid as --results"):
         grid_to_resume(RunOptions(results=tmp_path))
-    with pytest.raises(StoreError, match=r"no run 'night' in .*`results:` of its grid"):
+    with pytest.raises(StoreError, match=r"there are no runs in .*`results:` of its grid"):
         grid_to_resume(RunOptions(results=tmp_path, name="night"))
     with Store.open(tmp_path, "night") as store:
         store.append(row())

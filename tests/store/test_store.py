@@ -119,6 +119,7 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
             emulated=True,
             workload="text-generation",
             model="tiny-chatglm3",
+            dataset="advertisegen-synthetic",
             precision="bf16",
             batch_size=1,
             accelerator=Accelerator.HPU,

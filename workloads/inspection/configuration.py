@@ -1,4 +1,4 @@
-"""What config.json and generation_config.json say, and what no library could make of it.
+"""Reads config.json and generation_config.json, and objects to values that no library takes.
 
 Values come from strangers: each is held against its type and a limit before anything computes with
 it (a model of 10¹² layers, 10⁹ labels). Types of rotary scaling and positions are those of
@@ -19,7 +19,7 @@ from workloads.inspection.families import FAMILIES
 
 
 class Objection(NamedTuple):
-    """What is wrong with a file of a model's directory, and what to do."""
+    """A fault of a file in a model's directory, and the remedy."""
 
     file: str
     reason: str

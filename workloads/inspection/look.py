@@ -43,7 +43,7 @@ LOADERS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a look found."""
+    """The outcome of a look."""
 
     objections: tuple[Objection, ...] = ()
     #: Why tensors were not compared; "" if they were.
