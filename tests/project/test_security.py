@@ -31,8 +31,8 @@ ALLOWED_CODE = ("False", "own_code", "source.remote_code")
 @pytest.mark.slow
 def test_nothing_is_unpickled() -> None:
     """No module imports a pickle library (one catches torch's error, one pickles what processes of
-    a run send each other, one reads names of tensors and builds nothing else), every ``torch.load`` and every model is restricted to tensors, and no
-    numpy file may hold objects."""
+    a run send each other, one reads names of tensors and builds nothing else), every
+    ``torch.load`` and every model is restricted to tensors, and no numpy file may hold objects."""
     for path in modules(*PRODUCT):
         own = {name.split(".")[0] for name in imported(path)} & PICKLES
         catches = path.name == "checkpoints.py" and "pickle.load" not in path.read_text()

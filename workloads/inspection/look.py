@@ -266,6 +266,7 @@ def compare(directory: str, task: str) -> tuple[str, str]:
         None,
         config=config,
         state_dict=state,
+        trust_remote_code=False,
         device_map={"": "meta"},
         output_loading_info=True,
         ignore_mismatched_sizes=True,
