@@ -13,6 +13,7 @@ from recorded_hl_smi import GAUDI3_CSV
 from orchestrator.cli.main import main
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import Accelerator
+from orchestrator.core.topology import legal_card_sets
 from orchestrator.driver.plan import own_cards, own_machine, own_nodes, planned_nodes
 from orchestrator.driver.session import own_session
 from workloads.devices.monitor import gaudi, nvidia
@@ -127,6 +128,20 @@ def test_gaudi_modules_are_read_and_not_counted(
     monkeypatch.setenv("HABANA_VISIBLE_MODULES", f" {here[1]}, {here[0]} ")
     [node] = own_nodes([HPU])
     assert node.card_indices == tuple(sorted(here[:2])) and node.server_cards == 8
+
+
+def test_seven_gaudi_cards_of_a_failing_tool_are_a_node_of_seven(tools: Path) -> None:
+    """hl-smi ends with an error for the lost one, and has printed the others."""
+    rows = GAUDI3_CSV.splitlines(keepends=True)
+    tool = tools / "hl-smi"
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{''.join(rows[:3] + rows[4:])}END\nexit 1\n")
+    tool.chmod(0o755)
+    [node] = own_nodes([HPU])
+    assert len(node.card_indices) == 7 and node.server_cards == 8
+    [lost] = {*range(8)} - {*node.card_indices}
+    pairs = legal_card_sets([node], HPU, 2)
+    assert len(pairs) == 3 and all(lost not in {card.index for card in pair} for pair in pairs)
+    assert len(legal_card_sets([node], HPU, 4)) == 1 and not legal_card_sets([node], HPU, 8)
 
 
 LOST = "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n"
