@@ -198,6 +198,8 @@ def _environment(directory: Path) -> dict[str, str | None]:
     return {
         **token,
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray reports that usage reports are disabled: to nobody.
+        "RAY_USAGE_STATS_REPORT_URL": f"http://{LOOPBACK}:9/",
         **WORKER_VARIABLES,
         # Ray notes the newest cluster's address in its temporary directory, where another user's
         # `ray.init("auto")` would find this one.

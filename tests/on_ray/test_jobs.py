@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 from patience import patience
+from refusing_proxy import refusing_proxy
 
 from orchestrator.cli.main import main
 from orchestrator.core.errors import SubmitError
@@ -202,20 +201,6 @@ def answering(status: int, body: str) -> Iterator[tuple[int, list[str]]]:
             server.shutdown()
 
 
-_PROXY = """
-import http.server
-class Refuses(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        print(self.path, flush=True)
-        self.send_error(403, "Access denied by squid")
-    do_POST = do_CONNECT = do_GET
-    def log_message(self, *_): pass
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-
-
 @pytest.mark.parametrize("no_proxy", [None, "example.org, 10.0.0.0/8", "*"])
 def test_a_head_is_never_asked_through_a_proxy(monkeypatch, no_proxy) -> None:
     """Status, logs and submit failed with "asks for a token" behind a proxy that answers 403."""
@@ -224,21 +209,14 @@ def test_a_head_is_never_asked_through_a_proxy(monkeypatch, no_proxy) -> None:
         monkeypatch.delenv(name)
     if no_proxy:
         monkeypatch.setenv("NO_PROXY", no_proxy)
-    command = [sys.executable, "-c", _PROXY]
-    proxy = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert proxy.stdout is not None
-    try:
-        port = proxy.stdout.readline().strip()
-        for name in ("http_proxy", "HTTPS_PROXY", "ALL_PROXY"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
-        with answering(200, Answers.body) as (head, requests):
-            for host in ("127.0.0.1", "localhost", "127.0.0.2"):  # the last by the given address
-                JobServer(f"http://{host}:{head}")
+    with refusing_proxy() as proxy, answering(200, Answers.body) as (head, requests):
+        for name, value in proxy.variables.items():
+            monkeypatch.setenv(name, value)
+        for host in ("127.0.0.1", "localhost", "127.0.0.2"):  # the last by the given address
+            JobServer(f"http://{host}:{head}")
         assert len(requests) >= 3
         assert not no_proxy or os.environ["no_proxy"].startswith(no_proxy.partition(",")[0])
-    finally:
-        proxy.kill()
-        assert proxy.communicate()[0] == ""
+    assert proxy.requests == []
 
 
 @pytest.mark.parametrize(

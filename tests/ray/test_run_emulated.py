@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from patience import patience
+from refusing_proxy import refusing_proxy
 
 from orchestrator.analysis.replicates import join
 from orchestrator.analysis.selection import settings_of
@@ -78,13 +79,13 @@ LONG = (
 
 
 class Run:
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path, *options: str, **variables: str) -> None:
         self.began = time.monotonic()
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "orchestrator", "run", "grid.yaml", *options],
             cwd=directory,
-            env=environment | {"PYTHONPATH": str(ROOT)},
+            env=environment | {"PYTHONPATH": str(ROOT)} | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -126,6 +127,7 @@ class Night:
     interrupted: set[str]  # the attempts that were running when the driver was killed
     run: Run
     notices: list[dict[str, Any]]
+    proxied: list[str]  # requests that came to the proxy of its environment
 
     @property
     def store(self) -> Store:
@@ -138,12 +140,17 @@ class Night:
 
 @pytest.fixture(scope="module")
 def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
+    with refusing_proxy() as proxy:
+        whole = whole_night(tmp_path_factory.mktemp("mixed"), proxy.variables)
+    return replace(whole, proxied=proxy.requests)
+
+
+def whole_night(directory: Path, variables: dict[str, str]) -> Night:
     """Two kinds of cards, jobs of one and of two of them, a driver that dies at work, and one
     whose control store dies while it works."""
-    directory = tmp_path_factory.mktemp("mixed")
     (directory / "grid.yaml").write_text(MIXED)
     keep = 'sh -c "cat >> notices; echo >> notices"'
-    run = Run(directory, "--emulate", "1x5:HPU,1x1:GPU", "--notify", keep)
+    run = Run(directory, "--emulate", "1x5:HPU,1x1:GPU", "--notify", keep, **variables)
     place = directory / "results" / "mixed"
     first = at_work(run, place, attempts=2)
     noted = (place / "begun.log").read_bytes()
@@ -164,6 +171,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Night:
         interrupted=set(re.findall(r"attempt (\S+) was running then: LOST", run.output)),
         run=run,
         notices=[json.loads(line) for line in (directory / "notices").read_text().splitlines()],
+        proxied=[],
     )
 
 
@@ -195,6 +203,13 @@ def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> No
     assert not (night.store.path / "begun.log").exists()
     assert [notice["state"] for notice in night.notices] == ["interrupted", "finished"]
     assert night.notices[0]["exit_code"] == 137 and night.notices[1]["exit_code"] == 0
+
+
+def test_a_night_behind_a_proxy_asks_it_for_nothing_of_its_own(night: Night) -> None:
+    """Only Ray asks whether it runs in a cloud; its report of usage, sent even if disabled, is
+    kept from leaving."""
+    others = [url for url in night.proxied if "/metadata" not in url and "/meta-data" not in url]
+    assert [url for url in others if "computeMetadata" not in url] == []
 
 
 def test_a_run_goes_on_without_a_control_store(night: Night) -> None:
