@@ -360,6 +360,54 @@ def test_a_client_without_the_token_is_refused(head: Head, tmp_path: Path) -> No
     assert rays_own.returncode != 0 and "AuthenticationError" in output, output
 
 
+@contextlib.contextmanager
+def late_node(head: Head) -> Iterator[None]:
+    """A node of one emulated GPU that joins now and leaves at the end of the block."""
+    ports = free_ports(2)
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+        *("--address", head.address, "--node-name", "gpu-1", "--node-ip-address", "127.0.0.3"),
+        *("--dashboard-agent-listen-port", str(ports[0]), "--metrics-export-port", str(ports[1])),
+        *("--num-cpus", "0", "--num-gpus", "1", "--object-store-memory", "80000000"),
+        *("--resources", '{"emulated": 1, "server_cards": 1}'),
+    ]
+    with (head.home / "late-node.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=head.environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield
+    finally:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.wait()
+
+
+def test_a_node_that_joins_late_is_waited_for(head: Head, tmp_path: Path) -> None:
+    """Without the option its jobs become UNSUPPORTED rows at once."""
+    text = GRID.replace("HPU", "GPU").replace("[fp32, fp8]", "fp32").replace("[1, 2]", "[1]")
+    (tmp_path / "grid.yaml").write_text(text)
+    command = ["run", "grid.yaml", "--address", head.address, "--results", "rows"]
+    waits = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", *command, "--wait-for-cards", "120"],
+        cwd=tmp_path,
+        env=head.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert waits.stdout is not None
+    words = "waiting up to 2m00s for cards for jobs of 1 GPU; the cluster has 2 HPU"
+    before = next((line for line in waits.stdout if words in line), "")
+    assert before
+    with late_node(head):
+        output, _ = waits.communicate(timeout=patience(150))
+    assert waits.returncode == 0, output
+    (row,) = Store.existing(tmp_path / "rows", "submitted").measurements()
+    assert row.state is State.SUCCEEDED
+
+
 @pytest.mark.skipif(
     "NIGHTGRID_REHEARSAL" not in os.environ,
     reason="a minute, four drivers; `make rehearsal-night` runs it",
