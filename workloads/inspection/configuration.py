@@ -175,6 +175,8 @@ def _values(config: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
                 f"{groups:,}",
                 "correct it",
             )
+    if not isinstance(config.get("tie_word_embeddings"), bool | None):
+        yield f"{where}tie_word_embeddings is {shown(config['tie_word_embeddings'])}", "correct it"
     for key in _FLOATS:
         value = config.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -258,7 +260,9 @@ def id_objections(
                     file, f"{key} is {shown(value)}, not a token's number", "correct it"
                 )
                 break
-            if vocabulary is not None and number >= vocabulary and file == _GENERATION:
+            # An end beyond the vocabulary never comes; these two are read by the model.
+            read = key in ("pad_token_id", "decoder_start_token_id")
+            if read and vocabulary is not None and number >= vocabulary:
                 yield Objection(
                     file, f"{key} is {number:,}, and vocab_size {vocabulary:,}", "correct it"
                 )

@@ -141,7 +141,7 @@ def load_config(source: ModelSource) -> Any:
 
     try:
         return AutoConfig.from_pretrained(source.path, trust_remote_code=source.remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # arbitrary values make the library raise anything
         if refusal := remote_code_refusal(source.entry.name, error):
             raise refusal from error
         raise DataMissing(
@@ -286,6 +286,10 @@ def _explained(source: ModelSource, title: str, arguments: Mapping[str, Any]) ->
         raise _unloadable(source, error) from error
     except (LookupError, AttributeError, TypeError, ArithmeticError, AssertionError) as error:
         raise _unloadable(source, error) from error
+    except Exception as error:  # transformers 5 checks types of a configuration's values
+        if type(error).__name__.startswith("StrictDataclass"):
+            raise _unloadable(source, error) from error
+        raise
 
 
 def _unloadable(source: ModelSource, error: Exception) -> BadConfiguration:
