@@ -163,9 +163,9 @@ def _main(arguments: list[str]) -> int:
     if not arguments:
         build_parser(arguments).print_help(sys.stderr)
         return GridError.exit_code
-    args = parsed(arguments)
     complete_environment()
     try:
+        args = parsed(arguments)
         return int(args.run(args))
     except NightgridError as error:
         text, code = str(error), error.exit_code
@@ -181,7 +181,7 @@ def _main(arguments: list[str]) -> int:
     from orchestrator.util.redaction import redact
 
     # An error may quote an address with a password.
-    output.say_aside(redact(f"nightgrid {args.command}: {text}", os.environ))
+    output.say_aside(redact(f"nightgrid {arguments[0]}: {text}", os.environ))
     return code
 
 

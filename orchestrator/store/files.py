@@ -34,7 +34,7 @@ import re
 import socket
 from pathlib import Path
 
-from orchestrator.core.errors import StoreFull
+from orchestrator.core.errors import StoreError, StoreFull
 from orchestrator.store import disk
 from orchestrator.util.host import variable_in
 from workloads.util import files
@@ -80,10 +80,16 @@ _RAY_WORKING_DIRS = "runtime_resources/working_dir_files"
 
 
 def default_results_dir() -> Path:
-    """The results directory for this process in its working directory."""
+    """The results directory for this process in its working directory.
+
+    Raises StoreError if the environment names one of an unknown user, or with a variable.
+    """
     chosen = os.environ.get(VARIABLE)
     if chosen and not is_address(chosen):
-        return Path(chosen).expanduser()
+        try:
+            return directory_of(chosen)
+        except ValueError as error:
+            raise StoreError(f"{VARIABLE}={error}") from None
     return Path.home() / "nightgrid-results" if inside_ray_job() else Path("results")
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.main import main
 from orchestrator.util.host import memory_use
+from workloads.base import DataMissing
+from workloads.data.cache import cache_root
 
 ROOT = Path(__file__).parents[2]
 NAMELESS = 54_321
@@ -79,6 +82,16 @@ def test_a_home_that_can_hold_no_cache_is_refused_before_the_night(place, home) 
     places = {"NIGHTGRID_CACHE": str(place / "cache"), "HF_HOME": str(place / "hf")}
     plan = nameless(*(word.format("plan") for word in command), cwd=place, **variables, **places)
     assert plan.returncode == 0 and "note: the home" not in plan.stdout
+
+
+@pytest.mark.parametrize("value", ["~nosuch/rows", "$SCRATCH/rows"])
+def test_results_that_the_environment_names_wrongly_are_refused(monkeypatch, capsys, value) -> None:
+    monkeypatch.setenv("NIGHTGRID_RESULTS", value)
+    assert main(["runs"]) == 4
+    assert f"nightgrid runs: NIGHTGRID_RESULTS={value}: " in capsys.readouterr().err
+    monkeypatch.setenv("NIGHTGRID_CACHE", "~nosuch/cache")
+    with pytest.raises(DataMissing, match=r"no home directory ~nosuch.*set NIGHTGRID_CACHE to"):
+        cache_root()
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,15 @@ if hasattr(os, "register_at_fork"):
 
 def cache_root() -> Path:
     """Return the cache directory, created if missing; raises DataMissing if not writable."""
-    root = Path(os.environ.get("NIGHTGRID_CACHE") or "~/.cache/nightgrid").expanduser()
+    root = Path(os.environ.get("NIGHTGRID_CACHE") or "~/.cache/nightgrid")
     try:
+        root = root.expanduser()
         root.mkdir(parents=True, exist_ok=True)
         problem = "" if os.access(root, os.W_OK) else "is not writable"
     except OSError as error:
         problem = f"cannot be made ({error.strerror})"
+    except RuntimeError:
+        problem = f"cannot be made (there is no home directory {root.parts[0]})"
     if problem:
         raise DataMissing(
             f"the cache directory {root} {problem}; "
