@@ -15,12 +15,14 @@ import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.job import Job, Scalar
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.settings import FIELDS
+from orchestrator.grid.vocabulary import foreign_spelling
 from workloads import registry
 from workloads.engines import ENGINES, default_engine
 from workloads.inspection.contents import FILES
@@ -301,6 +303,8 @@ def problems_of_needs(grid: Grid, missing: Callable[[str, str], str]) -> list[Pr
             close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
             message = f"no job of this grid saves {kind} {wanted!r}, and there is none"
             hint = f"did you mean {close[0]!r}?" if close else _how_to_save(kind, wanted)
+            if foreign := foreign_spelling(kind, wanted, Path(grid.file).parent):
+                message, hint = foreign, ""
         elif len(saved.get(thing, ())) > 1:
             message = f"{len(saved[thing])} jobs of this grid save {kind} {wanted!r}"
             hint = "each would replace the other's; let one job save it, or give each a name"

@@ -473,6 +473,7 @@ def foreign_spelling(kind: str, name: str, directory: Path) -> str:
     "" if it is none of these. ``directory`` is that of the grid file.
     """
     noun = "model" if kind == "configuration" else kind
+    of_hub = noun in ("model", "dataset")
     if variable := variable_in(name):
         return f"{shown(name)} has {variable}; {_NO_VARIABLES}"
     path = os.path.expanduser(name)
@@ -484,12 +485,12 @@ def foreign_spelling(kind: str, name: str, directory: Path) -> str:
         if scheme == "file":
             return f"{name} is an address; write the path /{rest.lstrip('/')}"
         repository = _REPOSITORY.match(rest)
-        if repository and scheme in ("hf", "huggingface", "http", "https", None):
+        if of_hub and repository and scheme in ("hf", "huggingface", "http", "https", None):
             return f"{name} is an address; a {noun} of the hub is written {repository[0]}"
         return (
             f"{name} is an address; copy it to a directory that all nodes see, and write its path"
         )
-    if _TAGGED.match(name) and not name.startswith("random:"):
+    if of_hub and _TAGGED.match(name) and not name.startswith("random:"):
         revision = "`revision:` beside it" if kind == "dataset" else "org/name@REVISION"
         return (
             f"{name} is a name with a tag, as Ollama has them; write org/name of the hub, and "

@@ -275,6 +275,8 @@ def _syntax_hint(message: str) -> str:
         return "quote a value that begins with this character"
     if "tab" in message or r"'\t'" in message:
         return "use spaces instead of the tab"
+    if "Unicode character escape" in message:  # half of a pair, as JSON writes emoji
+        return "write the character itself, not as \\u escapes"
     return "check the quotes, brackets and indentation up to here"
 
 
