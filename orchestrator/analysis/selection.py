@@ -105,7 +105,7 @@ def by_content(rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
         return tuple(rows)
     result = []
     for row in rows:
-        names = {
+        names: dict[str, Any] = {
             kind: f"{name} (files {files[:6]})"
             for kind, name in several
             if getattr(row, kind) == name and (files := files_of(row, kind))
