@@ -32,9 +32,9 @@ _WRAPPERS = {
     "actor.": ("reinforcement learning", "save the actor alone"),
     "policy.": ("reinforcement learning", "save the policy alone"),
 }
-#: Tensors that current releases compute, and old checkpoints hold.
+#: Tensors that a release of transformers computes and another one stores.
 _DISPENSABLE = re.compile(
-    r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias|\.attn\.bias"
+    r"(rotary\w*\.(inv_freq|cos_cached|sin_cached)|position_ids|masked_bias|\.attn\.bias"
     r"|attention\.bias|_extra_state|num_batches_tracked)$|^_float_tensor$"
 )
 #: Heads that a masked language model gets anew where its checkpoint is of the encoder alone.
@@ -118,6 +118,7 @@ def _judged(
     misshapen: Iterable[tuple[str, tuple[int, ...], tuple[int, ...]]],
     new: Sequence[str],
 ) -> Difference:
+    missing = [name for name in missing if not _DISPENSABLE.search(name)]
     allowed = re.compile("|".join(new)) if new else None
     fresh = tuple(name for name in missing if allowed is not None and allowed.search(name))
     return Difference(

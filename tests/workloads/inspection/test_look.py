@@ -19,7 +19,7 @@ from orchestrator.cli.main import main
 from workloads.base import DataMissing
 from workloads.inspection.configuration import objections, own_code, positions_of
 from workloads.inspection.look import Look, look
-from workloads.inspection.weights import difference
+from workloads.inspection.weights import difference, objection, reported
 from workloads.models.catalog import find_model
 from workloads.models.loading import load_masked_model, open_model
 
@@ -375,3 +375,14 @@ def test_packed_layers_need_no_plain_weight() -> None:
     stored = {"a.q_proj.qweight": (1, 8), "a.q_proj.scales": (1, 8), "norm.weight": (8,)}
     found = difference(expected, stored, packed=True)
     assert found.missing == ("a.o_proj.weight",) and not found.unexpected and not found.misshapen
+
+
+def test_what_a_library_computes_need_not_be_stored() -> None:
+    report = {
+        "missing_keys": {"transformer.rotary_pos_emb.inv_freq", "model.position_ids"},
+        "unexpected_keys": {"model.layers.0.rotary_emb.inv_freq"},
+        "mismatched_keys": set(),
+    }
+    assert objection(reported(report, 2)) == ("", "")
+    lacking = report | {"missing_keys": {"transformer.encoder.layers.0.mlp.weight"}}
+    assert "1 of the 2 tensors" in objection(reported(lacking, 2))[0]
