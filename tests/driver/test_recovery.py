@@ -39,6 +39,7 @@ from orchestrator.store.store import Store
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import Ended
 from orchestrator.worker.worker import request_of
+from workloads.models.loading import open_model
 from workloads.models.products import ORIGIN, origin_by, write_origin
 
 NODE = node("n1", cards=2)
@@ -124,11 +125,7 @@ def test_what_was_measured_on_another_model_of_the_name_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path))
-    tuned = tmp_path / "tuned"
-    tuned.mkdir()
-    (tuned / "config.json").write_text('{"architectures": ["GlmForCausalLM"]}')
-    for name in ("model.safetensors", "tokenizer.json"):
-        (tuned / name).write_text("{}")
+    tuned = shutil.copytree(open_model("tiny-chatglm3").path, tmp_path / "tuned")
     job = {"name": "x", "workload": "text-generation", "model": "tuned", "accelerator": "HPU"}
     planned = plans_of(tmp_path, job)
     job_id = planned().job.job_id
