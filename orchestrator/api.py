@@ -280,6 +280,7 @@ def run(
     card_memory_bytes: int | None = None,
     retry_failed: bool = False,
     keep_changed: bool = False,
+    wait_for_cards: float = 0.0,
     force: bool = False,
     resume: bool = False,
     ends_at: float | datetime | None = None,
@@ -309,6 +310,7 @@ def run(
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
         retry_failed: also run jobs that failed earlier.
         keep_changed: keep rows although the files of their model or dataset have changed.
+        wait_for_cards: seconds to wait for nodes with the cards that the grid asks for.
         force: run everything, measured already or not.
         resume: take the run over from a driver that may only seem dead.
         ends_at: deadline of the report; a number is seconds since the epoch.
@@ -341,6 +343,7 @@ def run(
         card_memory_bytes=card_memory_bytes,
         retry_failed=retry_failed,
         keep_changed=keep_changed,
+        wait_for_cards=wait_for_cards,
         force=force,
         resume=resume,
         ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,

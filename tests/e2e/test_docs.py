@@ -24,6 +24,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,7 @@ def test_what_a_page_says_to_type_works(page: Path, workplace: Path) -> None:
     """Its blocks in order: files are written, commands and programs end with 0."""
     own = [block for block in ALL if block.page == page and "needs" not in block.said]
     printed = ""
-    for block, after in zip(own, [*own[1:], None], strict=True):
+    for block, after in pairwise([*own, None]):
         directory = workplace / block.said.get("in", ".")
         if "file" in block.said:
             path = workplace / block.said["file"]
