@@ -142,7 +142,7 @@ def test_the_walk_to_the_first_night(workplace: Path, capsys: Any) -> None:
     verified = rows_of(results, "verify-chatglm3-precision")
     assert verified and all(details(row)["agrees"].startswith("yes") for row in verified)
 
-    # In the first night two cards may begin one shape together, and both compile it.
+    # Cards that begin one shape together both compile it; else one finds what the other made.
     cold, cached = ([details(row)["compile_cache"] for row in rows] for rows in (first, night))
-    assert sum(int(text.split()[1]) for text in cold if text.startswith("cold: ")) >= 2
+    assert sum(int(text.split()[1]) for text in cold if text.startswith("cold: ")) >= 1
     assert all(text.startswith("cached") for text in cached)
