@@ -249,7 +249,7 @@ def quality_figures(
 ) -> Quality:
     """Quality figures of a loaded engine, cached while it is loaded; all ranks must call this."""
     compared = _compared(resident, request, context, reading)
-    name = f"answers of {request.dataset} {reading}"
+    name = f"answers of {request.dataset} {reading} {request.took}"
     answers = resident.known.get(name) or _answer_loss(resident.engine, dataset.examples, context)
     if answers.metrics:
         resident.known[name] = answers

@@ -15,7 +15,7 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from orchestrator.core.outcome import (
 )
 from orchestrator.core.plan import TOOK
 from orchestrator.core.readings import ProcessorReading, Turn, use_between
+from orchestrator.core.settings import FIELDS
 from orchestrator.util.format import one_line
 from orchestrator.util.host import Interval, usable_cores
 from orchestrator.util.redaction import redact, redactor_of
@@ -38,6 +39,7 @@ from orchestrator.worker.cpu_slots import cpu_slot, processor_reading
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import WorkerConfig
+from workloads import registry
 from workloads.base import (
     BadConfiguration,
     CardFaulty,
@@ -271,8 +273,6 @@ class CardWorker:
             self._enter(attempt.attempt_id, "start")
             if self.config.passport and not self._jobs_before:
                 self._passport = self._check_card(device, len(attempt.cards))
-            from workloads import registry
-
             workload = registry.load(attempt.job.workload)
             context = JobContext(
                 device=device,
@@ -433,7 +433,8 @@ def request_of(attempt: Attempt) -> Request:
         )
     parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
     owner = Owner.of_this_process() if attempt.purpose == "measure" else None
-    taken = ", ".join(_taken(job))
+    taken = _taken(job)
+    loaded = ", ".join(text for text, loads in taken.items() if loads)
     return Request(
         workload=job.workload,
         model=job.model,
@@ -441,7 +442,7 @@ def request_of(attempt: Attempt) -> Request:
         precision=job.precision,
         batch_size=job.batch_size,
         engine=job.engine,
-        residency_key="|".join(filter(None, (job.residency_key, taken))),
+        residency_key="|".join(filter(None, (job.residency_key, loaded))),
         parameters=parameters,
         settings=settings,
         measure=measure,
@@ -449,18 +450,23 @@ def request_of(attempt: Attempt) -> Request:
         kept_as=f"{owner.run_id}-{job.job_id}" if owner is not None else "",
         saved_by=f"{owner.run_id}-{attempt.job_id}" if owner is not None else "",
         attempt=attempt.number,
-        took=taken,
+        took=", ".join(taken),
     )
 
 
-def _taken(job: Job) -> Iterator[str]:
-    """Identities of the saved products that a job consumes: a re-saved model is another one."""
+def _taken(job: Job) -> dict[str, bool]:
+    """Identities of what a job consumes by name, and whether each is part of what it loads: a
+    re-saved model is another one, and other data is read by the model that is there."""
     from orchestrator.grid.dependencies import things, took
     from workloads.models.products import saving_of
 
-    for _, _, thing in things([job], "consumes"):
+    declared = {**registry.declared(job.workload, job.engine), **FIELDS}
+    taken: dict[str, bool] = {}
+    for _, name, thing in things([job], "consumes"):
         if saved := saving_of(*thing).identity:
-            yield took(thing, saved)
+            text = took(thing, saved)
+            taken[text] = taken.get(text, False) or declared[name].loads
+    return taken
 
 
 # ---------------------------------------------------------------- the record of a failure

@@ -310,3 +310,14 @@ def test_a_model_that_was_saved_anew_is_not_the_one_that_is_loaded(
             request_of(attempt(job(model=name), CARD)).residency_key for name in ("tuned", "x")
         ]
     assert keys[0] != keys[2] and keys[1] == keys[3]
+
+
+def test_other_data_is_read_by_the_model_that_is_there(tmp_path: Path) -> None:
+    requests = []
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')
+        data = str(tmp_path / f"{name}.jsonl")
+        requests.append(request_of(attempt(job(dataset=data), CARD)))
+    first, second = requests
+    assert first.residency_key == second.residency_key
+    assert first.took.startswith("dataset files-") and first.took != second.took

@@ -7,9 +7,10 @@ directory with its ``train.json`` and ``dev.json``, or at any file of a known sh
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -24,6 +25,7 @@ from workloads.data.records import (
     COMPRESSED,
     ENDINGS,
     BadExample,
+    Placed,
     hub_records,
     records,
 )
@@ -162,22 +164,15 @@ def _looked_at(
             raise _no_examples(entry.name)
         record = first[1]
         return replace(entry, synthetic=_is_synthetic(record))
-    until = time.monotonic() + LOOK_S
     read = _Records(entry.name, reading)
-    stopped = False
-    for number, (where, record) in enumerate(found, 1):
-        read.take(record, where)
-        if number % 256 == 0 and time.monotonic() > until:
-            stopped = True
-            break
-    read.check()
+    stopped = not read.take_all(found, LOOK_S)
     notes = [read.notes] if read.notes else []
     if stopped:
         notes.append(f"the first {read.count:,} records were looked at, in {LOOK_S:g} s")
     return replace(
         entry,
         synthetic=read.synthetic,
-        unnamed=read.columns.unnamed if read.columns else "",
+        unnamed=read.unnamed,
         learned=read.learned,
         notes="; ".join(notes),
     )
@@ -198,6 +193,23 @@ class _Records:
         self.synthetic = False
         self._left_out: dict[str, tuple[int, str]] = {}  # kind -> count, first message
 
+    def take_all(self, found: Iterator[Placed], seconds: float = math.inf) -> bool:
+        """Take all records, or as many as there is time for; return whether it was all of them.
+
+        Raises:
+            BadExample: one is none of this shape, or most are none that a job can use.
+            DataMissing: there is none.
+        """
+        until = time.monotonic() + seconds
+        finished = True
+        for number, (where, record) in enumerate(found, 1):
+            self.take(record, where)
+            if number % 256 == 0 and time.monotonic() > until:
+                finished = False
+                break
+        self._check()
+        return finished
+
     def take(self, record: object, where: str) -> None:
         """Take the next record; raises BadExample for one that no file of this shape may have."""
         self.count += 1
@@ -216,7 +228,7 @@ class _Records:
         if self.keep is not None:
             self.keep.append(example)
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise if there is no example, or if most records are none."""
         left_out = self.count - self.usable
         if not self.count:
@@ -225,6 +237,11 @@ class _Records:
             first = next(iter(self._left_out.values()))[1]
             many = f"; so are {left_out - 1:,} more of {self.count:,} records" * (left_out > 1)
             raise BadExample(f"{first}{many}")
+
+    @property
+    def unnamed(self) -> str:
+        """``columns:`` that would name a likely answer; "" if there is none."""
+        return self.columns.unnamed if self.columns else ""
 
     @property
     def learned(self) -> str:
@@ -294,14 +311,12 @@ def _read(entry: DatasetEntry, reading: Reading, _changed_at_ns: int) -> Dataset
     )
     examples: list[Example] = []
     read = _Records(entry.name, reading, examples)
-    for where, record in found:
-        read.take(record, where)
-    read.check()
+    read.take_all(found)
     return Dataset(
         examples=examples,
         synthetic=entry.synthetic or read.synthetic,
         learned=read.learned,
-        unnamed=read.columns.unnamed if read.columns else "",
+        unnamed=read.unnamed,
         notes=read.notes,
     )
 
