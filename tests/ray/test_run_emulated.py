@@ -192,7 +192,8 @@ def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> No
     assert "taken over from a driver that died: process" in night.run.output
     lost = [row for row in night.rows if row.state is State.LOST]
     assert len(night.interrupted) >= 2
-    assert {row.attempt_id for row in lost} == night.interrupted
+    reasons = [f"{row.attempt_id}: {row.reason}" for row in lost]
+    assert {row.attempt_id for row in lost} == night.interrupted, [*reasons, night.run.output]
     assert not any(row.final for row in lost)
     assert all("died while it ran" in row.reason for row in lost)
     others = [row for row in night.rows if row.state is not State.LOST]
