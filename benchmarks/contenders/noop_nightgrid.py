@@ -1,7 +1,7 @@
-"""No-op jobs through schedule, driver, store and Ray: JOBS NODES CARDS SCRATCH noop|real.
+"""No-op jobs through schedule, driver, store and Ray: JOBS NODES CARDS SCRATCH.
 
-``noop`` workers run nothing and import no torch; ``real`` ones are the product's own on emulated
-cards, which put their process in order for a workload that does nothing.
+The workers are the product's own on emulated cards, which put their process in order for a workload
+that does nothing.
 
 The workers start one after the other over many seconds, and so do their first jobs. So that all
 jobs meet warm workers, as in a pool, the driver hears of the first that is up when the last is,
@@ -39,11 +39,6 @@ from orchestrator.planning.planner import estimator_for
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.store.store import Store
 from orchestrator.watch.live import View
-
-NOOP: dict[str, Any] = {
-    "factory": "benchmarks.contenders.noop_worker:NoopWorker",
-    "preload": (),
-}
 
 
 class Together:
@@ -102,14 +97,13 @@ class Timed:
 
 def main() -> None:
     count, node_count, cards = map(int, sys.argv[1:4])
-    scratch, real = Path(sys.argv[4]), sys.argv[5] == "real"
-    if real:
-        os.environ["PYTHONPATH"] = offer_workload(scratch)
-        sys.path.insert(0, str(scratch))
+    scratch = Path(sys.argv[4])
+    os.environ["PYTHONPATH"] = offer_workload(scratch)
+    sys.path.insert(0, str(scratch))
     nodes = with_memory(parse_emulation(f"{node_count}x{cards}", [Accelerator.HPU]))
     workers = node_count * cards
     jobs = tuple(
-        PlannedJob(job=_job(number, real), action=Action.RUN) for number in range(workers + count)
+        PlannedJob(job=_job(number), action=Action.RUN) for number in range(workers + count)
     )
     plan = Plan(grid_name="noop", jobs=jobs, nodes=nodes)
 
@@ -130,11 +124,7 @@ def main() -> None:
             )
 
         with Store.open(results, "noop") as store, contextlib.ExitStack() as stack:
-            ray = RayExecutor(
-                run="noop",
-                log_dir=store.path / "logs",
-                **({} if real else NOOP),
-            )
+            ray = RayExecutor(run="noop", log_dir=store.path / "logs")
             timed = Timed(store, workers)
             closing = stack.enter_context(contextlib.closing(ray))
             executor = Together(closing, workers, timed.start_clock)
@@ -169,10 +159,10 @@ def main() -> None:
         serve(turn)
 
 
-def _job(number: int, real: bool) -> Job:
+def _job(number: int) -> Job:
     return Job(
         experiment="noop",
-        workload="noop" if real else "text-generation",
+        workload="noop",
         model="nothing",
         dataset=str(number),
         accelerator=Accelerator.HPU,
