@@ -64,8 +64,8 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
         programs_of_pools = programs | {_FOUR: (sys.executable, "noop_pool.py", jobs, (4, 8))}
         many = setting.sized(MANY, 1, 1)
         turns = _turns(setting, size, programs_of_pools, turns=many, warm_ups=1)
-        ours = {_OURS: programs[_OURS]} if peers else {}
-        beside = _turns(setting, size, ours | peers, turns=1)
+        ours = {_OURS: programs[_OURS]}
+        beside = _turns(setting, size, ours | peers, turns=1) if peers else {}
         cold = {name: (*program[:2], few, ()) for name, program in peers.items()}
     lines = [
         *(_beside(turns, theirs) for theirs in (_POOL, _FOUR) if theirs in turns),
