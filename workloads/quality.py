@@ -39,7 +39,7 @@ from workloads.data.cache import build_aside, cache_root, file_lock
 from workloads.data.datasets import Dataset, DatasetParameters, Reading, load_dataset
 from workloads.data.shapes import Example
 from workloads.engines import engine_function
-from workloads.engines.loaded import Answered, EngineLoader, GenerationEngine
+from workloads.engines.loaded import Answered, EngineLoader, Generation, GenerationEngine
 from workloads.engines.passes import by_prompt, continued, generate_once, result_of
 from workloads.inspection.checkpoints import fingerprint
 from workloads.models.loading import open_model
@@ -278,15 +278,9 @@ def _compared(
     if not all(context.collective.gather(reference is not None)) or reference is None:
         return Quality({}, {"quality": f"not compared: {why}"})
     try:
-        batches, _ = generate_once(
-            resident.engine,
-            context,
-            reference.prompts,
-            batch_size=min(request.batch_size, len(reference.prompts)),
-            output_tokens=parameters.output_tokens,
-            on_step=lambda: None,
-            keep_logits=True,
-        )
+        size = min(request.batch_size, len(reference.prompts))
+        generation = Generation(output_tokens=parameters.output_tokens, keep_logits=True)
+        batches, _ = generate_once(resident.engine, context, reference.prompts, size, generation)
     except Exception as error:
         return Quality({}, {"quality": f"not compared: {_failure(error, context)}"})
     details = {"quality": f"compared with the plain path on {len(reference.prompts)} prompts"}

@@ -35,7 +35,7 @@ from workloads.bench.warmup import WarmupPlan
 from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.devices import device_spec
 from workloads.engines import ENGINES, engine_function, find_engine
-from workloads.engines.loaded import EngineLoader, GenerationEngine
+from workloads.engines.loaded import EngineLoader, Generation, GenerationEngine
 from workloads.engines.passes import BatchedPass, ContinuousPass, Prompt, check_length
 from workloads.inspection.configuration import vocabulary_size
 from workloads.models import attention
@@ -362,14 +362,10 @@ def _profile(
 ) -> Profile:
     """Profile prefill and one decoding step, after one warm-up."""
     prepared = engine.prepare([prompt.ids for prompt in prompts])
+    generation = Generation(output_tokens=min(2, parameters.output_tokens))
 
     def step() -> None:
-        engine.generate(
-            prepared,
-            output_tokens=min(2, parameters.output_tokens),
-            ignore_eos=True,
-            on_step=lambda: None,
-        )()
+        engine.generate(prepared, generation)()
 
     step()
     return profiled(step, device)

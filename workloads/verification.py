@@ -32,7 +32,7 @@ from workloads.data.cache import cached_directory
 from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.devices import device_for, environment_for, host_device
 from workloads.engines import default_engine, engine_function
-from workloads.engines.loaded import EngineLoader
+from workloads.engines.loaded import EngineLoader, Generation
 from workloads.engines.passes import continued, result_of
 from workloads.inspection.checkpoints import fingerprint
 from workloads.models.loading import open_model
@@ -162,17 +162,11 @@ def compute(question: Question, directory: Path) -> None:
     device = device_for(host_device().name)
     load: EngineLoader = engine_function(request.engine, "generate", device.name)
     engine = load(request, device)
+    generation = Generation(output_tokens=question.output_tokens, keep_logits=True)
     tokens, logits = [], []
     with torch.inference_mode():
         for prompt in question.prompts:
-            fetch = engine.generate(
-                engine.prepare([prompt]),
-                output_tokens=question.output_tokens,
-                ignore_eos=True,
-                on_step=lambda: None,
-                keep_logits=True,
-            )
-            generated = fetch()
+            generated = engine.generate(engine.prepare([prompt]), generation)()
             tokens.append(torch.tensor(list(generated.tokens[0])))
             logits.append(torch.cat(list(generated.logits)))
     answers = {"tokens": torch.stack(tokens), "logits": torch.stack(logits)}

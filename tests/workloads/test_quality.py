@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from workloads import quality
 from workloads.base import NOT_FINITE, ONE_TOKEN, OutOfMemory, Result, Unsupported
 from workloads.data.datasets import Reading, load_dataset
+from workloads.engines.loaded import Generation
 from workloads.engines.transformers.generation import TransformersEngine
 from workloads.quality import QualityReferenceParameters, Reference, compare, load, save
 
@@ -106,9 +107,9 @@ def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(worker, 
     engine = worker.loaded[f"{MODEL}|fp32|transformers"].engine
     asked = type(engine).generate
 
-    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
-        calls.append(options.get("keep_logits", False))
-        return asked(self, *arguments, **options)
+    def counted(self: Any, prepared: Any, generation: Generation) -> Any:
+        calls.append(generation.keep_logits)
+        return asked(self, prepared, generation)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(engine), "generate", counted)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.base import BadConfiguration, DataMissing, MeasureSettings, Unsupported
-from workloads.engines.loaded import Generated
+from workloads.engines.loaded import Generated, Generation
 from workloads.engines.passes import BatchedPass, Prompt
 from workloads.engines.transformers.generation import TransformersEngine
 from workloads.models import precision
@@ -209,17 +209,10 @@ class ScriptedEngine:
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
 
-    def generate(
-        self,
-        prepared: int,
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-    ) -> Callable[[], Generated]:
+    def generate(self, prepared: int, generation: Generation) -> Callable[[], Generated]:
         for seconds in self.steps:
             self.clock[0] += seconds
-            on_step()
+            generation.on_step()
         return lambda: Generated(tokens=self.rows, computed_tokens=99)
 
 

@@ -14,6 +14,32 @@ from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
 from workloads.models.prompts import encode_answer, encode_prompt
 
+#: Called with the indices of admitted texts, or of those with new tokens.
+OnTexts: TypeAlias = Callable[[Sequence[int]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Greedy generation for one batch."""
+
+    output_tokens: int  # most for each prompt; exactly that many without ``ends``
+    ends: Collection[int] = ()  # ids that end a text
+    #: Called after each step, or only after the first and at the end where waiting would idle the
+    #: card.
+    on_step: Callable[[], None] = lambda: None
+    keep_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuousGeneration:
+    """Greedy generation for prompts of which each begins as soon as a slot is free."""
+
+    slots: int
+    output_tokens: int
+    ends: Collection[int] = ()
+    on_admit: OnTexts = lambda indices: None
+    on_step: OnTexts = lambda indices: None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
@@ -41,10 +67,6 @@ class Answered:
 
     prompt: Sequence[int]
     answer: Sequence[int]
-
-
-#: Called with the indices of admitted texts, or of those with new tokens.
-OnTexts: TypeAlias = Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,36 +115,13 @@ class GenerationEngine(LoadedModel, ABC):
         """Pad a batch and copy it to the card, untimed; reusable."""
 
     @abstractmethod
-    def generate(
-        self,
-        prepared: Any,
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
-    ) -> Callable[[], Generated]:
-        """Generate greedily, up to ``output_tokens`` a prompt, exactly that many if ``ignore_eos``.
-
-        ``on_step`` is called after each step, or only after the first and at the end where waiting
-        would idle the card. The returned function fetches the output, when the clock has stopped.
-        """
+    def generate(self, prepared: Any, generation: Generation) -> Callable[[], Generated]:
+        """Generate; the returned function fetches the output, when the clock has stopped."""
 
     def generate_continuously(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        slot_count: int,
-        output_tokens: int,
-        end_token_ids: Collection[int],
-        on_admit: OnTexts,
-        on_step: OnTexts,
+        self, prompts: Sequence[Sequence[int]], generation: ContinuousGeneration
     ) -> Completed:
-        """Generate for all prompts, each as soon as a slot is free.
-
-        Raises:
-            Unsupported: the engine has no continuous batching.
-        """
+        """Generate for all prompts; Unsupported without continuous batching."""
         raise Unsupported("the engine of this job does not do continuous batching")
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[Any]:
@@ -163,50 +162,40 @@ class SteppedEngine(GenerationEngine, ABC):
     def begin(self, prepared: Any, output_tokens: int, ends: Collection[int]) -> Stepping:
         """Set up generation for prompts, without submitting any."""
 
-    def write(
-        self,
-        prepared: Any,
-        *,
-        places: int,
-        output_tokens: int,
-        ends: Collection[int],
-        on_admit: OnTexts = lambda indices: None,
-        on_step: OnTexts,
-    ) -> list[list[int]]:
-        """Generate with ``places`` texts at once; tokens up to and including each end."""
-        texts = self.begin(prepared, output_tokens, ends)
+    def write(self, prepared: Any, generation: ContinuousGeneration) -> list[list[int]]:
+        """Generate for prepared prompts; tokens up to and including each end."""
+        texts = self.begin(prepared, generation.output_tokens, generation.ends)
         running: set[int] = set()
         waiting = 0
         while running or waiting < len(texts.tokens):
-            new = range(waiting, min(len(texts.tokens), waiting + places - len(running)))
+            free = generation.slots - len(running)
+            new = range(waiting, min(len(texts.tokens), waiting + free))
             waiting = new.stop
             if new:
-                on_admit(new)
+                generation.on_admit(new)
             for index in new:
                 texts.add(index)
             running.update(new)
             fresh, ended = texts.step()
             if fresh:
-                on_step(fresh)
+                generation.on_step(fresh)
             running.difference_update(ended)
         return texts.tokens
 
-    def generate_continuously(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        slot_count: int,
-        output_tokens: int,
-        end_token_ids: Collection[int],
-        on_admit: OnTexts,
-        on_step: OnTexts,
-    ) -> Completed:
-        tokens = self.write(
-            self.prepare(prompts),
-            places=slot_count,
-            output_tokens=output_tokens,
-            ends=end_token_ids,
-            on_admit=on_admit,
+    def write_together(
+        self, prepared: Sequence[Any], generation: Generation, on_step: OnTexts
+    ) -> list[list[int]]:
+        """``write`` for a static batch, which has a slot for every prompt."""
+        continuous = ContinuousGeneration(
+            slots=len(prepared),
+            output_tokens=generation.output_tokens,
+            ends=generation.ends,
             on_step=on_step,
         )
+        return self.write(prepared, continuous)
+
+    def generate_continuously(
+        self, prompts: Sequence[Sequence[int]], generation: ContinuousGeneration
+    ) -> Completed:
+        tokens = self.write(self.prepare(prompts), generation)
         return Completed(tokens=tokens, computed_tokens=computed(sum(map(len, prompts)), tokens))

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from workloads.base import BadConfiguration, Item, JobContext, Request, Result, Sample, Unsupported
 from workloads.bench.measure import Observation
 from workloads.data.datasets import Dataset
-from workloads.engines.loaded import Answered, Completed, Generated, GenerationEngine
+from workloads.engines.loaded import (
+    Answered,
+    Completed,
+    ContinuousGeneration,
+    Generated,
+    Generation,
+    GenerationEngine,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +97,6 @@ class TimedPass:
     ) -> None:
         self._engine = engine
         self._output_tokens = output_tokens
-        self._ignore_eos = ignore_eos
         self._ends = frozenset[int]() if ignore_eos else engine.end_token_ids
         self._clock = clock
         self._synchronize = synchronize
@@ -122,12 +128,8 @@ class BatchedPass(TimedPass):
             times.append(self._clock())
 
         began = self._clock()
-        fetch = self._engine.generate(
-            self._prepared[batch],
-            output_tokens=self._output_tokens,
-            ignore_eos=self._ignore_eos,
-            on_step=on_step,
-        )
+        generation = Generation(output_tokens=self._output_tokens, ends=self._ends, on_step=on_step)
+        fetch = self._engine.generate(self._prepared[batch], generation)
         return lambda: self._observe(repeat, batch, fetch(), began, times)
 
     def _observe(
@@ -186,14 +188,15 @@ class ContinuousPass(TimedPass):
             if decoded or not steps:
                 steps.append(now)
 
-        generated = self._engine.generate_continuously(
-            [prompt.ids for prompt in self._prompts],
-            slot_count=self._batch_size,
+        generation = ContinuousGeneration(
+            slots=self._batch_size,
             output_tokens=self._output_tokens,
-            end_token_ids=self._ends,
+            ends=self._ends,
             on_admit=on_admit,
             on_step=on_step,
         )
+        prompts = [prompt.ids for prompt in self._prompts]
+        generated = self._engine.generate_continuously(prompts, generation)
         return lambda: self._observe(repeat, generated, admitted, token_times, steps)
 
     def _observe(
@@ -266,15 +269,8 @@ def continued(
     """The first prompts, their new tokens and logits [steps, vocabulary], and the pass."""
     encoded = encoded_prompts(engine, dataset, prompts)
     context.enter_phase("measure")
-    batches, sample = generate_once(
-        engine,
-        context,
-        encoded,
-        batch_size=request.batch_size,
-        output_tokens=output_tokens,
-        on_step=lambda: None,
-        keep_logits=True,
-    )
+    generation = Generation(output_tokens=output_tokens, keep_logits=True)
+    batches, sample = generate_once(engine, context, encoded, request.batch_size, generation)
     return encoded, *by_prompt(batches), sample
 
 
@@ -282,32 +278,23 @@ def generate_once(
     engine: GenerationEngine,
     context: JobContext,
     prompts: Sequence[Ids],
-    *,
     batch_size: int,
-    output_tokens: int,
-    on_step: Callable[[], None],
-    keep_logits: bool = False,
+    generation: Generation,
 ) -> tuple[list[Generated], Sample]:
-    """Generate ``output_tokens`` a prompt, in batches; return outputs and the pass as a sample."""
-    check_length(max(map(len, prompts)), output_tokens, engine)
+    """Generate in batches, past any end; return outputs and the pass as a sample."""
+    check_length(max(map(len, prompts)), generation.output_tokens, engine)
     began, cpu_began = context.clock(), context.cpu_clock()
     found = []
     for start in range(0, len(prompts), batch_size):
-        fetch = engine.generate(
-            engine.prepare(prompts[start : start + batch_size]),
-            output_tokens=output_tokens,
-            ignore_eos=True,
-            on_step=on_step,
-            keep_logits=keep_logits,
-        )
-        found.append(fetch())
+        prepared = engine.prepare(prompts[start : start + batch_size])
+        found.append(engine.generate(prepared, generation)())
     context.device.synchronize()
     sample = Sample.of_whole(
         wall_s=context.clock() - began,
         cpu_s=context.cpu_clock() - cpu_began,
         items=len(prompts),
         input_tokens=sum(map(len, prompts)),
-        output_tokens=len(prompts) * output_tokens,
+        output_tokens=len(prompts) * generation.output_tokens,
     )
     return found, sample
 

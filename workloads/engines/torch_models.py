@@ -15,7 +15,7 @@ import torch
 from workloads.base import BadConfiguration, Request
 from workloads.data.shapes import Example, Turn
 from workloads.devices.base import Device
-from workloads.engines.loaded import Answered, Generated, GenerationEngine, LoadedModel
+from workloads.engines.loaded import Answered, Generated, Generation, GenerationEngine, LoadedModel
 from workloads.training.pairs import TARGET_TOKENS, begin_token_id, source_length, source_text
 
 #: With static shapes, prompts are padded to multiples of it.
@@ -140,12 +140,10 @@ class SourceReader(GenerationEngine):
         card = self.device.torch_device
         return padded(prompts, self.pad_token_id, length=longest, card=card)
 
-    def generate(
-        self, prepared: Batch, *, output_tokens: int, **more: Any
-    ) -> Callable[[], Generated]:
-        self._check(output_tokens, "a text may have")
+    def generate(self, prepared: Batch, generation: Generation) -> Callable[[], Generated]:
+        self._check(generation.output_tokens, "a text may have")
         with encoder_timed(self.model, self.device) as took:
-            fetch = super().generate(prepared, output_tokens=output_tokens, **more)  # type: ignore[safe-super]
+            fetch = super().generate(prepared, generation)  # type: ignore[safe-super]
 
         def apart() -> Generated:
             found: Generated = fetch()

@@ -38,7 +38,7 @@ from workloads.base import (
 from workloads.devices import Texts
 from workloads.devices.base import Device
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
-from workloads.engines.loaded import Generated, SteppedEngine, Stepping, computed
+from workloads.engines.loaded import Generated, Generation, SteppedEngine, Stepping, computed
 from workloads.inspection.checkpoints import read_config, source_files
 from workloads.inspection.configuration import positions_of
 from workloads.inspection.headers import describe_tensors
@@ -220,15 +220,9 @@ class VllmEngine(SteppedEngine):
         return list(map(list, prompts))
 
     def generate(
-        self,
-        prepared: list[list[int]],
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
+        self, prepared: list[list[int]], generation: Generation
     ) -> Callable[[], Generated]:
-        if keep_logits:
+        if generation.keep_logits:
             raise Unsupported("vLLM gives no logits, so this engine cannot be verified by them")
         began: set[int] = set()
 
@@ -236,16 +230,10 @@ class VllmEngine(SteppedEngine):
             before = len(began)
             began.update(indices)
             if before < len(began) == len(prepared):
-                on_step()
+                generation.on_step()
 
-        tokens = self.write(
-            prepared,
-            places=len(prepared),
-            output_tokens=output_tokens,
-            ends=() if ignore_eos else self.end_token_ids,
-            on_step=on_texts,
-        )
-        on_step()
+        tokens = self.write_together(prepared, generation, on_texts)
+        generation.on_step()
         read = sum(map(len, prepared))
         return lambda: Generated(tokens=tokens, computed_tokens=computed(read, tokens))
 

@@ -12,6 +12,7 @@ from workloads.base import Item, Result
 from workloads.devices import device_for
 from workloads.engines.graph import engine as graph
 from workloads.engines.graph.continuous import ContinuousBatch, Text
+from workloads.engines.loaded import ContinuousGeneration, Generation
 from workloads.engines.passes import Texts
 
 
@@ -74,9 +75,7 @@ def test_requests_may_come_while_others_run(dataset: str) -> None:
     prompts = [[1 + (7 * row + at) % 200 for at in range(3 + row)] for row in range(5)]
     lengths = [9, 4, 6, 1, 5]
     alone = [
-        engine.generate(
-            engine.prepare([prompt]), output_tokens=n, ignore_eos=True, on_step=lambda: None
-        )().tokens[0]
+        engine.generate(engine.prepare([prompt]), Generation(output_tokens=n))().tokens[0]
         for prompt, n in zip(prompts, lengths, strict=True)
     ]
     texts: dict[int, list[int]] = {}
@@ -94,15 +93,8 @@ def test_requests_may_come_while_others_run(dataset: str) -> None:
         if len(texts) == 4:
             last.set()
 
-    batch = ContinuousBatch(
-        engine.generator,
-        places=2,
-        positions=20,
-        ends=(),
-        on_admit=lambda numbers: None,
-        on_step=on_step,
-        on_end=on_end,
-    )
+    generation = ContinuousGeneration(slots=2, output_tokens=9, on_step=on_step)
+    batch = ContinuousBatch(engine.generator, generation, positions=20, on_end=on_end)
     with pytest.raises(ValueError, match="20 positions"):
         batch.submit([1] * 15, 6)
     for prompt, n in zip(prompts[:2], lengths[:2], strict=True):

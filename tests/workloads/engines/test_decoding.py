@@ -28,6 +28,7 @@ from workloads.base import Unsupported
 from workloads.devices import device_for
 from workloads.engines.graph import decoder, description, layers
 from workloads.engines.graph import engine as graph
+from workloads.engines.loaded import ContinuousGeneration, Generation
 from workloads.engines.passes import ContinuousPass, Prompt, count_output_tokens
 from workloads.engines.torch_models import graph_limits
 
@@ -72,20 +73,13 @@ def generator(model: torch.nn.Module, kind: str = "") -> decoder.Generator:
 
 
 def written(mine: decoder.Generator, prompts, steps, ends=(), **more):
-    options = {"on_step": lambda: None, **more}
-    return mine.generate(mine.prepare(prompts), output_tokens=steps, ends=ends, **options)
+    return mine.generate(mine.prepare(prompts), Generation(output_tokens=steps, ends=ends, **more))
 
 
 def continuously(mine: decoder.Generator, prompts, places, steps, ends=(), **calls):
-    calls = {"on_admit": lambda indices: None, "on_step": lambda indices: None, **calls}
-    return graph.GraphEngine.generate_continuously(
-        SimpleNamespace(generator=mine),
-        prompts,
-        slot_count=places,
-        output_tokens=steps,
-        end_token_ids=ends,
-        **calls,
-    )
+    generation = ContinuousGeneration(slots=places, output_tokens=steps, ends=ends, **calls)
+    engine = SimpleNamespace(generator=mine)
+    return graph.GraphEngine.generate_continuously(engine, prompts, generation)
 
 
 class Card(type(device_for("cpu"))):
@@ -360,9 +354,7 @@ def test_the_tiny_model_runs_as_an_engine() -> None:
     assert engine.weights.parameter_count == 3075008
     assert engine.details["architecture"] == "GlmForCausalLM" and engine.random_weights
     ids = engine.encode("类型#裙")
-    fetch = engine.generate(
-        engine.prepare([ids]), output_tokens=5, ignore_eos=True, on_step=lambda: None
-    )
+    fetch = engine.generate(engine.prepare([ids]), Generation(output_tokens=5))
     assert len(fetch().tokens[0]) == 5 and fetch().computed_tokens == len(ids) + 4
 
 

@@ -23,6 +23,7 @@ from orchestrator.worker.environment import with_own_packages
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_for
 from workloads.engines import find_engine
+from workloads.engines.loaded import ContinuousGeneration
 from workloads.engines.openvino.generation import OpenVinoEngine, Pipeline
 
 
@@ -100,14 +101,9 @@ def test_every_text_has_a_place_of_its_own_and_all_its_tokens(
         for index in indices:
             told[index] += 1
 
-    found = engine().write(
-        prompts,
-        places=places,
-        output_tokens=steps,
-        ends=ends,
-        on_admit=admitted.extend,
-        on_step=on_step,
-    )
+    calls = {"on_admit": admitted.extend, "on_step": on_step}
+    generation = ContinuousGeneration(slots=places, output_tokens=steps, ends=ends, **calls)
+    found = engine().write(prompts, generation)
     assert admitted == list(range(len(prompts)))
     assert library.most == min(places, len(prompts))
     for prompt, ids, moments in zip(prompts, found, told, strict=True):
@@ -119,7 +115,7 @@ def test_every_text_has_a_place_of_its_own_and_all_its_tokens(
 def test_a_text_that_the_library_gives_up_ends_the_job(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino_genai", Library(gives_up=True))
     with pytest.raises(BadConfiguration, match="gave up a text after 0 tokens"):
-        engine().write([1], places=1, output_tokens=2, ends=(), on_step=lambda indices: None)
+        engine().write([1], ContinuousGeneration(slots=1, output_tokens=2))
 
 
 def test_too_few_threads_are_said_before_the_library_dies_of_them(monkeypatch) -> None:

@@ -13,7 +13,7 @@ from generation_cases import PROMPTS, Worker, request
 
 from workloads.base import MeasureSettings, Unsupported
 from workloads.devices.cpu import CpuDevice
-from workloads.engines.loaded import Generated
+from workloads.engines.loaded import Generated, Generation
 from workloads.engines.torch_models import BUCKET, graph_limits
 from workloads.engines.transformers import static_shapes
 from workloads.engines.transformers.generation import TransformersEngine, load
@@ -41,8 +41,9 @@ def engines(small_model: str) -> Iterator[tuple[TransformersEngine, StaticShapes
 def generate(engine: TransformersEngine, prompts: list[str], **options: Any) -> Generated:
     ids = [engine.encode(prompt) for prompt in prompts]
     steps: list[None] = []
-    options = {"output_tokens": 20, "ignore_eos": True, "keep_logits": True} | options
-    done = engine.generate(engine.prepare(ids), on_step=lambda: steps.append(None), **options)()
+    options = {"output_tokens": 20, "keep_logits": True} | options
+    generation = Generation(on_step=lambda: steps.append(None), **options)
+    done = engine.generate(engine.prepare(ids), generation)()
     assert not isinstance(engine, StaticShapesEngine) or len(steps) == 2  # the first, the end
     return done
 
@@ -79,8 +80,7 @@ def test_texts_that_have_ended_are_noticed(
     plain, static = engines
     free = generate(plain, PROMPTS[:3], keep_logits=False)
     ends = frozenset(row[3] for row in free.tokens)  # all end with their fourth token, or sooner
-    early = replace(static, end_token_ids=ends)
-    found = generate(early, PROMPTS[:3], ignore_eos=False, output_tokens=20)
+    found = generate(static, PROMPTS[:3], ends=ends)
     assert [len(row) for row in found.tokens] == [LOOK] * 3
     assert [row[:4] for row in found.tokens] == [row[:4] for row in free.tokens]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from workloads.engines.graph.decoder import STEPS, Generator, Slots, length_for
+from workloads.engines.loaded import ContinuousGeneration
 
 #: Most tokens of a prefill of several prompts: more take memory and gain no speed.
 PREFILL_TOKENS = 512
@@ -48,31 +49,24 @@ def runs(free: Sequence[int]) -> Iterator[range]:
 class ContinuousBatch:
     """Texts in the slots of a generator, which nothing else may use meanwhile.
 
-    Args:
-        places: texts at a time.
-        positions: most of a prompt and its answer together.
-        on_admit: called with the numbers of texts before their prompts are read.
-        on_step: called once a token, with the numbers of the texts that got one.
+    ``positions`` is the most of a prompt and its answer together. Callbacks get the numbers of
+    texts: ``on_admit`` before their prompts are read, ``on_step`` once a token.
     """
 
     @torch.inference_mode()
     def __init__(
         self,
         generator: Generator,
+        generation: ContinuousGeneration,
         *,
-        places: int,
         positions: int,
-        ends: Collection[int],
-        on_admit: Callable[[Sequence[int]], None],
-        on_step: Callable[[Sequence[int]], None],
         on_end: Callable[[Text], None],
     ) -> None:
-        self._generator = generator
+        self._generator, self._generation = generator, generation
         self._positions = positions
-        self._ends = frozenset(ends)
-        self._on_admit, self._on_step, self._on_end = on_admit, on_step, on_end
-        self._places = places
-        self._together = max(1, places // 8)  # free slots to wait for
+        self._ends = frozenset(generation.ends)
+        self._on_end = on_end
+        self._together = max(1, generation.slots // 8)  # free slots to wait for
         self._changed = threading.Condition()
         self._waiting: deque[Text] = deque()
         self._submitted = 0
@@ -80,8 +74,8 @@ class ContinuousBatch:
         self._running: dict[int, Text] = {}  # by slot
         self.computed_tokens = 0
         self.steps_apart = True
-        self._state = generator.ready(places, positions)
-        self._state.set_ends(ends)
+        self._state = generator.ready(generation.slots, positions)
+        self._state.set_ends(generation.ends)
         counts = (1, STEPS) if generator.device.records else (1,)
         capacity = self._state.capacity
         lengths = {length_for(p, capacity) for p in range(1, positions + 1)}
@@ -122,7 +116,8 @@ class ContinuousBatch:
         self._state.done.fill_(1)
         with self._generator.room():
             while self._work_is_there():
-                free = [slot for slot in range(self._places) if slot not in self._running]
+                slots = range(self._generation.slots)
+                free = [slot for slot in slots if slot not in self._running]
                 waiting = len(self._waiting)
                 if waiting and len(free) >= min(self._together, waiting):
                     for neighbours in runs(free):
@@ -148,7 +143,7 @@ class ContinuousBatch:
             new.append(self._waiting.popleft())
         if not new:
             return
-        self._on_admit([text.number for text in new])
+        self._generation.on_admit([text.number for text in new])
         part = self._state.part(free.start, free.start + len(new))
         part.done.zero_()
         prompts = self._generator.prepare([text.prompt for text in new])
@@ -196,6 +191,6 @@ class ContinuousBatch:
                 if token in self._ends or not text.left:
                     ended.append(self._running.pop(slot))
             if fresh:
-                self._on_step([text.number for text in fresh])
+                self._generation.on_step([text.number for text in fresh])
             for text in ended:
                 self._on_end(text)

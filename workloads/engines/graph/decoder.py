@@ -18,6 +18,7 @@ import torch
 from workloads.devices.base import Device
 from workloads.engines.graph import layers
 from workloads.engines.graph.layers import Decoder, Product
+from workloads.engines.loaded import Generation
 from workloads.engines.torch_models import padded, room_for_graphs
 
 #: Steps of a launch, and between checks for the end of all texts.
@@ -176,19 +177,14 @@ class Generator:
 
     @torch.inference_mode()
     def generate(
-        self,
-        prompts: Prompts,
-        *,
-        output_tokens: int,
-        ends: Collection[int],
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
+        self, prompts: Prompts, generation: Generation
     ) -> tuple[torch.Tensor, list[torch.Tensor], int]:
         """Tokens [rows, at most output_tokens] on the card, padded after their ends, logits of each
         step if ``keep_logits``, and the number of steps. ``on_step`` is called when the first
         tokens are queued, and at the end."""
+        output_tokens, keep_logits = generation.output_tokens, generation.keep_logits
         state = self.ready(prompts.rows, prompts.longest + output_tokens)
-        state.set_ends(ends)
+        state.set_ends(generation.ends)
         whole = self._slots
         assert whole is not None
         plan = list(launches(prompts.longest, output_tokens - 1, state.capacity))
@@ -200,17 +196,17 @@ class Generator:
             state.done.zero_()
             state.done[prompts.rows :] = 1
             read()
-            on_step()
+            generation.on_step()
             logits = [state.logits[: prompts.rows].clone()] if keep_logits else []
             steps = 1
             for replay, (_, count) in zip(replays, plan, strict=True):
-                if ends and bool(state.done.all()):
+                if generation.ends and bool(state.done.all()):
                     break
                 replay()
                 steps += count
                 if keep_logits:
                     logits.append(state.logits[: prompts.rows].clone())
-            on_step()
+            generation.on_step()
         return whole.chosen[:steps, : prompts.rows].t(), logits, steps
 
     @torch.inference_mode()

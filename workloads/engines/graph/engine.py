@@ -3,8 +3,8 @@ the first tokens and the end are reported, since waiting for each step would idl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -16,7 +16,14 @@ from workloads.engines.graph import description
 from workloads.engines.graph.continuous import ContinuousBatch, Text
 from workloads.engines.graph.decoder import Generator, Prompts
 from workloads.engines.graph.layers import Decoder
-from workloads.engines.loaded import Answered, Completed, Generated, GenerationEngine
+from workloads.engines.loaded import (
+    Answered,
+    Completed,
+    ContinuousGeneration,
+    Generated,
+    Generation,
+    GenerationEngine,
+)
 from workloads.engines.torch_models import end_token_ids_of, pad_token_id_of
 from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
@@ -34,22 +41,8 @@ class GraphEngine(GenerationEngine):
     def prepare(self, prompts: Sequence[Sequence[int]]) -> Prompts:
         return self.generator.prepare(prompts)
 
-    def generate(
-        self,
-        prepared: Prompts,
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
-    ) -> Callable[[], Generated]:
-        tokens, logits, steps = self.generator.generate(
-            prepared,
-            output_tokens=output_tokens,
-            ends=frozenset() if ignore_eos else self.end_token_ids,
-            on_step=on_step,
-            keep_logits=keep_logits,
-        )
+    def generate(self, prepared: Prompts, generation: Generation) -> Callable[[], Generated]:
+        tokens, logits, steps = self.generator.generate(prepared, generation)
         tokens = tokens.clone()  # the next batch overwrites them
         computed = prepared.rows * (prepared.longest + steps - 1)
         return lambda: Generated(
@@ -59,16 +52,10 @@ class GraphEngine(GenerationEngine):
         )
 
     def generate_continuously(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        slot_count: int,
-        output_tokens: int,
-        end_token_ids: Collection[int],
-        on_admit: Callable[[Sequence[int]], None],
-        on_step: Callable[[Sequence[int]], None],
+        self, prompts: Sequence[Sequence[int]], generation: ContinuousGeneration
     ) -> Completed:
         """Generate for all prompts in slots; see ``continuous``."""
+        most = generation.output_tokens
         tokens: list[list[int]] = [[] for _ in prompts]
 
         def on_end(text: Text) -> None:
@@ -76,15 +63,12 @@ class GraphEngine(GenerationEngine):
 
         batch = ContinuousBatch(
             self.generator,
-            places=min(slot_count, len(prompts)),
-            positions=max(map(len, prompts)) + output_tokens,
-            ends=end_token_ids,
-            on_admit=on_admit,
-            on_step=on_step,
+            replace(generation, slots=min(generation.slots, len(prompts))),
+            positions=max(map(len, prompts)) + most,
             on_end=on_end,
         )
         for prompt in prompts:
-            batch.submit(prompt, output_tokens)
+            batch.submit(prompt, most)
         batch.close()
         batch.run()
         return Completed(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines.exports import Difference, difference, drawn_ids, in_fp32, text_facts
-from workloads.engines.loaded import Answered, Generated, GenerationEngine
+from workloads.engines.loaded import Answered, Generated, Generation, GenerationEngine
 from workloads.engines.onnxruntime.export import GRAPH, Part
 from workloads.engines.onnxruntime.session import Exported, Graph, Graphs, open_graphs
 from workloads.engines.torch_models import Batch, SourceReader, pad_token_id_of, padded, reading
@@ -90,53 +90,35 @@ class OnnxDecoder(GenerationEngine):
         self.graph.take_threads()
         return padded(prompts, self.pad_token_id, left=True)
 
-    def generate(
-        self,
-        prepared: Batch,
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
-    ) -> Callable[[], Generated]:
-        return greedy(
-            decoding(self.graph, prepared),
-            prepared.input_ids,
-            read=prepared.input_ids.numel(),
-            output_tokens=output_tokens,
-            ends=() if ignore_eos else self.end_token_ids,
-            pad=self.pad_token_id,
-            on_step=on_step,
-            keep_logits=keep_logits,
-        )
+    def generate(self, prepared: Batch, generation: Generation) -> Callable[[], Generated]:
+        ids = prepared.input_ids
+        writing = decoding(self.graph, prepared)
+        return greedy(writing, ids, generation, read=ids.numel(), pad=self.pad_token_id)
 
 
 def greedy(
     writing: Writing,
     ids: torch.Tensor,
+    generation: Generation,
     *,
     read: int,
-    output_tokens: int,
-    ends: Collection[int],
     pad: int,
-    on_step: Callable[[], None],
-    keep_logits: bool,
     encoder_s: float | None = None,
 ) -> Callable[[], Generated]:
     """``GenerationEngine.generate`` after ``ids``, until all rows have ended; ``read`` is the count
     of positions computed before the first token."""
     rows = len(ids)
-    end_ids = torch.tensor(sorted(ends), dtype=torch.long)
+    end_ids = torch.tensor(sorted(generation.ends), dtype=torch.long)
     ended = torch.zeros(rows, dtype=torch.bool)
     tokens: list[torch.Tensor] = []
     logits: list[torch.Tensor] = []
-    for _ in range(output_tokens):
+    for _ in range(generation.output_tokens):
         last = writing.step(ids)
         chosen = last.argmax(-1).cpu().masked_fill(ended, pad)
         tokens.append(chosen)
-        if keep_logits:
+        if generation.keep_logits:
             logits.append(last)
-        on_step()
+        generation.on_step()
         ended |= torch.isin(chosen, end_ids)
         if bool(ended.all()):
             break
@@ -282,23 +264,19 @@ class OnnxSeq2Seq(SourceReader):
             graph.take_threads()
         return SourceReader.prepare(self, prompts)
 
-    def generate(
-        self, prepared: Batch, *, output_tokens: int, ignore_eos: bool = False, **more: Any
-    ) -> Callable[[], Generated]:
-        self._check(output_tokens, "a text may have")
+    def generate(self, prepared: Batch, generation: Generation) -> Callable[[], Generated]:
+        self._check(generation.output_tokens, "a text may have")
         rows = len(prepared.input_ids)
         began = time.perf_counter()
         writing = answering(self.graphs, prepared)
         return greedy(
             writing,
             torch.full((rows, 1), self.begin_token_id),
+            generation,
             # The decoder also reads its start token.
             read=prepared.input_ids.numel() + rows,
-            output_tokens=output_tokens,
-            ends=() if ignore_eos else self.end_token_ids,
             pad=self.pad_token_id,
             encoder_s=time.perf_counter() - began,
-            **{"on_step": lambda: None, "keep_logits": False, **more},
         )
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[Any]:

@@ -39,7 +39,14 @@ from workloads.engines.exports import (
     package_versions,
     text_facts,
 )
-from workloads.engines.loaded import Answered, Generated, SteppedEngine, Stepping, computed
+from workloads.engines.loaded import (
+    Answered,
+    Generated,
+    Generation,
+    SteppedEngine,
+    Stepping,
+    computed,
+)
 from workloads.engines.openvino import BF16_THREADS, SPEC
 from workloads.inspection.checkpoints import fingerprint
 from workloads.models import precision as precisions
@@ -411,27 +418,13 @@ class OpenVinoEngine(SteppedEngine):
         self.pipeline.take_threads()
         return [Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
 
-    def generate(
-        self,
-        prepared: list[Any],
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
-    ) -> Callable[[], Generated]:
-        tokens = self.write(
-            prepared,
-            places=len(prepared),
-            output_tokens=output_tokens,
-            ends=() if ignore_eos else self.end_token_ids,
-            on_step=lambda indices: on_step(),
-        )
+    def generate(self, prepared: list[Any], generation: Generation) -> Callable[[], Generated]:
+        tokens = self.write_together(prepared, generation, lambda indices: generation.on_step())
         read = sum(prompt.shape[1] for prompt in prepared)
         return lambda: Generated(
             tokens=tokens,
             computed_tokens=computed(read, tokens),
-            logits=self._logits(prepared, tokens) if keep_logits else (),
+            logits=self._logits(prepared, tokens) if generation.keep_logits else (),
         )
 
     def begin(self, prepared: Sequence[Any], output_tokens: int, ends: Collection[int]) -> Stepping:

@@ -24,7 +24,7 @@ from workloads.data.datasets import load_dataset
 from workloads.devices.base import Device
 from workloads.devices.monitor.gaudi import fp8_scales
 from workloads.engines.calibration import Fp8CalibrationParameters
-from workloads.engines.loaded import Generated
+from workloads.engines.loaded import Generated, Generation
 from workloads.engines.optimum_habana import SPEC, prepare, quantization
 from workloads.engines.passes import encoded_prompts, generate_once, result_of
 from workloads.engines.torch_models import (
@@ -79,15 +79,11 @@ class OptimumHabanaEngine(TransformersEngine):
     def padded_length(self, longest: int) -> int:
         return math.ceil(longest / BUCKET) * BUCKET if self.static_shapes else longest
 
-    def generate(
-        self, prepared: Batch, *, output_tokens: int, on_step: Callable[[], None], **more: Any
-    ) -> Callable[[], Generated]:
+    def generate(self, prepared: Batch, generation: Generation) -> Callable[[], Generated]:
         self.model.generation_config = copy.deepcopy(self.original_config)
-        fetch = TransformersEngine.generate(
-            self, prepared, output_tokens=output_tokens, on_step=on_step, **more
-        )
+        fetch = TransformersEngine.generate(self, prepared, generation)
         self.device.mark_step()
-        on_step()
+        generation.on_step()
         return fetch
 
     @property
@@ -97,14 +93,14 @@ class OptimumHabanaEngine(TransformersEngine):
     def steps(self, on_step: Callable[[], None]) -> Steps:
         return GaudiSteps(on_step)
 
-    def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
+    def config(self, prepared: Batch, generation: Generation) -> Any:
         """A new config for every call; a causal mask only without padding, as it hides none."""
         from optimum.habana.transformers.generation import GaudiGenerationConfig
 
-        ends = None if ignore_eos else sorted(self.end_token_ids) or None
+        ends = sorted(generation.ends) or None
         unpadded = bool(prepared.attention_mask.all()) if self.flash_attention else False
         return GaudiGenerationConfig(
-            max_new_tokens=output_tokens,
+            max_new_tokens=generation.output_tokens,
             do_sample=False,
             num_beams=1,
             use_cache=True,
@@ -285,14 +281,8 @@ def run(request: Request, context: JobContext) -> Result:
     dataset = load_dataset(request.dataset, parameters.reading())
     prompts = encoded_prompts(engine, dataset, parameters.prompts)
     context.enter_phase("measure")
-    _, sample = generate_once(
-        engine,
-        context,
-        prompts,
-        batch_size=request.batch_size,
-        output_tokens=parameters.output_tokens,
-        on_step=device.synchronize,
-    )
+    generation = Generation(output_tokens=parameters.output_tokens, on_step=device.synchronize)
+    _, sample = generate_once(engine, context, prompts, request.batch_size, generation)
     directory = quantization.calibration_directory(
         request.model, context.world_size, device.device_name()
     )

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.compression import pruning
 from workloads.devices.base import Device
-from workloads.engines.loaded import Generated
+from workloads.engines.loaded import Generated, Generation
 from workloads.engines.torch_models import (
     Batch,
     LoadedEncoder,
@@ -60,23 +60,15 @@ class Steps(StoppingCriteria):
 class TransformersEngine(TorchModel):
     """A model that transformers' own ``generate`` runs."""
 
-    def generate(
-        self,
-        prepared: Batch,
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
-    ) -> Callable[[], Generated]:
-        steps = self.steps(on_step)
+    def generate(self, prepared: Batch, generation: Generation) -> Callable[[], Generated]:
+        steps = self.steps(generation.on_step)
         output = self.model.generate(
             input_ids=prepared.input_ids,
             attention_mask=prepared.attention_mask,
-            generation_config=self.config(prepared, output_tokens, ignore_eos),
+            generation_config=self.config(prepared, generation),
             stopping_criteria=StoppingCriteriaList([steps]),
             return_dict_in_generate=True,
-            output_logits=keep_logits,
+            output_logits=generation.keep_logits,
             **self.arguments,
         )
         batch, longest = prepared.input_ids.shape
@@ -106,14 +98,14 @@ class TransformersEngine(TorchModel):
 
         return Steps(step)
 
-    def config(self, prepared: Batch, output_tokens: int, ignore_eos: bool) -> Any:
+    def config(self, prepared: Batch, generation: Generation) -> Any:
         """A new generation config for every call."""
         return GenerationConfig(
-            max_new_tokens=output_tokens,
+            max_new_tokens=generation.output_tokens,
             do_sample=False,
             num_beams=1,
             use_cache=True,
-            eos_token_id=None if ignore_eos else sorted(self.end_token_ids) or None,
+            eos_token_id=sorted(generation.ends) or None,
             pad_token_id=self.pad_token_id,
         )
 

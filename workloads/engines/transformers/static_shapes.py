@@ -18,7 +18,7 @@ import torch
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
 from workloads.engines import find_engine
-from workloads.engines.loaded import Answered, Generated
+from workloads.engines.loaded import Answered, Generated, Generation
 from workloads.engines.torch_models import BUCKET, Batch, room_for_graphs
 from workloads.engines.transformers.generation import TransformersEngine
 from workloads.engines.transformers.generation import load as load_plain
@@ -37,17 +37,9 @@ class StaticShapesEngine(TransformersEngine):
         return math.ceil(longest / BUCKET) * BUCKET
 
     @torch.no_grad()
-    def generate(
-        self,
-        prepared: Batch,
-        *,
-        output_tokens: int,
-        ignore_eos: bool,
-        on_step: Callable[[], None],
-        keep_logits: bool = False,
-    ) -> Callable[[], Generated]:
+    def generate(self, prepared: Batch, generation: Generation) -> Callable[[], Generated]:
         rows, length = prepared.input_ids.shape
-        total = length + output_tokens
+        total = length + generation.output_tokens
         real = prepared.attention_mask
         cache = self._cache(rows, total)
         visible = _visible(real, total)
@@ -62,10 +54,10 @@ class StaticShapesEngine(TransformersEngine):
         position = inputs["position_ids"][:, -1:]
         tokens: list[torch.Tensor] = []
         logits: list[torch.Tensor] = []
-        ends = torch.tensor(sorted(self.end_token_ids), device=card)
+        ends = torch.tensor(sorted(generation.ends), device=card)
         ended = torch.zeros(rows, dtype=torch.bool, device=card)
         with room_for_graphs():  # once a batch, outside timed steps
-            for step in range(output_tokens):
+            for step in range(generation.output_tokens):
                 scores = self.model(
                     **inputs,
                     past_key_values=cache,
@@ -75,19 +67,19 @@ class StaticShapesEngine(TransformersEngine):
                 ).logits[:, -1]
                 token = scores.argmax(-1, keepdim=True)
                 tokens.append(token)
-                if keep_logits:
+                if generation.keep_logits:
                     logits.append(scores)
                 self.device.mark_step()
                 if step == 0:
-                    on_step()
-                if not ignore_eos and len(ends):
+                    generation.on_step()
+                if len(ends):
                     ended = ended | torch.isin(token[:, 0], ends)
                     if step % LOOK == LOOK - 1 and bool(ended.all()):
                         break
                 at, position = at[-1:] + 1, position + 1
                 mask = mask.index_fill(3, at, 0.0)
                 inputs = {"input_ids": token, "attention_mask": mask, "position_ids": position}
-        on_step()
+        generation.on_step()
 
         def fetch() -> Generated:
             return Generated(
