@@ -6,9 +6,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor as Threads
-from concurrent.futures import Future
-from typing import Any
 
 from core_cases import a_job, a_worker
 
@@ -126,51 +123,6 @@ class FakeClock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
-
-
-class Later(Threads):
-    """A thread in virtual time: a call happens when somebody waits for it or has looked a number of
-    times whether it has, and refuses a second call beside the first."""
-
-    def __init__(self, looks: int) -> None:
-        self._looks = looks
-        self._last: _Call | None = None
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
-        assert not self.busy, "two files at once"
-        self._last = _Call(lambda: function(*args, **named), self._looks)
-        return self._last
-
-    @property
-    def busy(self) -> bool:
-        return self._last is not None and not self._last.happened
-
-
-class _Call(Future[Any]):
-    def __init__(self, call: Callable[[], object], looks: int) -> None:
-        super().__init__()
-        self._call, self._left = call, looks
-        self.happened = False
-
-    def done(self) -> bool:
-        if not self._left:
-            self._happen()
-        self._left -= 1
-        return self.happened
-
-    def result(self, timeout: float | None = None) -> Any:
-        self._happen()
-        return super().result(timeout)
-
-    def _happen(self) -> None:
-        if not self.happened:
-            self.happened = True
-            try:
-                self.set_result(self._call())
-            except BaseException as error:
-                self.set_exception(error)
-                if not isinstance(error, Exception):
-                    raise
 
 
 class FakeExecutor:

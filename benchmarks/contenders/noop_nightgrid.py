@@ -31,7 +31,6 @@ from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.topology import parse_emulation
 from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.loop import Driver
-from orchestrator.driver.rows import row_thread
 from orchestrator.driver.session import with_memory
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate
@@ -138,7 +137,6 @@ def main() -> None:
                 view=View(),
                 write_status=lambda text: store.write_file("status.json", text),
                 watchdog=Watchdog(),
-                row_thread=stack.enter_context(row_thread()),
             ).drive()
         rows.update(row.state for row in store.history() if row.final)
         if rows != {State.SUCCEEDED: len(jobs)} or timed.warm is None:

@@ -1,10 +1,9 @@
 """The loop: events go to the schedule, its commands to the executor and the store.
 
 The loop decides nothing. Simultaneous events are handled together; cards get their next work first,
-then rows are written in batches, before the loop waits or shows anything, and within
-``ROWS_WAIT_S``. Timers come due as ``Tick``; a signal becomes ``StopRequested``; transient failures
-of executor or disk are retried. While a disk is full, nothing new starts and rows wait in memory
-(``rows.py``).
+then rows are written, before the loop waits or shows anything. Timers come due as ``Tick``; signals
+become ``StopRequested``; transient failures of executor or disk are retried. While a disk is full,
+nothing new starts and rows wait in memory (``rows.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import contextlib
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, field
 
 from orchestrator.core.card_check import FIGURES, CardCheck, slow_cards
@@ -92,7 +90,6 @@ class PassportBook:
 
 
 STATUS_INTERVAL_S = 1.0
-WRITING_LOOK_S = 0.01  # between two looks at a file of rows that is being written
 WAITING_INTERVAL_S = 60.0  # between two lines that say whom the run waits for
 
 
@@ -120,7 +117,6 @@ class Driver:
     trouble: Callable[[], str] = lambda: ""  # what is wrong with the cluster, while work goes on
     waiting: Callable[[], str] = lambda: ""  # whose cards the run waits for, while it has none
     asked_to_stop: Callable[[], tuple[int, str]] = lambda: (0, "")  # how often, and by whom
-    row_thread: Threads | None = None  # writes rows beside the loop; None: the loop does
     passports: PassportBook | None = None  # None: cards have none in this run
     watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
@@ -159,7 +155,6 @@ class Driver:
             wall=self.wall,
             durable=self.executor.durable,
             logged=self.logged,
-            thread=self.row_thread,
         )
 
     def drive(self) -> DriveResult:
@@ -189,11 +184,9 @@ class Driver:
 
     def _next_events(self) -> list[Event]:
         events, self._late = self._late, []
-        due = self._rows.due
-        if self._rows.waiting and not due:
-            events += self._look()
-        if due or not events:
-            self._rows.write_soon()
+        if self._rows.waiting:
+            events += self._look()  # which gives cards their next work before the disk is awaited
+        self._rows.write()
         if not events:
             events += self._patience.act("the executor", self._poll, ClusterError)
         if self._rows.delayed is not None:
@@ -229,7 +222,7 @@ class Driver:
             return []
 
     def _poll(self) -> list[Event]:
-        wait = WRITING_LOOK_S if self._rows.writing else self.poll_s
+        wait = self.poll_s
         if self._wakes:
             wait = min(wait, max(0.0, self._wakes[0] - self.clock()))
         refused, self._refused_stops = self._refused_stops, []

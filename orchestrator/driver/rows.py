@@ -1,8 +1,6 @@
 """Durable writing of rows, in batches, and delayed while the disk is full.
 
-With a thread, batches are written beside the loop (``write_soon``), which need not wait for the
-disk. Rows are pending until their batch is synced. Every few seconds the same thread makes synced
-rows a Parquet file.
+Rows are pending until their batch is synced. Every few seconds synced rows become a Parquet file.
 
 While rows do not fit on the disk, commands that start something wait behind them, in order: nothing
 starts whose result could not be written. Attempts go on, and stops are carried out at once. The
@@ -11,16 +9,14 @@ agent of a row's node keeps the outcome until the row is safe (``durable``).
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor as Threads
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -47,7 +43,6 @@ from orchestrator.util.redaction import redact
 from orchestrator.watch.live import View, row_line, unrun_lines
 
 ROOM_INTERVAL_S = 5.0  # between looks for room on a full disk
-ROWS_WAIT_S = 0.1  # for others to be written with, at most
 PARQUET_INTERVAL_S = 10.0  # between two files for readers that know nothing of our log
 MOST_TOGETHER = 1000  # rows of one batch
 
@@ -108,15 +103,6 @@ class DelayedCommands:
         attempt_id = command.attempt.attempt_id
         outcome = Outcome(attempt_id=attempt_id, state=State.LOST, ranks=(), failure=failure)
         return [AttemptEnded(at=at, outcome=outcome)]
-
-
-def row_thread() -> Threads:
-    """The single thread of ``RowWriter`` (batches are in order); it imports what writing needs
-    while the cluster starts."""
-    threads = ThreadPoolExecutor(1, thread_name_prefix="rows")
-    for name in ("pyarrow.parquet", "pyarrow.compute", "orchestrator.store.reader"):
-        threads.submit(importlib.import_module, name)
-    return threads
 
 
 def clean_row(row: Measurement) -> Measurement:
@@ -191,7 +177,6 @@ class RowWriter:
         to_measurement: makes a row of the schedule's command.
         durable: called with the ids of attempts whose rows are synced.
         logged: called with each synced row, for trackers.
-        thread: writes files beside the loop; None: the loop does.
         delayed: commands that wait while there is no room for rows.
     """
 
@@ -204,12 +189,8 @@ class RowWriter:
     wall: Callable[[], float]  # the time of day, for the journal
     durable: Callable[[Sequence[str]], object] = lambda _: None
     logged: Callable[[Measurement], object] = lambda _: None
-    thread: Threads | None = None
     delayed: DelayedCommands | None = None
     _pending: deque[Row] = field(default_factory=deque)
-    _writing: Future[object] | None = None  # of a batch, or of a Parquet file
-    _in_batch: int = 0  # of the pending rows, the first ones
-    _write_by: float = 0.0  # when the oldest of the others must be written
     _look_at: float = 0.0  # for room
     _parquet_wanted: bool = False  # there are rows that are safe, and not in Parquet
     _parquet_at: float = 0.0  # when they may become so, at the earliest
@@ -217,26 +198,14 @@ class RowWriter:
 
     def take(self, command: RecordRow) -> None:
         """Queue a row to be written soon."""
-        if not self.waiting:
-            self._write_by = self.clock() + ROWS_WAIT_S
         self._pending.append((command, self.to_measurement(command)))
         if self.delayed is not None:
             self.delayed.forget_attempt(command)
 
     @property
     def waiting(self) -> bool:
-        """Return whether there are rows beyond the batch being written."""
-        return self.delayed is None and len(self._pending) > self._in_batch
-
-    @property
-    def writing(self) -> bool:
-        """Return whether the thread is writing."""
-        return self._writing is not None
-
-    @property
-    def due(self) -> bool:
-        """Return whether the oldest row has waited for ``ROWS_WAIT_S``."""
-        return self.clock() >= self._write_by
+        """Return whether there are rows to be written."""
+        return self.delayed is None and bool(self._pending)
 
     def begin(self, commands: Sequence[RunAttempt]) -> None:
         """Journal the start of attempts; a full disk delays them, other errors are ignored, since
@@ -254,55 +223,18 @@ class RowWriter:
             pass
 
     def write(self) -> None:
-        """Write and sync the pending rows, unless there is no room."""
-        while self._pending and self.delayed is None:
-            self._write_batch()
-
-    def write_soon(self) -> None:
-        """Start the next batch (without a thread, write all now), or a due Parquet file."""
-        if self._writing is not None:
-            if not self._writing.done():
-                return
-            self._finish_writing()
-        if self.thread is None:
-            self.write()
-            if self._parquet_due():
-                self._make_parquet()
-        elif self._parquet_due():
-            self._writing = self.thread.submit(self._make_parquet)
-        elif self._pending and self.delayed is None:
-            self._in_batch = min(len(self._pending), MOST_TOGETHER)
-            rows = [measurement for _, measurement in islice(self._pending, self._in_batch)]
-            self._writing = self.thread.submit(self.store.append, *rows)
-
-    def _finish_writing(self) -> None:
-        if self._writing is not None and self._in_batch:
-            self._write_batch()
-        elif self._writing is not None:  # a Parquet file
-            writing, self._writing = self._writing, None
-            writing.result()
-
-    def _write_batch(self) -> None:
-        """Write the current or next batch; on a full disk its rows stay pending."""
-        if self._writing is not None and not self._in_batch:
-            self._finish_writing()
-        count = self._in_batch or min(len(self._pending), MOST_TOGETHER)
-        rows = list(islice(self._pending, count))
-
-        def attempt() -> None:
-            writing, self._writing, self._in_batch = self._writing, None, 0
-            if writing is not None:
-                writing.result()
-            else:
-                self.store.append(*(measurement for _, measurement in rows))
-
-        try:
-            self.patience.act("the store", attempt, StoreError)
-        except StoreFull as full:
-            if self.delayed is None:
+        """Write and sync the pending rows, unless there is no room, and a Parquet file if due."""
+        while self.waiting:
+            rows = list(islice(self._pending, MOST_TOGETHER))
+            append = partial(self.store.append, *(measurement for _, measurement in rows))
+            try:
+                self.patience.act("the store", append, StoreError)
+            except StoreFull as full:
                 self._pause(full)
-            return
-        self._recorded(rows)
+            else:
+                self._recorded(rows)
+        if self._parquet_wanted and self.clock() >= self._parquet_at:
+            self._make_parquet()
 
     def _recorded(self, rows: Sequence[Row]) -> None:
         """Remove synced rows from the pending ones, and announce them."""
@@ -331,16 +263,9 @@ class RowWriter:
                 except (OSError, StoreError) as error:
                     self.view.line(f"{name} is not kept: {error}")
 
-    def _parquet_due(self) -> bool:
-        """Return whether a file is due, and count it as made."""
-        now = self.clock()
-        if not self._parquet_wanted or now < self._parquet_at:
-            return False
-        self._parquet_wanted, self._parquet_at = False, now + PARQUET_INTERVAL_S
-        return True
-
     def _make_parquet(self) -> None:
         """Write a Parquet file; a failure is reported once and otherwise ignored."""
+        self._parquet_wanted, self._parquet_at = False, self.clock() + PARQUET_INTERVAL_S
         try:
             self.store.to_parquet()
             self._parquet_troubles.clear()
@@ -367,7 +292,6 @@ class RowWriter:
     def look_for_room(self) -> list[Delayed]:
         """Write the pending rows and, once all are synced, return the delayed commands; a finished
         run ends without its rows after a stop request or ``patience.limit_s``."""
-        self._finish_writing()
         delayed, now = self.delayed, self.clock()
         if delayed is None or now < self._look_at:
             return []
@@ -399,7 +323,6 @@ class RowWriter:
         self.patience.limit_s = 0.0  # the end waits no longer
         why: Exception | None = None
         try:
-            self._finish_writing()
             self.write()
             if self.delayed is not None:
                 self._write_pending(self.delayed)

@@ -54,7 +54,7 @@ from orchestrator.driver.recovery import (
     owner_of,
     recover_outcomes,
 )
-from orchestrator.driver.rows import clean_row, row_thread
+from orchestrator.driver.rows import clean_row
 from orchestrator.driver.session import Session
 from orchestrator.driver.supervisor import StopSignal
 from orchestrator.grid.parser import Grid
@@ -185,8 +185,6 @@ def drive(
             waiting=lambda: getattr(executor, "waiting", ""),
             asked_to_stop=lambda: stop_requests(store.path),
             write_status=lambda text: store.write_file(run_files.STATUS, redact(text, os.environ)),
-            # Where jobs run in this process, the thread would run beside what is timed.
-            row_thread=None if options.in_process else stack.enter_context(row_thread()),
             passports=PassportBook(store, time.time) if options.passports else None,
             # In this very process a watchdog could end nothing but the whole run.
             watchdog=None if options.in_process else Watchdog(),

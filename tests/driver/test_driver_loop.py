@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
+from driver_cases import MOMENT, FakeClock, FakeExecutor, attempt, job, node, plan
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import (
@@ -45,7 +45,6 @@ from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.core.status import RunStatus
 from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.loop import Driver
-from orchestrator.driver.rows import ROWS_WAIT_S, row_thread
 from orchestrator.driver.supervisor import StopSignal
 from orchestrator.store.store import Store
 from orchestrator.watch.live import summary_line
@@ -141,10 +140,8 @@ def one_job_after_another(event: Event) -> list[Command]:
     return []
 
 
-def driver_of(
-    clock: FakeClock, store: Any, *jobs: Job, looks: int | None = None, **parts: Any
-) -> Driver:
-    """A driver in virtual time; rows are written in the loop, or beside it, seen at that look."""
+def driver_of(clock: FakeClock, store: Any, *jobs: Job, **parts: Any) -> Driver:
+    """A driver in virtual time."""
     return Driver(
         store=store,
         to_measurement=lambda row: measurement_of(
@@ -154,7 +151,7 @@ def driver_of(
         clock=clock,
         wall=clock,
         sleep=clock.sleep,
-        **{"row_thread": None if looks is None else Later(looks)} | parts,
+        **parts,
     )
 
 
@@ -186,13 +183,8 @@ class Case:
         )
 
 
-#: Rows are written in the loop, or beside it, which is seen at the third look.
-in_or_beside_the_loop = pytest.mark.parametrize("looks", [None, 2])
-
-
-@in_or_beside_the_loop
-def test_a_run_goes_from_the_first_event_to_run_finished(looks: int | None) -> None:
-    case = Case(looks=looks)
+def test_a_run_goes_from_the_first_event_to_run_finished() -> None:
+    case = Case()
     result = case.driver.drive()
     assert (result.finished, result.reason) == (True, "every job is terminal")
     assert [row.job_id for row in case.rows.kept] == [ONE.job_id, TWO.job_id]
@@ -201,8 +193,7 @@ def test_a_run_goes_from_the_first_event_to_run_finished(looks: int | None) -> N
     assert case.view.shown[-1].finished and case.view.shown[-1].done == 2
 
 
-@in_or_beside_the_loop
-def test_the_trace_of_a_profile_lies_beside_the_rows(looks: int | None) -> None:
+def test_the_trace_of_a_profile_lies_beside_the_rows() -> None:
     def profiled(event: Event) -> list[Command]:
         if not isinstance(event, AttemptEnded):
             return one_job_after_another(event)
@@ -211,7 +202,7 @@ def test_the_trace_of_a_profile_lies_beside_the_rows(looks: int | None) -> None:
         seen = replace(rank, result=replace(rank.result, trace=b"gz"))
         return one_job_after_another(replace(event, outcome=replace(event.outcome, ranks=(seen,))))
 
-    case = Case(profiled, looks=looks)
+    case = Case(profiled)
     case.driver.drive()
     assert case.rows.files == {f"trace-{ONE.job_id}-1.json.gz": b"gz"}
     assert len(case.rows.kept) == 2
@@ -247,81 +238,34 @@ def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows(
     assert begun_by_write == [2, 2] and ended == 2
 
 
-@in_or_beside_the_loop
-def test_a_disk_that_stumbles_does_not_end_the_run(looks: int | None) -> None:
-    case = Case(rows=Rows(failures=3), looks=looks)
+def test_a_disk_that_stumbles_does_not_end_the_run() -> None:
+    case = Case(rows=Rows(failures=3))
     assert case.driver.drive().finished
     assert len(case.rows.kept) == 2
     assert sum("the store failed" in line for line in case.view.lines) == 3
-
-
-def twenty_ends(every_s: float, looks: int | None = None) -> tuple[list[float], list[list[float]]]:
-    """One attempt ends after another: how late each was handled, and of the rows of each file how
-    long they had waited."""
-    attempts = [attempt(ONE, CARD, number=number) for number in range(1, 21)]
-    ended_at: dict[str, float] = {}
-    late: list[float] = []
-    files: list[list[float]] = []
-
-    def answer(event: Event) -> list[Command]:
-        if isinstance(event, AttemptEnded):
-            this = attempts[len(ended_at)]
-            ended_at[this.attempt_id] = event.at
-            late.append(case.clock() - event.at)
-            return [row_of(event, this)]
-        return [RunFinished(reason="seen")] if isinstance(event, StopRequested) else []
-
-    case = Case(answer, looks=looks)
-
-    def append(*measurements: Measurement) -> None:
-        files.append([case.clock() - ended_at[row.attempt_id] for row in measurements])
-
-    def events(timeout_s: float) -> list[Event]:
-        if len(ended_at) == len(attempts):
-            case.stop.request("all seen")
-            return []
-        case.clock.sleep(every_s)
-        return [lost("any", case.clock())]
-
-    case.rows.append = append
-    case.executor.events = events  # type: ignore[method-assign]
-    assert case.driver.drive().finished
-    assert sum(map(len, files)) == 20
-    return late, files
 
 
 def lost(attempt_id: str, at: float = MOMENT) -> AttemptEnded:
     return AttemptEnded(at=at, outcome=Outcome(attempt_id=attempt_id, state=State.LOST, ranks=()))
 
 
-def test_rows_wait_for_others_a_tenth_of_a_second_at_most() -> None:
-    _, files = twenty_ends(every_s=0.03)
-    assert len(files) < 8 and max(map(max, files)) < ROWS_WAIT_S + 0.03
-
-
-def test_events_are_handled_while_a_file_is_written_and_the_next_rows_wait_for_it() -> None:
-    late, files = twenty_ends(every_s=0.1, looks=10)  # a disk that takes a second for a file
-    assert max(late) == 0 and len(files) <= 5
-
-
-def test_a_thread_writes_every_row_of_a_real_store(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "case") as store, row_thread() as thread:
-        case = Case(rows=store, row_thread=thread)
+def test_every_row_reaches_a_real_store(tmp_path: Path) -> None:
+    with Store.open(tmp_path, "case") as store:
+        case = Case(rows=store)
         assert case.driver.drive().finished
         assert {each.job_id for each in store.measurements()} == {ONE.job_id, TWO.job_id}
     with Store.open(tmp_path, "case") as store:
         assert not store.interrupted and len(store.measurements()) == 2
 
 
-@in_or_beside_the_loop
-def test_a_run_that_is_broken_off_writes_the_rows_that_it_has(looks: int | None) -> None:
+def test_a_run_that_is_broken_off_writes_the_rows_that_it_has() -> None:
     def answer(event: Event) -> list[Command]:
         if isinstance(event, AttemptEnded):
             for _ in range(3):
                 case.stop.request("SIGINT received")
         return one_job_after_another(event)
 
-    case = Case(answer, looks=looks)
+    case = Case(answer)
     assert not case.driver.drive().finished
     assert [row.job_id for row in case.rows.kept] == [ONE.job_id]
 
@@ -356,11 +300,10 @@ def test_rows_of_the_same_moment_are_written_together() -> None:
     assert begun == [attempt(ONE, CARD, number=2)]
 
 
-@in_or_beside_the_loop
 def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
-    capfd: pytest.CaptureFixture[str], looks: int | None
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    case = Case(rows=Rows(failures=10_000), looks=looks)
+    case = Case(rows=Rows(failures=10_000))
     with pytest.raises(StoreError, match="the store keeps failing: input/output error"):
         case.driver.drive()
     assert 120 <= case.clock() - MOMENT < 180
@@ -371,9 +314,8 @@ def test_a_disk_that_stays_broken_ends_the_run_with_its_reason(
     )
 
 
-@in_or_beside_the_loop
 def test_a_driver_that_lost_the_run_starts_nothing_and_leaves_no_row(
-    capfd: pytest.CaptureFixture[str], looks: int | None
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """It was frozen, and another driver took the run while the first job was measured."""
 
@@ -381,7 +323,7 @@ def test_a_driver_that_lost_the_run_starts_nothing_and_leaves_no_row(
         case.rows.lost = isinstance(event, AttemptEnded)
         return one_job_after_another(event)
 
-    case = Case(answer, looks=looks)
+    case = Case(answer)
     with pytest.raises(StoreLocked):
         case.driver.drive()
     begun = [each.attempt.job for each in case.executor.log if isinstance(each, RunAttempt)]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_cases import MOMENT, FakeClock, FakeExecutor, Later, attempt, job, node, plan
+from driver_cases import MOMENT, FakeClock, FakeExecutor, attempt, job, node, plan
 from measurements import row
 from small_disks import FILLER, fill, small_disk
-from test_driver_loop import Lines, Rows, driver_of, in_or_beside_the_loop
+from test_driver_loop import Lines, Rows, driver_of
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.errors import StoreError, StoreFull, StoreLocked
@@ -34,8 +34,6 @@ from orchestrator.store.store import Store
 LOOK_S = 0.5  # of a loop that waits for events
 BEHIND_S = 15.0  # of a plain reader, as README promises
 ONE = job(1)
-
-in_or_beside = pytest.mark.parametrize("looks", [None, 1])
 
 
 class Logged(Rows):
@@ -62,8 +60,7 @@ class Logged(Rows):
         self.plain, self.made = len(self.kept), self.made + 1
 
 
-def writer_of(store: Any, clock: FakeClock, looks: int | None, *jobs: Job) -> RowWriter:
-    """A writer in the loop, or beside it, which is seen after so many looks."""
+def writer_of(store: Any, clock: FakeClock, *jobs: Job) -> RowWriter:
     view = Lines()
     return RowWriter(
         store=store,
@@ -75,7 +72,6 @@ def writer_of(store: Any, clock: FakeClock, looks: int | None, *jobs: Job) -> Ro
         patience=Patience(view=view, stop=StopSignal(), clock=clock, sleep=clock.sleep),
         clock=clock,
         wall=clock,
-        thread=None if looks is None else Later(looks),
     )
 
 
@@ -85,20 +81,19 @@ def write(writer: RowWriter, *jobs: Job, times: int = 1) -> None:
         record = RecordRow(job=each, state=State.NOT_STARTED, reason="no time is left", final=True)
         writer.take(record)
     for _ in range(times):
-        writer.write_soon()
+        writer.write()
 
 
 def sizes(store: Store) -> list[int]:
     return sorted(each.batch_size or 0 for each in store.measurements())
 
 
-@pytest.mark.parametrize("looks", [None, 1, 3])
 @pytest.mark.parametrize("trouble", [None, StoreFull("no space left"), MemoryError()])
 def test_plain_readers_are_fifteen_seconds_behind_at_most(
-    looks: int | None, trouble: Exception | None
+    trouble: Exception | None,
 ) -> None:
     clock, store = FakeClock(), Logged(trouble)
-    writer = writer_of(store, clock, looks)
+    writer = writer_of(store, clock)
     came: list[float] = []
     for look in range(120):
         is_lull = look % 60 >= 40
@@ -114,10 +109,9 @@ def test_plain_readers_are_fifteen_seconds_behind_at_most(
     assert len(store.kept) == store.plain == len(came) + 1
 
 
-@in_or_beside
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_batch_whose_sync_failed_and_that_stands_nevertheless_is_not_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int | None, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """It is written again as it was: once there is room, or at the end if it was given up."""
 
@@ -126,7 +120,7 @@ def test_a_batch_whose_sync_failed_and_that_stands_nevertheless_is_not_two(
 
     jobs, clock = [job(size) for size in (1, 2, 3)], FakeClock()
     with Store.open(tmp_path, "night") as store:
-        writer = writer_of(store, clock, looks, *jobs)
+        writer = writer_of(store, clock, *jobs)
         writer.patience.limit_s = 0.0
         store.append(row(3))  # begins the log
         with monkeypatch.context() as broken:
@@ -148,16 +142,15 @@ def test_a_batch_whose_sync_failed_and_that_stands_nevertheless_is_not_two(
             assert sizes(store) == [1, 2, 3, 4]
 
 
-@in_or_beside
-def test_rows_become_parquet_while_others_find_no_room(looks: int | None) -> None:
+def test_rows_become_parquet_while_others_find_no_room() -> None:
     clock, store = FakeClock(), Logged()
-    writer = writer_of(store, clock, looks)
+    writer = writer_of(store, clock)
     for _ in range(2):  # the first has a file at once
         write(writer, ONE, times=6)
     store.full = True
     write(writer, ONE, times=0)
     for _ in range(30):
-        writer.write_soon()
+        writer.write()
         clock.sleep(LOOK_S)
     assert writer.delayed is not None and store.plain == 2
 
@@ -185,17 +178,16 @@ def test_a_cause_for_which_no_parquet_is_made_is_said_once(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="nightgrid.store")
     clock = FakeClock()
-    writer = writer_of(Logged(*troubles), clock, None)
+    writer = writer_of(Logged(*troubles), clock)
     for _ in range(len(troubles) + 1):
         write(writer, ONE)
         clock.sleep(PARQUET_INTERVAL_S)
     assert len(caplog.records) == messages
 
 
-@in_or_beside
-def test_agents_hear_of_rows_that_are_safe(looks: int | None) -> None:
+def test_agents_hear_of_rows_that_are_safe() -> None:
     clock, store = FakeClock(), Logged()
-    writer = writer_of(store, clock, looks)
+    writer = writer_of(store, clock)
     safe: list[str] = []
     writer.durable = safe.extend
     store.full = True
@@ -211,19 +203,6 @@ def test_agents_hear_of_rows_that_are_safe(looks: int | None) -> None:
     clock.sleep(60)
     writer.look_for_room()
     assert safe == [tried.attempt_id] and writer.delayed is None
-
-
-def test_jobs_that_do_not_run_are_told_although_the_disk_got_full_meanwhile() -> None:
-    """Their rows are being written when a note finds no room."""
-    store = Logged()
-    writer = writer_of(store, FakeClock(), 9)
-    write(writer, ONE)
-    store.full_for_notes = True
-    writer.begin([RunAttempt(attempt=attempt(job(2), node().cards[0]), worker_ids=("w",))])
-    assert writer.writing and writer.delayed is not None
-    writer.look_for_room()
-    assert not writer.writing
-    assert any("no time is left" in line for line in writer.view.lines)  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------- a real disk without room
@@ -247,7 +226,6 @@ class Night:
     def __init__(
         self,
         store: Store,
-        looks: int | None,
         full_from: float,
         *,
         full_until: float = float("inf"),
@@ -263,7 +241,6 @@ class Night:
             self.clock,
             store,
             *(planned.job for planned in whole.jobs),
-            looks=looks,
             schedule=Schedule(whole.jobs, ScheduleSettings(), Same()),
             executor=executor,
             view=self.view,
@@ -304,10 +281,9 @@ class Night:
         return sum(each.state is State.SUCCEEDED for each in rows)
 
 
-@in_or_beside_the_loop
-def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path, looks: int | None) -> None:
+def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path) -> None:
     with Store.open(disk, "night") as store:
-        night = Night(store, looks, full_from=6, full_until=120)
+        night = Night(store, full_from=6, full_until=120)
         assert night.succeeded() == 6
     assert night.lasted_s > 120 and night.started_while_full == 0
     assert sum("PAUSED: cannot write" in line for line in night.view.lines) == 1
@@ -316,7 +292,6 @@ def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path, looks: int | None) 
     assert not night.statuses[-1].paused
 
 
-@in_or_beside_the_loop
 @pytest.mark.parametrize(
     ("options", "printed", "shortest_s", "longest_s"),
     [
@@ -328,24 +303,22 @@ def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path, looks: int | None) 
 def test_rows_without_any_place_are_printed(
     disk: Path,
     capfd: pytest.CaptureFixture[str],
-    looks: int | None,
     options: Any,
     printed: int,
     shortest_s: float,
     longest_s: float,
 ) -> None:
     with Store.open(disk, "night") as store:
-        night = Night(store, looks, full_from=6, **options)
+        night = Night(store, full_from=6, **options)
     assert shortest_s <= night.lasted_s < longest_s
     assert capfd.readouterr().err.count("row without a place: Measurement(") == printed
     assert "are printed above" in night.view.lines[-1]
 
 
-@in_or_beside_the_loop
-def test_an_attempt_whose_note_finds_no_room_waits_for_it(disk: Path, looks: int | None) -> None:
+def test_an_attempt_whose_note_finds_no_room_waits_for_it(disk: Path) -> None:
     """Started without a note, its driver killed, its number would be given away once more."""
     with Store.open(disk, "night") as store:
-        night = Night(store, looks, full_from=0, full_until=60, jobs=1)
+        night = Night(store, full_from=0, full_until=60, jobs=1)
         assert night.succeeded() == 1
     assert night.lasted_s > 60 and night.started_while_full == 0
 

@@ -35,7 +35,6 @@ from orchestrator.core.job import State
 from orchestrator.core.outcome import FailureClass, Outcome
 from orchestrator.core.topology import Card
 from orchestrator.driver.board import MEASURE_FACTOR, PHASE_LIMITS_S
-from orchestrator.driver.loop import WRITING_LOOK_S
 from orchestrator.scheduler.retry import POLICIES
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulator import VirtualCluster
@@ -199,9 +198,6 @@ class NightExecutor:
         night.step()
         must(night.now < TOO_LONG_S, f"no end after {night.now:,.0f} s")
         unsafe = set() if night.no_room else night.unsafe
-        if night.row_thread is not None and night.row_thread.busy:
-            must(timeout_s <= WRITING_LOOK_S, "the driver forgets the rows that are being written")
-            unsafe = set()
         must(not timeout_s or not unsafe, f"the driver waits and rows are not safe: {unsafe}")
         if timeout_s:
             self.books.must_be_punctual()

@@ -310,7 +310,7 @@ DEFENCES = (
     Defence(
         "rows before the driver waits",
         "the driver waits and rows are not safe",
-        _of(RowWriter, "write_soon"),
+        _of(RowWriter, "write"),
     ),
     Defence("rows kept while the disk is full", "rows wait for room", _forget_full_rows, first=8),
     Defence(

@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import patch
 
 from disk_model import NOWHERE, SimulatedDisk
-from driver_cases import Later
 from schedule_cases import Spread
 from schedule_cases import job as job_of
 from schedule_cases import node as node_of
@@ -66,7 +65,6 @@ class Night:
         self.living: set[int] = set()
         self.processes: dict[Card, int] = {}  # which driver's
         self.unsafe: set[str] = set()  # ended attempts whose row is not safe
-        self.row_thread: Later | None = None  # of the last driver
         self.waiting: set[str] = set()  # attempts whose rows found no room
         self.no_room = False  # as the driver was told last
         self.begun: set[str] = set()
@@ -294,8 +292,6 @@ class Night:
             return made
 
         self.invariants = cluster.invariants
-        looks = self.shape.seed % 4
-        self.row_thread = Later(looks) if looks else None
         executor = NightExecutor(self, cluster)
         return Driver(
             schedule=executor.watch(schedule),
@@ -310,7 +306,6 @@ class Night:
             wall=self.wall,
             sleep=self._sleep,
             poll_s=POLL_S,
-            row_thread=self.row_thread,
         )
 
     def _needs(self, number: int, job: Job) -> tuple[str, ...]:
