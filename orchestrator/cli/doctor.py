@@ -18,8 +18,8 @@ from orchestrator.cli.options import Command, add_results_argument, add_shared, 
 from orchestrator.util import output
 
 if TYPE_CHECKING:
-    from orchestrator.doctor.probe import Finding
     from orchestrator.on_ray.examination import ClusterFacts
+    from workloads.devices import Finding
 
 EPILOG = """\
 examples:
@@ -99,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
 def slow_card_findings(results: Path) -> list[Finding]:
     """A finding for each card that was slow in the newest run with checks of its cards here."""
     from orchestrator.core.errors import StoreError
-    from orchestrator.doctor.probe import Finding, Level
     from orchestrator.store.history import read_card_checks, slow_cards_of
     from orchestrator.store.reader import runs
+    from workloads.devices import Finding, Level
 
     remedy = (
         "look at its temperature, power limit and slot; leave it out of the run until it is as "
@@ -112,13 +112,7 @@ def slow_card_findings(results: Path) -> list[Finding]:
             if checks := read_card_checks(results / name):
                 level = Level.NOTE if any(one.emulated for one in checks) else Level.WARNING
                 return [
-                    Finding(
-                        check="slow-card",
-                        level=level,
-                        where=slow.card,
-                        message=f"{slow} (run {name})",
-                        remedy=remedy,
-                    )
+                    Finding("slow-card", f"{slow} (run {name})", remedy, level, where=slow.card)
                     for slow in slow_cards_of(results / name)
                 ]
     return []

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
 from orchestrator.core import errors
 from orchestrator.core.job import Accelerator
-from orchestrator.doctor.probe import Finding, Level
 from orchestrator.on_ray.examination import ClusterFacts, NodeFacts, Probe
 from orchestrator.on_ray.jobs import Versions
-from orchestrator.util.format import plural
+from orchestrator.util.format import listed, plural
 from orchestrator.util.host import HOME_REMEDY, MEMORY_REMEDY
-from workloads.devices import Complaint, all_devices
+from workloads.devices import Finding, Level, all_devices
 from workloads.engines import ENGINES, engine_packages
 from workloads.models.rules import PACKAGES
 
@@ -28,53 +28,25 @@ _COMPARED = ("nightgrid", "torch", "deepspeed", "peft")  # and those of engines
 
 
 def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
-    """Check for missing, dead, silent or mixed nodes, and for cards."""
+    """Check for missing nodes, and for cards."""
     alive = [node for node in facts.nodes if node.alive]
     if facts.expected_nodes is not None and len(alive) < facts.expected_nodes:
         yield Finding(
-            check="nodes",
-            level=Level.ERROR,
-            message=f"{len(alive)} of {facts.expected_nodes} expected nodes are in the cluster",
-            remedy="look at `ray monitor cluster.yaml`; on the missing server, at `docker logs "
+            "nodes",
+            f"{len(alive)} of {facts.expected_nodes} expected nodes are in the cluster",
+            "look at `ray monitor cluster.yaml`; on the missing server, at `docker logs "
             "nightgrid`. A node with another Ray or Python version, or without the token, cannot "
             "join",
+            Level.ERROR,
         )
-    for node in facts.nodes:
-        if not node.alive:
-            yield Finding(
-                check="nodes",
-                level=Level.WARNING,
-                where=node.name,
-                message="it was in the cluster and is dead",
-                remedy="`ray up cluster.yaml` starts it again; its /tmp/ray/session_latest/logs "
-                "(raylet.out) say why it died",
-            )
-        elif node.probe is None:
-            yield Finding(
-                check="answer",
-                level=Level.ERROR,
-                where=node.name,
-                message=node.trouble,
-                remedy="is the server frozen or out of memory? `ray stop` and `ray start` there, "
-                "or take it out of the cluster",
-            )
-        if len(node.cards) > 1:
-            both = " and ".join(sorted(node.cards))
-            yield Finding(
-                check="cards",
-                level=Level.ERROR,
-                where=node.name,
-                message=f"it has {both} cards; a run refuses a node of two kinds",
-                remedy=f"start it with one kind: {', or '.join(map(_without, node.cards))}",
-            )
     if not any(node.cards for node in alive):
         apart = [spec for spec in all_devices() if not spec.host]
         kinds = [spec.accelerator for spec in apart]
         yield Finding(
-            check="cards",
-            level=Level.ERROR,
-            message=f"no node has registered a {' or '.join(kinds)} card with Ray",
-            remedy="; ".join(filter(None, (spec.registration for spec in apart))),
+            "cards",
+            f"no node has registered a {' or '.join(kinds)} card with Ray",
+            "; ".join(filter(None, (spec.registration for spec in apart))),
+            Level.ERROR,
         )
 
 
@@ -82,10 +54,10 @@ def check_token(facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the cluster needs a token; otherwise anyone can run code on every node."""
     if not facts.token and not facts.emulated:
         yield Finding(
-            check="token",
-            level=Level.ERROR,
-            message="it asks for no token: anyone who reaches its ports can run code on all nodes",
-            remedy="RAY_AUTH_MODE=token on every node and workstation (docs/security.md)",
+            "token",
+            "it asks for no token: anyone who reaches its ports can run code on all nodes",
+            "RAY_AUTH_MODE=token on every node and workstation (docs/security.md)",
+            Level.ERROR,
         )
 
 
@@ -94,10 +66,10 @@ def check_dashboard(facts: ClusterFacts) -> Iterator[Finding]:
     host = (facts.dashboard or "").rpartition(":")[0].strip("[]")
     if host and not host.startswith("127.") and host not in ("localhost", "::1"):
         yield Finding(
-            check="dashboard",
-            level=Level.WARNING if facts.token else Level.ERROR,
-            message=f"the dashboard, with its job interface, listens on {facts.dashboard}",
-            remedy="start the head with --dashboard-host=127.0.0.1 and use an SSH tunnel",
+            "dashboard",
+            f"the dashboard, with its job interface, listens on {facts.dashboard}",
+            "start the head with --dashboard-host=127.0.0.1 and use an SSH tunnel",
+            Level.WARNING if facts.token else Level.ERROR,
         )
 
 
@@ -107,11 +79,11 @@ def check_shared(facts: ClusterFacts) -> Iterator[Finding]:
         return
     if facts.shared_trouble:
         yield Finding(
-            check="shared",
-            level=Level.ERROR,
+            "shared",
+            f"it cannot write to {facts.shared_dir}: {facts.shared_trouble}",
+            "mount it read-write where the driver runs, for the user that Ray runs as",
+            Level.ERROR,
             where="driver",
-            message=f"it cannot write to {facts.shared_dir}: {facts.shared_trouble}",
-            remedy="mount it read-write where the driver runs, for the user that Ray runs as",
         )
         return
     for node in facts.nodes:
@@ -124,13 +96,12 @@ def check_shared(facts: ClusterFacts) -> Iterator[Finding]:
             else "cannot write to"
         )
         yield Finding(
-            check="shared",
-            level=Level.ERROR if not shared.readable else Level.WARNING,
-            where=node.name,
-            message=f"it {what} {facts.shared_dir}"
-            + (f": {shared.trouble}" if shared.trouble else ""),
-            remedy=f"mount the same file system at {facts.shared_dir} on every server, and into "
+            "shared",
+            f"it {what} {facts.shared_dir}" + (f": {shared.trouble}" if shared.trouble else ""),
+            f"mount the same file system at {facts.shared_dir} on every server, and into "
             "the container (-v in run_options); docker makes a missing directory, empty",
+            Level.ERROR if not shared.readable else Level.WARNING,
+            where=node.name,
         )
 
 
@@ -142,12 +113,12 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
         same = here.python.split(".")[:2] == facts.driver.python.split(".")[:2]
         if here != facts.driver:
             yield Finding(
-                check="ray-version",
-                level=Level.WARNING if same and here.ray == facts.driver.ray else Level.ERROR,
-                where=node.name,
-                message=f"it has Ray {here.ray} and Python {here.python}, the driver "
+                "ray-version",
+                f"it has Ray {here.ray} and Python {here.python}, the driver "
                 f"{facts.driver.ray} and {facts.driver.python}",
-                remedy="run every node from the same image, or environments made alike",
+                "run every node from the same image, or environments made alike",
+                Level.WARNING if same and here.ray == facts.driver.ray else Level.ERROR,
+                where=node.name,
             )
     for package in (*_COMPARED, *engine_packages()):
         by_version: dict[str, list[str]] = defaultdict(list)
@@ -162,26 +133,21 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
         # Servers with different cards differ anyway; nodes of one kind should not.
         shared_kind = any(kinds[a] & kinds[b] for a in kinds for b in kinds if a < b)
         where = ", ".join(
-            f"{version} on {_names(names)}" for version, names in sorted(by_version.items())
+            f"{version} on {listed(sorted(names))}" for version, names in sorted(by_version.items())
         )
         yield Finding(
-            check="versions",
-            level=Level.WARNING if shared_kind else Level.NOTE,
-            message=f"{package} is {where}",
-            remedy="nodes of one kind should run the same image: their rows are compared"
+            "versions",
+            f"{package} is {where}",
+            "nodes of one kind should run the same image: their rows are compared"
             if shared_kind
             else "",
+            Level.WARNING if shared_kind else Level.NOTE,
         )
 
 
 def _without(kind: Accelerator) -> str:
     option, resource = kind.spec.ray_option, kind.spec.ray_resource
     return f"--{option.replace('_', '-')} 0" if option else f'--resources without "{resource}"'
-
-
-def _names(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
 
 
 #: Rows of different nodes are compared to the second, leases to half of that.
@@ -200,15 +166,15 @@ SHARED_MEMORY_BYTES = 8 * 2**30
 _GIB = 2**30
 
 
-def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
+def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
     """Check that the packages which jobs import are there, and import."""
     for package, error in probe.import_errors.items():
-        yield Complaint(
-            check="imports",
-            level="error" if node.cards else "note",
-            message=f"{package} does not import: {error}",
-            remedy="install it in the node's image or environment (clusters/gaudi.Dockerfile, "
+        yield Finding(
+            "imports",
+            f"{package} does not import: {error}",
+            "install it in the node's image or environment (clusters/gaudi.Dockerfile, "
             "clusters/gpu.Dockerfile); on Gaudi never let pip replace Habana's torch",
+            Level.ERROR if node.cards else Level.NOTE,
         )
     versions = probe.versions
     for spec in ENGINES.values():
@@ -217,31 +183,31 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
                 if needed.name not in versions or other not in versions:
                     continue
                 if _release(versions[other]) >= _release(limit):
-                    yield Complaint(
-                        check="imports",
-                        level="error",
-                        message=f"{other} {versions[other]} is too new for {needed.name} "
+                    yield Finding(
+                        "imports",
+                        f"{other} {versions[other]} is too new for {needed.name} "
                         f"{versions[needed.name]}",
-                        remedy=f"{spec.install} ({other} below {limit})",
+                        f"{spec.install} ({other} below {limit})",
+                        Level.ERROR,
                     )
 
 
-def check_quantization(probe: Probe) -> Iterator[Complaint]:
+def check_quantization(probe: Probe) -> Iterator[Finding]:
     """Report missing packages for quantised checkpoints, if torchao is installed."""
     if "torchao" not in probe.versions:
         return
     for package, (install, kinds) in PACKAGES.items():
         if package not in probe.versions:
-            yield Complaint(
-                check="quantization",
-                level="note",
-                message=f"{package} is not installed: jobs with checkpoints of "
+            yield Finding(
+                "quantization",
+                f"{package} is not installed: jobs with checkpoints of "
                 f"{', '.join(kinds)} become UNSUPPORTED rows",
-                remedy=install,
+                install,
+                Level.NOTE,
             )
 
 
-def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
+def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
     """Check that Ray and the vendor's tool agree on cards, and that no process uses one."""
     if node.emulated:
         return
@@ -250,126 +216,113 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
         if not tool:
             continue
         if not probe.cards:
-            yield Complaint(
-                check="cards",
-                level="error",
-                message=f"Ray has {count} {kind} cards, but {tool} shows none",
-                remedy=kind.spec.no_cards_remedy,
+            yield Finding(
+                "cards",
+                f"Ray has {count} {kind} cards, but {tool} shows none",
+                kind.spec.no_cards_remedy,
+                Level.ERROR,
             )
         elif len(probe.cards) != count:
-            yield Complaint(
-                check="cards",
-                level="error" if len(probe.cards) < count else "note",
-                message=f"Ray has {count} {kind} cards, but {tool} shows {len(probe.cards)}",
-                remedy="start Ray with the number that is there; a card that has gone needs a "
+            yield Finding(
+                "cards",
+                f"Ray has {count} {kind} cards, but {tool} shows {len(probe.cards)}",
+                "start Ray with the number that is there; a card that has gone needs a "
                 "reset or a reboot of the server",
+                Level.ERROR if len(probe.cards) < count else Level.NOTE,
             )
         seen = {kind.spec.product(card.product) for card in probe.cards} - {""}
         named = kind.spec.product(node.device_name)
         if named and seen and seen != {named}:
-            yield Complaint(
-                check="cards",
-                message=f"Ray calls its cards {node.device_name}, {tool} says "
-                f"{' and '.join(sorted(seen))}",
-                remedy="start Ray with the accelerator_type of the cards that are there",
+            yield Finding(
+                "cards",
+                f"Ray calls its cards {node.device_name}, {tool} says {' and '.join(sorted(seen))}",
+                "start Ray with the accelerator_type of the cards that are there",
             )
     for card in probe.cards:
         if card.lost:
-            yield Complaint(
-                check="cards",
-                message=f"card {card.index} is lost: {card.lost}; a run leaves it out",
-                remedy="`sudo dmesg` on the server says why; a reset or a reboot may bring it back",
+            yield Finding(
+                "cards",
+                f"card {card.index} is lost: {card.lost}; a run leaves it out",
+                "`sudo dmesg` on the server says why; a reset or a reboot may bring it back",
             )
         if card.temperature_c == 0:
-            yield Complaint(
-                check="cards",
-                level="error",
-                message=f"card {card.index} has 0 °C: it did not come up",
-                remedy='reboot the server; Habana\'s "System Verifications" says so of `0C`',
+            yield Finding(
+                "cards",
+                f"card {card.index} has 0 °C: it did not come up",
+                'reboot the server; Habana\'s "System Verifications" says so of `0C`',
+                Level.ERROR,
             )
         if card.occupied:
-            yield Complaint(
-                check="cards-free",
-                message=card.occupied,
-                remedy="end that process; a run waits half a minute, then leaves the card out",
+            yield Finding(
+                "cards-free",
+                card.occupied,
+                "end that process; a run waits half a minute, then leaves the card out",
             )
 
 
-def check_accounts(node: NodeFacts) -> Iterator[Complaint]:
+def check_accounts(node: NodeFacts) -> Iterator[Finding]:
     """Check that no other run holds the cards in Ray's accounts."""
     total = sum(node.cards.values())
     if node.cards_free < total:
-        yield Complaint(
-            check="cards-free",
-            message=f"{total - node.cards_free} of {total} cards are held in Ray's accounts",
-            remedy="another run or actors hold them: `ray list actors`, `nightgrid status`; a run "
+        yield Finding(
+            "cards-free",
+            f"{total - node.cards_free} of {total} cards are held in Ray's accounts",
+            "another run or actors hold them: `ray list actors`, `nightgrid status`; a run "
             "takes the free ones and leaves these alone",
         )
 
 
-def check_server(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
-    """Check what the node's cards need of their server, by device."""
-    for kind, count in () if node.emulated else node.cards.items():
-        yield from kind.spec.examine(count, probe)
-
-
-def check_clock(node: NodeFacts) -> Iterator[Complaint]:
+def check_clock(node: NodeFacts) -> Iterator[Finding]:
     """Check the clock against the driver's, within the error of a round trip."""
     clock = node.clock
     if clock is None or abs(clock.offset_s) - clock.bound_s <= CLOCK_LIMIT_S:
         return
     way = "ahead of" if clock.offset_s > 0 else "behind"
-    yield Complaint(
-        check="clock",
-        message=f"its clock is {abs(clock.offset_s):.2f} s (±{clock.bound_s:.3f} s) {way} the "
-        "driver's",
-        remedy="`timedatectl set-ntp true` on both servers: times in rows would be wrong by that",
+    yield Finding(
+        "clock",
+        f"its clock is {abs(clock.offset_s):.2f} s (±{clock.bound_s:.3f} s) {way} the driver's",
+        "`timedatectl set-ntp true` on both servers: times in rows would be wrong by that",
     )
 
 
-def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Complaint]:
+def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
     """Check open files, locked memory and shared memory for a full server."""
     if node.emulated or not node.cards:
         return
     if 0 <= probe.open_files < OPEN_FILES:
-        yield Complaint(
-            check="limits",
-            message=f"a process may open {probe.open_files:,} files",
-            remedy=f"--ulimit=nofile=1048576:1048576 in run_options, or `ulimit -n {OPEN_FILES}` "
+        yield Finding(
+            "limits",
+            f"a process may open {probe.open_files:,} files",
+            f"--ulimit=nofile=1048576:1048576 in run_options, or `ulimit -n {OPEN_FILES}` "
             "before `ray start`",
         )
     if probe.locked_bytes >= 0 and any(kind.spec.can("pinned_memory") for kind in node.cards):
-        yield Complaint(
-            check="limits",
-            message=f"a process may lock {probe.locked_bytes // 1024} KiB of memory; buffers of "
+        yield Finding(
+            "limits",
+            f"a process may lock {probe.locked_bytes // 1024} KiB of memory; buffers of "
             "cards want to be locked",
-            remedy="--ulimit=memlock=-1:-1 in run_options, or `ulimit -l unlimited`",
+            "--ulimit=memlock=-1:-1 in run_options, or `ulimit -l unlimited`",
         )
     if probe.shared_memory_bytes < SHARED_MEMORY_BYTES:
-        yield Complaint(
-            check="limits",
-            message=f"/dev/shm has {probe.shared_memory_bytes / _GIB:.1f} GiB free",
-            remedy="--ipc=host in run_options (docker gives a container 64 MiB otherwise)",
+        yield Finding(
+            "limits",
+            f"/dev/shm has {probe.shared_memory_bytes / _GIB:.1f} GiB free",
+            "--ipc=host in run_options (docker gives a container 64 MiB otherwise)",
         )
 
 
-def check_host(probe: Probe) -> Iterator[Complaint]:
+def check_host(probe: Probe) -> Iterator[Finding]:
     """Check for a home directory, and memory left before Ray's memory monitor kills."""
     if probe.home_problem:
-        yield Complaint(
-            check="home",
-            level="error",
-            message=probe.home_problem,
-            remedy=f"{HOME_REMEDY}, in the environment in which that node's Ray starts",
+        yield Finding(
+            "home",
+            probe.home_problem,
+            f"{HOME_REMEDY}, in the environment in which that node's Ray starts",
+            Level.ERROR,
         )
     if problem := probe.memory.problem:
         over = probe.memory.share >= probe.memory.killed_from
-        yield Complaint(
-            check="memory",
-            level="error" if over else "warning",
-            message=problem,
-            remedy=MEMORY_REMEDY,
-        )
+        yield Finding("memory", problem, MEMORY_REMEDY, Level.ERROR if over else Level.WARNING)
 
 
 def check_names(facts: ClusterFacts) -> Iterator[Finding]:
@@ -383,17 +336,16 @@ def check_names(facts: ClusterFacts) -> Iterator[Finding]:
             continue
         name = node.probe.hostname
         yield Finding(
-            check="name",
-            level=Level.WARNING,
-            where=node.name,
-            message=f"its host name {name} resolves to {', '.join(addresses) or 'no address'}: "
+            "name",
+            f"its host name {name} resolves to {', '.join(addresses) or 'no address'}: "
             "jobs over several nodes meet by that name",
-            remedy=f"write its own address and {name} in its /etc/hosts, or set GLOO_SOCKET_IFNAME "
+            f"write its own address and {name} in its /etc/hosts, or set GLOO_SOCKET_IFNAME "
             "to its network interface where its Ray starts",
+            where=node.name,
         )
 
 
-def check_space(probe: Probe) -> Iterator[Complaint]:
+def check_space(probe: Probe) -> Iterator[Finding]:
     """Check free disk space; a full disk under Ray looks like a job's crash."""
     wanted = {
         "Ray's files": (RAY_SPACE_BYTES, "ray start --temp-dir"),
@@ -404,25 +356,25 @@ def check_space(probe: Probe) -> Iterator[Complaint]:
         limit, elsewhere = wanted[space.purpose]
         if space.unlocked:
             links = space.unlocked.startswith("link")
-            yield Complaint(
-                check="locks",
-                level="error" if links else "warning",
-                message=f"the file system of {space.path} has no "
+            yield Finding(
+                "locks",
+                f"the file system of {space.path} has no "
                 f"{'hard links' if links else 'locks'} ({space.unlocked}); "
                 + (
                     "a run cannot be locked there"
                     if links
                     else "drivers started at one moment, and copied runs, are not told apart there"
                 ),
-                remedy=f"put {space.purpose} on a local disk or NFS: {elsewhere}",
+                f"put {space.purpose} on a local disk or NFS: {elsewhere}",
+                Level.ERROR if links else Level.WARNING,
             )
         if space.free_bytes < limit:
-            yield Complaint(
-                check="disk",
-                level="error" if space.free_bytes < limit / 10 else "warning",
-                message=f"{space.free_bytes / _GIB:.1f} GiB are free for {space.purpose} at "
+            yield Finding(
+                "disk",
+                f"{space.free_bytes / _GIB:.1f} GiB are free for {space.purpose} at "
                 f"{space.path}, less than {limit / _GIB:.0f}",
-                remedy=f"free some, or put it elsewhere: {elsewhere}",
+                f"free some, or put it elsewhere: {elsewhere}",
+                Level.ERROR if space.free_bytes < limit / 10 else Level.WARNING,
             )
 
 
@@ -443,36 +395,43 @@ def judge(facts: ClusterFacts) -> list[Finding]:
         *check_names(facts),
     ]
     for node in facts.nodes:
-        findings += check_node(node)
+        findings += (replace(finding, where=node.name) for finding in check_node(node))
     return sorted(findings, key=lambda finding: (-finding.level, finding.where, finding.check))
 
 
-def check_node(node: NodeFacts) -> list[Finding]:
-    """Return the findings of one node."""
-    probe = node.probe
-    if probe is None:
-        return []
-    complaints = [
-        *check_imports(node, probe),
-        *check_quantization(probe),
-        *check_cards(node, probe),
-        *check_accounts(node),
-        *check_server(node, probe),
-        *check_clock(node),
-        *check_limits(node, probe),
-        *check_host(probe),
-        *check_space(probe),
-    ]
-    return [
-        Finding(
-            check=complaint.check,
-            level=Level[complaint.level.upper()],
-            where=node.name,
-            message=complaint.message,
-            remedy=complaint.remedy,
+def check_node(node: NodeFacts) -> Iterator[Finding]:
+    """Yield the findings of one node."""
+    if not node.alive:
+        yield Finding(
+            "nodes",
+            "it was in the cluster and is dead",
+            "`ray up cluster.yaml` starts it again; its /tmp/ray/session_latest/logs (raylet.out) "
+            "say why it died",
         )
-        for complaint in complaints
-    ]
+    if len(node.cards) > 1:
+        both = " and ".join(sorted(node.cards))
+        message = f"it has {both} cards; a run refuses a node of two kinds"
+        remedy = f"start it with one kind: {', or '.join(map(_without, node.cards))}"
+        yield Finding("cards", message, remedy, Level.ERROR)
+    if (probe := node.probe) is not None:
+        yield from check_imports(node, probe)
+        yield from check_quantization(probe)
+        yield from check_cards(node, probe)
+        yield from check_accounts(node)
+        for kind, count in () if node.emulated else node.cards.items():
+            yield from kind.spec.examine(count, probe)
+        yield from check_clock(node)
+        yield from check_limits(node, probe)
+        yield from check_host(probe)
+        yield from check_space(probe)
+    elif node.alive:
+        yield Finding(
+            "answer",
+            node.trouble,
+            "is the server frozen or out of memory? `ray stop` and `ray start` there, or take it "
+            "out of the cluster",
+            Level.ERROR,
+        )
 
 
 def check_workstation(workstation: Versions, cluster: Versions) -> list[Finding]:
@@ -482,11 +441,11 @@ def check_workstation(workstation: Versions, cluster: Versions) -> list[Finding]
     same_minor = workstation.ray.split(".")[:2] == cluster.ray.split(".")[:2]
     return [
         Finding(
-            check="ray-version",
-            level=Level.NOTE if same_minor else Level.WARNING,
+            "ray-version",
+            f"Ray is {workstation.ray} here and {cluster.ray} on the cluster",
+            f"pip install 'ray[default]=={cluster.ray}' on the workstation",
+            Level.NOTE if same_minor else Level.WARNING,
             where="workstation",
-            message=f"Ray is {workstation.ray} here and {cluster.ray} on the cluster",
-            remedy=f"pip install 'ray[default]=={cluster.ray}' on the workstation",
         )
     ]
 

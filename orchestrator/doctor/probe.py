@@ -6,7 +6,6 @@ Packages are imported in a separate process, so that one that crashes is found.
 from __future__ import annotations
 
 import contextlib
-import enum
 import fcntl
 import json
 import os
@@ -21,7 +20,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.job import Accelerator
@@ -29,29 +27,6 @@ from orchestrator.on_ray.examination import Probe, SharedFacts, Space
 from orchestrator.util.host import complete_environment, home_problem, memory_use
 from orchestrator.worker.environment import driver_version, kernel, versions
 from workloads.devices import CardFacts
-
-
-class Level(enum.IntEnum):
-    """Severity of a finding."""
-
-    NOTE = 0  # worth knowing
-    WARNING = 1  # a run works, but its figures or speed may suffer
-    ERROR = 2  # a run would fail, at least on a node
-
-    def __str__(self) -> str:
-        return self.name.lower()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One problem, and its remedy."""
-
-    check: str  # short name for scripts, e.g. "cards"
-    level: Level
-    where: str = "cluster"  # or the node's name
-    message: str
-    remedy: str
-
 
 #: Packages that every node imports for jobs, by import name.
 NEEDED = ("torch", "transformers", "peft", "datasets", "accelerate", "safetensors", "pyarrow")

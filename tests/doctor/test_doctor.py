@@ -24,8 +24,6 @@ from orchestrator.doctor.checks import (
     summary_lines,
 )
 from orchestrator.doctor.probe import (
-    Finding,
-    Level,
     hugepages_asked,
     import_errors,
     look_into,
@@ -41,7 +39,7 @@ from orchestrator.on_ray.examination import (
 )
 from orchestrator.on_ray.jobs import Versions
 from orchestrator.util.host import MemoryUse
-from workloads.devices import CardFacts
+from workloads.devices import CardFacts, Finding, Level
 
 GIB = 2**30
 HERE = Versions(ray="2.60.0", python="3.10.12")
@@ -326,9 +324,7 @@ def test_the_workstation_has_the_clusters_ray(version: str, levels: list[Level])
     ],
 )
 def test_the_exit_code_is_that_of_the_worst_finding(levels: list[Level], code: int) -> None:
-    found = [
-        Finding(check="c", level=level, where="w", message="m", remedy="r") for level in levels
-    ]
+    found = [Finding("c", "m", "r", level, where="w") for level in levels]
     assert exit_code(found) == code
 
 

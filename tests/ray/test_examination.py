@@ -16,10 +16,11 @@ from orchestrator.core.errors import CLUSTER_UNFIT
 from orchestrator.core.events import NodeJoined
 from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import exit_code, finding_lines, judge, summary_lines
-from orchestrator.doctor.probe import Level, examine
+from orchestrator.doctor.probe import examine
 from orchestrator.on_ray import examination
 from orchestrator.on_ray.cluster import with_packages
 from orchestrator.on_ray.examination import ClusterFacts, Examination, NodeFacts, clock_offset
+from workloads.devices import Level
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

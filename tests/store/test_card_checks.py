@@ -15,7 +15,6 @@ from orchestrator.cli.runs import run_lines
 from orchestrator.core.card_check import CardCheck, slow_cards, spread_of_runs
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
-from orchestrator.doctor.probe import Level
 from orchestrator.driver.loop import PassportBook
 from orchestrator.report.run_report import read_summary
 from orchestrator.store import files as run_files
@@ -26,6 +25,7 @@ from orchestrator.store.history import (
     spread_between_runs,
 )
 from orchestrator.store.store import Store
+from workloads.devices import Level
 from workloads.util.statistics import ALIKE
 
 

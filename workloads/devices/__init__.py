@@ -7,13 +7,14 @@ A ``DeviceSpec`` is the static description that plans, the doctor and technique 
 
 from __future__ import annotations
 
+import enum
 import importlib
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from workloads.base import BadConfiguration, Support, WorkloadError
 from workloads.registry import Declared
@@ -157,14 +158,26 @@ class ServerFacts:
     hugepage_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Complaint:
-    """A problem found on a server, with its remedy."""
+class Level(enum.IntEnum):
+    """Severity of a finding."""
+
+    NOTE = 0  # worth knowing
+    WARNING = 1  # a run works, but its figures or speed may suffer
+    ERROR = 2  # a run would fail, at least on a node
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem of a cluster or a server, with its remedy."""
 
     check: str  # identifier for scripts
     message: str
     remedy: str
-    level: Literal["note", "warning", "error"] = "warning"  # error: a run would fail
+    level: Level = Level.WARNING
+    where: str = "cluster"  # or the node's name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +224,7 @@ class DeviceSpec:
     driver_command: tuple[str, ...] = ()  # prints the driver's version
     versions: Callable[[], Mapping[str, str]] = dict  # of other software, for rows
     no_cards_remedy: str = ""  # advice if the tool lists no card
-    examine: Callable[[int, ServerFacts], Iterable[Complaint]] = lambda cards, facts: ()
+    examine: Callable[[int, ServerFacts], Iterable[Finding]] = lambda cards, facts: ()
     #: (Pattern for the driver's whole name of a card, product in devices.csv).
     data_sheets: tuple[tuple[str, str], ...] = ()
 

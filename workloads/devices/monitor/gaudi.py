@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.devices import Complaint, ServerFacts
+from workloads.devices import Finding, Level, ServerFacts
 from workloads.devices.base import LibraryCalls, command_output
 from workloads.devices.monitor.host import (
     CardInventory,
@@ -357,25 +357,24 @@ def fp8_scales(name: str) -> str:
 CARDS = 8
 
 
-def examine_server(cards: int, facts: ServerFacts) -> Iterator[Complaint]:
+def examine_server(cards: int, facts: ServerFacts) -> Iterator[Finding]:
     """List deviations from Habana's advice on a server that registered ``cards`` cards with Ray."""
     if cards != CARDS:
-        yield Complaint(
-            check="cards",
-            message=f"{cards} of a Gaudi server's {CARDS} cards are Ray's: jobs of two and four "
+        yield Finding(
+            "cards",
+            f"{cards} of a Gaudi server's {CARDS} cards are Ray's: jobs of two and four "
             "cards run only on aligned groups of them",
-            remedy="if all of them are yours, start Ray with "
-            f"--resources '{{\"HPU\": {CARDS}, …}}'",
-            level="note",
+            f"if all of them are yours, start Ray with --resources '{{\"HPU\": {CARDS}, …}}'",
+            Level.NOTE,
         )
     if facts.cards and len(facts.cards) not in (1, 2, 4, CARDS):  # usual sizes of a container
         there = {card.index for card in facts.cards}
         gone = ", ".join(str(index) for index in range(CARDS) if index not in there)
-        yield Complaint(
-            check="cards",
-            message=f"hl-smi shows {len(facts.cards)} of the server's {CARDS} cards; the module "
+        yield Finding(
+            "cards",
+            f"hl-smi shows {len(facts.cards)} of the server's {CARDS} cards; the module "
             f"ids {gone} are missing",
-            remedy="`sudo dmesg` on the server says why; a reset or a reboot brings them back",
+            "`sudo dmesg` on the server says why; a reset or a reboot brings them back",
         )
     yield from _links(facts)
     yield from _driver(facts)
@@ -390,7 +389,7 @@ def intel_torch(version: str) -> bool:
     return version.partition("+")[2].startswith("git")
 
 
-def _links(facts: ServerFacts) -> Iterator[Complaint]:
+def _links(facts: ServerFacts) -> Iterator[Finding]:
     """Collectives need the internal ports, which are down after every load of the driver."""
     down = {
         card.index: f"{card.links_up} of {card.links}"
@@ -401,101 +400,101 @@ def _links(facts: ServerFacts) -> Iterator[Complaint]:
         ports_up = ", ".join(f"card {index} has {ports}" for index, ports in sorted(down.items()))
         products = {product_of(card.product) for card in facts.cards if card.index in down}
         generation = next((product.name.lower() for product in products if product), "gaudi2")
-        yield Complaint(
-            check="ports",
-            message=f"internal ports are down ({ports_up} up): jobs of several cards fail or hang",
-            remedy=f"sudo /opt/habanalabs/qual/{generation}/bin/manage_network_ifs.sh --up on the "
+        yield Finding(
+            "ports",
+            f"internal ports are down ({ports_up} up): jobs of several cards fail or hang",
+            f"sudo /opt/habanalabs/qual/{generation}/bin/manage_network_ifs.sh --up on the "
             "server, after every load of the driver (package habanalabs-qual)",
-            level="error",
+            Level.ERROR,
         )
 
 
-def _driver(facts: ServerFacts) -> Iterator[Complaint]:
+def _driver(facts: ServerFacts) -> Iterator[Finding]:
     """Driver and software must match: else jobs fail with `synStatus=26 [Generic failure]`."""
     plugin, driver = facts.versions.get("habana-torch-plugin"), facts.driver_version
     if plugin and driver and _release(plugin) != _release(driver):
-        yield Complaint(
-            check="driver",
-            message=f"the driver is {driver}, Habana's PyTorch is {plugin}",
-            remedy="use the image of the driver's version (`hl-smi` prints it), or update the "
+        yield Finding(
+            "driver",
+            f"the driver is {driver}, Habana's PyTorch is {plugin}",
+            "use the image of the driver's version (`hl-smi` prints it), or update the "
             "driver; Habana supports equal versions only",
-            level="error",
+            Level.ERROR,
         )
 
 
-def _torch(facts: ServerFacts) -> Iterator[Complaint]:
+def _torch(facts: ServerFacts) -> Iterator[Finding]:
     """Lazy mode requires Intel's fork of torch; DeepSpeed for Gaudi is a fork, too."""
     torch = facts.versions.get("torch", "")
     if "habana-torch-plugin" in facts.versions and torch and not intel_torch(torch):
-        yield Complaint(
-            check="torch",
-            message=f"torch {torch} is the stock one: lazy mode does not start "
+        yield Finding(
+            "torch",
+            f"torch {torch} is the stock one: lazy mode does not start "
             "with it (hpu_mode lazy, the default of optimum-habana)",
-            remedy="the image pytorch-installer-… has Intel's torch; with this one write "
+            "the image pytorch-installer-… has Intel's torch; with this one write "
             "hpu_mode: compile, or engine: vllm-gaudi",
-            level="note",
+            Level.NOTE,
         )
     deepspeed = facts.versions.get("deepspeed")
     if deepspeed is not None and not re.search(r"\+hpu\.|synapse", deepspeed):
-        yield Complaint(
-            check="deepspeed",
-            message=f"deepspeed {deepspeed} is the stock one, which does not know hpu",
-            remedy="pip install git+https://github.com/HabanaAI/DeepSpeed.git@1.23.0 (the newest "
+        yield Finding(
+            "deepspeed",
+            f"deepspeed {deepspeed} is the stock one, which does not know hpu",
+            "pip install git+https://github.com/HabanaAI/DeepSpeed.git@1.23.0 (the newest "
             "tag of Habana's fork; clusters/gaudi.Dockerfile has it)",
         )
 
 
-def _hugepages(facts: ServerFacts) -> Iterator[Complaint]:
+def _hugepages(facts: ServerFacts) -> Iterator[Finding]:
     """Huge pages carry host buffers; the driver's installer reserves enough."""
     if not facts.hugepages_total:
-        yield Complaint(
-            check="hugepages",
-            message="no huge pages are reserved, though the driver's installer reserves some",
-            remedy="install the driver's package again (habanalabs-installer.sh), and leave "
+        yield Finding(
+            "hugepages",
+            "no huge pages are reserved, though the driver's installer reserves some",
+            "install the driver's package again (habanalabs-installer.sh), and leave "
             "vm.nr_hugepages to it",
         )
         return
     for file, pages in facts.hugepages_asked.items():
         if pages < facts.hugepages_total:
             reserved = facts.hugepages_total * facts.hugepage_bytes / _GIB
-            yield Complaint(
-                check="hugepages",
-                message=f"{file} asks for {pages} huge pages, and {facts.hugepages_total} "
+            yield Finding(
+                "hugepages",
+                f"{file} asks for {pages} huge pages, and {facts.hugepages_total} "
                 f"({reserved:.0f} GiB) are reserved: after a reboot there are fewer",
-                remedy=f"remove vm.nr_hugepages from {file}; the driver's installer sets it",
+                f"remove vm.nr_hugepages from {file}; the driver's installer sets it",
             )
 
 
-def _kernel(facts: ServerFacts) -> Iterator[Complaint]:
+def _kernel(facts: ServerFacts) -> Iterator[Finding]:
     """Linux 6.8 without IOMMU passthrough is known to corrupt results on Gaudi."""
     passthrough = "iommu=pt" in facts.kernel_arguments.split()
     if _release(facts.kernel.rpartition(" ")[2]) >= (6, 8) and not passthrough:
-        yield Complaint(
-            check="iommu",
-            message=f"{facts.kernel} runs without IOMMU passthrough, with which models on Gaudi "
+        yield Finding(
+            "iommu",
+            f"{facts.kernel} runs without IOMMU passthrough, with which models on Gaudi "
             "are known to write garbage",
-            remedy='GRUB_CMDLINE_LINUX_DEFAULT="iommu=pt intel_iommu=on" in /etc/default/grub, '
+            'GRUB_CMDLINE_LINUX_DEFAULT="iommu=pt intel_iommu=on" in /etc/default/grub, '
             "then update-grub and a reboot",
         )
 
 
-def _processors(facts: ServerFacts) -> Iterator[Complaint]:
+def _processors(facts: ServerFacts) -> Iterator[Finding]:
     """The host launches every graph, so slow or sleeping cores stall cards."""
     slow = {name: count for name, count in facts.governors.items() if name != "performance"}
     if slow:
         cores = sum(facts.governors.values())
         governors = ", ".join(f"{name} on {count} of {cores} cores" for name, count in slow.items())
-        yield Complaint(
-            check="governor",
-            message=f"the CPU governor is not performance ({governors})",
-            remedy="echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/"
+        yield Finding(
+            "governor",
+            f"the CPU governor is not performance ({governors})",
+            "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/"
             "scaling_governor on the server, before containers start",
         )
     if facts.max_cstate and _release(facts.kernel.rpartition(" ")[2]) >= (5, 9):
-        yield Complaint(
-            check="idle-states",
-            message=f"idle cores may sleep down to state C{facts.max_cstate}",
-            remedy='GRUB_CMDLINE_LINUX_DEFAULT="intel_idle.max_cstate=0" in /etc/default/grub, '
+        yield Finding(
+            "idle-states",
+            f"idle cores may sleep down to state C{facts.max_cstate}",
+            'GRUB_CMDLINE_LINUX_DEFAULT="intel_idle.max_cstate=0" in /etc/default/grub, '
             "then update-grub and a reboot",
         )
 
