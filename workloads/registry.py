@@ -330,7 +330,7 @@ WORKLOADS: Mapping[str, WorkloadSpec] = Declared(
     {
         "finetuning": "workloads.finetuning",
         "fp8-calibration": "workloads.engines.calibration",
-        "onnx-calibration": "workloads.engines.calibration",
+        "onnx-calibration": "workloads.engines.onnxruntime",
         "pretraining": "workloads.pretraining",
         "quality-reference": "workloads.quality",
         "quantization": "workloads.quantization",

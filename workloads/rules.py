@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 
 from workloads.base import JobDescription, Refusal, Request, require
 from workloads.data.datasets import DatasetParameters, dataset_notes, dataset_refusals
@@ -30,36 +29,14 @@ def refusals(spec: WorkloadSpec, job: JobDescription) -> tuple[Refusal, ...]:
     return tuple(objections)
 
 
-def refusals_by(
-    workloads: Mapping[str, WorkloadSpec],
-) -> Callable[[str], Callable[[JobDescription], tuple[Refusal, ...]] | None]:
-    """Return a lookup of these workloads' rules by name; None for other names."""
-
-    def rule_of(name: str) -> Callable[[JobDescription], tuple[Refusal, ...]] | None:
-        spec = workloads.get(name)
-        return None if spec is None else partial(refusals, spec)
-
-    return rule_of
-
-
-def notes_by(
-    workloads: Mapping[str, WorkloadSpec],
-) -> Callable[[str], Callable[[JobDescription], tuple[str, ...]] | None]:
-    """As ``refusals_by``, for what a plan says of jobs that it accepts."""
-
-    def notes(spec: WorkloadSpec, job: JobDescription) -> tuple[str, ...]:
-        own = tuple(spec.notes(job)) if spec.notes is not None else ()
-        of_data = dataset_notes(job) if issubclass(spec.parameters, DatasetParameters) else ()
-        kind = checkpoint_kind(job.model) if spec.tasks else None
-        task = task_of(kind) if kind is not None and not kind.pipeline else None
-        of_model = look_notes(job, task.name) if task is not None else ()
-        return (*of_model, *of_data, *own)
-
-    def notes_of(name: str) -> Callable[[JobDescription], tuple[str, ...]] | None:
-        spec = workloads.get(name)
-        return None if spec is None else partial(notes, spec)
-
-    return notes_of
+def notes(spec: WorkloadSpec, job: JobDescription) -> tuple[str, ...]:
+    """Remarks of a plan on a job that it accepts: on its model, its data and by the workload."""
+    own = tuple(spec.notes(job)) if spec.notes is not None else ()
+    of_data = dataset_notes(job) if issubclass(spec.parameters, DatasetParameters) else ()
+    kind = checkpoint_kind(job.model) if spec.tasks else None
+    task = task_of(kind) if kind is not None and not kind.pipeline else None
+    of_model = look_notes(job, task.name) if task is not None else ()
+    return (*of_model, *of_data, *own)
 
 
 def require_allowed(request: Request, device: str, cards: int) -> None:

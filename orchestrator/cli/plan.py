@@ -128,9 +128,9 @@ def run_init(args: argparse.Namespace) -> int:
 def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]:
     """Precisions whose jobs would be unsupported, such as integers for training."""
     from orchestrator.grid.diagnostics import Rules
-    from workloads.rules import refusals_by
+    from workloads.rules import refusals
 
-    rules = Rules(refusals_by({spec.name: spec}))
+    rules = Rules(refusals, {spec.name: spec})
     return {
         job.precision
         for job in grid.jobs()

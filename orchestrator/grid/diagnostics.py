@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid
 
 Answer = TypeVar("Answer")
-Rule = Callable[[JobDescription], Sequence[Answer]]
+Rule = Callable[[Any, JobDescription], Sequence[Answer]]
 
 _FIELDS = frozenset(field.name for field in fields(JobDescription)) - {"device", "parameters"}
 
 
 class Rules(Generic[Answer]):
-    """Asks the rules of workloads; ``rule_of`` finds that of a name, if there is one.
+    """Asks a rule about jobs of workloads, by name; no answers for a job of another workload.
 
     Jobs that share their parameters (one tuple serves thousands) and agree in all fields the rule
     has ever read share one answer: of ten thousand jobs a rule, of about 0.05 ms, sees a hundred.
     """
 
-    def __init__(self, rule_of: Callable[[str], Rule[Answer] | None]) -> None:
-        self._rule_of = rule_of
+    def __init__(self, rule: Rule[Answer], workloads: Mapping[str, Any]) -> None:
+        self._rule, self._workloads = rule, workloads
         #: By workload and device: the fields that were read, in order, and the answers.
         self._known: dict[
             tuple[str, str], tuple[dict[str, None], dict[Hashable, tuple[Answer, ...]]]
@@ -43,8 +43,8 @@ class Rules(Generic[Answer]):
 
     def answers(self, job: Job, device: str) -> tuple[Answer, ...]:
         """Answers of the rule of the job's workload on a device."""
-        rule = self._rule_of(job.workload)
-        if rule is None:
+        spec = self._workloads.get(job.workload)
+        if spec is None:
             return ()
         read, known = self._known.setdefault((job.workload, device), ({}, {}))
         number = id(job.parameters)
@@ -53,7 +53,7 @@ class Rules(Generic[Answer]):
         if answers is None:
             before = len(read)
             self._parameters[number] = job.parameters
-            answers = tuple(rule(_description(job, device, read)))
+            answers = tuple(self._rule(spec, _description(job, device, read)))
             if len(read) > before:
                 known.clear()  # their keys lack what is read now
                 key = (number, *[getattr(job, name) for name in read])
@@ -243,10 +243,10 @@ def _pruned(raw: Mapping[str, Any], refused: Iterable[Path_]) -> dict[str, Any]:
 
 def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
     """A problem for each setting that the rules of ``workloads`` call wrong, wherever it runs."""
-    from workloads.rules import refusals_by
+    from workloads.rules import refusals
 
     problems: dict[tuple[str, str, str], Problem] = {}
-    rules = Rules(refusals_by(workloads))
+    rules = Rules(refusals, workloads)
     for job in grid.jobs():
         for refusal in rules.answers(job, job.accelerator.device):
             known = (job.experiment, refusal.setting, refusal.reason)

@@ -20,7 +20,7 @@ from workloads.engines import ENGINES, find_engine
 from workloads.engines.base import EngineSpec
 from workloads.models.precision import support
 from workloads.registry import WORKLOADS, find_workload
-from workloads.rules import refusals_by
+from workloads.rules import refusals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def with_engines(
 class _Chooser:
     def __init__(self, software: Mapping[Accelerator, Software]) -> None:
         self.software = software
-        self._rules = Rules(refusals_by(WORKLOADS))
+        self._rules = Rules(refusals, WORKLOADS)
         self._parameters: dict[tuple[int, str, str, str], tuple[Parameters, Parameters]] = {}
 
     def choose(self, group: Sequence[Job]) -> list[Job]:

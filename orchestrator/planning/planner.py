@@ -125,9 +125,9 @@ def _as_spelled(jobs: Sequence[Job], history: Sequence[PastRow]) -> list[Job]:
 
 def _notes(jobs: Iterable[Job]) -> dict[str, None]:
     from workloads.registry import WORKLOADS
-    from workloads.rules import notes_by
+    from workloads.rules import notes
 
-    rules = Rules(notes_by(WORKLOADS))
+    rules = Rules(notes, WORKLOADS)
     return dict.fromkeys(
         note for job in jobs for note in rules.answers(job, job.accelerator.device)
     )
@@ -174,7 +174,7 @@ class _Planner:
         force: bool,
     ) -> None:
         from workloads.registry import WORKLOADS
-        from workloads.rules import refusals_by
+        from workloads.rules import refusals
 
         self.grid = grid
         self.nodes = nodes
@@ -185,7 +185,7 @@ class _Planner:
         self._cards: dict[tuple[Accelerator, int], _Cards] = {}
         self._unsupported: dict[tuple[object, ...], str] = {}
         self._lacking: dict[tuple[object, ...], str] = {}
-        self._rules = Rules(refusals_by(WORKLOADS))
+        self._rules = Rules(refusals, WORKLOADS)
 
     def decide(self, job: Job) -> tuple[Action, str]:
         """Choose the action for a job, with a reason unless it simply runs."""

@@ -15,7 +15,7 @@ from orchestrator.grid.diagnostics import Rule, Rules
 from orchestrator.grid.parser import parse_grid
 from workloads.base import JobDescription, Refusal
 from workloads.registry import WORKLOADS
-from workloads.rules import refusals, refusals_by
+from workloads.rules import refusals
 
 
 def job(precision: str = "bf16", batch_size: int = 1, **parameters: Scalar) -> Job:
@@ -33,7 +33,7 @@ class Counted:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.times = 0
-        self.rules = Rules({"made-up": self}.get)
+        self.rules = Rules(lambda rule, job: rule(job), {"made-up": self})
 
     def __call__(self, asked: JobDescription) -> list[Refusal]:
         self.times += 1
@@ -115,7 +115,7 @@ experiments:
 
 
 def test_the_rules_of_our_workloads_answer_as_if_asked_for_each_job() -> None:
-    rules = Rules(refusals_by(WORKLOADS))
+    rules = Rules(refusals, WORKLOADS)
     refused = 0
     jobs = parse_grid(GRID.encode(), "grid").jobs()
     wrong = [replace(each, precision="fp16") for each in jobs]  # some a grid would not take

@@ -6,10 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from workloads.base import JobDescription, Metric, Refusal, Support, supported, unsupported
+from workloads.base import (
+    SAMPLES,
+    JobDescription,
+    Metric,
+    Refusal,
+    Support,
+    supported,
+    unsupported,
+)
+from workloads.data.datasets import DatasetParameters
 from workloads.engines.base import EXPORT, Ability, EngineSpec, Package, is_encoder_decoder
-from workloads.settings import Settings, setting
+from workloads.registry import WorkloadSpec
+from workloads.settings import Settings, amount, setting
 
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # of a calibration
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -53,7 +64,7 @@ class GraphSettings(ExportSettings):
         role="choice",
         loads=True,
         consumes="calibration",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        pattern=_NAME,
         description="Static int8 with the ranges of activations that a job of onnx-calibration "
         "measured and keeps under this name (save_calibration); left out, int8 is dynamic: ranges "
         "are taken anew from each batch.",
@@ -111,6 +122,26 @@ def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
             )
 
 
+class OnnxCalibrationParameters(DatasetParameters):
+    """The measuring pass of a graph over texts, before static int8."""
+
+    save_calibration: str = setting(
+        "activations",
+        role="work",
+        produces="calibration",
+        pattern=_NAME,
+        description="Name under which the ranges are kept, for `calibration: NAME`.",
+    )
+    prompts: int = amount(
+        32,
+        le=10000,
+        description="How many prompts of the dataset the graph reads; an encoder, how many texts.",
+    )
+    output_tokens: int = amount(
+        8, le=4096, description="How many tokens after each prompt; an encoder writes none."
+    )
+
+
 def _refuse_calibration(job: JobDescription) -> Iterator[Refusal]:
     yield from _refuse(job, measures=True)
     if job.precision != "fp32":
@@ -119,6 +150,25 @@ def _refuse_calibration(job: JobDescription) -> Iterator[Refusal]:
             reason=f"ranges are measured on the graph in fp32, not in {job.precision}",
             hint="write precision: fp32",
         )
+    if job.cards > 1:
+        yield Refusal(setting="cards", reason="one card measures a graph", hint="write cards: 1")
+    if job.batch_size != 1:
+        yield Refusal(
+            setting="batch_size",
+            reason="the graph reads one prompt at a time, without padding",
+            hint="write batch_size: 1, or leave it out",
+        )
+
+
+CALIBRATION = WorkloadSpec(
+    name="onnx-calibration",
+    function="workloads.engines.onnxruntime.calibration:run",
+    parameters=OnnxCalibrationParameters,
+    summary="Ranges of a graph's activations on texts, which static int8 in ONNX starts from.",
+    ability="calibrate-activations",
+    tasks=("causal-lm", "masked-lm"),
+    throughput=SAMPLES,
+)
 
 
 def _precisions() -> dict[tuple[str, str], Support]:
@@ -222,3 +272,5 @@ SPEC = EngineSpec(
         ),
     ),
 )
+
+SPECS = (SPEC, CALIBRATION)

@@ -14,8 +14,8 @@ import torch
 from workloads.base import JobContext, Request, Result, Sample
 from workloads.data.cache import cache_root
 from workloads.data.datasets import load_dataset
-from workloads.engines.calibration import OnnxCalibrationParameters
 from workloads.engines.exports import facts_of
+from workloads.engines.onnxruntime import OnnxCalibrationParameters
 from workloads.engines.onnxruntime.export import GRAPH, IDENTITY, to_static_int8
 from workloads.engines.onnxruntime.forward import load_encoder, text_inputs
 from workloads.engines.onnxruntime.generation import OnnxDecoder, decoding
