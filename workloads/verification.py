@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from workloads.base import (
     TOKENS,
@@ -184,74 +184,6 @@ EQUAL, NEAR_TIES, QUANTIZED, NO = "yes", "yes, but for near ties", "quantised", 
 _ROUNDING = {"fp32": 1e-3, "fp16": 0.1, "bf16": 0.25}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parting:
-    """First position at which an engine chose another token than the reference."""
-
-    prompt: int
-    step: int
-    token: int
-    reference_token: int
-    margin: float  # by how much the reference preferred its own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Distance between two sets of greedy texts and their logits."""
-
-    compared_steps: int
-    all_steps: int
-    largest_difference: float  # of any logit, over all compared steps
-    mean_difference: float
-    spread: float  # standard deviation of the reference's logits, to see differences against
-    partings: tuple[Parting, ...]
-
-    @property
-    def near_tie_bound(self) -> float:
-        """Distance below which two logits may swap: each may be off by the largest difference."""
-        return 2 * self.largest_difference
-
-    @property
-    def near_ties(self) -> int:
-        """Number of partings that are at a near tie."""
-        return sum(parting.margin <= self.near_tie_bound for parting in self.partings)
-
-    def metrics(self) -> dict[str, float]:
-        """Its figures, by the names that the task declares."""
-        return {
-            "largest_logit_difference": self.largest_difference,
-            "mean_logit_difference": self.mean_difference,
-            "logit_spread": self.spread,
-            "compared_tokens": self.compared_steps,
-            "reference_tokens": self.all_steps,
-            "near_ties": self.near_ties,
-            "near_tie_bound": self.near_tie_bound,
-        }
-
-    def verdict(self, precision: str) -> str:
-        """Say if they agree, in one of the words above."""
-        if quantized(precision):
-            return QUANTIZED
-        rounding = self.largest_difference <= _ROUNDING[precision] * self.spread
-        if not rounding or self.near_ties < len(self.partings):
-            return NO
-        return NEAR_TIES if self.partings else EQUAL
-
-    def details(self, precision: str) -> dict[str, Any]:
-        """Further details for the row."""
-        details = {
-            "agrees": self.verdict(precision),
-            "reference": "stock transformers on the CPU, one prompt at a time",
-        }
-        if self.partings:
-            first = self.partings[0]
-            details["first_parting"] = (
-                f"prompt {first.prompt}, token {first.step}: {first.token} instead of "
-                f"{first.reference_token}, which the reference preferred by {first.margin:.3g}"
-            )
-        return details
-
-
 def run(request: Request, context: JobContext) -> Result:
     """Compare an engine with the reference; see ``workloads.base.Workload``."""
     parameters = VerificationParameters.model_validate(dict(request.parameters))
@@ -271,21 +203,21 @@ def run(request: Request, context: JobContext) -> Result:
         prompts=prompts,
         output_tokens=steps,
     )
-    agreement = compare(tokens, logits, answer(question))
-    return result_of(
-        engine,
-        dataset,
-        sample,
-        metrics=agreement.metrics(),
-        details=agreement.details(request.precision),
-    )
+    metrics, details = compare(tokens, logits, answer(question), request.precision)
+    return result_of(engine, dataset, sample, metrics=metrics, details=details)
 
 
 def compare(
-    tokens: Sequence[Sequence[int]], logits: Sequence[torch.Tensor], reference: Reference
-) -> Agreement:
-    """Compare up to each prompt's first difference; ``logits`` are float32 [steps, vocabulary]."""
-    largest, total, compared, partings = 0.0, 0.0, 0, []
+    tokens: Sequence[Sequence[int]],
+    logits: Sequence[torch.Tensor],
+    reference: Reference,
+    precision: str,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Figures and details of texts up to each prompt's first difference from the reference;
+    ``logits`` are float32 [steps, vocabulary]."""
+    largest, total, compared = 0.0, 0.0, 0
+    margins: list[float] = []  # by which the reference preferred its own token where texts part
+    details = {"reference": "stock transformers on the CPU, one prompt at a time"}
     for prompt, (mine, my_logits) in enumerate(zip(tokens, logits, strict=True)):
         theirs, their_logits = reference.tokens[prompt].tolist(), reference.logits[prompt]
         parted = next((n for n, token in enumerate(theirs) if mine[n] != token), None)
@@ -296,22 +228,31 @@ def compare(
         largest = max(largest, float(apart.max()))
         total += float(apart.mean()) * steps
         compared += steps
-        if parted is not None:
-            row = their_logits[parted]
-            partings.append(
-                Parting(
-                    prompt=prompt,
-                    step=parted,
-                    token=mine[parted],
-                    reference_token=theirs[parted],
-                    margin=float(row[theirs[parted]] - row[mine[parted]]),
-                )
-            )
-    return Agreement(
-        compared_steps=compared,
-        all_steps=int(reference.tokens.numel()),
-        largest_difference=largest,
-        mean_difference=total / max(compared, 1),
-        spread=float(reference.logits.std()),
-        partings=tuple(partings),
-    )
+        if parted is None:
+            continue
+        row, token, own = their_logits[parted], mine[parted], theirs[parted]
+        margins.append(float(row[own] - row[token]))
+        details.setdefault(
+            "first_parting",
+            f"prompt {prompt}, token {parted}: {token} instead of {own}, which the reference "
+            f"preferred by {margins[-1]:.3g}",
+        )
+    bound = 2 * largest  # either of two logits may be off by the largest difference
+    near_ties = sum(margin <= bound for margin in margins)
+    spread = float(reference.logits.std())
+    if quantized(precision):
+        details["agrees"] = QUANTIZED
+    elif not largest <= _ROUNDING[precision] * spread or near_ties < len(margins):
+        details["agrees"] = NO
+    else:
+        details["agrees"] = NEAR_TIES if margins else EQUAL
+    metrics = {
+        "largest_logit_difference": largest,
+        "mean_logit_difference": total / max(compared, 1),
+        "logit_spread": spread,
+        "compared_tokens": float(compared),
+        "reference_tokens": float(reference.tokens.numel()),
+        "near_ties": float(near_ties),
+        "near_tie_bound": bound,
+    }
+    return metrics, details

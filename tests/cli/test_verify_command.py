@@ -51,32 +51,31 @@ REFERENCE = Reference(tokens=torch.tensor([[0, 1]]), logits=LOGITS)
 def test_other_numbers_are_no_rounding(
     tokens: list[int], logits: torch.Tensor, verdicts: dict[str, str]
 ) -> None:
-    compared = compare([tokens], [logits], REFERENCE)
-    assert {precision: compared.verdict(precision) for precision in verdicts} == verdicts
+    for precision, verdict in verdicts.items():
+        assert compare([tokens], [logits], REFERENCE, precision)[1]["agrees"] == verdict
 
 
 def test_the_furthest_logit_counts_and_padding_of_the_output_layer_is_left_out() -> None:
     """One engine's vocabulary may be rounded up; what both have is compared."""
     mine = torch.cat([LOGITS[0], torch.full((2, 1), -100.0)], dim=1)
-    assert compare([[0, 1]], [mine], REFERENCE).largest_difference == 0.0
+    found, _ = compare([[0, 1]], [mine], REFERENCE, "fp32")
+    assert found["largest_logit_difference"] == 0.0
     mine[0, 2] += 1e-4
-    found = compare([[0, 1]], [mine], REFERENCE)
-    assert found.compared_steps == found.all_steps == 2
-    assert found.largest_difference == pytest.approx(1e-4, rel=1e-2)
+    found, _ = compare([[0, 1]], [mine], REFERENCE, "fp32")
+    assert found["compared_tokens"] == found["reference_tokens"] == 2
+    assert found["largest_logit_difference"] == pytest.approx(1e-4, rel=1e-2)
 
 
 def test_a_near_tie_is_no_fault_and_ends_the_comparison() -> None:
     """Where the reference hardly preferred its token, rounding decides; what follows is another
     text, so the step after the parting is not compared."""
     mine = LOGITS[0] + torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.02]])
-    found = compare([[0, 2]], [mine], REFERENCE)
-    (parting,) = found.partings
-    assert (parting.step, parting.token, parting.reference_token) == (1, 2, 1)
-    assert parting.margin == pytest.approx(0.01, rel=1e-3)
-    assert found.verdict("bf16") == NEAR_TIES
-    assert found.metrics()["near_ties"] == len(found.partings) > 0
-    first = compare([[1, 1]], [mine], REFERENCE)
-    assert first.compared_steps == 1 and first.all_steps == 2
+    found, details = compare([[0, 2]], [mine], REFERENCE, "bf16")
+    parting = "prompt 0, token 1: 2 instead of 1, which the reference preferred by 0.01"
+    assert details["first_parting"] == parting
+    assert details["agrees"] == NEAR_TIES and found["near_ties"] == 1
+    first, _ = compare([[1, 1]], [mine], REFERENCE, "bf16")
+    assert (first["compared_tokens"], first["reference_tokens"]) == (1, 2)
 
 
 @pytest.mark.slow
