@@ -13,12 +13,12 @@ alpha; if the A's are equal, it keeps the rank. Only plain LoRA is linear in thi
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.inspection.checkpoints import refuse_odd_files
@@ -108,15 +108,16 @@ def read_state(directory: Path) -> dict[str, Any]:
     return dict(torch.load(binary, weights_only=True, map_location="cpu"))
 
 
-def _in_layout_of(
-    model_config: Any, config: Any, state: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+#: A ``peft.LoraConfig``, and tensors by peft's names.
+Adapter: TypeAlias = "tuple[Any, dict[str, torch.Tensor]]"
+
+
+def _in_layout_of(model_config: Any, config: Any, state: dict[str, Any]) -> Adapter:
     wants_original = {"glm": False, "chatglm": True}.get(getattr(model_config, "model_type", ""))
     if wants_original is None or wants_original == is_original(state):
         return config, state
     carry = to_original if wants_original else to_native
-    converted = carry(Lora.of(config, state), rows_of(model_config))
-    return converted.config(), dict(converted.state)
+    return carry(config, state, rows_of(model_config))
 
 
 #: Layers in the original layout -> those in the native class.
@@ -131,68 +132,36 @@ _FUSED = "self_attention.query_key_value"
 _ORIGINAL, _NATIVE = "transformer.encoder", "model"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """A plain LoRA adapter: tensors by peft's names, and scaling."""
-
-    state: Mapping[str, torch.Tensor]
-    rank: int
-    alpha: float
-    targets: tuple[str, ...]  # last names of the layers it sits on
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)  # layers with a rank of their own
-    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, config: Any, state: Mapping[str, torch.Tensor]) -> Lora:
-        """Build from a ``peft.LoraConfig`` and tensors; BadConfiguration if not plain LoRA."""
-        plain = str(config.peft_type).rsplit(".", 1)[-1] == "LORA"
-        if not plain or config.use_dora or config.use_rslora or config.bias != "none":
-            raise BadConfiguration(
-                "only plain LoRA can be carried between ChatGLM3's layouts: no DoRA, no "
-                "rank-stabilised scaling, no trained biases"
-            )
-        return cls(
-            state=dict(state),
-            rank=config.r,
-            alpha=config.lora_alpha,
-            targets=tuple(sorted(config.target_modules)),
-            rank_pattern=dict(config.rank_pattern),
-            alpha_pattern=dict(config.alpha_pattern),
+def _tensors(
+    config: Any, state: Mapping[str, torch.Tensor], root: str
+) -> Iterator[tuple[str, str, str, torch.Tensor]]:
+    """Yield (layer number, module, A or B, tensor); BadConfiguration if not plain LoRA of one rank
+    over ChatGLM3."""
+    plain = str(config.peft_type).rsplit(".", 1)[-1] == "LORA"
+    if not plain or config.use_dora or config.use_rslora or config.bias != "none":
+        raise BadConfiguration(
+            "only plain LoRA can be carried between ChatGLM3's layouts: no DoRA, no "
+            "rank-stabilised scaling, no trained biases"
         )
-
-    def config(self) -> Any:
-        """The ``peft.LoraConfig`` that goes with ``state``."""
-        from peft import LoraConfig, TaskType
-
-        return LoraConfig(
-            r=self.rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]  # peft divides it, and takes floats
-            target_modules=list(self.targets),
-            rank_pattern=dict(self.rank_pattern),
-            alpha_pattern=dict(self.alpha_pattern),
-            task_type=TaskType.CAUSAL_LM,
-            inference_mode=True,
+    if config.rank_pattern or config.alpha_pattern:
+        raise BadConfiguration(
+            "an adapter whose layers have ranks of their own cannot be carried between layouts"
         )
+    key = _key(root)
+    for name, tensor in state.items():
+        match = key.fullmatch(name)
+        if match is None:
+            raise BadConfiguration(f"the adapter holds {name}, which is no LoRA tensor of ChatGLM3")
+        yield match[1], match[2], match[3], tensor
 
-    def tensors(self, root: str) -> Iterator[tuple[str, str, str, torch.Tensor]]:
-        """Yield (layer number, module, A or B, tensor); BadConfiguration unless ranks are equal."""
-        if self.rank_pattern or self.alpha_pattern:
-            raise BadConfiguration(
-                "an adapter whose layers have ranks of their own cannot be carried between layouts"
-            )
-        key = _key(root)
-        for name, tensor in self.state.items():
-            match = key.fullmatch(name)
-            if match is None:
-                raise BadConfiguration(
-                    f"the adapter holds {name}, which is no LoRA tensor of ChatGLM3"
-                )
-            yield match[1], match[2], match[3], tensor
 
-    def converted(self, state: dict[str, torch.Tensor], **changes: Any) -> Lora:
-        """Replace the tensors, and the targets by their names."""
-        targets = tuple(sorted({name.split(".")[-3] for name in state}))
-        return replace(self, state=state, targets=targets, **changes)
+def _carried(config: Any, state: dict[str, torch.Tensor], **changes: Any) -> Adapter:
+    """The carried tensors with their config, whose targets are the tensors' layers."""
+    config = copy.copy(config)
+    config.target_modules = {name.split(".")[-3] for name in state}
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config, state
 
 
 def _key(root: str) -> re.Pattern[str]:
@@ -218,10 +187,10 @@ def rows_of(config: Any) -> tuple[int, int, int]:
     return config.num_attention_heads * size, groups * size, groups * size
 
 
-def to_native(lora: Lora, rows: tuple[int, int, int]) -> Lora:
+def to_native(config: Any, state: Mapping[str, Any], rows: tuple[int, int, int]) -> Adapter:
     """Convert to the native layout, exactly; BadConfiguration if a tensor does not fit."""
-    state: dict[str, torch.Tensor] = {}
-    for layer, module, part, tensor in lora.tensors(_ORIGINAL):
+    native: dict[str, torch.Tensor] = {}
+    for layer, module, part, tensor in _tensors(config, state, _ORIGINAL):
         if module not in _LAYERS:
             raise BadConfiguration(f"the adapter's {module} has no place in the native class")
         pieces: Sequence[torch.Tensor] = [tensor] * len(_LAYERS[module])
@@ -232,25 +201,25 @@ def to_native(lora: Lora, rows: tuple[int, int, int]) -> Lora:
                     f"and value {sum(rows)} together"
                 )
             pieces = tensor.split(list(rows))
-        for native, piece in zip(_LAYERS[module], pieces, strict=True):
-            state[_name(_NATIVE, layer, native, part)] = piece.clone()
-    return lora.converted(state)
+        for name, piece in zip(_LAYERS[module], pieces, strict=True):
+            native[_name(_NATIVE, layer, name, part)] = piece.clone()
+    return _carried(config, native)
 
 
-def to_original(lora: Lora, rows: tuple[int, int, int]) -> Lora:
+def to_original(config: Any, state: Mapping[str, Any], rows: tuple[int, int, int]) -> Adapter:
     """Convert to the original layout, up to rounding; BadConfiguration if Q, K, V ranks differ."""
     import torch
 
     originals = {native: module for module, names in _LAYERS.items() for native in names}
-    state: dict[str, torch.Tensor] = {}
+    original: dict[str, torch.Tensor] = {}
     split: dict[str, dict[tuple[str, str], torch.Tensor]] = {}
-    for layer, module, part, tensor in lora.tensors(_NATIVE):
+    for layer, module, part, tensor in _tensors(config, state, _NATIVE):
         if module not in originals:
             raise BadConfiguration(f"the adapter's {module} has no place in the original layout")
         if originals[module] == _FUSED:
             split.setdefault(layer, {})[module, part] = tensor
         else:
-            state[_name(_ORIGINAL, layer, originals[module], part)] = tensor
+            original[_name(_ORIGINAL, layer, originals[module], part)] = tensor
     if any(len(parts) != 6 for parts in split.values()):
         raise BadConfiguration(
             "the original layout has one matrix for query, key and value, so all of q_proj, "
@@ -266,11 +235,10 @@ def to_original(lora: Lora, rows: tuple[int, int, int]) -> Lora:
             raise BadConfiguration(f"layer {layer} of the adapter is of a model of other sizes")
         down = downs[layer][0].clone() if shared else torch.cat(downs[layer])
         up = torch.cat(ups[layer]) if shared else torch.block_diag(*ups[layer])
-        state[_name(_ORIGINAL, layer, _FUSED, "lora_A")] = down
-        state[_name(_ORIGINAL, layer, _FUSED, "lora_B")] = up
+        original[_name(_ORIGINAL, layer, _FUSED, "lora_A")] = down
+        original[_name(_ORIGINAL, layer, _FUSED, "lora_B")] = up
     if shared or not split:
-        return lora.converted(state)
+        return _carried(config, original)
     target = _FUSED.rpartition(".")[2]
-    return lora.converted(
-        state, rank_pattern={target: 3 * lora.rank}, alpha_pattern={target: 3 * lora.alpha}
-    )
+    ranks, alphas = {target: 3 * config.r}, {target: 3 * config.lora_alpha}
+    return _carried(config, original, rank_pattern=ranks, alpha_pattern=alphas)

@@ -13,13 +13,14 @@ import pytest
 import torch
 from finetuning_cases import train
 from generation_cases import Worker
+from peft import LoraConfig
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.models.chatglm3.conversion import convert
 from workloads.models.loading import load_causal_model, open_model
 from workloads.models.products import product_root
 from workloads.training import adapters
-from workloads.training.adapters import Lora
+from workloads.training.adapters import Adapter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 import chatglm3_reference as reference
@@ -110,7 +111,7 @@ def _converted(directory: Path) -> tuple[Any, dict[str, torch.Tensor], tuple[int
     return model.eval(), state, adapters.rows_of(model.config)
 
 
-def _fused_lora(targets: tuple[str, ...] = ("query_key_value",), rank: int = 4) -> Lora:
+def _fused_lora(targets: tuple[str, ...] = ("query_key_value",), rank: int = 4) -> Adapter:
     """A random adapter over the original layout, large enough to show."""
     generator = torch.Generator().manual_seed(1)
     config = reference.CONFIG
@@ -126,31 +127,32 @@ def _fused_lora(targets: tuple[str, ...] = ("query_key_value",), rank: int = 4) 
         at = f"base_model.model.transformer.encoder.layers.{layer}.{block}.{target}"
         for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
             state[f"{at}.{part}.weight"] = torch.randn(*shape, generator=generator) * 0.2
-    return Lora(state=state, rank=rank, alpha=6.0, targets=targets)
+    return LoraConfig(r=rank, lora_alpha=6, target_modules=list(targets)), state
 
 
-def _merged(state: dict[str, torch.Tensor], lora: Lora) -> dict[str, torch.Tensor]:
+def _merged(state: dict[str, torch.Tensor], lora: Adapter) -> dict[str, torch.Tensor]:
     """The original weights with the adapter added, written out by hand."""
-    merged = dict(state)
-    for name, down in lora.state.items():
+    merged, (config, tensors) = dict(state), lora
+    for name, down in tensors.items():
         if ".lora_A." not in name:
             continue
-        up = lora.state[name.replace("lora_A", "lora_B")]
+        up = tensors[name.replace("lora_A", "lora_B")]
         target = name.split(".")[-3]
-        rank = lora.rank_pattern.get(target, lora.rank)
-        scale = lora.alpha_pattern.get(target, lora.alpha) / rank
+        rank = config.rank_pattern.get(target, config.r)
+        scale = config.alpha_pattern.get(target, config.lora_alpha) / rank
         assert down.shape[0] == rank
         weight = name.removeprefix("base_model.model.").replace(".lora_A", "")
         merged[weight] = merged[weight] + scale * up @ down
     return merged
 
 
-def _write(directory: Path, lora: Lora) -> Path:
+def _write(directory: Path, lora: Adapter) -> Path:
     from safetensors.torch import save_file
 
+    config, state = lora
     directory.mkdir()
-    lora.config().save_pretrained(directory)
-    tensors = {name: tensor.contiguous() for name, tensor in lora.state.items()}
+    config.save_pretrained(directory)
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     save_file(tensors, directory / "adapter_model.safetensors")
     return directory
 
@@ -169,43 +171,42 @@ def test_lora_on_the_original_layout_works_on_the_converted_model(tmp_path: Path
 def test_from_fused_to_split_and_back_is_the_same_adapter() -> None:
     rows = (64, 32, 32)
     fused = _fused_lora(("dense", "query_key_value"))
-    split = adapters.to_native(fused, rows)
-    assert set(split.targets) == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    back = adapters.to_original(split, rows)
-    assert (back.rank, back.alpha, back.targets) == (4, 6.0, ("dense", "query_key_value"))
-    assert set(back.state) == set(fused.state)
-    assert all(tensor.equal(back.state[name]) for name, tensor in fused.state.items())
+    split = adapters.to_native(*fused, rows)
+    assert split[0].target_modules == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    config, state = adapters.to_original(*split, rows)
+    assert (config.r, config.lora_alpha, config.rank_pattern) == (4, 6, {})
+    assert config.target_modules == {"dense", "query_key_value"}
+    assert state.keys() == fused[1].keys()
+    assert all(tensor.equal(state[name]) for name, tensor in fused[1].items())
 
 
 def test_lora_trained_on_the_converted_model_goes_back(tmp_path: Path) -> None:
     model, state, rows = _converted(tmp_path)
-    split = adapters.to_native(_fused_lora(("dense", "query_key_value")), rows)
+    config, split = adapters.to_native(*_fused_lora(("dense", "query_key_value")), rows)
     generator = torch.Generator().manual_seed(2)
     unlike = {
         name: tensor + torch.randn(tensor.shape, generator=generator) * 0.1
-        for name, tensor in split.state.items()
+        for name, tensor in split.items()
     }
-    split = Lora(state=unlike, rank=split.rank, alpha=split.alpha, targets=split.targets)
-    back = adapters.to_original(split, rows)
-    assert back.rank_pattern == {"query_key_value": 12} and back.rank == 4
+    back = adapters.to_original(config, unlike, rows)
+    assert back[0].rank_pattern == {"query_key_value": 12} and back[0].r == 4
     expected = reference.logits(_merged(state, back), IDS)
-    adapters.attach(model, str(_write(tmp_path / "adapter", split)))
+    adapters.attach(model, str(_write(tmp_path / "adapter", (config, unlike))))
     torch.testing.assert_close(_logits(model), expected, rtol=0, atol=1e-4)
 
 
 def test_what_is_not_plain_lora_is_refused() -> None:
     """DoRA and rank-stabilised LoRA are no sums of rows; a lone query adapter has no fused one."""
-    from peft import LoraConfig
-
+    rows = (64, 32, 32)
     for flag in ("use_dora", "use_rslora"):
         with pytest.raises(BadConfiguration, match="only plain LoRA"):
-            Lora.of(LoraConfig(target_modules=["query_key_value"], **{flag: True}), {})
-    split = adapters.to_native(_fused_lora(), (64, 32, 32))
-    lone = {name: tensor for name, tensor in split.state.items() if "q_proj" in name}
+            adapters.to_native(LoraConfig(**{flag: True}), {}, rows)
+    config, split = adapters.to_native(*_fused_lora(), rows)
+    lone = {name: tensor for name, tensor in split.items() if "q_proj" in name}
     with pytest.raises(BadConfiguration, match="all of q_proj, k_proj, v_proj"):
-        adapters.to_original(Lora(state=lone, rank=4, alpha=6.0, targets=("q_proj",)), (64, 32, 32))
+        adapters.to_original(config, lone, rows)
     with pytest.raises(BadConfiguration, match="this model's query, key and value 136 together"):
-        adapters.to_native(_fused_lora(), (72, 32, 32))
+        adapters.to_native(*_fused_lora(), (72, 32, 32))
 
 
 def test_an_adapter_in_the_older_format_is_read(tmp_path: Path) -> None:
