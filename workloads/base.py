@@ -8,6 +8,7 @@ backend's errors to them.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -369,6 +370,15 @@ def require(refusals: Sequence[Refusal]) -> None:
         hint = f"; {refusal.hint}" if refusal.hint else ""
         text = f"{refusal.setting}: {refusal.reason}{hint}"
         raise Unsupported(text) if refusal.unsupported else BadConfiguration(text)
+
+
+def require_package(package: str, who: str, install: str = "") -> None:
+    """Raise Unsupported without a package (pip's name) that ``who`` needs."""
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise Unsupported(
+            f"{who} needs the package '{package}', which is not installed here; install it with: "
+            f"pip install {install or package}"
+        )
 
 
 def require_batch(request: Request) -> None:

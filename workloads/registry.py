@@ -51,11 +51,13 @@ _NO_SPEC = "base"
 class Declared(Mapping[str, T], Generic[T]):
     """Specs of one kind by name: ours, then those of other packages, which never replace ours."""
 
-    def __init__(self, where: str | Mapping[str, str], kind: type | str, group: str) -> None:
+    def __init__(
+        self, where: str | Sequence[str] | Mapping[str, str], kind: type | str, group: str
+    ) -> None:
         """Declare where specs of a kind are.
 
         Args:
-            where: module per name; a module with ``SPECS``; or a package whose files but
+            where: module per name; modules with ``SPECS``; or a package whose files but
                 ``base.py`` each have a ``SPEC`` named as the file, ``-`` for ``_``.
             kind: class of the specs, or "module:Class"; a spec may also be a subclass of it.
             group: entry points of other packages, e.g. ``nightgrid.engines``.
@@ -72,11 +74,13 @@ class Declared(Mapping[str, T], Generic[T]):
 
     @cached_property
     def _modules(self) -> Mapping[str, str]:
-        if not isinstance(self.where, str):
+        if isinstance(self.where, Mapping):
             return self.where
-        module = importlib.import_module(self.where)
-        if hasattr(module, "SPECS"):
-            return {spec.name: self.where for spec in module.SPECS}
+        names = (self.where,) if isinstance(self.where, str) else self.where
+        modules = [importlib.import_module(name) for name in names]
+        if hasattr(modules[0], "SPECS"):
+            return {spec.name: module.__name__ for module in modules for spec in module.SPECS}
+        (module,) = modules
         files = sorted(m.name for m in pkgutil.iter_modules(module.__path__) if not m.ispkg)
         return {f.replace("_", "-"): f"{self.where}.{f}" for f in files if f != _NO_SPEC}
 

@@ -91,48 +91,6 @@ class KeptLogits:
         return values, ids
 
 
-def keep_logits(
-    samples: Sequence[TrainingSample],
-    teacher: str,
-    largest: Callable[[Sequence[TrainingSample]], list[tuple[Any, Any]]],
-    at_once: int,
-) -> KeptLogits:
-    """Largest logits of samples from the node's cache, else by ``largest``, ``at_once`` a call.
-
-    ``largest`` returns values and ids [learned positions, kept] per sample as numpy arrays;
-    ``teacher`` identifies weights and arithmetic.
-    """
-    import numpy as np
-
-    unique = list({_key(sample): sample for sample in samples}.values())
-    digest = hashlib.sha256(f"{_FORMAT}\n{LARGEST}\n{teacher}\n".encode())
-    rows, start = {}, 0
-    for sample in unique:
-        rows[_key(sample)] = (start, sample.learned_tokens)
-        start += sample.learned_tokens
-        digest.update(repr(_key(sample)).encode())
-    took: list[float] = []
-
-    def build(directory: Path) -> None:
-        began = time.perf_counter()
-        starts = range(0, len(unique), at_once)
-        parts = [part for first in starts for part in largest(unique[first : first + at_once])]
-        for name, arrays in zip(("values", "ids"), zip(*parts, strict=True), strict=True):
-            np.save(directory / f"{name}.npy", np.concatenate(arrays))
-        took.append(time.perf_counter() - began)
-
-    directory = cached_directory(f"teacher-logits-{digest.hexdigest()[:24]}", build)
-    files = [directory / "values.npy", directory / "ids.npy"]
-    values, ids = (np.load(file, mmap_mode="r") for file in files)
-    return KeptLogits(
-        rows=rows,
-        values=values,
-        ids=ids,
-        made_s=took[0] if took else 0.0,
-        nbytes=sum(file.stat().st_size for file in files),
-    )
-
-
 def _key(sample: TrainingSample) -> tuple[int, ...]:
     return (sample.prompt_tokens, *sample.ids)
 
@@ -272,23 +230,47 @@ class Taught:
             training.metrics["held_out_kl_before"] = training.held_out_loss(self.divergence)
         training.metrics["teacher_held_out_loss"] = training.held_out_loss(self.own_loss)
 
-    def keep(self, samples: Sequence[Any], data: DataPlan, collate: Any) -> None:
-        """Load or compute the largest logits of these samples."""
+    def keep(self, samples: Sequence[TrainingSample], data: DataPlan, collate: Any) -> None:
+        """Read the largest logits of these samples from the node's cache, else compute them."""
+        import numpy as np
         import torch
 
         from workloads.inspection.checkpoints import fingerprint
 
-        def largest(some: Sequence[Any]) -> list[tuple[Any, Any]]:
-            inputs = data.move(collate(some))
-            with torch.no_grad():
-                logits = self.training.logits(self.teacher, inputs, None).float()
-            values, ids = logits.topk(min(LARGEST, logits.shape[-1]), dim=-1)
-            values, ids = values.cpu().numpy(), ids.cpu().numpy().astype("int32")
-            places = [slice(sample.prompt_tokens - 1, len(sample.ids) - 1) for sample in some]
-            return [(values[row, place], ids[row, place]) for row, place in enumerate(places)]
+        unique = list({_key(sample): sample for sample in samples}.values())
+        teacher = f"{fingerprint(self.directory)} {self.arithmetic()}"
+        digest = hashlib.sha256(f"{_FORMAT}\n{LARGEST}\n{teacher}\n".encode())
+        rows, start = {}, 0
+        for sample in unique:
+            rows[_key(sample)] = (start, sample.learned_tokens)
+            start += sample.learned_tokens
+            digest.update(repr(_key(sample)).encode())
+        made_s = 0.0
 
-        identity = f"{fingerprint(self.directory)} {self.arithmetic()}"
-        self.kept = keep_logits(samples, identity, largest, data.batch_size)
+        def build(directory: Path) -> None:
+            nonlocal made_s
+            began = time.perf_counter()
+            arrays: tuple[list[Any], list[Any]] = ([], [])
+            for first in range(0, len(unique), data.batch_size):
+                some = unique[first : first + data.batch_size]
+                inputs = data.move(collate(some))
+                with torch.no_grad():
+                    logits = self.training.logits(self.teacher, inputs, None).float()
+                values, ids = logits.topk(min(LARGEST, logits.shape[-1]), dim=-1)
+                values, ids = values.cpu().numpy(), ids.cpu().numpy().astype("int32")
+                for row, sample in enumerate(some):
+                    place = slice(sample.prompt_tokens - 1, len(sample.ids) - 1)
+                    arrays[0].append(values[row, place])
+                    arrays[1].append(ids[row, place])
+            for name, parts in zip(("values", "ids"), arrays, strict=True):
+                np.save(directory / f"{name}.npy", np.concatenate(parts))
+            made_s = time.perf_counter() - began
+
+        directory = cached_directory(f"teacher-logits-{digest.hexdigest()[:24]}", build)
+        files = [directory / "values.npy", directory / "ids.npy"]
+        values, ids = (np.load(file, mmap_mode="r") for file in files)
+        nbytes = sum(file.stat().st_size for file in files)
+        self.kept = KeptLogits(rows=rows, values=values, ids=ids, made_s=made_s, nbytes=nbytes)
 
     def arithmetic(self) -> str:
         """Key of everything besides weights and samples that affects the logits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -168,7 +169,7 @@ class ImagePipeline:
     random_weights: bool
     details: Mapping[str, str]
     figures: Mapping[str, float] = field(default_factory=dict)  # of its engine's ``metrics``
-    clock: Callable[[], float]
+    clock: Callable[[], float] = time.perf_counter
     arguments: Callable[[int], Mapping[str, Any]] = lambda count: {}  # of calls, by batch size
     #: Context of calls; the library itself only disables gradients.
     mode: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext

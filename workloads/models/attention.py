@@ -6,11 +6,10 @@ xformers is untested: calls follow its documentation, and tests check them again
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from workloads.base import JobDescription, Refusal, Unsupported
+from workloads.base import JobDescription, Refusal, Unsupported, require_package
 from workloads.devices import device_spec
 
 if TYPE_CHECKING:
@@ -34,12 +33,8 @@ def refusals(job: JobDescription) -> Iterator[Refusal]:
 
 def make_ready(attention: str) -> None:
     """Make an implementation available to transformers; raises Unsupported without its package."""
-    package = PACKAGES.get(attention)
-    if package and importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise Unsupported(
-            f"attention {attention} needs the package '{package}', which is not "
-            f"installed here; install it with: pip install {package}"
-        )
+    if package := PACKAGES.get(attention):
+        require_package(package, f"attention {attention}")
     if attention == "xformers":
         register_xformers()
 

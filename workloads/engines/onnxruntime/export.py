@@ -30,22 +30,13 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Export options; in the cache's keys."""
-
-    constant_folding: bool
-    fusions: Any  # device kind of the fused operators, "" for none
-    reordering: bool
-
-    @staticmethod
-    def of(settings: Mapping[str, Any], device: str) -> Options:
-        """Options from an engine's settings."""
-        return Options(
-            constant_folding=bool(settings.get("constant_folding", True)),
-            fusions=device if settings.get("fusions") else "",
-            reordering=bool(settings.get("reordering", False)),
-        )
+def export_options(settings: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """Options of an export from an engine's settings; in the cache's keys."""
+    return {
+        "constant_folding": bool(settings.get("constant_folding", True)),
+        "fusions": device if settings.get("fusions") else "",  # device kind of fused operators
+        "reordering": bool(settings.get("reordering", False)),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +49,7 @@ class Part:
     dropped: str = ""  # drop outputs with this in their names
 
 
-def export(part: Part, options: Options, path: Path) -> dict[str, Any]:
+def export(part: Part, options: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Write a graph and, in a file beside it, its weights; return facts about it.
 
     Raises:
@@ -75,8 +66,8 @@ def export(part: Part, options: Options, path: Path) -> dict[str, Any]:
     config = OnnxConfig(
         dynamic=True,
         dynamic_shapes=_shapes(part),
-        optimize=options.constant_folding,
-        ort_fusions=options.fusions or None,
+        optimize=options["constant_folding"],
+        ort_fusions=options["fusions"] or None,
     )
     with _quiet():
         try:
@@ -90,7 +81,7 @@ def export(part: Part, options: Options, path: Path) -> dict[str, Any]:
         outputs = program.graph.outputs
         outputs[:] = [output for output in outputs if part.dropped not in (output.name or "")]
     facts = {}
-    if options.reordering:
+    if options["reordering"]:
         facts["operators_passed_by_slices"] = move_slices_forward(program)
     onnx_ir.save(program, str(path), external_data=f"{path.name}.data")
     return facts

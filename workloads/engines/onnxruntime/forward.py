@@ -3,7 +3,6 @@ encoded text to noise), whose pipelines otherwise stay in torch."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +153,6 @@ def load_pipeline(request: Request, device: Device) -> ImagePipeline:
             pipeline=type(pipeline).__name__, denoiser=type(unet).__name__, scheduler=scheduler
         ),
         figures=opened.figures,
-        clock=time.perf_counter,
         mode=torch.inference_mode,
     )
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,9 +29,9 @@ from workloads.engines.onnxruntime import PROVIDERS
 from workloads.engines.onnxruntime.export import (
     GRAPH,
     IDENTITY,
-    Options,
     Part,
     export,
+    export_options,
     graphs_of,
     in_precision,
     key_of,
@@ -297,10 +297,25 @@ def open_graphs(
     import onnxruntime
 
     support = precisions.require(request.precision, device.name, request.engine)
-    base = _exported(
-        Options.of(request.settings, device.name), device, source, kind, prepare, compare
+    settings, model = request.settings, Path(source.path)
+    options = export_options(settings, device.name)
+
+    def build(directory: Path) -> dict[str, Any]:
+        exported = prepare()
+        save_proof(directory, exported.proof)
+        facts = {**exported.facts, "graphs": list(exported.parts)}
+        for name, part in exported.parts.items():
+            facts |= export(part, options, directory / name)
+        basic = Execution(device=device, graph_optimization="basic")
+        plain = {name: Graph(directory / name, basic) for name in exported.parts}
+        compare(plain, load_proof(directory)).check("fp32", directory / GRAPH)
+        return facts
+
+    base = exported_directory(
+        key_of(kind, fingerprint(model), options),
+        build,
+        untimed=lambda: {IDENTITY: key_of(kind, content_digest(model), options)},
     )
-    settings = request.settings
     execution = Execution(
         device=device, graph_optimization=str(settings.get("graph_optimization") or "all")
     )
@@ -349,34 +364,6 @@ def open_graphs(
             **_if_any("operators_changed_by_precision", changes(exported, stored)),
             **_if_any("operators_changed_by_optimization", changes(stored, run)),
         },
-    )
-
-
-def _exported(
-    options: Options,
-    device: Device,
-    source: ModelSource,
-    kind: str,
-    prepare: Callable[[], Exported],
-    compare: Compare,
-) -> Path:
-    model = Path(source.path)
-
-    def build(directory: Path) -> dict[str, Any]:
-        exported = prepare()
-        save_proof(directory, exported.proof)
-        facts = {**exported.facts, "graphs": list(exported.parts)}
-        for name, part in exported.parts.items():
-            facts |= export(part, options, directory / name)
-        basic = Execution(device=device, graph_optimization="basic")
-        plain = {name: Graph(directory / name, basic) for name in exported.parts}
-        compare(plain, load_proof(directory)).check("fp32", directory / GRAPH)
-        return facts
-
-    return exported_directory(
-        key_of(kind, fingerprint(model), asdict(options)),
-        build,
-        untimed=lambda: {IDENTITY: key_of(kind, content_digest(model), asdict(options))},
     )
 
 

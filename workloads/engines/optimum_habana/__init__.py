@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -273,7 +272,6 @@ def load_pipeline(request: Request, device: Device) -> ImagePipeline:
             "hpu_graphs": "yes" if graphs else "no",
             "optimum_habana": version,
         },
-        clock=time.perf_counter,
         arguments=lambda count: {"batch_size": count, "throughput_warmup_steps": 0},
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,14 +70,11 @@ class OptimumHabanaEngine(TransformersEngine):
     """A model under optimum-habana's patches, on its card."""
 
     lazy: bool
-    static_shapes: bool
-    kept_cache: bool  # the library's ``reuse_cache``
-    flash_attention: bool
-    sixteen_bits: bool  # what is not in fp8 or 4 bits is in bf16
+    usual: Mapping[str, Any]  # the library's settings of all calls
     original_config: Any  # the model's generation config after loading; ``generate`` writes into it
 
     def padded_length(self, longest: int) -> int:
-        return math.ceil(longest / BUCKET) * BUCKET if self.static_shapes else longest
+        return math.ceil(longest / BUCKET) * BUCKET if self.usual["static_shapes"] else longest
 
     def generate(self, prepared: Batch, generation: Generation) -> Callable[[], Generated]:
         self.model.generation_config = copy.deepcopy(self.original_config)
@@ -98,7 +95,7 @@ class OptimumHabanaEngine(TransformersEngine):
         from optimum.habana.transformers.generation import GaudiGenerationConfig
 
         ends = sorted(generation.ends) or None
-        unpadded = bool(prepared.attention_mask.all()) if self.flash_attention else False
+        unpadded = self.usual["use_flash_attention"] and bool(prepared.attention_mask.all())
         return GaudiGenerationConfig(
             max_new_tokens=generation.output_tokens,
             do_sample=False,
@@ -107,17 +104,8 @@ class OptimumHabanaEngine(TransformersEngine):
             eos_token_id=ends,
             pad_token_id=self.pad_token_id,
             ignore_eos=ends is None,
-            static_shapes=self.static_shapes,
-            trim_logits=True,
-            reuse_cache=self.kept_cache,
-            bucket_internal=self.kept_cache,
-            bucket_size=BUCKET if self.kept_cache else -1,
-            limit_hpu_graphs=False,
-            attn_softmax_bf16=self.sixteen_bits,
-            use_flash_attention=self.flash_attention,
-            flash_attention_recompute=self.flash_attention,
             flash_attention_causal_mask=unpadded,
-            flash_attention_fast_softmax=self.flash_attention and self.sixteen_bits,
+            **self.usual,
         )
 
 
@@ -182,10 +170,18 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         "pad_token_id": pad_token_id,
         "details": details,
         "lazy": mode == "lazy",
-        "static_shapes": static,
-        "kept_cache": kept_cache,
-        "sixteen_bits": sixteen_bits,
-        "flash_attention": flash,
+        "usual": {
+            "static_shapes": static,
+            "trim_logits": True,
+            "reuse_cache": kept_cache,
+            "bucket_internal": kept_cache,
+            "bucket_size": BUCKET if kept_cache else -1,
+            "limit_hpu_graphs": False,
+            "attn_softmax_bf16": sixteen_bits,
+            "use_flash_attention": flash,
+            "flash_attention_recompute": flash,
+            "flash_attention_fast_softmax": flash and sixteen_bits,
+        },
         "original_config": GaudiGenerationConfig(pad_token_id=pad_token_id),
     }
     positions = context_length(model.config)

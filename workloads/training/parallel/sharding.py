@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import os
 from collections import Counter
@@ -23,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from workloads.base import BadConfiguration, Unsupported
+from workloads.base import BadConfiguration, Unsupported, require_package
 from workloads.data.cache import flush_tree
 from workloads.training.parallel.exchange import Stamped, require
 from workloads.training.parallel.layout import Groups, Layout
@@ -83,11 +82,8 @@ def deepspeed_config(
 
 def announce_deepspeed(device: str) -> None:
     """Set DeepSpeed's accelerator before its import (undone after the job)."""
-    if importlib.util.find_spec("deepspeed") is None:
-        raise Unsupported(
-            "strategies zero0 to zero3 need the package 'deepspeed', which is not installed here; "
-            "install it with: pip install 'nightgrid[deepspeed]' (on Gaudi: HabanaAI's fork)"
-        )
+    install = "'nightgrid[deepspeed]' (on Gaudi: HabanaAI's fork)"
+    require_package("deepspeed", "a strategy of zero0 to zero3", install)
     os.environ["DS_ACCELERATOR"] = device
     # Index among the cards that this process sees: one.
     os.environ["LOCAL_RANK"] = "0"

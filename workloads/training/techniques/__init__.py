@@ -1,7 +1,7 @@
 """Training techniques (``technique.py``); each file declares some in its ``SPECS``.
 
-To add one, write its class and name it there and below, or register it in another package under
-the entry points ``nightgrid.techniques`` (docs/extending.md).
+To add one, write its class and name it there, or register it in another package under the entry
+points ``nightgrid.techniques`` (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -24,31 +24,16 @@ from workloads.training.technique import Technique
 
 #: Every technique by name; other packages cannot replace ours.
 TECHNIQUES: Declared[type[Technique]] = Declared(
-    {
-        "accumulation": "workloads.training.techniques.optimization",
-        "adapter-products": "workloads.training.techniques.kernels",
-        "attention": "workloads.training.techniques.kernels",
-        "autocast": "workloads.training.techniques.precision",
-        "checkpointing": "workloads.training.techniques.optimization",
-        "clipping": "workloads.training.techniques.optimization",
-        "compilation": "workloads.training.techniques.kernels",
-        "compression": "workloads.training.techniques.strategy",
-        "data-loading": "workloads.training.techniques.batches",
-        "distillation": "workloads.compression.distillation",
-        "freezing": "workloads.training.techniques.optimization",
-        "fused-kernels": "workloads.training.techniques.kernels",
-        "learned-logits": "workloads.training.techniques.kernels",
-        "matmul-backend": "workloads.training.techniques.precision",
-        "matmul-precision": "workloads.training.techniques.precision",
-        "memory-release": "workloads.training.techniques.optimization",
-        "optimizers": "workloads.training.techniques.optimization",
-        "padding": "workloads.training.techniques.batches",
-        "saving": "workloads.training.checkpoints",
-        "schedule": "workloads.training.techniques.optimization",
-        "sparsity": "workloads.compression.pruning",
-        "strategy": "workloads.training.techniques.strategy",
-        "tokenizers": "workloads.training.techniques.batches",
-    },
+    (
+        "workloads.training.techniques.batches",
+        "workloads.training.techniques.kernels",
+        "workloads.training.techniques.optimization",
+        "workloads.training.techniques.precision",
+        "workloads.training.techniques.strategy",
+        "workloads.training.checkpoints",
+        "workloads.compression.distillation",
+        "workloads.compression.pruning",
+    ),
     Technique,
     "nightgrid.techniques",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import itertools
 import os
@@ -14,7 +13,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
+from workloads.base import (
+    BadConfiguration,
+    JobDescription,
+    Refusal,
+    Unsupported,
+    require_package,
+)
 from workloads.devices.base import torch_compilations
 from workloads.models.attention import make_ready, refusals
 from workloads.settings import choice
@@ -263,11 +268,7 @@ class FusedKernels(Technique):
 
     def before_load(self, loading: Loading) -> None:
         for package in ("liger-kernel", "triton"):
-            if importlib.util.find_spec(package.replace("-", "_")) is None:
-                raise Unsupported(
-                    f"fused_kernels liger needs the package '{package}', which is not installed "
-                    "here; install it with: pip install 'nightgrid[liger]'"
-                )
+            require_package(package, "fused_kernels liger", "'nightgrid[liger]'")
         if lacking := loading.device.cannot_compile():  # kernels are compiled when first called
             raise Unsupported(f"fused_kernels liger: {lacking}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -10,7 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr
 
-from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
+from workloads.base import (
+    BadConfiguration,
+    JobDescription,
+    Refusal,
+    Unsupported,
+    require_package,
+)
 from workloads.settings import choice, work
 from workloads.training.methods import WHOLE_METHODS
 from workloads.training.technique import DataPlan, Technique, Training
@@ -58,12 +63,8 @@ class OptimizerChoice(Technique):
     )
 
     def on_model(self, training: Training) -> None:
-        package = _PACKAGES.get(self.optimizer)
-        if package is not None and importlib.util.find_spec(package) is None:
-            raise Unsupported(
-                f"optimizer {self.optimizer} needs the package '{package}', which is not installed "
-                "here; install it with: pip install 'nightgrid[quant]'"
-            )
+        if package := _PACKAGES.get(self.optimizer):
+            require_package(package, f"optimizer {self.optimizer}", "'nightgrid[quant]'")
         training.make_optimizer = partial(_make, self.optimizer, training)
 
 
