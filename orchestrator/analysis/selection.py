@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from orchestrator.analysis.flags import Raised, league_of
 from orchestrator.core.job import Accelerator, State, supersedes
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import TOOK
-from orchestrator.core.settings import as_declared
+from orchestrator.core.settings import as_declared, usual_engine
 from orchestrator.util.format import scalar
+from workloads import registry
 from workloads.inspection.contents import FILES
 
 #: Report order; other precisions follow by name.
@@ -162,17 +164,33 @@ def _parameters(row: Measurement) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, scalar(value)) for name, value in declared.items()))
 
 
+@lru_cache(maxsize=65_536)
+def stated_parameters(setting: Setting) -> dict[str, str]:
+    """Return a setting's parameters, name and value, as far as they enter a job's id: without
+    defaults of settings that came later, or that only rows of earlier versions have."""
+    engine = setting.engine or usual_engine(setting.workload)
+    declared = registry.declared_in_rows(setting.workload, engine)
+    return {
+        name: value
+        for name, value in setting.parameters
+        if name not in declared
+        or declared[name].always_in_id
+        or scalar(declared[name].default) != value
+    }
+
+
 def varying_parameters(settings: Iterable[Setting]) -> frozenset[str]:
-    """Return the names of parameters whose value differs between settings."""
+    """Return the names of parameters whose value differs between settings; a default that some
+    settings lack is no difference."""
     values: dict[str, set[str]] = {}
-    having: Counter[str] = Counter()
+    stating: Counter[str] = Counter()
     count = 0
     for setting in settings:
         count += 1
-        for name, value in dict(setting.parameters).items():
+        stating.update(stated_parameters(setting).keys())
+        for name, value in setting.parameters:
             values.setdefault(name, set()).add(value)
-            having[name] += 1
-    return frozenset(n for n, known in values.items() if len(known) > 1 or having[n] < count)
+    return frozenset(n for n, known in values.items() if len(known) > 1 or 0 < stating[n] < count)
 
 
 def shared_by_workload(settings: Iterable[Setting]) -> dict[str, dict[str, str]]:
@@ -191,7 +209,7 @@ def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
         if len(values) == 1:
             facts[name] = values.pop()
     varying = varying_parameters(settings)
-    for name, value in settings[0].parameters:
+    for name, value in stated_parameters(settings[0]).items():
         if name not in varying:
             facts[name.replace("_", " ")] = value
     return {name: value for name, value in facts.items() if value}

@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.analysis.hardware import REFERENCES
 from orchestrator.analysis.metrics import PARTS
 from orchestrator.analysis.rankings import memory_kind, peak_memory_bytes
-from orchestrator.analysis.selection import Setting, described
+from orchestrator.analysis.selection import Setting, described, stated_parameters
 from orchestrator.analysis.summary import Summary
 from orchestrator.core.job import State
 from orchestrator.util.format import csv_field, finite
@@ -157,7 +157,7 @@ _SPAN = columns(
 
 @lru_cache(maxsize=1024)
 def _work(setting: Setting) -> Record:
-    return _WORK(setting) | {"parameters": described(dict(setting.parameters))}
+    return _WORK(setting) | {"parameters": described(stated_parameters(setting))}
 
 
 def _best(summary: Summary) -> Iterator[Record]:

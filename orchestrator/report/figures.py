@@ -15,7 +15,7 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
-from orchestrator.analysis.selection import Setting, described
+from orchestrator.analysis.selection import Setting, described, stated_parameters
 from orchestrator.analysis.summary import Summary
 from orchestrator.core.errors import ExtraMissing, StoreError
 from orchestrator.report import charts
@@ -143,7 +143,7 @@ def _pictures(summary: Summary) -> Iterator[Picture]:
 
 
 def _of(setting: Setting) -> dict[str, str]:
-    about = described(dict(setting.parameters))
+    about = described(stated_parameters(setting))
     return {"title": f"{setting.model} on {setting.where}", "about": about}
 
 

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING
 
 from orchestrator.analysis.metrics import titled
 from orchestrator.analysis.rankings import interval, memory_kind, peak_memory_bytes, throughput
-from orchestrator.analysis.selection import Differences, described, precision_rank
+from orchestrator.analysis.selection import (
+    Differences,
+    described,
+    precision_rank,
+    stated_parameters,
+)
 from orchestrator.analysis.summary import SETTLED, STATES, Summary
 from orchestrator.analysis.timeline import duration_s
 from orchestrator.core.job import State
@@ -278,7 +283,7 @@ def _columns(
         "before": lambda r: f"{labels[r.job_id].where} {labels[r.job_id].work}".strip(),
         "after": lambda r: labels[r.job_id].rest,
         "device": lambda r: settings[r.job_id].where,
-        "parameters": lambda r: described(dict(settings[r.job_id].parameters)),
+        "parameters": lambda r: described(stated_parameters(settings[r.job_id])),
         "memory_kind": memory_kind,
         "where": wording.where,
         "reason": lambda r: one_line(r.reason, 900),

@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 from measurement_factory import Night, a_job, every_state, large_run
 
-from orchestrator.analysis.selection import Differences, Setting, varying_parameters
+from orchestrator.analysis.selection import (
+    Differences,
+    Setting,
+    shared_facts,
+    stated_parameters,
+    varying_parameters,
+)
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.report import html, interactive
@@ -44,6 +50,26 @@ def test_differences_are_what_some_settings_have_otherwise() -> None:
     assert apart.of(blank) == {"engine": "a", "x y": "1"}
     assert apart.of(other) == {"engine": "b", "z": "2"}
     assert Differences.among([blank]).of(blank) == {}
+
+
+def test_a_default_that_no_job_id_has_is_stated_only_against_another_value() -> None:
+    texts = dict.fromkeys(("model", "dataset", "accelerator", "device", "isolation"), "w")
+    one = Setting(
+        **texts,
+        workload="text-generation",
+        engine="transformers",
+        emulated=False,
+        cards=1,
+        parameters=(("output_tokens", "128"), ("packed_weights", "false"), ("too_long", "error")),
+    )
+    training = replace(one, workload="pretraining", parameters=())
+    cut = replace(one, parameters=(*one.parameters[:2], ("too_long", "cut")))
+    assert stated_parameters(one) == {"output_tokens": "128"}
+    assert "output tokens" in shared_facts([one])
+    assert "too long" not in shared_facts([one])
+    assert varying_parameters([one, training]) == {"output_tokens"}
+    assert varying_parameters([one, cut]) == {"too_long"}
+    assert Differences.among([one, cut]).of(one) == {"too long": "error"}
 
 
 # ---------------------------------------------------------------- how the work grows
