@@ -378,12 +378,12 @@ def _print_precisions(*, as_json: bool) -> None:
     from workloads.models.precision import table
 
     if as_json:
-        output.say_json([dataclasses.asdict(row) for row in table()], indent=1)
+        output.say_json(table(), indent=1)
         return
     for row in table():
-        unsupported = "" if row.supported else "unsupported: "
-        engine = f"engine {row.engine}: " if row.engine else ""
-        output.say(f"{row.precision:<5}  {row.device:<5} {engine}{unsupported}{row.text}")
+        unsupported = "" if row["supported"] else "unsupported: "
+        engine = f"engine {row['engine']}: " if row["engine"] else ""
+        output.say(f"{row['precision']:<5}  {row['device']:<5} {engine}{unsupported}{row['text']}")
 
 
 def _print_columns(*, as_json: bool) -> None:

@@ -45,15 +45,6 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
-    """A linear layer: quantised, and adapted by LoRA."""
-
-    name: str
-    inputs: int
-    outputs: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Bytes at one precision."""
 
@@ -174,29 +165,23 @@ def build_on_meta(config: Mapping[str, Any]) -> Any:
             ) from error
 
 
-def linear_layers(model: Any) -> list[Linear]:
-    """Return the linear layers but the output layer, which quantisation and LoRA skip."""
+def linear_layers(model: Any) -> dict[str, Any]:
+    """Return the linear layers but the output layer, which quantisation and LoRA skip, by name."""
     import torch
 
-    layers = []
-    for name, module in model.named_modules():
-        if module is model.get_output_embeddings():
-            continue
-        if isinstance(module, torch.nn.Linear):
-            outputs, inputs = module.weight.shape
-        elif type(module).__name__ == "Conv1D":  # GPT-2's spelling of a linear layer
-            inputs, outputs = module.weight.shape
-        else:
-            continue
-        layers.append(Linear(name=name, inputs=inputs, outputs=outputs))
-    return layers
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D"  # GPT-2's
+        if module is not model.get_output_embeddings()
+    }
 
 
-def lora_sizes(linears: list[Linear], rank: int) -> tuple[Adapter, ...]:
+def lora_sizes(linears: Mapping[str, Any], rank: int) -> tuple[Adapter, ...]:
     """Count LoRA's parameters on attention inputs (the default), query and value, all layers."""
     sizes: Counter[str] = Counter()  # last name -> inputs + outputs of its layers
-    for linear in linears:
-        sizes[linear.name.rsplit(".", 1)[-1]] += linear.inputs + linear.outputs
+    for name, layer in linears.items():
+        sizes[name.rsplit(".", 1)[-1]] += sum(layer.weight.shape)
     default = next((names for names in ATTENTION_TARGETS if set(names) <= set(sizes)), ())
     choices: list[tuple[str, ...]] = [default] if default else []
     if len(default) == 3:
@@ -220,9 +205,9 @@ def _tensors(model: Any) -> tuple[Tensor, ...]:
     )
 
 
-def _memory(model: Any, linears: list[Linear]) -> tuple[Memory, ...]:
+def _memory(model: Any, linears: Mapping[str, Any]) -> tuple[Memory, ...]:
     everything = sum(parameter.numel() for parameter in model.parameters())
-    matrices = sum(linear.inputs * linear.outputs for linear in linears)
+    matrices = sum(layer.weight.numel() for layer in linears.values())
     rest = 2 * (everything - matrices)
     weights = {
         "fp32": 4 * everything,

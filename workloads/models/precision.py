@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,17 +48,6 @@ ALSO_CALLED = {
     "fp4": "int4",
     "4bit": "int4",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRow:
-    """One line of the printed table."""
-
-    precision: str
-    device: str
-    supported: bool
-    text: str  # its meaning, or why it is unsupported
-    engine: str = ""  # "": all engines without their own line
 
 
 #: Install advice for other packages than the extra "quant".
@@ -106,26 +95,19 @@ def _engines_that_do(precision: str, device: str, engine: str, ability: str | No
     ]
 
 
-def table() -> tuple[TableRow, ...]:
-    """Return every precision on every device, in report order, for schema and documentation."""
-    engines = engines_for(None)
-    cells = [
-        (precision, device, engine, support(precision, device, engine, "generate"))
-        for precision in PRECISIONS
-        for device in DEVICES
-        for engine in ("", *engines)
-        if not engine or (precision, device) in ENGINES[engine].precisions
-    ]
-    return tuple(
-        TableRow(
-            precision=precision,
-            device=device,
-            supported=cell.supported,
-            text=cell.means if cell.supported else cell.reason,
-            engine=engine,
-        )
-        for precision, device, engine, cell in cells
-    )
+def table() -> list[dict[str, Any]]:
+    """Return every precision on every device, in report order, for schema and documentation.
+
+    ``text`` is its meaning, or why it is unsupported; ``engine`` is "" for all without their own.
+    """
+    rows = []
+    for precision, device, engine in product(PRECISIONS, DEVICES, ("", *engines_for(None))):
+        if engine and (precision, device) not in ENGINES[engine].precisions:
+            continue
+        cell = support(precision, device, engine, "generate")
+        row = {"precision": precision, "device": device, "supported": cell.supported}
+        rows.append(row | {"text": cell.means or cell.reason, "engine": engine})
+    return rows
 
 
 def require(precision: str, device: str, engine: str = "") -> Support:

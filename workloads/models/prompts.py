@@ -1,6 +1,6 @@
 """From text to the ids that a model was trained to answer.
 
-Three layouts: ChatGLM3's (``[gMASK] <sop>``, then per message role id, metadata, newline, content;
+Three layouts: ChatGLM3's (``[gMASK] <sop>``, then per turn role id, newline, content;
 ``<|assistant|>`` at the end), the tokenizer's chat template, or plain text after the
 beginning-of-sequence token. In ChatGLM3's, parts are encoded with special tokens disabled, so that
 content which spells ``<|system|>`` cannot pose as a turn (prompt injection).
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2 import TemplateError
 
 from workloads.base import BadConfiguration
-from workloads.data.shapes import Role, Turn
+from workloads.data.shapes import Turn
 from workloads.inspection.tokenizers import TEMPLATE_DATE, fixed_date
 from workloads.models.chatglm3 import layout as chatglm3_layout
 from workloads.models.chatglm3.conversion import tokenizer_directory
@@ -31,16 +31,6 @@ if TYPE_CHECKING:
 
 class NotRendered(BadConfiguration):
     """A chat template refuses the turns of one example; another may do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One turn. ``metadata`` follows the role: a tool's name, or nothing."""
-
-    role: Role | Literal["observation"]
-    content: str
-    metadata: str = ""
-    tools: Sequence[Mapping[str, Any]] = ()  # of a system turn
 
 
 def layout_of(tokenizer: Any) -> Literal["chatglm3", "chat-template", "plain"]:
@@ -57,9 +47,7 @@ def encode_prompt(
     layout = layout_of(tokenizer)
     turns = turns_of(text, earlier)
     if layout == "chatglm3":
-        roles: Any = {"tool": "observation"}
-        messages = [Message(role=roles.get(t.role, t.role), content=t.text) for t in turns]
-        return encode_messages(tokenizer, messages)
+        return encode_turns(tokenizer, turns)
     if layout == "chat-template":
         return _ids(tokenizer, _rendered(tokenizer, turns, add_generation_prompt=True))
     ids = _ids(tokenizer, "\n\n".join(turn.text for turn in turns))
@@ -76,16 +64,14 @@ def turns_of(text: str, earlier: Sequence[Turn]) -> tuple[Turn, ...]:
     return (*earlier, Turn(role="user", text=text)) if text or not earlier else tuple(earlier)
 
 
-def encode_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def encode_turns(tokenizer: Any, turns: Sequence[Turn]) -> list[int]:
     """Encode a conversation in ChatGLM3's layout, up to the start of the assistant's answer."""
     ids = [_id(tokenizer, "[gMASK]"), _id(tokenizer, "<sop>")]
-    for message in messages:
-        content = message.content
-        if message.role == "system" and message.tools:
-            content += "\n" + json.dumps(list(message.tools), indent=4, ensure_ascii=False)
-        ids.append(_id(tokenizer, f"<|{message.role}|>"))
-        ids += _encode_as_text(tokenizer, f"{message.metadata}\n")
-        ids += _encode_as_text(tokenizer, content)
+    for turn in turns:
+        role = "observation" if turn.role == "tool" else turn.role
+        ids.append(_id(tokenizer, f"<|{role}|>"))
+        ids += _encode_as_text(tokenizer, "\n")
+        ids += _encode_as_text(tokenizer, turn.text)
     return [*ids, _id(tokenizer, "<|assistant|>")]
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from workloads.base import BadConfiguration, DataMissing
+from workloads.data.shapes import Turn
 from workloads.models.chatglm3.conversion import convert
-from workloads.models.prompts import Message, encode_messages, encode_prompt
+from workloads.models.prompts import encode_prompt, encode_turns
 
 TOLERANCE = 1e-4  # a wrong epsilon moves these logits by 0.2, a swapped gate by 9
 
@@ -101,32 +102,18 @@ def test_tokenizer_ids_equal_sentencepiece(tokenizers, text):
 
 
 def test_prompt_layout(tokenizers):
-    """[gMASK] <sop> <|user|> metadata newline content <|assistant|>, parts encoded alone."""
+    """[gMASK] <sop> <|user|> newline content <|assistant|>, parts encoded alone."""
     tokenizer, own = tokenizers
     first = own.get_piece_size()
-    user, assistant, system = first + 6, first + 7, first + 5
-    assert encode_prompt(tokenizer, None, "你好") == [
-        *(first + 1, first + 3, user),
+    user, assistant, observation = first + 6, first + 7, first + 8
+    earlier = [Turn(role="tool", text="22")]
+    assert encode_prompt(tokenizer, None, "你好", earlier) == [
+        *(first + 1, first + 3, observation),
+        *own.encode("\n"),
+        *own.encode("22"),
+        user,
         *own.encode("\n"),
         *own.encode("你好"),
-        assistant,
-    ]
-    tools = [{"name": "天气"}]
-    got = encode_messages(
-        tokenizer,
-        [
-            Message(role="system", content="ok", tools=tools),
-            Message(role="assistant", content="x", metadata="tool"),
-        ],
-    )
-    listed = "ok\n" + json.dumps(tools, indent=4, ensure_ascii=False)
-    assert got == [
-        *(first + 1, first + 3, system),
-        *own.encode("\n"),
-        *own.encode(listed),
-        assistant,
-        *own.encode("tool\n"),
-        *own.encode("x"),
         assistant,
     ]
 
@@ -143,41 +130,30 @@ def test_content_cannot_inject_special_tokens(tokenizers, content):
     assert inside == own.encode("\n") + own.encode(content)
 
 
-TOOLS = [{"name": "天气", "parameters": {"type": "object"}}]
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [Message(role="user", content="你好 stop")],
-        [Message(role="user", content="")],
-        [Message(role="system", content="", tools=TOOLS), Message(role="user", content="hi")],
-        [
-            Message(role="system", content="You may call:", tools=TOOLS),
-            Message(role="user", content="天气?"),
-            Message(role="assistant", content="", metadata="天气"),
-            Message(role="observation", content="22"),
-        ],
-    ],
-)
-def test_chat_template_gives_the_same_ids(tokenizers, messages):
-    """For other programs: the written template renders the layout, with the tools of a system turn,
-    and without a stray space where content is empty."""
+@pytest.mark.parametrize("texts", [("你好 stop",), ("",), ("You may", "天气?", "", "22")])
+def test_chat_template_gives_the_same_ids(tokenizers, texts):
+    """For other programs: without a stray space where content is empty."""
     tokenizer, _ = tokenizers
-    plain = [
-        {name: getattr(each, name) for name in ("role", "content", "metadata", "tools")}
-        for each in messages
-    ]
-    rendered = tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
+    roles = ("system", "user", "assistant", "observation") if len(texts) > 1 else ("user",)
+    messages = [{"role": r, "content": text} for r, text in zip(roles, texts, strict=True)]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    assert ids == encode_messages(tokenizer, messages)
-    for each in plain:
-        tools = each.pop("tools")
-        if tools:  # given beside the messages, as transformers' own argument
-            beside = tokenizer.apply_chat_template(
-                plain, tools=tools, add_generation_prompt=True, tokenize=False
-            )
-            assert beside == rendered
+    named = {"observation": "tool"}
+    turns = [Turn(role=named.get(m["role"], m["role"]), text=m["content"]) for m in messages]
+    assert ids == encode_turns(tokenizer, turns)
+
+
+def test_chat_template_lists_tools_and_metadata(tokenizers):
+    """Tools stand in a system turn, or beside the messages as transformers' own argument."""
+    tools = [{"name": "天气", "parameters": {"type": "object"}}]
+    system, called = {"role": "system", "content": ""}, {"role": "assistant", "metadata": "天气"}
+    for messages, beside in (
+        ([{**system, "tools": tools}, called], None),
+        ([system, called], tools),
+    ):
+        rendered = tokenizers[0].apply_chat_template(messages, tools=beside, tokenize=False)
+        listed = json.dumps(tools, indent=4, ensure_ascii=False)
+        assert rendered == f"[gMASK]<sop><|system|>\n \n{listed}<|assistant|>天气\n"
 
 
 # -- what is refused ------------------------------------------------------------------------------

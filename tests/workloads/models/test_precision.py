@@ -44,14 +44,14 @@ def linear_weights(worker: Worker, name: str) -> list[Any]:
 
 def test_the_table_covers_every_precision_on_every_device() -> None:
     """Each cell says what the precision means there, or why it cannot be; never both."""
-    rows = [row for row in precision.table() if not row.engine]
-    assert [(r.precision, r.device) for r in rows] == [
+    rows = [row for row in precision.table() if not row["engine"]]
+    assert [(r["precision"], r["device"]) for r in rows] == [
         (p, d) for p in precision.PRECISIONS for d in DEVICES
     ]
     for row in rows:
-        entry = precision.support(row.precision, row.device, ability="generate")
+        entry = precision.support(row["precision"], row["device"], ability="generate")
         assert bool(entry.means) == entry.supported and bool(entry.reason) != entry.supported
-        assert row.text == (entry.means or entry.reason)
+        assert row["text"] == (entry.means or entry.reason)
 
 
 def test_engines_say_what_they_do_otherwise() -> None:
@@ -60,14 +60,19 @@ def test_engines_say_what_they_do_otherwise() -> None:
     assert "Neural Compressor" in precision.support("fp8", "hpu", "optimum-habana").means
     assert "refuse fp16" in precision.support("fp16", "hpu", "optimum-habana").reason
     assert precision.support("bf16", "cpu", "vllm") == precision.support("bf16", "cpu")
-    own = {(r.engine, r.precision, r.device) for r in precision.table() if r.engine}
+    rows = [row for row in precision.table() if row["engine"]]
+    own = {(row["engine"], row["precision"], row["device"]) for row in rows}
     declared = {(spec.name, *cell) for spec in ENGINES.values() for cell in spec.precisions}
     assert own == declared
 
 
 @pytest.mark.parametrize(
     ("name", "device"),
-    [(row.precision, row.device) for row in precision.table() if not (row.supported or row.engine)],
+    [
+        (row["precision"], row["device"])
+        for row in precision.table()
+        if not (row["supported"] or row["engine"])
+    ],
 )
 def test_an_unsupported_precision_raises_with_the_tables_reason(name: str, device: str) -> None:
     """The row of such a job says the same as the table."""

@@ -269,18 +269,18 @@ def _write_native(
     """Write a converted model into an empty directory; return its weight files' names."""
     tensors, read = source.tensors, _reader(source.tensors)
     parts = {
-        part.name: (name, part)
+        native: (name, rows)
         for name in tensors
-        for part in layout.native_parts(name, source.sizes)
+        for native, rows in layout.native_parts(name, source.sizes).items()
     }
 
-    def make(part_name: str) -> torch.Tensor:
-        name, part = parts[part_name]
-        return read(name)[part.start : part.stop].clone()
+    def make(native: str) -> torch.Tensor:
+        name, rows = parts[native]
+        return read(name)[rows].clone()
 
     sizes = {
-        part.name: tensors[name].bytes // tensors[name].shape[0] * (part.stop - part.start)
-        for name, part in parts.values()
+        native: tensors[name].bytes // tensors[name].shape[0] * (rows.stop - rows.start)
+        for native, (name, rows) in parts.items()
     }
     names = _write_shards(directory, sizes, make, shard_bytes, progress)
     pieces = source.pieces
@@ -305,10 +305,7 @@ def restore_into(source: Path, directory: Path) -> None:
     restored, sizes = layout.original_config(config), layout.native_sizes(config)
     tensors = describe_tensors(source_files(source))
     read = _reader(tensors)
-    parts = {
-        name: [part.name for part in layout.native_parts(name, sizes)]
-        for name in layout.original_shapes(sizes)
-    }
+    parts = {name: list(layout.native_parts(name, sizes)) for name in layout.original_shapes(sizes)}
     if missing := [part for names in parts.values() for part in names if part not in tensors]:
         raise DataMissing(f"{source} lacks the tensor {missing[0]}")
     _write_shards(

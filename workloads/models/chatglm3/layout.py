@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, Literal
 
 from workloads.base import BadConfiguration
@@ -50,7 +49,7 @@ _SWITCHES = {
     "tie_word_embeddings": False,
 }
 
-#: Renders the ids of ``prompts.encode_messages`` for content without special tokens. As in
+#: Renders the ids of ``prompts.encode_turns`` for content without special tokens. As in
 #: SentencePiece, a space precedes content that is not empty. (The published template adds a second
 #: one, hence other ids.) Tools are a system turn's, or the argument's for a first system turn.
 CHAT_TEMPLATE = (
@@ -260,15 +259,6 @@ def _eos_token_ids(config: Mapping[str, Any], sizes: Sizes, pieces: int | None) 
     return list(dict.fromkeys(ends))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A native tensor as rows [start, stop) of an original one."""
-
-    name: str
-    start: int
-    stop: int
-
-
 @lru_cache(maxsize=8)
 def _tensors(sizes: Sizes) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Map original tensors to (native name, shape); ``{}`` stands for q, k and v of a fused one."""
@@ -301,9 +291,9 @@ def original_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 def native_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """Return every tensor of the native layout with its shape, in the original order."""
     return {
-        part.name: (part.stop - part.start, *shape[1:])
+        native: (rows.stop - rows.start, *shape[1:])
         for name, shape in original_shapes(sizes).items()
-        for part in native_parts(name, sizes)
+        for native, rows in native_parts(name, sizes).items()
     }
 
 
@@ -312,13 +302,11 @@ def is_dropped(name: str) -> bool:
     return name.endswith("rotary_pos_emb.inv_freq")
 
 
-def native_parts(name: str, sizes: Sizes) -> list[Part]:
-    """Return the native tensors of an original one, as contiguous ranges of its rows."""
+def native_parts(name: str, sizes: Sizes) -> dict[str, slice]:
+    """Return the native tensors of an original one, by name, as rows of it."""
     native, shape = _tensors(sizes)[name]
     if "{}" not in native:
-        return [Part(name=native, start=0, stop=shape[0])]
-    rows = (sizes.query_rows, sizes.kv_rows, sizes.kv_rows)
-    return [
-        Part(name=native.format(letter), start=end - size, stop=end)
-        for letter, size, end in zip("qkv", rows, accumulate(rows), strict=True)
-    ]
+        return {native: slice(0, shape[0])}
+    queries, keys = sizes.query_rows, sizes.query_rows + sizes.kv_rows
+    rows = (slice(0, queries), slice(queries, keys), slice(keys, shape[0]))
+    return {native.format(letter): part for letter, part in zip("qkv", rows, strict=True)}
