@@ -370,7 +370,7 @@ def task_for(workload: str, model: ModelEntry) -> TaskSpec:
     if task is None or task.name not in names:
         title = task.title if task is not None else "of a kind that is not known"
         takes = " or ".join(TASKS[name].title for name in names) or "no model"
-        what = f"{model.name} is {title} ({model.architecture})"
+        what = f"{model.name} is {title} ({model.checkpoint.architecture})"
         raise BadConfiguration(f"{what}, and {workload} takes {takes}")
     return task
 

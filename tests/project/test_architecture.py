@@ -148,7 +148,6 @@ def lazy_imports(path: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_only_large_libraries_are_imported_inside_functions() -> None:
-    """All other imports stand at the top, where a reader looks for them."""
     lazy = [
         f"{place(path)}: {name}"
         for path in modules(*PRODUCT)
@@ -159,14 +158,12 @@ def test_only_large_libraries_are_imported_inside_functions() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    """One concept a file."""
     lengths = {place(path): len(path.read_text().splitlines()) for path in modules(*PRODUCT)}
     assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
 
 
 @pytest.mark.slow
 def test_names_of_files_and_classes_are_the_fields_own_words() -> None:
-    """A name says what a thing is, never how it was come by."""
     names = []
     for path in modules(*PRODUCT):
         names += [(place(path), word) for word in path.stem.split("_")]
@@ -179,7 +176,6 @@ def test_names_of_files_and_classes_are_the_fields_own_words() -> None:
 
 
 def test_device_branches_live_in_the_device_classes() -> None:
-    """No code but ``devices/`` asks torch for an accelerator: an unknown device must raise."""
     words = ("torch.cuda.", "torch.hpu.", "habana_frameworks")
     others = [path for path in modules("workloads") if path.parent.name != "devices"]
     assert [p for p in others if any(word in p.read_text(encoding="utf-8") for word in words)] == []

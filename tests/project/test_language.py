@@ -34,7 +34,6 @@ def questions(nodes: list[ast.AST]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["orchestrator", "workloads", "benchmarks", "tests", "tools"])
 def test_no_docstring_opens_with_a_question_word(package: str) -> None:
-    """A docstring opens with a verb or a noun phrase that names the thing."""
     found = [
         f"{place(path)}:{line}" for path in modules(package) for line in questions(syntax(path))
     ]
@@ -114,7 +113,6 @@ def reached(nodes: list[ast.AST], foreign: set[str], own: set[str]) -> Iterator[
 
 @pytest.mark.slow
 def test_no_test_reaches_a_private_name_of_another_module() -> None:
-    """What tests need is public; limits that they shorten are named constants."""
     product = {name for path in modules(*PRODUCT, "tools") for name in defined(syntax(path))}
     tests = {path: syntax(path) for path in modules("tests")}
     own = {name for nodes in tests.values() for name in defined(nodes)}
@@ -140,7 +138,6 @@ def test_no_test_reaches_a_private_name_of_another_module() -> None:
     ],
 )
 def test_every_way_to_reach_a_private_name_is_seen(source: str) -> None:
-    """The check of the check; one's own, and public ones, may be used."""
     private = {"_hidden"}
     assert [name for _, name in reached(nodes_of(source), private, set())] == ["_hidden"]
     assert not list(reached(nodes_of(source.replace("_hidden", "shown")), private, set()))

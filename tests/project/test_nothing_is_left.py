@@ -76,7 +76,6 @@ def pytest_in(directory: Path, source: str, **options: Any) -> subprocess.Popen[
 
 @pytest.mark.slow
 def test_all_that_tests_start_ends_with_pytest(tmp_path: Path) -> None:
-    """Interrupted, terminated, killed, or at its end."""
     ways = {"INT": signal.SIGINT, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL, "end": None}
     sessions = {}
     for way, number in ways.items():

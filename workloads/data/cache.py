@@ -7,6 +7,7 @@ name that exists is complete. Keys include the recipe's version, so nothing stal
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import re
@@ -21,11 +22,6 @@ from weakref import WeakSet
 
 from workloads.base import DataMissing
 
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows has no fcntl; the rename is still atomic there
-    fcntl = None  # type: ignore[assignment]
-
 _LOCK_POLL_S = 0.2
 #: Open lock files. Forked children close them: else they would hold the locks after this process
 #: was killed.
@@ -38,8 +34,7 @@ def _close_inherited() -> None:
         handle.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def cache_root() -> Path:
@@ -135,18 +130,14 @@ def _locked_directory(directory: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        yield fcntl is not None and _lock(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock an open file or directory without waiting."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def flush_tree(directory: Path) -> None:
@@ -156,10 +147,7 @@ def flush_tree(directory: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # pragma: no cover - directories cannot be opened on Windows
-        return
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -174,9 +162,8 @@ def file_lock(path: Path) -> Iterator[None]:
     """
     with open(path, "a") as handle:
         _LOCK_FILES.add(handle)
-        if fcntl is not None:
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
@@ -185,7 +172,7 @@ def try_lock(path: Path, patience_s: float = 0.0) -> IO[str] | None:
     handle = open(path, "a")  # noqa: SIM115 - the lock lasts until the caller closes it
     _LOCK_FILES.add(handle)
     until = time.monotonic() + patience_s
-    while fcntl is not None:
+    while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -55,8 +55,8 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetEntry:
-    """A dataset that exists."""
+class Dataset:
+    """A dataset that exists, and its examples in order once it is loaded."""
 
     name: str
     kind: Literal["embedded", "file", "directory", "hub"]
@@ -67,10 +67,16 @@ class DatasetEntry:
     learned: str = ""  # the part of each example that fine-tuning learns; "": not looked at
     notes: str = ""  # what is left out of its records, and other things a reader must know
     make: Callable[[], Sequence[Example]] = tuple  # embedded ones only
+    examples: list[Example] = field(default_factory=list, hash=False)
+
+    @property
+    def details(self) -> dict[str, str]:
+        """Details of a row about its data."""
+        return {RECORDS: self.notes} if self.notes else {}
 
 
-EMBEDDED: dict[str, DatasetEntry] = {
-    name: DatasetEntry(
+EMBEDDED: dict[str, Dataset] = {
+    name: Dataset(
         name=name,
         kind="embedded",
         synthetic=name.endswith("synthetic"),
@@ -109,23 +115,7 @@ EMBEDDED: dict[str, DatasetEntry] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
-    """A loaded dataset, examples in order."""
-
-    examples: list[Example]
-    synthetic: bool
-    learned: str  # the part of each that fine-tuning learns, for the row
-    unnamed: str = ""  # ``columns:`` that would name a likely answer, which is not read
-    notes: str = ""  # what was left out of its records, for the row
-
-    @property
-    def details(self) -> dict[str, str]:
-        """Details of a row about its data."""
-        return {RECORDS: self.notes} if self.notes else {}
-
-
-def find_dataset(name: str, reading: Reading | None = None) -> DatasetEntry:
+def find_dataset(name: str, reading: Reading | None = None) -> Dataset:
     """Return the dataset of this name, path or hub id, its files' records looked at.
 
     Args:
@@ -152,9 +142,7 @@ def changed_at(name: str) -> int:
 
 
 @lru_cache(maxsize=64)  # jobs of a grid share a dataset
-def _looked_at(
-    entry: DatasetEntry, reading: Reading, _changed_at_ns: int, shaped: bool
-) -> DatasetEntry:
+def _looked_at(entry: Dataset, reading: Reading, _changed_at_ns: int, shaped: bool) -> Dataset:
     """Read all records of files, or as many as there is time for."""
     assert entry.path is not None
     found = records(entry.path, reading.split)
@@ -163,37 +151,28 @@ def _looked_at(
         if first is None:
             raise _no_examples(entry.name)
         record = first[1]
-        return replace(entry, synthetic=_is_synthetic(record))
-    read = _Records(entry.name, reading)
-    stopped = not read.take_all(found, LOOK_S)
-    notes = [read.notes] if read.notes else []
-    if stopped:
-        notes.append(f"the first {read.count:,} records were looked at, in {LOOK_S:g} s")
-    return replace(
-        entry,
-        synthetic=read.synthetic,
-        unnamed=read.unnamed,
-        learned=read.learned,
-        notes="; ".join(notes),
-    )
-
-
-def _is_synthetic(record: object) -> bool:
-    return isinstance(record, dict) and record.get("synthetic") is True
+        synthetic = isinstance(record, dict) and record.get("synthetic") is True
+        return replace(entry, synthetic=synthetic)
+    read = _Records(reading)
+    stopped = not read.take_all(found, entry.name, LOOK_S)
+    dataset = read.described(entry)
+    if not stopped:
+        return dataset
+    note = f"the first {read.count:,} records were looked at, in {LOOK_S:g} s"
+    return replace(dataset, notes="; ".join(filter(None, (dataset.notes, note))))
 
 
 class _Records:
     """Examples of a dataset as they are read, without those that are left out."""
 
-    def __init__(self, name: str, reading: Reading, keep: list[Example] | None = None) -> None:
-        self.name = name
+    def __init__(self, reading: Reading, keep: list[Example] | None = None) -> None:
         self.columns = columns_named(reading.columns) if reading.columns else None
         self.keep = keep
         self.count = self.usable = self.without_answer = self.joined = 0
         self.synthetic = False
         self._left_out: dict[str, tuple[int, str]] = {}  # kind -> count, first message
 
-    def take_all(self, found: Iterator[Placed], seconds: float = math.inf) -> bool:
+    def take_all(self, found: Iterator[Placed], name: str, seconds: float = math.inf) -> bool:
         """Take all records, or as many as there is time for; return whether it was all of them.
 
         Raises:
@@ -207,7 +186,13 @@ class _Records:
             if number % 256 == 0 and time.monotonic() > until:
                 finished = False
                 break
-        self._check()
+        left_out = self.count - self.usable
+        if not self.count:
+            raise _no_examples(name)
+        if left_out > self.usable:
+            first = next(iter(self._left_out.values()))[1]
+            many = f"; so are {left_out - 1:,} more of {self.count:,} records" * (left_out > 1)
+            raise BadExample(f"{first}{many}")
         return finished
 
     def take(self, record: object, where: str) -> None:
@@ -228,29 +213,18 @@ class _Records:
         if self.keep is not None:
             self.keep.append(example)
 
-    def _check(self) -> None:
-        """Raise if there is no example, or if most records are none."""
-        left_out = self.count - self.usable
-        if not self.count:
-            raise _no_examples(self.name)
-        if left_out > self.usable:
-            first = next(iter(self._left_out.values()))[1]
-            many = f"; so are {left_out - 1:,} more of {self.count:,} records" * (left_out > 1)
-            raise BadExample(f"{first}{many}")
-
-    @property
-    def unnamed(self) -> str:
-        """``columns:`` that would name a likely answer; "" if there is none."""
-        return self.columns.unnamed if self.columns else ""
-
-    @property
-    def learned(self) -> str:
-        """The learned part of the examples."""
+    def described(self, dataset: Dataset) -> Dataset:
+        """Return the dataset with what its records say of it."""
         assert self.columns is not None
-        return _learned(self.usable, self.without_answer, self.columns.shape.learned)
+        return replace(
+            dataset,
+            synthetic=dataset.synthetic or self.synthetic,
+            unnamed=self.columns.unnamed,
+            learned=_learned(self.usable, self.without_answer, self.columns.shape.learned),
+            notes=self._notes(),
+        )
 
-    @property
-    def notes(self) -> str:
+    def _notes(self) -> str:
         """Say what was left out and changed; "" if nothing."""
         notes = []
         if left_out := self.count - self.usable:
@@ -263,19 +237,19 @@ class _Records:
         return "; ".join(notes)
 
 
-def _entry(name: str) -> DatasetEntry:
+def _entry(name: str) -> Dataset:
     """Return the dataset of this name or path without reading it."""
     if name in EMBEDDED:
         return EMBEDDED[name]
     path = Path(name).expanduser()
     with suppress(OSError, ValueError):  # a name too long for the file system, or with a NUL in it
         if path.is_file():
-            return DatasetEntry(name=name, kind="file", path=path)
+            return Dataset(name=name, kind="file", path=path)
         if path.is_dir():
-            return DatasetEntry(name=name, kind="directory", path=path)
+            return Dataset(name=name, kind="directory", path=path)
     is_file_name = name.lower().endswith((*ENDINGS, *COMPRESSED))
     if _HUB_ID.match(name) and not is_file_name and not path.parent.is_dir():
-        return DatasetEntry(name=name, kind="hub")
+        return Dataset(name=name, kind="hub")
     close = difflib.get_close_matches(name, EMBEDDED, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(close)}?" if close else f"Known: {', '.join(EMBEDDED)}."
     raise DataMissing(
@@ -298,27 +272,21 @@ def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
         examples = list(entry.make())
         without = sum(not example.summary for example in examples)
         learned = _learned(len(examples), without, ANSWER)
-        return Dataset(examples=examples, synthetic=entry.synthetic, learned=learned)
+        return replace(entry, examples=examples, learned=learned)
     return _read(entry, reading, changed_at(name))
 
 
 @lru_cache(maxsize=2)  # a warm worker reads a file once
-def _read(entry: DatasetEntry, reading: Reading, _changed_at_ns: int) -> Dataset:
+def _read(entry: Dataset, reading: Reading, _changed_at_ns: int) -> Dataset:
     found = (
         records(entry.path, reading.split)
         if entry.path is not None
         else hub_records(entry.name, reading.split, reading.revision, reading.subset)
     )
     examples: list[Example] = []
-    read = _Records(entry.name, reading, examples)
-    read.take_all(found)
-    return Dataset(
-        examples=examples,
-        synthetic=entry.synthetic or read.synthetic,
-        learned=read.learned,
-        unnamed=read.unnamed,
-        notes=read.notes,
-    )
+    read = _Records(reading, examples)
+    read.take_all(found, entry.name)
+    return replace(read.described(entry), examples=examples)
 
 
 def load_examples(name: str, reading: Reading | None = None) -> list[Example]:
@@ -383,8 +351,13 @@ class DatasetParameters(WorkloadParameters):
 
 def dataset_refusals(job: JobDescription) -> tuple[Refusal, ...]:
     """Refuse a dataset that no node could read this way; a dataset missing here is not judged."""
-    reading = _reading_of(job)
-    kind, message = _judged(job.dataset, reading)
+    reading, kind, message = _reading_of(job), "", ""
+    try:
+        kind = find_dataset(job.dataset, reading).kind
+    except BadConfiguration as error:
+        message = str(error)
+    except DataMissing:
+        pass
     for name, usual in _OF_THE_HUB.items():
         of_directory = name == "split" and kind == "directory"
         if job.parameters.get(name, usual) in (usual, "") or kind in ("hub", "") or of_directory:
@@ -418,7 +391,7 @@ def learning_refusals(job: JobDescription) -> tuple[Refusal, ...]:
     return (Refusal(setting="dataset", reason=unnamed(job.dataset, entry.unnamed)),)
 
 
-def _found(job: JobDescription) -> DatasetEntry | None:
+def _found(job: JobDescription) -> Dataset | None:
     """A job's dataset; None if it is not here or wrong."""
     try:
         return find_dataset(job.dataset, _reading_of(job))
@@ -440,13 +413,3 @@ def unnamed(name: str, columns: str) -> str:
         f'{name} has a column "{answer}" that is likely the answer, and without it the prompts '
         f"would be learned; write columns: {columns}"
     )
-
-
-def _judged(name: str, reading: Reading) -> tuple[str, str]:
-    """Return a dataset's kind ("" if unknown here) and what is wrong with it."""
-    try:
-        return find_dataset(name, reading).kind, ""
-    except BadConfiguration as error:
-        return "", str(error)
-    except DataMissing:
-        return "", ""

@@ -107,8 +107,8 @@ def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) ->
         if "AutoPipeline can't find a pipeline" not in str(error):
             raise
         raise BadConfiguration(
-            f"{source.entry.name} is a {source.entry.architecture}, which diffusers does not know "
-            "as a pipeline that makes images from texts"
+            f"{source.entry.name} is a {source.entry.checkpoint.architecture}, which diffusers "
+            "does not know as a pipeline that makes images from texts"
         ) from error
     if denoiser_name(pipeline) == "":
         raise BadConfiguration(f"{type(pipeline).__name__} has neither U-Net nor transformer")

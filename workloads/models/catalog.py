@@ -68,11 +68,6 @@ class ModelEntry:
     random_weights: bool  # realistic cost, meaningless output
     checkpoint: CheckpointKind
 
-    @property
-    def architecture(self) -> str:
-        """Class that the checkpoint was saved from."""
-        return self.checkpoint.architecture
-
 
 def find_model(name: str, *, weights: bool = True) -> ModelEntry:
     """Return the entry of an embedded name, a path or a hub id.
@@ -93,8 +88,6 @@ def find_model(name: str, *, weights: bool = True) -> ModelEntry:
             checkpoint=EMBEDDED[name],
         )
     kind, location, content = _described(name)
-    if content is None:
-        content = hub.fetch_config(name)
     checkpoint = kind_of(content)
     if not checkpoint.pipeline and is_original(content):
         sizes_of(content)  # a layout that engines can have in the form they load
@@ -109,8 +102,8 @@ def find_model(name: str, *, weights: bool = True) -> ModelEntry:
     )
 
 
-def _described(name: str) -> tuple[_Kind, str, Mapping[str, Any] | None]:
-    """Return kind, location and config.json (or model_index.json), None if only a hub has it."""
+def _described(name: str) -> tuple[_Kind, str, Mapping[str, Any]]:
+    """Return kind, location and config.json (or model_index.json), fetched if only a hub has it."""
     kind: _Kind = "directory"
     if name.startswith(random_weights.PREFIX):
         kind, directory = "random", random_weights.directory_of(name)
@@ -121,12 +114,12 @@ def _described(name: str) -> tuple[_Kind, str, Mapping[str, Any] | None]:
     elif (snapshot := hub.cached_snapshot(name)) is not None:
         kind, directory = "hub", snapshot
     else:
-        return "hub", name, hub.fetched_config(name)
+        return "hub", name, hub.fetch_config(name)
     return kind, str(directory), read_pipeline_index(directory) or read_config(directory)
 
 
-def known_content(name: str, *, fetch: bool = False) -> Mapping[str, Any] | None:
-    """Return config.json or model_index.json, None if unknown; queries a hub only to ``fetch``."""
+def known_content(name: str) -> Mapping[str, Any] | None:
+    """Return config.json or model_index.json, None if unknown."""
     try:
         if name in MADE:
             content: Mapping[str, Any] = importlib.import_module(MADE[name]).config()
@@ -135,19 +128,19 @@ def known_content(name: str, *, fetch: bool = False) -> Mapping[str, Any] | None
             return {"max_position_embeddings": smollm2.POSITIONS}
         if name in EMBEDDED:
             return read_config(Path(_location(name)))
-        return _described(name)[2] or (hub.fetch_config(name) if fetch else None)
+        return _described(name)[2]
     except (WorkloadError, OSError):
         return None  # reported where the model is looked up
 
 
 def known_config(model: str) -> dict[str, Any] | None:
     """Return the known part of config.json, for rules of plans; None for pipelines."""
-    content = known_content(model, fetch=True)
+    content = known_content(model)
     return None if content is None or is_pipeline_index(content) else dict(content)
 
 
 def checkpoint_kind(name: str) -> CheckpointKind | None:
-    """Return a model's kind by name; None if unknown without querying a hub."""
+    """Return a model's kind by name; None if unknown."""
     if name in EMBEDDED:
         return EMBEDDED[name]
     content = known_content(name)
@@ -155,7 +148,7 @@ def checkpoint_kind(name: str) -> CheckpointKind | None:
 
 
 def pipeline_index(name: str) -> Mapping[str, Any] | None:
-    """Return a pipeline's model_index.json; None if there is none, or only a hub knows."""
+    """Return a pipeline's model_index.json; None if there is none."""
     content = known_content(name)
     return content if content is not None and is_pipeline_index(content) else None
 

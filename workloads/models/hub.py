@@ -123,17 +123,7 @@ def fetch_config(model_id: str) -> dict[str, Any]:
         outcome = outcome if isinstance(pipeline, str) else pipeline
     if isinstance(outcome, str):
         raise DataMissing(f"{model_id} is not in the local cache, and {endpoint()} {outcome}")
-    _fetched[model_id] = outcome
     return outcome
-
-
-#: Fetched configs by model id.
-_fetched: dict[str, dict[str, Any]] = {}
-
-
-def fetched_config(model_id: str) -> dict[str, Any] | None:
-    """Return config.json if ``fetch_config`` fetched it in this process."""
-    return _fetched.get(model_id)
 
 
 @functools.lru_cache(maxsize=256)

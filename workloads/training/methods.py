@@ -238,7 +238,7 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
     from workloads.models.describe import linear_layers
 
     base = weights.inspect(model, base_precision(method, precision), device)
-    names = [layer.name for layer in linear_layers(model)]
+    names = list(linear_layers(model))
     detail = f"{precision} weights" if method != "qlora" else f"NF4 base, {precision} products"
     if method == "qlora":
         # Not peft's prepare_model_for_kbit_training: its fp32 embeddings and output layer would

@@ -86,8 +86,6 @@ durations = st.lists(st.floats(0.01, 5.0), min_size=40, max_size=40)
 def test_it_stops_as_soon_as_one_of_its_reasons_holds_and_never_later(
     settings: MeasureSettings, batches: int, times: list[float]
 ) -> None:
-    """The stop reason is true at the end and no reason was true before; samples are all kept, in
-    order, and a repeat is complete exactly when every batch of it ran."""
     bench = Bench(lambda repeat, batch: times[(repeat * batches + batch) % len(times)])
     done = bench.measure(batches, settings)
     timed = [s for s in done.samples if not s.warmup]
@@ -168,7 +166,6 @@ def test_a_cut_repeat_is_no_evidence() -> None:
 
 
 def test_no_batches_is_an_error() -> None:
-    """A rank without prompts has nothing to measure; silence would look like a result."""
     with pytest.raises(ValueError, match="at least one batch"):
         Bench(lambda r, b: 1.0).measure(0, MeasureSettings())
 

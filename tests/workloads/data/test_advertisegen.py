@@ -49,7 +49,6 @@ def run(*arguments: object) -> int:
 def test_files_in_tiny_out(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Counts and lengths are printed; the sample has 100 of both files at equal distance."""
     assert run("advertisegen", directory, "--tiny", tmp_path / "tiny.json") == 0
     printed = capsys.readouterr().out
     assert "301 examples (train.json 300, dev.json 1)" in printed
@@ -68,7 +67,6 @@ def test_files_in_tiny_out(
 def test_json_for_machines(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--json prints one object with counts, percentiles, bins and what was written."""
     tiny = tmp_path / "tiny.json"
     assert run("advertisegen", directory, "--tiny", tiny, "--count", 7, "--json") == 0
     report = json.loads(capsys.readouterr().out)
@@ -83,7 +81,6 @@ def test_json_for_machines(
 def test_nothing_is_overwritten_unasked(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An existing OUT is refused before anything is read, and kept; --force replaces it."""
     tiny = tmp_path / "tiny.json"
     tiny.write_text("precious")
     assert run("advertisegen", directory, "--tiny", tiny) == 1
@@ -95,7 +92,6 @@ def test_nothing_is_overwritten_unasked(
 
 @pytest.mark.usefixtures("by_character")
 def test_a_directory_as_out_gets_a_tiny_json(directory: Path, tmp_path: Path) -> None:
-    """OUT may be a directory that is there."""
     (tmp_path / "out").mkdir()
     assert run("advertisegen", directory, "--tiny", tmp_path / "out") == 0
     assert len(load_examples(str(tmp_path / "out" / "tiny.json"))) == 100
@@ -105,7 +101,6 @@ def test_a_directory_as_out_gets_a_tiny_json(directory: Path, tmp_path: Path) ->
 def test_a_synthetic_set_can_be_tried_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A made-up directory goes through the same command; its sample stays marked."""
     assert run("synthetic", tmp_path / "made", "--count", 500) == 0
     assert run("synthetic", tmp_path / "made", "--count", 500) == 1
     assert "--force" in capsys.readouterr().err
@@ -116,7 +111,6 @@ def test_a_synthetic_set_can_be_tried_and_says_so(
 
 
 def test_a_synthetic_set_has_every_example_once(tmp_path: Path) -> None:
-    """About one in a hundred goes to dev.json, none to both."""
     assert write_synthetic(tmp_path, 1080) == {"train.json": 1070, "dev.json": 10}
     both = [e for name in ("train.json", "dev.json") for e in load_examples(str(tmp_path / name))]
     assert len(set(both)) == 1080
@@ -125,7 +119,6 @@ def test_a_synthetic_set_has_every_example_once(tmp_path: Path) -> None:
 def test_bad_input_is_an_error_with_its_place(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A malformed line, missing files and a bad count say what is wrong and where."""
     with (directory / "train.json").open("a") as file:
         file.write("{oops\n")
     assert run("advertisegen", directory) == 1
@@ -141,7 +134,6 @@ def test_bad_input_is_an_error_with_its_place(
 def test_real_tokens_of_the_embedded_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default tokens are those of the embedded model's own tokenizer."""
     pytest.importorskip("transformers")
     write_synthetic(tmp_path, 120)
     assert run("advertisegen", tmp_path, "--json") == 0
@@ -157,7 +149,6 @@ def test_real_tokens_of_the_embedded_model(
 
 @pytest.mark.usefixtures("by_character")
 def test_any_dataset_has_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A chat's earlier turns are part of what the model is given; columns may be named."""
     turns = [{"role": r, "content": r} for r in ("user", "assistant", "user", "assistant")]
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"turns": turns}) + "\n")

@@ -35,7 +35,6 @@ def _ask(log, barrier):
 
 
 def test_processes_at_once_build_once(tmp_path):
-    """Four processes asking together see one complete directory, built by one of them."""
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(4)
     workers = [
@@ -59,7 +58,6 @@ def _start_and_hang(started):
 
 
 def test_a_killed_builder_leaves_nothing_in_the_way(cache):
-    """After SIGKILL in the middle, the next caller builds anew and the leftover is removed."""
     context = multiprocessing.get_context("fork")
     started = context.Event()
     worker = context.Process(target=_start_and_hang, args=(started,))
@@ -74,7 +72,6 @@ def test_a_killed_builder_leaves_nothing_in_the_way(cache):
 
 
 def test_a_failed_build_is_not_kept(cache):
-    """An exception passes through; the next call builds."""
 
     def fail(directory):
         (directory / "part").touch()
@@ -87,7 +84,6 @@ def test_a_failed_build_is_not_kept(cache):
 
 
 def test_a_live_builder_is_left_alone(tmp_path):
-    """What another builder is working on is not taken for a leftover."""
 
     def build(directory):
         (directory / "x").touch()
@@ -100,13 +96,11 @@ def test_a_live_builder_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("key", ["../x", "a/b", "", ".hidden"])
 def test_keys_stay_inside(key):
-    """A key that is not a plain file name is refused."""
     with pytest.raises(ValueError, match="key"):
         cached_directory(key, lambda d: None)
 
 
 def test_an_unusable_root_says_what_to_set(tmp_path, monkeypatch):
-    """A cache that cannot be made names NIGHTGRID_CACHE."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "file"))
     with pytest.raises(DataMissing, match="NIGHTGRID_CACHE"):

@@ -43,13 +43,11 @@ def test_the_synthetic_twin_has_the_lengths_and_the_shape_of_the_real_set() -> N
 
 
 def test_a_longer_set_begins_with_the_shorter() -> None:
-    """Asking for more examples does not change the first ones; another seed does."""
     assert synthetic_examples(50)[:20] == synthetic_examples(20)
     assert synthetic_examples(20, seed=1) != synthetic_examples(20)
 
 
 def test_the_english_prompts_are_varied() -> None:
-    """About thirty different prompts of 5 to 300 words, short, middling and long."""
     words = [len(prompt.split()) for prompt in ENGLISH_PROMPTS]
     assert len(set(ENGLISH_PROMPTS)) == len(ENGLISH_PROMPTS) == 32
     assert 5 <= min(words) < 8 and 250 < max(words) <= 300
@@ -60,13 +58,11 @@ def test_the_english_prompts_are_varied() -> None:
 
 
 def test_embedded_sets_say_whether_they_are_synthetic() -> None:
-    """The entry carries what the row will say."""
     assert find_dataset("advertisegen-synthetic").synthetic is True
     assert find_dataset("english-prompts").synthetic is False
 
 
 def test_a_file_is_a_dataset(tmp_path: Path) -> None:
-    """A path to JSON lines works, and a copy of synthetic lines stays synthetic."""
     real, made = tmp_path / "mine.jsonl", tmp_path / "made.json"
     write_json_lines(real, [Example(content="a", summary="b")])
     write_json_lines(made, synthetic_examples(2))
@@ -76,7 +72,6 @@ def test_a_file_is_a_dataset(tmp_path: Path) -> None:
 
 
 def test_an_advertisegen_directory_is_a_dataset(tmp_path: Path) -> None:
-    """train.json, then dev.json; either alone will do."""
     write_json_lines(tmp_path / "dev.json", [Example(content="d")])
     assert [e.content for e in load_examples(str(tmp_path))] == ["d"]
     write_json_lines(tmp_path / "train.json", [Example(content="t")])
@@ -85,7 +80,6 @@ def test_an_advertisegen_directory_is_a_dataset(tmp_path: Path) -> None:
 
 
 def test_an_unknown_dataset_is_refused_with_close_matches(tmp_path: Path) -> None:
-    """The message says what there is, or what was meant."""
     with pytest.raises(DataMissing, match=r"'advertisegen'.*Did you mean advertisegen-synthetic"):
         find_dataset("advertisegen")
     with pytest.raises(DataMissing, match="Known: advertisegen-synthetic, english-prompts"):
@@ -98,7 +92,6 @@ def test_an_unknown_dataset_is_refused_with_close_matches(tmp_path: Path) -> Non
 
 
 def test_the_catalog_imports_neither_torch_nor_transformers() -> None:
-    """A plan looks datasets up and stays instant."""
     code = (
         "import sys; from workloads.data.datasets import load_examples;"
         "load_examples('advertisegen-synthetic');"

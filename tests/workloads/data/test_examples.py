@@ -29,7 +29,6 @@ CONTENT = st.text(min_size=1, max_size=30).filter(lambda text: bool(text.strip()
 def test_what_is_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, written: list[Example]
 ) -> None:
-    """Any text survives, line separators of Unicode included."""
     path = tmp_path_factory.mktemp("lines") / "x.json"
     try:
         write_json_lines(path, written)
@@ -40,7 +39,6 @@ def test_what_is_written_is_read_back(
 
 
 def test_the_real_format_is_read(tmp_path: Path) -> None:
-    """Lines as AdvertiseGen has them; blank lines, a byte-order mark and Windows ends are fine."""
     path = tmp_path / "train.json"
     path.write_bytes(
         '\ufeff{"content": "类型#裤*版型#宽松", "summary": "宽松的裤子。"}\r\n'
@@ -65,7 +63,6 @@ def test_the_real_format_is_read(tmp_path: Path) -> None:
 def test_a_malformed_line_is_refused_with_its_place(
     tmp_path: Path, line: bytes, complaint: str
 ) -> None:
-    """The error names file and line, and shows what would be right."""
     path = tmp_path / "train.json"
     path.write_bytes(b'{"content": "a"}\n\n' + line + b"\n")
     with pytest.raises(BadExample) as refused:
@@ -78,7 +75,6 @@ def test_a_malformed_line_is_refused_with_its_place(
 def test_an_endless_line_is_refused_without_reading_it_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong file, such as a checkpoint, does not fill the memory."""
     monkeypatch.setattr(records, "MAX_LINE_BYTES", 100)
     path = tmp_path / "x.json"
     path.write_bytes(b"x" * 1000)
@@ -87,7 +83,6 @@ def test_an_endless_line_is_refused_without_reading_it_all(
 
 
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
-    """A missing file, a directory and an empty file are refused."""
     (tmp_path / "empty.json").write_text("\n\n")
     with pytest.raises(DataMissing, match="holds no examples"):
         load_examples(str(tmp_path / "empty.json"))
@@ -96,7 +91,6 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
-    """A file is replaced whole or not at all."""
     path = tmp_path / "tiny.json"
     write_json_lines(path, [Example(content="old")])
 

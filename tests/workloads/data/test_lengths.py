@@ -38,7 +38,6 @@ def example(number: int, tokens: int) -> tuple[Example, Lengths]:
 
 
 def test_tokens_are_counted_in_batches_and_in_order() -> None:
-    """Thousands of examples reach the tokenizer in a few calls."""
     tokenizer = CharacterTokenizer()
     examples = [Example(content="裤" * (i % 7 + 1), summary="x" * (i % 5)) for i in range(5000)]
     lengths = token_lengths(examples, tokenizer)
@@ -47,7 +46,6 @@ def test_tokens_are_counted_in_batches_and_in_order() -> None:
 
 
 def test_a_distribution_by_hand() -> None:
-    """Of 1..101: median 51, quarters 26 and 76, twentieths 6 and 96, mean 51."""
     found = distribution(list(range(101, 0, -1)))
     assert found.percentiles == {
         "min": 1,
@@ -64,7 +62,6 @@ def test_a_distribution_by_hand() -> None:
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=200))
 def test_a_histogram_counts_every_length_once(lengths: list[int]) -> None:
-    """Bins are equal, adjacent, cover all lengths and count each; percentiles are ordered."""
     found = distribution(lengths)
     assert sum(b.count for b in found.bins) == len(lengths)
     for b in found.bins:
@@ -84,14 +81,12 @@ def test_bins_are_no_more_than_wanted_where_the_first_begins_below_the_shortest(
 
 
 def test_no_lengths_have_no_distribution() -> None:
-    """An empty set is an error, not a division by zero."""
     with pytest.raises(ValueError):
         distribution([])
 
 
 @given(st.integers(1, 5000), st.integers(1, 300))
 def test_positions_are_evenly_spread(size: int, count: int) -> None:
-    """Different, in order, both ends included, and steps differ by at most one."""
     places = equal_distance(size, count)
     assert len(places) == min(size, count) == len(set(places))
     assert places == sorted(places) and places[0] >= 0 and places[-1] < size
@@ -102,7 +97,6 @@ def test_positions_are_evenly_spread(size: int, count: int) -> None:
 
 
 def test_a_sample_is_sorted_by_total_length_and_covers_it() -> None:
-    """Shortest and longest are in; totals ascend; the steps between are even."""
     pairs = [example(i, tokens) for i, tokens in enumerate(range(1000, 0, -1))]
     examples, lengths = [e for e, _ in pairs], [length for _, length in pairs]
     sample = sample_by_length(examples, lengths, 100)
@@ -117,7 +111,6 @@ def test_a_sample_is_sorted_by_total_length_and_covers_it() -> None:
 def test_a_sample_does_not_depend_on_luck(
     totals: list[int], count: int, shuffle: random.Random
 ) -> None:
-    """The same set gives the same sample; another order of equal lengths the same lengths."""
     pairs = [example(i, total) for i, total in enumerate(totals)]
     examples, lengths = [e for e, _ in pairs], [length for _, length in pairs]
     sample = sample_by_length(examples, lengths, count)

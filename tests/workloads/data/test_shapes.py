@@ -73,7 +73,6 @@ def lines(path: Path, *records: Any) -> str:
 def test_a_shape_is_told_by_its_columns(
     tmp_path: Path, record: dict[str, Any], example: Example, learned: str
 ) -> None:
-    """Prompt and answer are found in each, and what is learned of it is said."""
     dataset = load_dataset(lines(tmp_path / "d.jsonl", record, record))
     assert dataset.examples == [example] * 2
     assert dataset.learned == learned
@@ -81,7 +80,6 @@ def test_a_shape_is_told_by_its_columns(
 
 @pytest.mark.parametrize("ending", ["json", "csv", "tsv", "parquet"])
 def test_files_of_each_kind_hold_the_same(tmp_path: Path, ending: str) -> None:
-    """A JSON list, tables with quoted line breaks, and Parquet."""
     records = [{"prompt": 'a, "b"\nc\t', "completion": "1"}, {"prompt": "二", "completion": "2"}]
     path = tmp_path / f"d.{ending}"
     if ending == "json":
@@ -99,7 +97,6 @@ def test_files_of_each_kind_hold_the_same(tmp_path: Path, ending: str) -> None:
 
 
 def test_columns_have_other_names(tmp_path: Path) -> None:
-    """`columns:` says which is which."""
     path = lines(tmp_path / "d.jsonl", {"question": "Two?", "reply": "2", "id": 3})
     with pytest.raises(BadConfiguration, match=r"has question, reply, id; .* or name them"):
         load_examples(path)
@@ -118,7 +115,6 @@ def test_columns_have_other_names(tmp_path: Path) -> None:
     ],
 )
 def test_columns_that_fit_nothing_are_refused(tmp_path: Path, columns: str, complaint: str) -> None:
-    """With what would be right."""
     path = lines(tmp_path / "d.jsonl", {"question": "Two?", "reply": "2"})
     with pytest.raises(BadConfiguration, match=complaint):
         find_dataset(path, Reading(columns=columns))
@@ -231,7 +227,6 @@ def test_an_answer_that_is_likely_is_not_learned_as_a_prompt(
 
 
 def test_a_table_with_a_short_line_is_refused(tmp_path: Path) -> None:
-    """Its line is named."""
     path = tmp_path / "d.csv"
     path.write_text("prompt,completion\na,b\nc\n")
     with pytest.raises(BadConfiguration, match=r"d\.csv:3: not one value for each of the columns"):
@@ -242,7 +237,6 @@ def test_a_table_with_a_short_line_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_files_of_one_kind_is_a_dataset(tmp_path: Path) -> None:
-    """Its files by name; hidden ones are none; several kinds are a question."""
     lines(tmp_path / "b.JSONL", {"text": "2"})
     lines(tmp_path / "a.jsonl", {"text": "1"})
     for beside in (".hidden.csv", "_SUCCESS.csv", "dataset_info.json"):
@@ -299,7 +293,6 @@ def test_compressed_files_are_read(tmp_path: Path, ending: str) -> None:
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
 def test_what_windows_saves_is_read(tmp_path: Path, ending: str) -> None:
-    """UTF-16 with a mark, and blanks in a table's header."""
     text = {"csv": "prompt, completion\nä,b\n", "json": '[{"prompt": "ä", "completion": "b"}]'}
     path = tmp_path / f"d.{ending}"
     path.write_text(text.get(ending, '{"prompt": "ä", "completion": "b"}\n'), encoding="utf-16")
@@ -353,7 +346,6 @@ def test_a_list_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a plan and by a warm worker, until it changes."""
     opened: list[Path] = []
     read = files.opened
 
@@ -373,7 +365,6 @@ def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_is_learned_follows_the_examples(tmp_path: Path) -> None:
-    """Of an example without an answer the whole text is, whatever its shape."""
     asked = [{"content": "a", "summary": "b"}, {"content": "c", "summary": ""}, {"content": "d"}]
     found = [
         load_dataset(lines(tmp_path / f"{n}.jsonl", *part)).learned
@@ -401,7 +392,6 @@ def test_a_plan_stops_looking_when_its_time_is_over(
 def test_a_name_with_a_slash_is_a_hub_id_unless_it_is_a_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that is missing from a directory that is there is no dataset of the hub."""
     monkeypatch.chdir(tmp_path)
     assert find_dataset("tatsu-lab/alpaca").kind == "hub"
     (tmp_path / "data").mkdir()
@@ -413,7 +403,6 @@ def test_a_name_with_a_slash_is_a_hub_id_unless_it_is_a_path(
 def test_datasets_of_the_hub_come_through_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A split and a part of it; what cannot be had is said with the name and the split."""
     import datasets as library
 
     monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")

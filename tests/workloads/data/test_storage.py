@@ -14,7 +14,6 @@ from workloads.util.files import MIB
 
 
 def test_rates_are_what_was_done_over_its_time(tmp_path: Path) -> None:
-    """By a clock that goes on a second whenever it is asked; the directory is as it was."""
     ticks = itertools.count()
     found = storage.measure(
         tmp_path, large_bytes=4 * MIB, small_files=3, limit_s=99, clock=lambda: next(ticks)
@@ -28,7 +27,6 @@ def test_rates_are_what_was_done_over_its_time(tmp_path: Path) -> None:
 
 
 def test_each_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
-    """After one piece at the least, so that there is a rate."""
     ticks = itertools.count()
     found = storage.measure(
         tmp_path, large_bytes=64 * MIB, small_files=50, limit_s=2, clock=lambda: next(ticks)
@@ -40,7 +38,6 @@ def test_each_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
 def test_the_command_says_it_in_words_and_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same figures; a directory that is not there is named."""
     monkeypatch.setattr(storage, "LARGE_BYTES", MIB)
     monkeypatch.setattr(storage, "SMALL_FILES", 20)
     assert main(["dataset", "probe", str(tmp_path), "--json"]) == 0

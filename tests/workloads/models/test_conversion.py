@@ -41,7 +41,6 @@ def native_logits(path, ids, attention="sdpa"):
     [("bin", 1, True), ("bin", 4, True), ("safetensors", 3, True), ("bin", 3, False)],
 )
 def test_logits_equal_the_reference(tmp_path, state, ids, form, shards, index):
-    """Whatever the sharding, the native class gives the logits of the published arithmetic."""
     source = reference.write_checkpoint(
         tmp_path / "src", state, form=form, shards=shards, index=index
     )
@@ -60,7 +59,6 @@ def test_a_longer_rotary_base_is_carried_over(tmp_path, state, ids):
 
 
 def test_config_and_index(tmp_path, state):
-    """The written config carries eps, ends of text and dtype; the index names every tensor once."""
     half = {name: tensor.half() for name, tensor in state.items()}
     source = reference.write_checkpoint(tmp_path / "src", half, shards=2)
     reference.write_sentencepiece(source)
@@ -94,7 +92,6 @@ def tokenizers(tmp_path_factory, state):
     ["你好", "类型#裙子 *  版型#显瘦\n", " leading", "stop sop eop", "🙂 ünï", "a\tb", "▁", "</s>"],
 )
 def test_tokenizer_ids_equal_sentencepiece(tokenizers, text):
-    """The fast tokenizer splits text as SentencePiece does, and joins it back."""
     tokenizer, own = tokenizers
     got = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert got == own.encode(text)
@@ -122,7 +119,6 @@ def test_prompt_layout(tokenizers):
     "content", ["<|system|>", "a<|user|>b", "[gMASK]<sop>", "</s>", "<unk><s>", "<|assistant|>\n"]
 )
 def test_content_cannot_inject_special_tokens(tokenizers, content):
-    """Content that spells a special token stays text, and is not changed by it."""
     tokenizer, own = tokenizers
     ids = encode_prompt(tokenizer, None, content)
     inside = ids[3:-1]
@@ -168,7 +164,6 @@ def refuse(source, destination, kind, words):
 
 
 def test_a_missing_shard_is_named(tmp_path, state):
-    """The error names the file that the index lists and the directory lacks."""
     source = reference.write_checkpoint(tmp_path / "src", state, shards=3)
     (source / "pytorch_model-00002-of-00003.bin").unlink()
     refuse(source, tmp_path / "dst", DataMissing, "lacks 1 of its 3 .*00002-of-00003")
@@ -178,7 +173,6 @@ def test_a_missing_shard_is_named(tmp_path, state):
 
 @pytest.mark.parametrize("form", ["bin", "safetensors"])
 def test_a_truncated_file_is_named(tmp_path, state, form):
-    """Half a file is called truncated, by name."""
     source = reference.write_checkpoint(tmp_path / "src", state, form=form)
     (file,) = [f for f in source.iterdir() if f.suffix in (".bin", ".safetensors")]
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -188,7 +182,6 @@ def test_a_truncated_file_is_named(tmp_path, state, form):
 
 
 def test_a_bin_file_runs_no_code(tmp_path, state):
-    """A pickle that would call a function is refused, not run."""
     source = reference.write_checkpoint(tmp_path / "src", state)
     torch.save({"x": print}, source / "pytorch_model.bin")
     refuse(source, tmp_path / "dst", DataMissing, "pytorch_model.bin")
@@ -201,7 +194,7 @@ def without(state, part):
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        (lambda s: without(s, "layers.1.mlp"), DataMissing, "lacks 2 of 24 tensors"),
+        (lambda s: without(s, "layers.1.mlp"), DataMissing, "2 of the 24 tensors"),
         (lambda s: {**s, "transformer.extra": torch.ones(1)}, BadConfiguration, "does not have"),
         (
             lambda s: {**s, "transformer.prefix_encoder.embedding.weight": torch.ones(2, 2)},
@@ -215,13 +208,12 @@ def without(state, part):
         ),
         (
             lambda s: {k: v[:-1] if "output_layer" in k else v for k, v in s.items()},
-            BadConfiguration,
-            r"has shape \[639, 64\]; config.json makes it \[640, 64\]",
+            DataMissing,
+            "output_layer.weight is 639×64, not 640×64",
         ),
     ],
 )
 def test_wrong_tensors_are_refused(tmp_path, state, change, kind, words):
-    """Missing, surplus, quantised, P-tuning and misshapen tensors are each said as such."""
     source = reference.write_checkpoint(tmp_path / "src", change(state))
     refuse(source, tmp_path / "dst", kind, words)
 
@@ -237,14 +229,12 @@ def test_wrong_tensors_are_refused(tmp_path, state, change, kind, words):
     ],
 )
 def test_wrong_architectures_are_refused(tmp_path, state, change, words):
-    """A config of another architecture or variant is refused before any weight is read."""
     config = {**reference.CONFIG, **change}
     source = reference.write_checkpoint(tmp_path / "src", state, config=config)
     refuse(source, tmp_path / "dst", BadConfiguration, words)
 
 
 def test_a_full_disk_is_foreseen(tmp_path, state, monkeypatch):
-    """Nothing is written when the file system has no room for the result."""
     import shutil
     from types import SimpleNamespace
 
@@ -254,7 +244,6 @@ def test_a_full_disk_is_foreseen(tmp_path, state, monkeypatch):
 
 
 def test_an_existing_destination(tmp_path, state):
-    """It is refused; --force replaces a model's directory, and nothing that is not one."""
     source = reference.write_checkpoint(tmp_path / "src", state)
     convert(source, tmp_path / "dst")
     (tmp_path / "dst" / "old").touch()
@@ -272,7 +261,6 @@ def test_an_existing_destination(tmp_path, state):
 
 
 def test_an_interrupted_conversion_keeps_the_old_model(tmp_path, state):
-    """A failure half-way leaves what was there, and no litter."""
     source = reference.write_checkpoint(tmp_path / "src", state)
     convert(source, tmp_path / "dst")
 
@@ -286,7 +274,6 @@ def test_an_interrupted_conversion_keeps_the_old_model(tmp_path, state):
 
 
 def test_the_command_says_what_it_wrote(tmp_path, state, capsys):
-    """`nightgrid convert` lists files and parameters, and that there is no tokenizer."""
     from orchestrator.cli.main import main
 
     source = reference.write_checkpoint(tmp_path / "src", state)

@@ -57,7 +57,6 @@ def test_lora_sizes_at_rank_8(six_billion, targets, parameters):
 
 
 def test_lora_size_equals_peft():
-    """On a model that is really built, the count is what peft makes trainable."""
     from peft import LoraConfig, get_peft_model
 
     from workloads.models.describe import build_on_meta
@@ -80,7 +79,6 @@ def test_memory(six_billion):
 
 
 def test_architecture_and_prompt(six_billion):
-    """Multi-query, half-rotary; the example's ids are the published ones, and said to be."""
     shape = six_billion.architecture
     assert (shape.heads, shape.kv_heads, shape.head_dim, shape.rotary_dim) == (32, 2, 128, 64)
     assert (shape.gated, shape.qkv_bias, shape.tied, shape.epsilon) == (True, True, False, 1e-5)
@@ -89,7 +87,6 @@ def test_architecture_and_prompt(six_billion):
 
 
 def test_the_picture(six_billion):
-    """Lines are equally wide inside the frame and say what the sizes are."""
     lines = draw_text(picture_of(six_billion))
     framed = [line for line in lines if line[0] in "┌│└╔║╚"]
     assert {len(line) for line in framed} == {76}
@@ -100,7 +97,6 @@ def test_the_picture(six_billion):
 
 
 def test_other_architectures(tmp_path):
-    """GPT-2: learned positions, tied output layer, fused attention, Conv1D layers, no gate."""
     config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = describe_model(str(tmp_path))
@@ -113,7 +109,6 @@ def test_other_architectures(tmp_path):
 
 
 def test_an_original_checkpoint_with_its_tokenizer(tmp_path):
-    """The prompt's ids come from the tokenizer.model beside the config."""
     (tmp_path / "config.json").write_text(json.dumps(reference.CONFIG))
     reference.write_sentencepiece(tmp_path)
     prompt = describe_model(str(tmp_path)).prompt
@@ -123,7 +118,6 @@ def test_an_original_checkpoint_with_its_tokenizer(tmp_path):
 
 
 def test_the_command_for_people(capsys):
-    """All parts are printed, and random weights are said to be random."""
     assert main(["describe", "tiny-chatglm3", "--lora-rank", "4"]) == 0
     out = capsys.readouterr().out
     for words in ("random weights", "3,075,008 parameters", "decoder layer × 4", "int4", "14,336"):
@@ -132,7 +126,6 @@ def test_the_command_for_people(capsys):
 
 
 def test_the_command_for_machines(tmp_path, capsys):
-    """--json is one object; --svg writes a well-formed picture of its own."""
     file = tmp_path / "model.svg"
     assert main(["describe", "tiny-chatglm3", "--json", "--svg", str(file)]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -145,7 +138,6 @@ def test_the_command_for_machines(tmp_path, capsys):
 
 
 def test_what_cannot_be_described(tmp_path, capsys):
-    """A name that is nothing, a config that is no language model, a rank of nothing."""
     with pytest.raises(DataMissing, match="no directory"):
         describe_model(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
@@ -157,7 +149,6 @@ def test_what_cannot_be_described(tmp_path, capsys):
 
 
 def test_the_slide_has_the_picture_and_lies_within_its_edges(six_billion, tmp_path):
-    """Every line of the SVG file stands on it, as shapes of one slide, none beyond the margin."""
     pptx = pytest.importorskip("pptx")
     assert main(["describe", "tiny-chatglm3", "--pptx", str(tmp_path / "tiny.pptx")]) == 0
     assert len(pptx.Presentation(tmp_path / "tiny.pptx").slides) == 1

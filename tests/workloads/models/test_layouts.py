@@ -31,13 +31,11 @@ def original(tmp_path) -> Path:
 
 
 def test_a_model_that_is_in_the_layout_is_used_where_it_lies(original):
-    """Nothing is copied for an engine that loads what the user has."""
     assert in_layout(original, "original") == original
     assert open_model(str(original), layout="original").path == str(original)
 
 
 def test_there_and_back_is_the_same_bit_for_bit(original):
-    """Original to native to original: every tensor, and the config's sizes."""
     native = in_layout(original, "native")
     again = in_layout(native, "original")
     wanted = torch.load(original / "pytorch_model.bin", weights_only=True)
@@ -54,7 +52,6 @@ def test_there_and_back_is_the_same_bit_for_bit(original):
 
 
 def test_the_other_layout_is_made_once_and_anew_when_the_model_changes(original):
-    """The cache answers as long as the files are the same."""
     first = in_layout(original, "native")
     assert in_layout(original, "native") == first
     weights = original / "pytorch_model.bin"
@@ -63,7 +60,6 @@ def test_the_other_layout_is_made_once_and_anew_when_the_model_changes(original)
 
 
 def test_both_layouts_encode_alike(original):
-    """The original layout's SentencePiece model gives the converted model's ids."""
     text = "类型#裙子*版型#显瘦 and some English"
     sources = [open_model(str(original), layout=layout) for layout in ("original", "native")]
     first, second = (load_tokenizer(source)(text)["input_ids"] for source in sources)
@@ -73,7 +69,6 @@ def test_both_layouts_encode_alike(original):
 
 
 def test_a_restored_model_converts_back_with_its_tokenizer(original):
-    """It has a tokenizer.json and no tokenizer.model; ids and ends of text stay the same."""
     native = in_layout(original, "native")
     again = in_layout(in_layout(native, "original"), "native")
     assert again != native
@@ -82,7 +77,6 @@ def test_a_restored_model_converts_back_with_its_tokenizer(original):
 
 
 def test_a_rotary_base_of_its_own_survives(tmp_path):
-    """rope_ratio 50, as in the 32k model, comes back as it was."""
     config = {**reference.CONFIG, "rope_ratio": 50}
     source = reference.write_checkpoint(tmp_path / "m", reference.random_state(), config=config)
     again = in_layout(in_layout(source, "native"), "original")
@@ -90,15 +84,12 @@ def test_a_rotary_base_of_its_own_survives(tmp_path):
 
 
 def test_other_architectures_have_one_layout(tmp_path):
-    """What is not ChatGLM3 is left alone."""
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert in_layout(tmp_path, "original") == tmp_path
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "unet/model.safetensors"])
 def test_copies_of_a_model_are_one_model(tmp_path: Path, weights: str) -> None:
-    """Whatever their paths and times; another byte of the weights is another model, wherever in a
-    pipeline they lie."""
     first, second = tmp_path / "first", tmp_path / "second"
     (first / weights).parent.mkdir(parents=True)
     (first / ("model_index.json" if "/" in weights else "config.json")).write_text("{}")

@@ -43,7 +43,6 @@ def linear_weights(worker: Worker, name: str) -> list[Any]:
 
 
 def test_the_table_covers_every_precision_on_every_device() -> None:
-    """Each cell says what the precision means there, or why it cannot be; never both."""
     rows = [row for row in precision.table() if not row["engine"]]
     assert [(r["precision"], r["device"]) for r in rows] == [
         (p, d) for p in precision.PRECISIONS for d in DEVICES
@@ -55,7 +54,6 @@ def test_the_table_covers_every_precision_on_every_device() -> None:
 
 
 def test_engines_say_what_they_do_otherwise() -> None:
-    """optimum-habana makes fp8 where transformers cannot, and refuses fp16 where that can."""
     assert not precision.support("fp8", "hpu").supported
     assert "Neural Compressor" in precision.support("fp8", "hpu", "optimum-habana").means
     assert "refuse fp16" in precision.support("fp16", "hpu", "optimum-habana").reason
@@ -75,7 +73,6 @@ def test_engines_say_what_they_do_otherwise() -> None:
     ],
 )
 def test_an_unsupported_precision_raises_with_the_tables_reason(name: str, device: str) -> None:
-    """The row of such a job says the same as the table."""
     with pytest.raises(Unsupported) as caught:
         precision.loading_arguments(name, device)
     assert precision.support(name, device).reason in str(caught.value)
@@ -83,7 +80,6 @@ def test_an_unsupported_precision_raises_with_the_tables_reason(name: str, devic
 
 @pytest.mark.parametrize(("name", "device"), [("fp64", "cpu"), ("fp32", "tpu")])
 def test_unknown_names_are_refused_with_what_there_is(name: str, device: str) -> None:
-    """A typing error is not a precision that falls back to another."""
     with pytest.raises(BadConfiguration, match="There is: "):
         precision.support(name, device)
 
@@ -92,7 +88,6 @@ def test_unknown_names_are_refused_with_what_there_is(name: str, device: str) ->
 def test_a_missing_package_names_the_extra_that_brings_it(
     name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the library the job is unsupported here, and the message says how to change that."""
     real = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda n, *a: None if n == package else real(n, *a)
@@ -107,7 +102,6 @@ def test_a_missing_package_names_the_extra_that_brings_it(
 def test_every_precision_of_the_cpu_loads_and_generates(
     name: str, results: dict[str, Result]
 ) -> None:
-    """All prompts get their tokens, and the row says what the precision meant."""
     result = results[name]
     assert {item.output_tokens for item in result.items} == {6}
     assert len(result.items) == len(PROMPTS)
@@ -130,7 +124,6 @@ def test_every_precision_of_the_cpu_loads_and_generates(
 def test_linear_weights_take_the_bytes_that_their_format_needs(
     name: str, least: float, most: float, kind: str, worker: Worker, results: dict[str, Result]
 ) -> None:
-    """Bytes a weight, scales included: read from the storage, so nothing can pretend."""
     found = linear_weights(worker, name)
     count = sum(weights.logical_count(weight) for weight in found)
     each = sum(weights.stored_bytes(weight) for weight in found) / count
@@ -154,7 +147,6 @@ def test_fewer_bits_make_a_smaller_model(results: dict[str, Result]) -> None:
 def test_a_model_in_another_precision_than_asked_for_is_refused(
     asked: str, loaded: str, worker: Worker, results: dict[str, Result]
 ) -> None:
-    """Only a model that is in the precision passes the inspection after loading."""
     model = worker.loaded[f"tiny-chatglm3|{loaded}|transformers"].engine.model
     if asked == loaded:
         weights.inspect(model, asked, "cpu")
@@ -164,7 +156,6 @@ def test_a_model_in_another_precision_than_asked_for_is_refused(
 
 
 def test_one_layer_left_out_is_noticed(worker: Worker, results: dict[str, Result]) -> None:
-    """Most of a model being int8 does not make it an int8 model."""
     import torch
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 

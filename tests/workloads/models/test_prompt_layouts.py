@@ -20,7 +20,6 @@ def make_tokenizer():
 
 
 def test_a_plain_model_gets_its_begin_token_and_the_text(make_tokenizer):
-    """No role, no template: <s> once, then the text, then nothing."""
     tokenizer = make_tokenizer(bos_token="<s>")
     assert layout_of(tokenizer) == "plain"
     ids = encode_prompt(tokenizer, None, "裙子")
@@ -28,7 +27,6 @@ def test_a_plain_model_gets_its_begin_token_and_the_text(make_tokenizer):
 
 
 def test_a_plain_model_without_a_begin_token(make_tokenizer):
-    """The text alone; an empty one has nothing to begin with and is refused."""
     tokenizer = make_tokenizer()
     assert tokenizer.convert_ids_to_tokens(encode_prompt(tokenizer, None, "裙子")) == ["▁", "裙子"]
     with pytest.raises(BadConfiguration, match="empty prompt"):
@@ -36,7 +34,6 @@ def test_a_plain_model_without_a_begin_token(make_tokenizer):
 
 
 def test_a_chat_template_is_followed(make_tokenizer):
-    """The content is put where the template says, ready for an answer, with no token added."""
     template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     template += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     tokenizer = make_tokenizer(bos_token="<s>", chat_template=template)
@@ -46,7 +43,6 @@ def test_a_chat_template_is_followed(make_tokenizer):
 
 
 def test_a_dated_template_gives_one_prompt_every_night(make_tokenizer):
-    """The day that it is given is in the row."""
     tokenizer = make_tokenizer()
     assert prompt_details(tokenizer) == {}
     tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}"

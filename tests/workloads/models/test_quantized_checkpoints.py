@@ -114,8 +114,6 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_
 def test_a_checkpoint_of_others_generates_in_its_precision(
     config: Mapping[str, Any], change: Change, precision: str, says: str, tmp_path: Path
 ) -> None:
-    """Nearly the plain model's distributions; the row says what it ran in; another precision is
-    refused in the plan, with the right one."""
     reader = READERS[config["quant_method"]]
     if reader.module:
         pytest.importorskip(reader.module)
@@ -152,7 +150,6 @@ def test_a_checkpoint_of_others_generates_in_its_precision(
 def test_what_would_be_read_wrongly_is_refused(
     config: Mapping[str, Any], says: str, tmp_path: Path
 ) -> None:
-    """In the plan as a row, and again where it is loaded."""
     path = checkpoint(tmp_path / "theirs", config)
     generation = find_workload("text-generation").validate({})
     job = replace(asked(model=path, precision="int4"), parameters=generation)
@@ -166,7 +163,6 @@ def test_what_would_be_read_wrongly_is_refused(
 def test_a_missing_package_is_named_with_its_command(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For each kind of checkpoint that has one."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         Unsupported, match=rf"which needs the package {READERS[method].module}: pip"
@@ -177,8 +173,6 @@ def test_a_missing_package_is_named_with_its_command(
 def test_fp8_is_expanded_where_a_card_could_compute_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job in bf16 gets plain layers, though transformers finds such a card; one in fp8 leaves
-    them to it."""
     path = checkpoint(tmp_path / "theirs", FP8, in_fp8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
@@ -195,7 +189,6 @@ def test_fp8_is_expanded_where_a_card_could_compute_with_it(
 
 
 def test_a_transformers_that_cannot_expand_fp8_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rather than a failure on the card."""
 
     class Old:
         def __init__(self, activation_scheme: str = "dynamic", **_: Any) -> None: ...

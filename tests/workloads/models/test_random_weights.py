@@ -54,14 +54,12 @@ def shape(tmp_path: Path) -> Path:
 def test_an_architecture_has_as_many_parameters_as_its_maker_says(
     architecture: str, parameters: int
 ) -> None:
-    """So its speed and memory are those of the model."""
     assert find_model(f"random:{architecture}").random_weights
     model = build_on_meta(config_of(architecture))
     assert sum(each.numel() for each in model.parameters()) == parameters
 
 
 def test_weights_are_made_where_they_are_used_and_lie_nowhere(shape: Path) -> None:
-    """The directory in the cache has a configuration and a tokenizer of bytes."""
     source = open_model(f"random:{shape}")
     assert source.random_weights
     assert not list(Path(source.path).glob("*.safetensors")) and Path(source.path) != shape
@@ -73,7 +71,6 @@ def test_weights_are_made_where_they_are_used_and_lie_nowhere(shape: Path) -> No
 
 
 def test_a_quantised_model_is_the_plain_one_quantised(shape: Path) -> None:
-    """The same random numbers, in 4 bits: made from a plain model on the card."""
     from transformers import BitsAndBytesConfig
 
     source = open_model(f"random:{shape}")
@@ -93,7 +90,6 @@ def test_a_quantised_model_is_the_plain_one_quantised(shape: Path) -> None:
 
 
 def test_a_tokenizer_beside_the_configuration_is_taken(shape: Path) -> None:
-    """Another one, another directory in the cache."""
     before = random_weights.cache_key(shape)
     bytes_only = open_model(f"random:{shape}")
     (shape / "tokenizer.json").write_bytes(
@@ -105,7 +101,6 @@ def test_a_tokenizer_beside_the_configuration_is_taken(shape: Path) -> None:
 
 
 def test_what_is_no_architecture_is_refused() -> None:
-    """With those that there are."""
     with pytest.raises(DataMissing, match=r"no architecture 'chatglm9'.*chatglm3-6b, llama-3.1-8b"):
         find_model("random:chatglm9")
     assert checkpoint_kind("random:chatglm9") is None
@@ -126,13 +121,11 @@ def asked(model: str, engine: str = "transformers", **parameters: object) -> Job
 
 @pytest.mark.parametrize("engine", [spec.name for spec in ENGINES.known() if spec.own_loader])
 def test_an_engine_that_reads_files_is_unsupported(engine: str) -> None:
-    """It would look for weights that nobody has written."""
     [refusal] = text_refusals(asked("random:chatglm3-6b", engine, input_tokens=64))
     assert refusal.unsupported and f"the engine {engine} reads weights" in refusal.reason
 
 
 def test_the_graph_engine_runs_them(shape: Path) -> None:
-    """It names configuration and device itself."""
     source = open_model(f"random:{shape}")
     model = load_causal_model(source, config=load_config(source), device_map={"": "cpu"})
     assert model.device.type == "cpu"
@@ -165,7 +158,6 @@ def test_each_family_has_its_own_name_for_its_positions(
 
 
 def test_the_plan_knows_that_there_is_no_tokenizer_and_no_room(shape: Path) -> None:
-    """Of random weights and of a checkpoint; each is told about the model at hand."""
     [refusal] = text_refusals(asked(f"random:{shape}"))
     assert "no tokenizer" in refusal.reason and "input_tokens, 512" in refusal.hint
     assert not list(text_refusals(asked(f"random:{shape}", input_tokens=224)))

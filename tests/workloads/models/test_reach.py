@@ -84,7 +84,6 @@ def test_up_to_its_window_a_model_sees_all(kind, config, changes, window) -> Non
 
 
 def test_layers_without_a_number_of_positions_become_no_graph() -> None:
-    """There is no length up to which they see all."""
     model = make(LlamaForCausalLM, LlamaConfig)
     model.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(Unsupported, match=r"see a part of the text only \(linear_attention\)"):
@@ -103,7 +102,6 @@ def test_layers_without_a_number_of_positions_become_no_graph() -> None:
 )
 @torch.inference_mode()
 def test_angles_that_depend_on_the_length_are_refused(rope, moves) -> None:
-    """The angles of the first positions, in a short text and in one beyond the model's own."""
     model = make(LlamaForCausalLM, LlamaConfig, rope_parameters=rope)
     table = [model.model.rotary_emb(torch.zeros(1), torch.arange(n)[None])[0] for n in (9, 90)]
     assert torch.allclose(table[0], table[1][:, :9]) != moves

@@ -27,8 +27,6 @@ pytestmark = pytest.mark.usefixtures("shared")
 def test_a_saved_model_is_the_trained_one_and_generates(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its weights are those at the end of training, its tokenizer that of its origin, and jobs
-    name it like any model."""
     trained: list[torch.Tensor] = []
     save = products.save_trained
 
@@ -56,7 +54,6 @@ def test_a_saved_model_is_the_trained_one_and_generates(
 
 
 def test_what_a_library_wrote_of_random_weights_is_random(shared: Path, tmp_path: Path) -> None:
-    """The directory is kept as it is, and its config.json says that the weights are random."""
     source = open_model("tiny-chatglm3")
     model = load_causal_model(source)
     del model.config.random_weights
@@ -91,8 +88,6 @@ def _config(directory: Path, text: str) -> None:
 def test_a_job_that_is_killed_while_it_replaces_a_model_loses_neither_name_nor_room(
     shared: Path, renames: int
 ) -> None:
-    """The next that looks finds the model of before, and the next that keeps one leaves nothing
-    of the killed job's behind."""
     final = shared / f"replaced-{renames}"
     products.save_product("model", final.name, {}, lambda to: _config(to, "old"))
     job = multiprocessing.get_context("fork").Process(
@@ -111,13 +106,11 @@ def test_a_job_that_is_killed_while_it_replaces_a_model_loses_neither_name_nor_r
 
 
 def test_an_unknown_name_says_how_to_save_one() -> None:
-    """The message names the setting by which a job saves a model of that name."""
     with pytest.raises(DataMissing, match="save_model: tunde"):
         find_model("tunde")
 
 
 def test_only_whole_models_are_saved_and_under_names_of_their_own() -> None:
-    """Refused in the plan: names that something has, adapters, int4 weights, split matrices."""
     for given, setting, reason in (
         ({"method": "full", "save_model": "tiny-bert"}, "save_model", "embedded model"),
         ({"method": "full", "save_model": "tests"}, "save_model", "there is a directory tests"),

@@ -20,7 +20,6 @@ def save(root: Path, name: str, saved_by: str, attempt: int) -> None:
 def test_a_name_is_looked_up_anew_wherever_models_are_kept_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its directory is known from the last time, what lies there is not."""
     monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path / "one"))
     assert saving_of("model", "mine") == Saving()
     save(tmp_path / "one", "mine", "run-job", 1)

@@ -70,7 +70,6 @@ def load(directory: Path) -> Any:
 
 @pytest.mark.parametrize("trained", [False, True], ids=["generation", "finetuning"])
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path, trained: bool) -> None:
-    """Old .bin weights with an object in them end in an error, and the object is not built."""
     directory = model_directory(tmp_path / "model")
     mark = tmp_path / "mark"
     import torch
@@ -88,7 +87,6 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path, trained: bo
 
 
 def test_what_training_wrote_is_refused_when_it_would_run_code(tmp_path: Path) -> None:
-    """The same for an adapter's .bin file, and for weights and optimizer state of a checkpoint."""
     import torch
 
     mark = tmp_path / "mark"
@@ -129,7 +127,6 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_code_of_a_model_is_not_run(own_model: Path) -> None:
-    """Off unless asked for, and the error says how to ask; another model's name does not help."""
     for named in ([], ["another/model"], [str(own_model) + "x"]):
         with (
             remote_code.permitted(named),
@@ -149,7 +146,6 @@ def test_describing_a_model_runs_no_code_of_it(
 
 
 def test_code_of_a_model_that_was_named_is_run(own_model: Path) -> None:
-    """Asked for by its name, the model loads, and the row will say so."""
     with remote_code.permitted(["another/model", str(own_model)]):
         engine = load(own_model)
     assert (own_model.parent / "mark").exists()
@@ -159,7 +155,6 @@ def test_code_of_a_model_that_was_named_is_run(own_model: Path) -> None:
 
 
 def test_a_tokenizer_runs_no_code(own_model: Path) -> None:
-    """The same switch holds for the tokenizer's files."""
     config = json.loads((own_model / "tokenizer_config.json").read_text())
     config |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.T", None]}}
     (own_model / "tokenizer_config.json").write_text(json.dumps(config))
@@ -188,7 +183,6 @@ def test_a_tokenizer_runs_no_code(own_model: Path) -> None:
 def test_a_model_whose_config_is_anything_is_refused(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`describe` and `plan` say what is wrong with it; no traceback."""
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_bytes(content)

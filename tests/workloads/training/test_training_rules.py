@@ -254,7 +254,7 @@ def test_names_of_a_checkpoint_are_read_from_its_header(tmp_path: Path) -> None:
 
     model = small_model()
     model.save_pretrained(tmp_path)
-    expected = {layer.name.rsplit(".", 1)[-1] for layer in linear_layers(model)}
+    expected = {name.rsplit(".", 1)[-1] for name in linear_layers(model)}
     assert rules.linear_names(str(tmp_path)) == expected
     attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert rules.linear_names("tiny-chatglm3") == attention | {"gate_up_proj", "down_proj"}

@@ -132,7 +132,6 @@ class GaudiCard:
     index: int  # in the driver's order, as in the process table
     module_id: int  # as in HABANA_VISIBLE_MODULES
     name: str = ""  # HL-225 is Gaudi2
-    driver_version: str = ""
     telemetry: CardTelemetry
 
 
@@ -199,7 +198,6 @@ def parse_cards(text: str) -> list[GaudiCard]:
                 index=int(index),
                 module_id=int(module_id),
                 name=row.get("name", ""),
-                driver_version=row.get("driver_version", ""),
                 telemetry=telemetry,
             )
         )

@@ -239,9 +239,9 @@ def load_pipeline(request: Request, device: Device) -> ImagePipeline:
     from optimum.habana import diffusers as gaudi_diffusers
 
     source = open_model(request.model)
-    kind = getattr(gaudi_diffusers, _PREFIX + source.entry.architecture, None)
+    kind = getattr(gaudi_diffusers, _PREFIX + source.entry.checkpoint.architecture, None)
     if kind is None:
-        raise Unsupported(f"optimum-habana {version} has no {source.entry.architecture}")
+        raise Unsupported(f"optimum-habana {version} has no {source.entry.checkpoint.architecture}")
     graphs = hpu.lazy() and bool(request.settings.get("hpu_graphs", True))
     load = task_for(request.workload, source.entry).function("load")
     with _stock_text_encoder():

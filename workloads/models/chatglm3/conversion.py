@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.data.cache import build_aside, cached_directory, remove_abandoned
+from workloads.inspection import weights
 from workloads.inspection.checkpoints import fingerprint, kind_of, read_config, source_files
 from workloads.inspection.headers import TensorInfo, describe_tensors, open_shard
 from workloads.models.chatglm3 import layout
@@ -179,7 +180,6 @@ def _read_source(source: Path) -> _Source:
 
 
 def _check_tensors(source: Path, tensors: Mapping[str, TensorInfo], sizes: Sizes) -> None:
-    expected = layout.original_shapes(sizes)
     if any("prefix_encoder" in name for name in tensors):
         raise BadConfiguration(
             f"{source} holds a P-tuning prefix encoder, which the native class has no place for; "
@@ -191,24 +191,14 @@ def _check_tensors(source: Path, tensors: Mapping[str, TensorInfo], sizes: Sizes
             f"{source} is quantised ({whole[0] if whole else 'weight_scale'} is not a "
             "floating-point tensor); convert the half-precision checkpoint instead"
         )
-    missing = [name for name in expected if name not in tensors]
-    if missing:
-        raise DataMissing(
-            f"{source} lacks {len(missing)} of {len(expected)} tensors, first {missing[0]}; "
-            "a weight file is missing or of another model"
-        )
-    surplus = [name for name in tensors if name not in expected]
-    if surplus:
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    found = weights.difference(layout.original_shapes(sizes), shapes)
+    weights.require_loaded(found, str(source))
+    if found.unexpected:
         raise BadConfiguration(
-            f"{source} holds {len(surplus)} tensors that ChatGLM3 with these sizes does not have, "
-            f"first {surplus[0]}"
+            f"{source} holds {len(found.unexpected)} tensors that ChatGLM3 with these sizes does "
+            f"not have, first {found.unexpected[0]}"
         )
-    for name, shape in expected.items():
-        if tensors[name].shape != shape:
-            raise BadConfiguration(
-                f"{tensors[name].file}: {name} has shape {list(tensors[name].shape)}; "
-                f"config.json makes it {list(shape)}"
-            )
 
 
 def _pieces(source: Path, sizes: Sizes) -> list[Piece] | None:

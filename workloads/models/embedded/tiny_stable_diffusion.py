@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from workloads.devices.base import installed_version
 from workloads.inspection.checkpoints import PIPELINE_INDEX
 
 NAME = "tiny-stable-diffusion"
@@ -27,15 +27,9 @@ _BEGIN, _END = "<|startoftext|>", "<|endoftext|>"
 
 def cache_key() -> str:
     """Return the built pipeline's cache key."""
-    libraries = (f"{name}-{_version(name)}" for name in ("diffusers", "transformers"))
+    names = ("diffusers", "transformers")
+    libraries = (f"{name}-{installed_version(name) or 'none'}" for name in names)
     return f"{NAME}-v{RECIPE}-{'-'.join(libraries)}"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
 
 
 def config() -> dict[str, Any]:
