@@ -1,4 +1,5 @@
-"""Commands typed in this process, a workplace for them, and a cluster's head that is here."""
+"""Commands typed in this process or in one of their own, a workplace for them, and a cluster's head
+that is here."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import argparse
 import contextlib
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
@@ -18,6 +22,24 @@ import tiny_workload
 from orchestrator.cli.main import full_parser, main
 from orchestrator.core.topology import Node
 from orchestrator.on_ray.jobs import HeadJobFailed, JobInfo, Submission
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def started(*words: str, cwd: Path, **variables: str) -> subprocess.Popen[str]:
+    """`nightgrid` in a process of its own: the leader of a session, outside any cluster of this
+    process; packages of the working directory are installed. Its errors go where its output does,
+    to a pipe."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", *words],
+        cwd=cwd,
+        env=outside | {"PYTHONPATH": f"{cwd}{os.pathsep}{ROOT}"} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
 
 
 class Printed(NamedTuple):

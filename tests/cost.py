@@ -36,15 +36,16 @@ class Cost:
         whole = rf"^pytestmark = .*\bmark\.(?:{left_out})\b"
         return True if re.search(whole, collection_path.read_text(), re.MULTILINE) else None
 
-    def pytest_runtest_logstart(self) -> None:
+    def pytest_collection_finish(self) -> None:
         self._since_s = _processor_s()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
-        self, item: pytest.Item
+        self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        since_s, self._since_s = self._since_s, _processor_s()
-        item.user_properties.append((_NAME, self._since_s - since_s))
+        if call.when == "teardown":
+            since_s, self._since_s = self._since_s, _processor_s()
+            item.user_properties.append((_NAME, self._since_s - since_s))
         return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

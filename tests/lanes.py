@@ -1,13 +1,15 @@
 """Share the suite out among several pytest processes (``pytest -n 2``, pytest-xdist).
 
-A test file stays in one process, so that what its tests share is made once. The files that start
-Ray clusters stay in one process together: clusters take turns, since two at once, of a dozen
-processes each, would make each other miss their time limits. They wait half of their time, in
-which the other processes compute. What takes long begins first.
+A test file stays in one process, so that what its tests share is made once. Files with Ray clusters
+form two lanes, each of which stays in one process: in one a test and its cluster talk to each
+other within time limits; in the other commands start clusters on emulated cards, for as long as
+that takes. Both wait half of their time, in which the other processes compute. What takes long
+begins first.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -16,10 +18,24 @@ from xdist.scheduler import LoadScopeScheduling
 
 
 @cache
-def rank(file: Path) -> int:
-    """The turn of a test file: those with a Ray cluster, then those with a slow test, the rest."""
+def lane(file: Path) -> str:
+    """The lane of a test file that starts Ray clusters; empty for all others."""
     source = file.read_text()
-    return 0 if "pytest.mark.ray" in source else 1 if "pytest.mark.slow" in source else 2
+    if "pytest.mark.ray" not in source:
+        return ""
+    return "emulated clusters" if "--emulate" in source else "clusters"
+
+
+@cache
+def rank(file: Path) -> int:
+    """The turn of a test file: those with a Ray cluster, those that are slow as a whole, those with
+    a slow test, the rest."""
+    source = file.read_text()
+    if lane(file):
+        return 0
+    if re.search(r"^pytestmark = .*pytest\.mark\.slow", source, re.MULTILINE):
+        return 1
+    return 2 if "pytest.mark.slow" in source else 3
 
 
 class Lanes(LoadScopeScheduling):
@@ -29,4 +45,4 @@ class Lanes(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return file if rank(self.config.rootpath / file) else "clusters"
+        return lane(self.config.rootpath / file) or file

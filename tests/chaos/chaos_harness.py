@@ -22,7 +22,7 @@ from chaos_drivers import RUN, Drivers
 from chaos_faults import Injector, flip_a_bit
 from chaos_files import Canaries, FileFaults
 from chaos_invariants import OF_CLUSTER
-from chaos_plan import KINDS, ROT, Fault, counts
+from chaos_plan import KINDS, ON_A_FULL_DISK, ROT, Fault, counts
 from small_disks import disk_of, fill
 
 from orchestrator.core.measurement import Measurement
@@ -93,9 +93,9 @@ class Night:
         )
         self.injector.more = {
             **self.files.acts(),
-            "kill the driver": self._kill_the_driver,
+            "kill the driver": lambda: self._kill_the_driver("kill the driver"),
+            ON_A_FULL_DISK: lambda: self._kill_the_driver(ON_A_FULL_DISK),
             "kill the driver under its supervisor": self._kill_the_child,
-            "kill the driver on a full disk": self._kill_on_a_full_disk,
         }
 
     @property
@@ -249,12 +249,20 @@ class Night:
         faults = self.injector.faults
         return any(fault.kind in OF_CLUSTER and fault.at > since for fault in faults)
 
-    def _kill_the_driver(self) -> Fault | None:
-        """``kill -9``, at any moment; a file rots; the same command again resumes."""
-        if not self.injector.is_calm or self._any_lasts():
+    def _kill_the_driver(self, kind: str) -> Fault | None:
+        """``kill -9``, at any moment or while rows are pending on a full disk; a file rots; with
+        room again, the same command resumes."""
+        full = disk_of(self.drivers.run) if kind == ON_A_FULL_DISK else None
+        unfit = kind == ON_A_FULL_DISK and full is None
+        if unfit or not self.injector.is_calm or self._any_lasts():
             return None  # on a full disk nobody starts a driver
-        fault = Fault(kind="kill the driver", at=time.time())
+        filler = fill(full) if full is not None else None
+        if filler is not None:
+            time.sleep(FULL_BEFORE_KILL_S)
+        fault = Fault(kind=kind, at=time.time())
         fault.pid = self.drivers.kill()
+        if filler is not None:
+            filler.unlink(missing_ok=True)
         flipped = flip_a_bit(self.drivers.run / "rows", self.injector.random)
         if flipped is not None:
             self.rotten.append(flipped[1])
@@ -269,19 +277,6 @@ class Night:
         if pid is None:
             return None
         return Fault(kind="kill the driver under its supervisor", at=time.time(), pid=pid)
-
-    def _kill_on_a_full_disk(self) -> Fault | None:
-        """``kill -9`` while rows are pending; with room again, the same command resumes."""
-        disk = disk_of(self.drivers.run)
-        if disk is None or not self.injector.is_calm or self._any_lasts():
-            return None
-        filler = fill(disk)
-        time.sleep(FULL_BEFORE_KILL_S)
-        fault = Fault(kind="kill the driver on a full disk", at=time.time())
-        fault.pid = self.drivers.kill()
-        filler.unlink(missing_ok=True)
-        self.drivers.start("--resume")
-        return fault
 
     def _any_lasts(self) -> bool:
         """Return whether a disk is full, or the driver is halted or has another time of day."""

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from chaos_plan import Fault
+from chaos_plan import ON_A_FULL_DISK, Fault
 
 from orchestrator.core.job import State, supersedes
 from orchestrator.core.measurement import Measurement
@@ -37,7 +37,7 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     "freeze a raylet": _NODE_GONE,
     "kill the driver": ("driver",),
     "kill the driver under its supervisor": ("driver",),
-    "kill the driver on a full disk": ("driver",),
+    ON_A_FULL_DISK: ("driver",),
     "kill the control store": _CLUSTER_GONE,
     "restart the head": _CLUSTER_GONE,
     "restart the cluster": _CLUSTER_GONE,
@@ -46,11 +46,7 @@ SAYS: Mapping[str, tuple[str, ...]] = {
 INTERRUPTING = (*SAYS, "fill the disk")
 #: What all nodes and the driver may die of, a while later.
 OF_CLUSTER = ("kill the control store", "restart the head", "restart the cluster")
-OF_DRIVER = (
-    "kill the driver",
-    "kill the driver under its supervisor",
-    "kill the driver on a full disk",
-)
+OF_DRIVER = ("kill the driver", ON_A_FULL_DISK, "kill the driver under its supervisor")
 #: From a fault to the end of the attempt that it hit, at most: a frozen worker is noticed last.
 _NOTICED_WITHIN_S = 60.0
 #: No attempt of these nights works for longer.

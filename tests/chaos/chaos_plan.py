@@ -24,6 +24,7 @@ class Kind:
     harmless: bool = False  # no attempt may end because of it
 
 
+ON_A_FULL_DISK = "kill the driver on a full disk"
 KINDS: Mapping[str, Kind] = {
     "kill a worker": Kind(how="`kill -9` while its job runs", weight=8),
     "segfault a worker": Kind(how="SIGSEGV while its job runs", weight=4),
@@ -65,12 +66,12 @@ KINDS: Mapping[str, Kind] = {
     "kill the driver": Kind(
         how="`kill -9`; one bit of one row's file flips; `nightgrid run --resume`"
     ),
+    ON_A_FULL_DISK: Kind(
+        how="the same when the results' file system has been full for 4 s; with room again, rows "
+        "are made of the outcomes that the nodes have kept"
+    ),
     "kill the driver under its supervisor": Kind(
         how="`kill -9` of the process that `nightgrid run` watches: it starts the next one"
-    ),
-    "kill the driver on a full disk": Kind(
-        how="the results' file system is full for 4 s, then `kill -9`; with room again, `nightgrid "
-        "run --resume` makes rows of the outcomes that the nodes have kept"
     ),
     "kill the control store": Kind(
         how="`kill -9` of gcs_server; the head is started on the same port 6 s later", heavy=True
@@ -84,7 +85,7 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 #: Kinds for which the results, or the logs, lie on a small file system of their own.
-NEED_SMALL_DISKS = ("fill the disk", "fill the log's disk", "kill the driver on a full disk")
+NEED_SMALL_DISKS = ("fill the disk", "fill the log's disk", ON_A_FULL_DISK)
 #: What happens while a driver is dead, and therefore as often as that does.
 ROT = "let a row's file rot"
 
@@ -100,9 +101,6 @@ def plan(
     """The faults of a night with their times: one fault about every ``every_s`` seconds for so many
     seconds, and ``least`` of each of ``kinds`` at the least. Heavy kinds come exactly ``least``
     times."""
-    unknown = set(kinds) - KINDS.keys()
-    if unknown or least < 0 or seconds <= 0 or every_s <= 0:
-        raise ValueError(f"no such plan: {sorted(unknown)}, {least=}, {seconds=}, {every_s=}")
     random_ = random.Random(seed)
     ordered = [kind for kind in KINDS if kind in kinds]  # a set has no order of its own
     heavy = [kind for kind in ordered if KINDS[kind].heavy] * least

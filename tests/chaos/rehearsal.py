@@ -32,7 +32,6 @@ from chaos_cluster import ChaosCluster
 from chaos_drivers import RUN
 from chaos_harness import Night, missing
 from chaos_plan import KINDS, NEED_SMALL_DISKS, chaos_grid, counts, injected, jobs_of, plan
-from chaos_tables import markdown
 from small_disks import mounted_disk
 
 MINUTES = 60.0
@@ -151,6 +150,36 @@ def keep(night: Night, output: Path) -> None:
             shutil.copytree(source, output / name, symlinks=True)
 
 
+def markdown(figures: Mapping[str, Any]) -> str:
+    states = ", ".join(f"{count} {state}" for state, count in sorted(figures["states"].items()))
+    lines = [
+        "| figure | value |",
+        "|---|---|",
+        f"| jobs, attempts, attempts lost | {figures['jobs']}, {figures['attempts']}, "
+        f"{figures['attempts_lost']} |",
+        f"| ended as | {states} |",
+        f"| time | {figures['wall_s'] / 60:.1f} min |",
+        f"| faults, kinds | {figures['faults_total']}, {len(figures['faults'])}; one every "
+        f"{figures['fault_every_s']:.0f} s |",
+        f"| drivers started, that ended by themselves | {figures['drivers']}, "
+        f"{figures['drivers_that_died']} |",
+        f"| rows lost, duplicated | {figures['rows_lost']}, {figures['rows_duplicated']} |",
+        f"| row files that rotted, set aside and named | {figures['files_rotted']}, "
+        f"{figures['files_set_aside']} |",
+        f"| processes, ports or cards left behind | {figures['left_behind']} |",
+        f"| what did not hold | {len(figures['problems'])} |",
+        f"| memory at most, all processes | {figures['peak_memory_mib'] / 1024:.1f} GiB |",
+        "",
+        "| fault | injected | until the next attempt started there, median | longest |",
+        "|---|---|---|---|",
+    ]
+    for kind, count in figures["faults"].items():
+        times = figures["recovery_s"].get(kind)
+        told = f"{times['median']:.1f} s | {times['max']:.0f} s" if times else "| "
+        lines.append(f"| {kind} | {count} | {told} |")
+    return "\n".join(lines) + "\n"
+
+
 def _write(path: Path, value: Any) -> None:
     aside = path.with_suffix(".aside")
     aside.write_text(json.dumps(value, indent=1) + "\n")
@@ -167,6 +196,8 @@ def main() -> int:
     args = parser.parse_args()
     least = args.least if args.least is not None else round(LEAST * args.minutes / MINUTES)
     kinds = args.kinds.split(",") if args.kinds else list(KINDS)
+    if unknown := set(kinds) - KINDS.keys():
+        parser.error(f"no such kinds: {sorted(unknown)}")
     began = time.time()
     output = args.output.resolve()
     figures = rehearse(args.seed, args.minutes, least, kinds, output) | {"complete": True}

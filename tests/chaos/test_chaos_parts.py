@@ -18,7 +18,6 @@ from chaos_clock import STEP_S, stepped_clock
 from chaos_cluster import listening, processes_left
 from chaos_files import Canaries
 from chaos_plan import KINDS, ROT, Fault, counts, plan
-from chaos_tables import PAGE, kinds_table, with_tables
 from hypothesis import given
 from hypothesis import strategies as st
 from measurements import row
@@ -249,34 +248,10 @@ def test_no_fault_comes_upon_another_of_its_weight(seed: int, least: int, kinds:
         assert all(b - a >= share * slot - 1e-6 for a, b in itertools.pairwise(times))
 
 
-def test_the_full_rehearsal_has_what_was_asked_for() -> None:
-    from rehearsal import EVERY_S, FAULTS_UNTIL, LEAST, MINUTES
-
-    planned = plan(20261121, MINUTES * 60 * FAULTS_UNTIL, EVERY_S, least=LEAST)
-    found = counts(kind for _, kind in planned)
-    assert sum(found.values()) >= 150 and len(found) >= 14 and min(found.values()) >= 5
-    heavy = [at for at, kind in planned if KINDS[kind].heavy]
-    assert min(b - a for a, b in itertools.pairwise(heavy)) > 75
-    assert plan(1, 3000, 20, least=5) != plan(2, 3000, 20, least=5)
-
-
-def test_a_plan_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="unplug it"):
-        plan(1, 60, 10, kinds=["unplug it"])
-    with pytest.raises(ValueError, match="seconds=0"):
-        plan(1, 0, 10)
-
-
 def test_the_page_lists_the_kinds_that_there_are() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert with_tables(page, {"kinds": kinds_table()}) == page
-
-
-def test_a_table_goes_to_its_place_and_nowhere_else() -> None:
-    page = "a\n<!-- x: of y -->\nold\n<!-- /x -->\nb\n"
-    assert with_tables(page, {"x": "| 1 |\n"}) == ("a\n<!-- x: of y -->\n| 1 |\n<!-- /x -->\nb\n")
-    with pytest.raises(ValueError, match="0 places for the table 'z'"):
-        with_tables(page, {"z": ""})
+    page = Path(__file__).parents[2].joinpath("docs/rehearsal.md").read_text(encoding="utf-8")
+    rows = "".join(f"| {name} | {kind.how} |\n" for name, kind in KINDS.items())
+    assert f"| fault | how |\n|---|---|\n{rows}\n" in page
 
 
 # ---------------------------------------------------------------- the clock

@@ -134,7 +134,8 @@ def test_every_test_with_a_cluster_waits_for_its_turn(request: pytest.FixtureReq
     assert rank(TESTS / "ray" / "test_telemetry_on_ray.py") == 0
     lanes = Lanes.__new__(Lanes)  # without processes
     lanes.config = request.config
-    first, second = ("tests/ray/test_telemetry_on_ray.py::test_a", "tests/e2e/test_docs.py::test_b")
+    first, second = ("tests/ray/test_telemetry_on_ray.py::test_a", "tests/chaos/test_chaos.py::b")
     assert lanes._split_scope(first) == lanes._split_scope(second) == "clusters"
+    assert lanes._split_scope("tests/e2e/test_docs.py::test_c") == "emulated clusters"
     own = "tests/project/test_nothing_is_left.py"
-    assert lanes._split_scope(f"{own}::test_c") == own
+    assert lanes._split_scope(f"{own}::test_d") == own

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import started
 from outside_device import offer
 from patience import patience
 
@@ -16,7 +14,6 @@ from orchestrator.store.store import Store
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[2]
 #: A worker's log has the name of its card.
 WORKLOAD = """
 import os, time
@@ -49,20 +46,10 @@ def test_a_card_that_fails_every_job_is_named_and_the_night_succeeds(tmp_path: P
     (tmp_path / "sick_card.py").write_text(WORKLOAD)
     offer(tmp_path, {"sick": "sick_card:SPEC"}, "nightgrid.workloads")
     (tmp_path / "grid.yaml").write_text(GRID.replace("NUMBERS", str(list(range(24)))))
-    environment = {name: value for name, value in os.environ.items() if name[:4] != "RAY_"}
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "orchestrator", "run", "grid.yaml"),
-            *("--emulate", "1x3:HPU", "--no-restart"),
-        ],
-        cwd=tmp_path,
-        env=environment | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=patience(120),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ("--emulate", "1x3:HPU", "--no-restart")
+    night = started("run", "grid.yaml", *options, cwd=tmp_path)
+    output, _ = night.communicate(timeout=patience(120))
+    assert night.returncode == 0, output
     rows = Store.existing(tmp_path / "results", "sick").measurements()
     failed = [row for row in rows if row.state is State.FAILED]
     assert failed and all(row.card_indices == (1,) for row in failed)
@@ -70,4 +57,4 @@ def test_a_card_that_fails_every_job_is_named_and_the_night_succeeds(tmp_path: P
     worked = {row.job_id: row.reason for row in rows if row.state is State.SUCCEEDED}
     assert len(worked) == 24
     assert {worked[row.job_id] for row in failed} == {"measured; it failed on hpu-1/HPU1"}
-    assert "Cards on which jobs failed that worked elsewhere" in done.stdout
+    assert "Cards on which jobs failed that worked elsewhere" in output

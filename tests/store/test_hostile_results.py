@@ -205,6 +205,7 @@ FOREIGN: dict[str, Callable[[Path], bytes]] = {
 }
 
 
+@pytest.mark.slow
 def test_foreign_files_with_fitting_names_are_survived(results: Path) -> None:
     contents = {make(results): kind for kind, make in FOREIGN.items()}
     paths = {}

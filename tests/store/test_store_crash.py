@@ -78,6 +78,7 @@ def test_a_fault_at_any_call_loses_and_doubles_no_row(tmp_path, fault, every) ->
     assert number > (3 if fault == "torn" else 30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_that_are_safe_stay_safe_and_single(tmp_path, monkeypatch, seed) -> None:
     drivers = Drivers(tmp_path, seed, monkeypatch)

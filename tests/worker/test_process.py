@@ -481,6 +481,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_forked_workers_have_what_was_imported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

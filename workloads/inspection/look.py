@@ -27,7 +27,8 @@ from workloads.util import files
 
 #: Limits of the process with torch, whose import alone takes seconds and some hundred MB.
 _TORCH_SECONDS, _TORCH_BYTES = 60.0, 4 * 2**30
-_READER = process.Bounded()
+#: Reads configurations and headers, and renders templates.
+READER = process.Bounded()
 _LIBRARY = process.Bounded(seconds=_TORCH_SECONDS, memory_bytes=_TORCH_BYTES, of="DATA")
 #: End of the reason that leaves a comparison to the library.
 _LIBRARYS = "is in no table of shapes"
@@ -85,7 +86,7 @@ def _state(directory: Path) -> str:
 @lru_cache(maxsize=256)
 def _look(directory: str, _state: str, options: tuple[Any, ...]) -> Look:
     try:
-        answer = _READER.call(f"{__name__}:examine", directory=directory, options=options)
+        answer = READER.call(f"{__name__}:examine", directory=directory, options=options)
         found = [Objection(*objection) for objection in answer["objections"]]
         later = answer["later"]
         if later and not found and options[1]:

@@ -245,6 +245,7 @@ def ended() -> Iterator[None]:
         child.wait(timeout=patience(10))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ended")
 def test_worker_processes_make_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     result = train(learning_rate=1e-2, data_workers=2, prefetch_batches=1)
