@@ -75,6 +75,7 @@ rehearsal-night: $(VENV)/.installed-test
 	NIGHTGRID_REHEARSAL=1 $(VENV)/bin/python -m pytest tests/ray/test_ray_submission.py \
 		-k "next_submission or busy_cluster"
 	NIGHTGRID_REHEARSAL=1 $(VENV)/bin/python -m pytest tests/workloads/engines \
+		tests/workloads/inspection tests/workloads/data \
 		tests/workloads/training/test_techniques_in_effect.py
 
 rehearsal-inputs: $(VENV)/.installed-test

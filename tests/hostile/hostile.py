@@ -4,7 +4,7 @@ for ten seconds, end with an undocumented code, or change what it only reads.
 
     python tests/hostile/hostile.py [--inputs N] [--seed S] [--only NUMBER ...] [--output DIR]
 
-Writes ``hostile.json`` and ``hostile.md``; exit code 1 if there is a finding. ``--only`` replays
+Writes ``hostile.json``; exit code 1 if there is a finding. ``--only`` replays
 inputs by their number and prints everything.
 """
 
@@ -76,25 +76,16 @@ class Findings:
         if self.inputs.total() % 500 == 0 and not self.loud:
             print(f"{self.inputs.total():,} inputs, {len(self.causes)} causes", flush=True)
 
-    def markdown(self) -> str:
-        """Inputs by kind, and the shortest finding of each cause."""
-        lines = ["| kind | inputs | with a finding |", "|---|---|---|"]
-        found = [one for findings in self.causes.values() for one in findings]
-        for kind, inputs in sorted(self.inputs.items()):
-            numbers = {one["number"] for one in found if one["kind"] == kind}
-            lines.append(f"| {kind} | {inputs:,} | {len(numbers):,} |")
-        lines.append(
-            f"| all | {self.inputs.total():,} | {len({one['number'] for one in found}):,} |"
-        )
-        if self.causes:
-            lines += ["", "| cause | inputs | smallest |", "|---|---|---|"]
+    def __str__(self) -> str:
+        """Inputs by kind, exit codes, and the shortest finding of each cause."""
+        lines = [f"inputs {dict(self.inputs)}", f"exit codes {dict(self.codes)}"]
         for cause, findings in sorted(self.causes.items(), key=lambda item: -len(item[1])):
             one = min(findings, key=lambda one: len(one["about"]) + len(str(one["line"])))
             lines.append(
-                f"| {cause} | {len(findings)} | {one['number']}: {one['about']!r:.90} "
-                f"{' '.join(one['line'])!r:.70} |"
+                f"{cause}: {len(findings)} times; {one['number']}, {one['kind']}: "
+                f"{one['about']!r:.90} {' '.join(one['line'])!r:.70}"
             )
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines)
 
 
 def preload(names: Iterable[str] = PRELOADED) -> None:
@@ -125,19 +116,17 @@ def main() -> int:
         run_cases(numbers, args.seed, findings.add)
     except KeyboardInterrupt:
         print("interrupted")
-    told = findings.markdown()
-    args.output.mkdir(parents=True, exist_ok=True)
+    print(findings)
     if args.only is None:
-        (args.output / "hostile.md").write_text(told, encoding="utf-8")
+        args.output.mkdir(parents=True, exist_ok=True)
         figures = {
             "seed": args.seed,
             "wall_s": time.time() - began,
+            "inputs": findings.inputs,
             "codes": findings.codes,
             "causes": findings.causes,
         }
         (args.output / "hostile.json").write_text(json.dumps(figures, indent=1))
-        print(told)
-        print(f"exit codes {dict(findings.codes)}")
     print(f"seed {args.seed}, {(time.time() - began) / 60:.1f} min")
     return 1 if findings.causes else 0
 

@@ -14,16 +14,16 @@ FIRST = int(os.environ.get("NIGHTGRID_SEED", "0"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(FIRST, FIRST + 100, 25))
+@pytest.mark.parametrize("first", range(FIRST, FIRST + 60, 20))
 def test_nights_with_many_events(first: int) -> None:
-    for seed in range(first, first + 25):
+    for seed in range(first, first + 20):
         run_night(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(FIRST, FIRST + 12, 6))
+@pytest.mark.parametrize("first", range(FIRST, FIRST + 8, 4))
 def test_nights_with_the_real_store_on_a_disk_that_fails(first: int) -> None:
-    for seed in range(first, first + 6):
+    for seed in range(first, first + 4):
         run_night(seed, on_disk=True)
 
 

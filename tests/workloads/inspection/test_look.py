@@ -320,9 +320,10 @@ def test_the_plan_refuses_at_the_grids_line(
 
 @pytest.mark.slow
 def test_no_configuration_of_transformers_is_odd() -> None:
-    """The defaults of some 800 families pass; a family that this release knows needs no code."""
+    """The defaults of some 800 families pass; a family that this release knows needs no code. One
+    in four is made here, all in the rehearsal."""
     odd = {}
-    for name in CONFIG_MAPPING:
+    for name in list(CONFIG_MAPPING)[:: 1 if "NIGHTGRID_REHEARSAL" in os.environ else 4]:
         try:
             config = json.loads(CONFIG_MAPPING[name]().to_json_string())
         except Exception:  # needs arguments, or a package
