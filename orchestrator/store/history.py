@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from orchestrator.core.plan import TOOK, PastRow
 from orchestrator.core.settings import as_declared
 from orchestrator.store import disk
 from orchestrator.store.files import CARD_CHECKS
-from orchestrator.store.reader import read_rows, runs
+from orchestrator.store.reader import parquet_file, read_rows, runs
 from orchestrator.store.schema import arrow_type, rules_of
 from workloads.util.files import SMALL_BYTES
 from workloads.util.statistics import Spread
@@ -103,15 +104,26 @@ def card_checks_table(checks: Iterable[CardCheck]) -> bytes:
 def read_card_checks(run: Path) -> tuple[CardCheck, ...]:
     """The card checks of a run; none if the file cannot be read, since no figure needs them."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    with contextlib.suppress(OSError, ValueError, TypeError, pa.ArrowException):
+    unreadable = (OSError, ValueError, TypeError, LookupError, StoreError, pa.ArrowException)
+    with contextlib.suppress(*unreadable):
         data = disk.read(run / CARD_CHECKS, SMALL_BYTES, follow=False)
-        table = pq.read_table(io.BytesIO(data))
+        table = parquet_file(data, CARD_CHECKS).read()
         table = table.select([name for name in _schema().names if name in table.column_names])
         known = pa.schema([_schema().field(name) for name in table.column_names])
-        return tuple(CardCheck(**row) for row in table.cast(known).to_pylist())
+        checks = tuple(CardCheck(**row) for row in table.cast(known).to_pylist())
+        if all(map(_is_sound, checks)):
+            return checks
     return ()
+
+
+def _is_sound(check: CardCheck) -> bool:
+    """Return whether a check from a file has every required value, and finite numbers."""
+    return all(
+        rule.optional if value is None else not isinstance(value, float) or isfinite(value)
+        for name, rule in rules_of(CardCheck).items()
+        for value in [getattr(check, name)]
+    )
 
 
 def earlier_card_checks(run: Path) -> tuple[CardCheck, ...]:

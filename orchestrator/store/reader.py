@@ -35,13 +35,15 @@ from orchestrator.store.validation import fault, faults
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from orchestrator.core.measurement import Measurement
 
 #: Identity of a row. An abandoned attempt that still ends has two; the later one is never final.
 ROW_KEY = ("invocation_id", "attempt_id", "recorded_at", "state", "final")
-#: Files with more rows are refused: they would not fit into memory.
-MOST_ROWS = 10_000_000
+#: A Parquet file may decode to this many values and bytes, and to so many more for each of its
+#: bytes: real rows have one or two, and sixty kilobytes can hold millions of empty lists.
+MOST_VALUES, MOST_DECODED_BYTES, MOST_FOR_A_BYTE = 2_000_000, 256 * 2**20, 64
 
 _NAME = re.compile(
     r"(?P<head>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<number>\d{1,9})-(?P<digest>[0-9a-f]{16})\.\w+"
@@ -294,15 +296,27 @@ def _file_table(look: Rows, name: str, columns: list[str]) -> pa.Table | None:
 
 def parquet_table(data: bytes, columns: Sequence[str], source: str) -> pa.Table:
     """Parse these columns of a Parquet file; SchemaMismatch if newer, any Exception if invalid."""
+    file = parquet_file(data, source)
+    present = set(file.schema_arrow.names)
+    table = file.read([name for name in columns if name in present], use_threads=False)
+    return current(table, source, columns)
+
+
+def parquet_file(data: bytes, source: str) -> pq.ParquetFile:
+    """Open a Parquet file; StoreError if it would decode to far more than rows of its size do."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(pa.BufferReader(data))
-    if (count := file.metadata.num_rows) > MOST_ROWS:
-        raise StoreError(f"{source} has {count:,} rows, more than is read of one")
-    present = set(file.schema_arrow.names)
-    table = file.read([name for name in columns if name in present], use_threads=False)
-    return current(table, source, columns)
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
+    values = sum(chunk.num_values for chunk in chunks)
+    size = sum(chunk.total_uncompressed_size for chunk in chunks)
+    more = MOST_FOR_A_BYTE * len(data)
+    if values > MOST_VALUES + more or size > MOST_DECODED_BYTES + more:
+        what = f"{values:,} values and {size:,} bytes in {len(data):,} bytes"
+        raise StoreError(f"{source} has {what}, more than rows have")
+    return file
 
 
 def _is_of_the_bytes(error: Exception) -> bool:
@@ -439,7 +453,7 @@ def raw_batches(
         seen.update(new)
         for name in new if wanted else ():
             with contextlib.suppress(
-                OSError, ValueError, TypeError, LookupError, pa.ArrowException
+                OSError, ValueError, TypeError, LookupError, StoreError, pa.ArrowException
             ):
                 for batch in _batches(name, disk.read(directory / name), [*ROW_KEY, *names]):
                     keys = zip(*(values_of(key, batch[key]) for key in ROW_KEY), strict=True)
@@ -451,14 +465,11 @@ def raw_batches(
 def _batches(
     name: str, data: bytes, columns: list[str], rows: int = 1024
 ) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if is_log(name):
         table, _ = table_of_lines(rows_in_log(name, data), columns)
         yield from table.to_batches(max_chunksize=rows)
     elif damage_of(name, data) is None:
-        file = pq.ParquetFile(pa.BufferReader(data))
+        file = parquet_file(data, name)
         yield from file.iter_batches(rows, columns=columns, use_threads=False)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from measurements import attempt, job, outcome, rank, row, worker
@@ -22,6 +24,7 @@ from orchestrator.store.history import (
     card_checks_table,
     earlier_card_checks,
     read_card_checks,
+    slow_cards_of,
     spread_between_runs,
 )
 from orchestrator.store.store import Store
@@ -78,6 +81,26 @@ def test_the_table_is_typed_and_reads_back(tmp_path: Path) -> None:
     for wrong in (b"", b"not a table", card_checks_table(told)[:-20]):
         (tmp_path / run_files.CARD_CHECKS).write_bytes(wrong)
         assert read_card_checks(tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        *(("taken_at", [None]), ("taken_at", [[1.0]]), ("taken_at", [float("nan")])),
+        *(("matmul_flops", [float("inf")]), ("node", [{"a": 1}]), ("run", ["once more"])),
+    ],
+)
+def test_a_table_of_other_values_is_no_card_check(
+    tmp_path: Path, name: str, values: list[object]
+) -> None:
+    table = pq.read_table(io.BytesIO(card_checks_table([passport(0)])))
+    if name != "run":
+        table = table.drop_columns([name])
+    table = pa.Table.from_arrays([*table.columns, pa.array(values)], [*table.column_names, name])
+    with Store.open(tmp_path, "night") as store:
+        store.append(row())
+    pq.write_table(table, store.path / run_files.CARD_CHECKS)
+    assert slow_cards_of(store.path) == () and spread_between_runs(store.path) == ALIKE
 
 
 def ended(index: int, speed: float) -> RecordRow:

@@ -172,6 +172,12 @@ def _parameter(text: str) -> pa.Array:
     return pa.array([[("prompts", text)]], pa.map_(pa.string(), pa.string()))
 
 
+def _many_samples(results: Path) -> pa.Array:
+    one = real_table(results)["samples"].combine_chunks().flatten()[:1]
+    count = 400_000
+    return pa.ListArray.from_arrays([0, count], one.take(pa.repeat(0, count)))
+
+
 FOREIGN: dict[str, Callable[[Path], bytes]] = {
     "another table": lambda _: foreign(pa.table({"x": [1, 2]})),
     "no rows": lambda r: foreign(real_table(r).slice(0, 0), real_table(r).schema.metadata),
@@ -201,6 +207,7 @@ FOREIGN: dict[str, Callable[[Path], bytes]] = {
         real_table(r).schema.metadata,
     ),
     "Arrow": lambda _: b"ARROW1" + bytes(100),
+    "400,000 samples in a few bytes": lambda r: _with(r, "samples", _many_samples(r)),
     "not Parquet": lambda _: b"PAR1" + os.urandom(100) + b"PAR1",
 }
 
@@ -223,6 +230,12 @@ def test_foreign_files_with_fitting_names_are_survived(results: Path) -> None:
         store.append(row(ROWS))
     assert all(path.read_bytes() == data for path, data in paths.items()), "they stay as they are"
     assert len(Store.existing(results, "night").measurements()) == ROWS + 1
+
+
+def test_the_name_of_a_file_cannot_write_to_the_terminal(results: Path) -> None:
+    (results / "night" / "rows" / "\x1b[31mred\x07.parquet").write_bytes(b"x")
+    said = check_all(results, COMMANDS | SLOW)
+    assert r"\x1b[31mred\x07.parquet" in said and not {"\x1b", "\x07"} & set(said)
 
 
 # ---------------------------------------------------------------- things in the place of files
