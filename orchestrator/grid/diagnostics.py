@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -13,7 +13,7 @@ from orchestrator.core.errors import Problem
 from orchestrator.core.job import Accelerator, Job, Parameters, Scalar
 from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.grid.vocabulary import FIELD_NAMES, Vocabulary, explain, shown, suggestion
-from orchestrator.grid.yaml import Document, Path_
+from orchestrator.grid.yaml import MAX_PROBLEMS, Document, Path_
 from workloads.base import JobDescription
 from workloads.devices import own_devices
 
@@ -81,7 +81,8 @@ def _description(job: Job, device: str, read: dict[str, None]) -> JobDescription
     return description
 
 
-MAX_PROBLEMS = 100  # beyond these, reading on helps nobody
+#: Notes of one kind that are written out; others are counted.
+MAX_NOTES = 5
 
 _HABITS = {  # what people write, and where it belongs
     "parameters": "write the workload's parameters as settings, beside `name:`",
@@ -127,8 +128,20 @@ class Findings:
     def __init__(self, document: Document, vocabulary: Vocabulary) -> None:
         self.document, self.vocabulary = document, vocabulary
         self.problems: list[Problem] = []
+        self.more = 0  # problems beyond those
+        self.unread = 0  # values that were not checked after those
         self.old_names: dict[str, None] = {}  # notes, each once
         self._removed = vocabulary.removed_settings()
+
+    @property
+    def count(self) -> int:
+        """Number of problems, and of values that may have some."""
+        return len(self.problems) + self.more + self.unread
+
+    @property
+    def full(self) -> bool:
+        """Return whether there are more problems than anybody reads."""
+        return len(self.problems) >= MAX_PROBLEMS
 
     def renamed(self, path: Path_, name: str, old: Scalar, new: Scalar) -> None:
         """Note that the grid says a value by the name that an earlier version gave it."""
@@ -156,7 +169,15 @@ class Findings:
 
     def complain(self, path: Path_, message: str, hint: str = "", *, key: bool = False) -> None:
         """Note a problem at ``path``."""
-        self.problems.append(self.document.problem(path, message, hint, key=key))
+        self.add([self.document.problem(path, message, hint, key=key)])
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        """Note problems, and count those beyond ``MAX_PROBLEMS``."""
+        for problem in problems:
+            if self.full:
+                self.more += 1
+            else:
+                self.problems.append(problem)
 
     def structure(
         self, model: type[BaseModel], raw: Mapping[str, Any], path: Path_
@@ -197,6 +218,9 @@ class Findings:
 
     def unknown_key(self, path: Path_, names: Any) -> None:
         """Note that the last key of ``path`` is none of ``names``."""
+        if self.full:
+            self.more += 1
+            return
         name = str(path[-1])
         names = list(names)
         own = next((key for key, words in MEANT.items() if name in words), "")
@@ -220,38 +244,47 @@ class Findings:
         return f"{called} is a setting of `workload: {'` or `'.join(having)}`" if having else ""
 
     def in_file_order(self) -> list[Problem]:
-        """Each problem once, and no more than ``MAX_PROBLEMS`` of them."""
+        """Each problem once, and a last one that counts what is left out."""
         ordered = sorted(dict.fromkeys(self.problems), key=lambda p: (p.line or 0, p.column or 0))
-        more = len(ordered) - MAX_PROBLEMS
-        if more > 0:
-            last = Problem(file=self.document.file, message=f"and {more} more problems")
-            return [*ordered[:MAX_PROBLEMS], last]
+        left_out = [f"{self.more:,} more problems"] if self.more else []
+        left_out += [f"{self.unread:,} values that were not checked"] if self.unread else []
+        if left_out:
+            message = f"and {' and '.join(left_out)}"
+            ordered.append(Problem(file=self.document.file, message=message))
         return ordered
 
 
 def _pruned(raw: Mapping[str, Any], refused: Iterable[Path_]) -> dict[str, Any]:
     """``raw`` without the keys and list entries at the paths that were refused."""
-    good = dict(raw)
-    for where in refused:
-        key = str(where[0])
-        if len(where) == 1:
-            good.pop(key, None)
-        elif isinstance(good.get(key), list):
-            good[key] = [None if i == where[1] else entry for i, entry in enumerate(good[key])]
+    places = {where[:2] for where in refused}
+    good = {key: value for key, value in raw.items() if (key,) not in places}
+    for key in {str(place[0]) for place in places if len(place) > 1} & good.keys():
+        if isinstance(good[key], list):
+            entries = enumerate(good[key])
+            good[key] = [None if (key, index) in places else entry for index, entry in entries]
     return good
 
 
-def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
+def summed_up(notes: Iterable[str]) -> Iterator[str]:
+    """The first notes of one kind, and a last one that counts the others."""
+    notes = list(notes)
+    yield from notes[:MAX_NOTES]
+    if len(notes) > MAX_NOTES:
+        yield f"and {len(notes) - MAX_NOTES:,} more like this"
+
+
+def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> Iterator[Problem]:
     """A problem for each setting that the rules of ``workloads`` call wrong, wherever it runs."""
     from workloads.rules import refusals
 
-    problems: dict[tuple[str, str, str], Problem] = {}
+    known: set[tuple[str, str, str]] = set()
     rules = Rules(refusals, workloads)
     for job in grid.jobs():
         for refusal in rules.answers(job, job.accelerator.device):
-            known = (job.experiment, refusal.setting, refusal.reason)
-            if refusal.unsupported or known in problems:
+            problem = (job.experiment, refusal.setting, refusal.reason)
+            if refusal.unsupported or problem in known:
                 continue
+            known.add(problem)
             value = {**job.identity(), **dict(job.parameters)}[refusal.setting]
             written = (job.experiment, refusal.setting, value) in grid.origins
             named = "" if written else f"{refusal.setting} "  # else the problem's path names it
@@ -259,8 +292,7 @@ def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> list[Problem]:
                 named += f"{value}: "
             message = f"{named}{refusal.reason}"
             hint = refusal.hint
-            problems[known] = grid.problem(job, refusal.setting, value, message, hint)  # type: ignore[arg-type]
-    return list(problems.values())
+            yield grid.problem(job, refusal.setting, value, message, hint)  # type: ignore[arg-type]
 
 
 def card_problems(grid: Grid, nodes: Sequence[Node]) -> list[Problem]:

@@ -190,6 +190,10 @@ class ExperimentReader:
             experiment.fixed[name] = value
 
     def _checked(self, path: Path_, name: str, value: Scalar) -> Values:
+        known = (self.workload, name, type(value), value) in self.vocabulary.checked
+        if self.findings.full and not known:
+            self.findings.unread += 1
+            return []
         called_now = self.vocabulary.renamed(self.workload, name, value)
         if called_now is not value:
             self.findings.renamed(path, name, value, called_now)
@@ -376,6 +380,7 @@ class Expander:
         self.problems: list[Problem] = []
         self.repeated: dict[tuple[str, str], int] = {}  # (experiment, first experiment) -> jobs
         self._revisions: dict[tuple[str, str], str] = {}  # of datasets: as written, and pinned
+        self._parameters: dict[str, Parameters] = {}  # equal ones are one tuple, as rules want it
 
     def expand(self, experiments: Sequence[Experiment]) -> tuple[Job, ...]:
         """The jobs of all experiments in file order, each once."""
@@ -493,7 +498,8 @@ class Expander:
                 self._revisions[dataset, revision] = commit
             if commit != revision:
                 parameters["revision"] = commit
-        return tuple(sorted(parameters.items()))
+        made = tuple(sorted(parameters.items()))
+        return self._parameters.setdefault(repr(made), made)
 
 
 def _job(experiment: Experiment, settings: dict[str, Scalar], parameters: Parameters) -> Job:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from orchestrator.core.job import Accelerator, Job, Scalar
 from orchestrator.core.topology import Node
 from orchestrator.grid.axes import MAX_JOBS
 from orchestrator.grid.dependencies import problems_of_needs
-from orchestrator.grid.diagnostics import Findings, card_problems, refusal_problems
+from orchestrator.grid.diagnostics import Findings, card_problems, refusal_problems, summed_up
 from orchestrator.grid.experiment import STRUCTURE, Expander, Experiment, ExperimentReader
 from orchestrator.grid.overrides import overridden
 from orchestrator.grid.vocabulary import (
@@ -120,7 +121,7 @@ class GridReader:
         self.document = document
         self.vocabulary = replace(
             vocabulary,
-            saved_models=lambda: saved_names(document.data, vocabulary),
+            saved_models=cache(partial(saved_names, document.data, vocabulary)),
             directory=Path(document.file).parent,
             checked={},
         )
@@ -137,7 +138,7 @@ class GridReader:
             experiments = []
         expander = Expander(self.document, self.vocabulary)
         planned = expander.expand(experiments)
-        self.findings.problems += expander.problems
+        self.findings.add(expander.problems)
         revisions = self.vocabulary.revisions
         grid = Grid(
             name=top.get("name", ""),
@@ -146,9 +147,9 @@ class GridReader:
             planned=planned,
             open_engines=frozenset(e.name for e in experiments if not e.engine_named),
             notes=(
-                *self.findings.old_names,
-                *expander.notes(),
-                *(revisions.notes if revisions else ()),
+                *summed_up(self.findings.old_names),
+                *summed_up(expander.notes()),
+                *summed_up(revisions.notes if revisions else ()),
             ),
             commits=dict(revisions.commits) if revisions else {},
             document=self.document,
@@ -158,10 +159,10 @@ class GridReader:
                 for origin, path in experiment.origins.items()
             },
         )
-        self.findings.problems += refusal_problems(grid, self.vocabulary.workloads)
-        self.findings.problems += problems_of_needs(grid, self.vocabulary.missing)
+        self.findings.add(refusal_problems(grid, self.vocabulary.workloads))
+        self.findings.add(problems_of_needs(grid, self.vocabulary.missing))
         if self.nodes_for is not None:
-            self.findings.problems += card_problems(grid, self.nodes_for(grid.accelerators()))
+            self.findings.add(card_problems(grid, self.nodes_for(grid.accelerators())))
         if self.findings.problems:
             raise GridError(self.findings.in_file_order())
         return grid
@@ -189,15 +190,15 @@ class GridReader:
             path: Path_ = ("experiments", index)
             if raw is None:
                 continue
-            before = len(self.findings.problems)
+            before = self.findings.count
             block = self.findings.structure(ExperimentBlock, raw, path)
-            blocks.append((path, block, len(self.findings.problems) == before))
+            blocks.append((path, block, self.findings.count == before))
         defaults = top.get("defaults", {})
         self._check_defaults(defaults, [block for _, block, _ in blocks])
         names: dict[str, int] = {}
         experiments = []
         for path, block, whole in blocks:
-            before = len(self.findings.problems)
+            before = self.findings.count
             own = self._measure(block.get("measure", {}), (*path, "measure"), measure)
             name = block.get("name")
             if name is not None and names.setdefault(name, int(path[1])) != path[1]:
@@ -207,7 +208,7 @@ class GridReader:
                     (*path, "name"), f"a second experiment named {shown(name)}", hint
                 )
             experiment = ExperimentReader(self.findings, path, block, defaults, whole).read(own)
-            if whole and len(self.findings.problems) == before:
+            if whole and self.findings.count == before:
                 experiments.append(experiment)
         return experiments
 

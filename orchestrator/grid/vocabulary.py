@@ -24,7 +24,7 @@ from orchestrator.util.host import variable_in
 from workloads.base import WorkloadError
 from workloads.engines import ENGINES
 from workloads.inspection.contents import canonical
-from workloads.settings import Declaration, declarations, removed_settings
+from workloads.settings import Declaration, Settings, declarations, removed_settings
 
 if TYPE_CHECKING:
     from workloads.models.hub import Revisions
@@ -220,14 +220,9 @@ class Vocabulary:
         earlier = {n: d for model in models for n, d in removed_settings(model).items()}
         return {name: declared for name, declared in earlier.items() if name not in known}
 
-    def parameter_defaults(self, workload: str) -> dict[str, Scalar]:
+    def parameter_defaults(self, workload: str) -> Mapping[str, Scalar]:
         """The defaults of all optional settings of a workload and of its engines."""
-        return {
-            name: info.get_default(call_default_factory=True)
-            for model in reversed(self.workloads[workload].setting_models())
-            for name, info in model.model_fields.items()
-            if not info.is_required()
-        }
+        return _defaults(self.workloads[workload].setting_models())
 
     def check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
         """Convert a value to its setting's type, or return its fault; unknown names pass."""
@@ -333,6 +328,12 @@ class Vocabulary:
                 where = ".".join(map(str, detail["loc"]))
                 faults.append(Fault(f"{where}: {detail['msg']}" if where else detail["msg"]))
             return {}, faults
+
+
+@cache
+def _defaults(models: tuple[type[Settings], ...]) -> Mapping[str, Scalar]:
+    declared = {n: d for model in reversed(models) for n, d in declarations(model).items()}
+    return {name: d.default for name, d in declared.items() if d.default is not ...}
 
 
 def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar, Fault | None]:

@@ -281,6 +281,7 @@ def _syntax_hint(message: str) -> str:
 
 
 MAX_FILE_BYTES = 4 * 2**20
+MAX_PROBLEMS = 100  # others are counted
 MAX_PROBLEMS_OF_TEXT = 20  # a file of the wrong kind has one on every line
 
 #: Place of a value in the file, e.g. ``("experiments", 0, "axes", "precision", 2)``.
@@ -366,6 +367,8 @@ def parse(content: bytes, file: str) -> Document:
         problems = problems or [_empty(file)]
     elif root.entries is None and not problems:
         problems = [problem_at(file, "a grid is a mapping of keys to values", _EXAMPLE, root)]
+    if (more := len(problems) - MAX_PROBLEMS) > 0:
+        problems = [*problems[:MAX_PROBLEMS], problem_at(file, f"and {more:,} more problems")]
     if problems or root is None:
         raise GridError(problems)
     data = root.plain()

@@ -20,7 +20,7 @@ from orchestrator.core.job import Accelerator, Job, State, supersedes
 from orchestrator.core.plan import Action, PastRow, Plan, PlannedJob
 from orchestrator.core.topology import Node
 from orchestrator.grid.dependencies import Thing, measured_again, with_implied, with_needs
-from orchestrator.grid.diagnostics import Rules, card_problems
+from orchestrator.grid.diagnostics import Rules, card_problems, summed_up
 from orchestrator.planning.engine_choice import differences, software_of, with_engines
 from orchestrator.planning.forecast import Startup, duration, with_fresh_processes
 from workloads.engines import ENGINES
@@ -89,7 +89,7 @@ def make_plan(
     problems = card_problems(grid, nodes)
     if problems:
         raise GridError(problems)
-    notes = (*grid.notes, *notes, *_notes(running), *differences(nodes))
+    notes = (*grid.notes, *notes, *summed_up(_notes(running)), *differences(nodes))
     return Plan(
         grid_name=grid.name,
         jobs=tuple(planned),
