@@ -145,6 +145,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         close = difflib.get_close_matches(name.lower(), COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else "`nightgrid --help` lists them"
         parser.error(f"there is no command {name!r}; {hint}")
+    if any("\0" in word for word in arguments):  # from Python alone: no system passes one on
+        parser.error("an argument has a null character")
     end = arguments.index("--") if "--" in arguments else len(arguments)
     own, handed_on = arguments[:end], arguments[end + 1 :]
     for word in own:

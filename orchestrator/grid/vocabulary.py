@@ -498,7 +498,8 @@ def foreign_spelling(kind: str, name: str, directory: Path) -> str:
             f"{revision} for one of its revisions"
         )
     beside = directory.absolute() / path
-    if not os.path.isabs(path) and beside.parent != Path.cwd() and os.path.exists(beside):
+    elsewhere = directory.resolve() != Path.cwd().resolve()
+    if not os.path.isabs(path) and elsewhere and os.path.exists(beside):
         return (
             f"{name} is not in the working directory, {Path.cwd()}, but beside the grid file; "
             f"write {os.path.normpath(beside)}, or start in {directory.absolute()}"

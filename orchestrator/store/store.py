@@ -70,8 +70,6 @@ class Store:
         self.path = Path(results_dir) / self.run
         self.tables_path = self.path / files.ROWS
         self.quarantine_path = self.path / files.QUARANTINE
-        if "\0" in str(results_dir):
-            raise StoreError(f"{str(results_dir)!r} is no path: no file name has a null character")
         for path in (self.path, self.tables_path, self.quarantine_path, self.path / files.LOGS):
             # os.path.realpath, since Path.resolve raises where links go round in a circle
             if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(results_dir)):

@@ -212,6 +212,7 @@ WRONG = [
     ("plan grid.yaml --emulate 2by8", 2, "2x8"),
     ("plan grid.yaml --emulate 99999x8", 2, "799,992 cards; more than 4096 cards"),
     ("reprot smoke", 2, "there is no command 'reprot'; did you mean report?"),
+    ("report --results=a\0b", 2, "an argument has a null character"),
     ("benchmark", 2, "`nightgrid --help` lists them"),
     ("simulate grid.yaml --faults 2", 2, "not a number from 0 to 1"),
     ("run grid.yaml", 3, "give --emulate 2x8"),

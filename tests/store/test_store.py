@@ -165,11 +165,6 @@ def test_a_run_that_is_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
         Store.open(tmp_path / "results", "night")
 
 
-def test_a_results_directory_with_a_null_character_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="null character"):
-        Store.existing(tmp_path / "a\0b", "night")
-
-
 def test_side_files_stay_beside_the_rows(tmp_path: Path) -> None:
     store = Store.open(tmp_path, "night")
     assert store.write_file("status.json", "{}") == store.path / "status.json"

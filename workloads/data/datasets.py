@@ -38,6 +38,7 @@ from workloads.data.shapes import (
     columns_of,
 )
 from workloads.settings import WorkloadParameters, setting
+from workloads.util.files import no_file
 
 #: Seconds after which a plan stops looking at the records of a dataset.
 LOOK_S = 10.0
@@ -247,6 +248,8 @@ def _entry(name: str) -> Dataset:
             return Dataset(name=name, kind="file", path=path)
         if path.is_dir():
             return Dataset(name=name, kind="directory", path=path)
+        if reason := no_file(path):
+            raise DataMissing(f"{name}: {reason}")
     is_file_name = name.lower().endswith((*ENDINGS, *COMPRESSED))
     if _HUB_ID.match(name) and not is_file_name and not path.parent.is_dir():
         return Dataset(name=name, kind="hub")

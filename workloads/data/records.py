@@ -185,6 +185,8 @@ def _records(path: Path) -> Iterator[Placed]:
     try:
         with _content(path) as content:
             beginning = content.peek(4096)[:4096]
+            if kind := files.other_kind(beginning):
+                raise BadExample(f"{path}: it is {kind}")
             encoding = _encoding_of(beginning)
             if ending in _SEPARATORS:
                 yield from _table(path, content, encoding, _SEPARATORS[ending])
@@ -227,8 +229,13 @@ def _content(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def _encoding_of(beginning: bytes) -> str:
-    """UTF-8, or what a byte-order mark tells (Excel and PowerShell write UTF-16)."""
-    return "utf-16" if beginning[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    """UTF-8, or UTF-16 by its byte-order mark (Excel and PowerShell write it) or without one by its
+    first character, which is ASCII in JSON and in most tables."""
+    if beginning[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    if len(beginning) > 3 and 0 in beginning[:2] and any(beginning[:2]):
+        return "utf-16-le" if beginning[0] else "utf-16-be"
+    return "utf-8-sig"
 
 
 def _pieces(path: Path, content: BinaryIO, encoding: str) -> Iterator[str]:
@@ -307,7 +314,8 @@ def _in_one_object(path: Path, text: bytes, where: str) -> Iterator[Placed]:
     try:
         value = json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError):
-        _json(text.splitlines()[0], where)  # it is no line either: say so
+        _json(text.split(b"\n", 1)[0], where)  # it is no line either: say so
+        _json(text, where)
         raise
     lists = {k: v for k, v in value.items() if isinstance(v, list) and v and _are_objects(v)}
     if len(lists) != 1:

@@ -27,7 +27,45 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFLNK: "a symbolic link",
 }
+#: First bytes of files under another's name -> what they are, and the remedy.
+_OTHER_FILES = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the file: run `git lfs pull` there"),
+    (b"\x1f\x8b", "compressed with gzip: unpack it, or let its name end in .gz"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, or let its name end in .zst"),
+    (b"BZh", "compressed with bzip2: unpack it, or let its name end in .bz2"),
+    (b"\xfd7zXZ", "compressed with xz: unpack it, or let its name end in .xz"),
+    (b"PK\x03\x04", "a ZIP archive (as .xlsx is): unpack it, or save it in another format"),
+    (b"<!doctype", "a web page, not the file: fetch it again, with a token if it needs one"),
+    (b"<html", "a web page, not the file: fetch it again, with a token if it needs one"),
+    (b"SQLite format 3", "an SQLite database: write its table to a file of JSON lines"),
+    (b"PAR1", "a Parquet file: let its name end in .parquet"),
+    (b"ARROW1", "an Arrow file: let its name end in .arrow"),
+)
 _Path = str | os.PathLike[str]
+
+
+def other_kind(beginning: bytes) -> str:
+    """Return what a file is, with the remedy, whose first bytes are those of another kind than its
+    name says; "" if none is known."""
+    start = beginning.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    found = (what for magic, what in _OTHER_FILES if start.startswith(magic.lower()))
+    return next(found, "")
+
+
+def no_file(path: _Path) -> str:
+    """Return why a path that exists is neither an ordinary file nor a directory; "" otherwise."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        is_link = os.path.islink(path)
+        return f"it is a link to {os.readlink(path)}, which is not there" if is_link else ""
+    except OSError as error:
+        return "it is a link in a circle" if error.errno == errno.ELOOP else ""
+    except ValueError:
+        return ""
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return ""
+    return f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not an ordinary file"
 
 
 def read_bytes(path: _Path, *, limit_bytes: int = SMALL_BYTES, follow: bool = True) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import re
 from pathlib import Path
 
@@ -102,3 +104,41 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_json_lines(path, failing())  # type: ignore[arg-type]
     assert load_examples(str(path)) == [Example(content="old")]
     assert [file.name for file in tmp_path.iterdir()] == ["tiny.json"]
+
+
+LINES = b'{"content": "one"}\n{"content": "two"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 274\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html><body>Login</body></html>", "a web page"),
+        (gzip.compress(LINES), "compressed with gzip"),
+        (b"PK\x03\x04" + bytes(100), "a ZIP archive"),
+        (b"SQLite format 3\0" + bytes(100), "an SQLite database"),
+        (LINES.replace(b"\n", b"\r"), "Extra data"),
+    ],
+    ids=["pointer", "page", "gzip", "zip", "database", "old Mac"],
+)
+def test_a_file_of_another_kind_is_named(tmp_path: Path, content: bytes, kind: str) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(BadExample, match=kind):
+        find_dataset(str(path))
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
+    (tmp_path / "round.jsonl").symlink_to("round.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for name, reason in (("gone", "a link to nowhere"), ("round", "circle"), ("pipe", "a pipe")):
+        with pytest.raises(DataMissing, match=reason):
+            find_dataset(str(tmp_path / f"{name}.jsonl"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_read_with_and_without_its_mark(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(LINES.decode().encode(encoding))
+    assert [example.content for example in load_examples(str(path))] == ["one", "two"]
