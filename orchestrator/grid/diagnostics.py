@@ -266,11 +266,15 @@ def _pruned(raw: Mapping[str, Any], refused: Iterable[Path_]) -> dict[str, Any]:
 
 
 def summed_up(notes: Iterable[str]) -> Iterator[str]:
-    """The first notes of one kind, and a last one that counts the others."""
-    notes = list(notes)
-    yield from notes[:MAX_NOTES]
-    if len(notes) > MAX_NOTES:
-        yield f"and {len(notes) - MAX_NOTES:,} more like this"
+    """The first notes of each kind, and after them how many others there are. Notes of one kind
+    have the same words, but for names and numbers."""
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for note in notes:
+        kinds.setdefault(tuple(filter(str.isalpha, note.split())), []).append(note)
+    for alike in kinds.values():
+        yield from alike[:MAX_NOTES]
+        if len(alike) > MAX_NOTES:
+            yield f"and {len(alike) - MAX_NOTES:,} more like this"
 
 
 def refusal_problems(grid: Grid, workloads: Mapping[str, Any]) -> Iterator[Problem]:

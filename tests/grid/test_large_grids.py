@@ -12,6 +12,7 @@ from grid_cases import HEAD
 
 from orchestrator.core.errors import GridError
 from orchestrator.core.topology import assumed_servers
+from orchestrator.grid.diagnostics import summed_up
 from orchestrator.grid.parser import parse_grid
 from orchestrator.planning.planner import make_plan
 
@@ -84,3 +85,10 @@ def test_the_work_of_a_plan_grows_no_faster_than_its_grid(grid: Callable[[int], 
 def test_notes_and_problems_of_one_kind_are_summed_up(grid: str, count: int, last: str) -> None:
     texts = planned(GRIDS[grid](count))
     assert last in texts and len(texts) <= 101
+
+
+def test_notes_of_another_kind_are_not_summed_up_with_many_of_one() -> None:
+    many = [f"dataset d{number}.json: 1 of 9 records are left out" for number in range(9)]
+    *first, counted, other = summed_up([*many[:5], "fine-tuning learns the text", *many[5:]])
+    assert first == many[:5] and counted == "and 4 more like this"
+    assert other == "fine-tuning learns the text"
