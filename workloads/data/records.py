@@ -450,6 +450,9 @@ def _table(path: Path, content: BinaryIO, encoding: str, separator: str) -> Iter
                     f"{path}:1: the columns are divided by {other!r}; {ending_of(path)} wants "
                     f"{separator!r}"
                 )
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise BadExample(f"{path}:1: two columns are named {twice!r:.60}; rename one")
             for record in table:
                 where = f"{path}:{table.line_num}"
                 if None in record or None in record.values():

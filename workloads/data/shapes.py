@@ -97,6 +97,9 @@ LIKELY_ANSWERS = (
 #: Columns that change what a question means; a shape that does not read them is not taken.
 _MORE_OF_A_PROMPT = {"context", "passage", "choices", "options", "document", "system_prompt"}
 
+#: Columns of a record that is one message of a conversation.
+_OF_A_MESSAGE = {"role", "speaker", "parent_id"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -360,6 +363,12 @@ def columns_of(record: object, where: str) -> Columns:
         raise BadExample(f"{where}: {_kind(record)}; {_expected()}")
     for shape in SHAPES:
         if shape.fits(record):
+            if shape.learned != _LAST and (of_a_message := sorted(_OF_A_MESSAGE & record.keys())):
+                raise BadExample(
+                    f"{where}: one message of a conversation ({', '.join(of_a_message)}), not an "
+                    'example; write a conversation a record, {"messages": [{"role": …, "content": '
+                    f"…}}, …]}}, or name the texts to read alone, columns: text={shape.needs[0]}"
+                )
             answered = len(shape.needs) > 1 or any(name in record for name in shape.may_have)
             likely = () if answered or shape.learned == _LAST else LIKELY_ANSWERS
             answer = next((name for name in likely if name in record), "")

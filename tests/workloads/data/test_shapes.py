@@ -226,6 +226,23 @@ def test_an_answer_that_is_likely_is_not_learned_as_a_prompt(
         assert not named.unnamed and named.learned == "the answer"
 
 
+@pytest.mark.parametrize("column", ["role", "parent_id", "speaker"])
+def test_a_message_a_record_is_no_example(tmp_path: Path, column: str) -> None:
+    """As OpenAssistant's trees are: answers would be prompts."""
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"text": "hi", column: "assistant"}))
+    with pytest.raises(BadConfiguration, match=rf"one message of a conversation \({column}\)"):
+        find_dataset(str(path), Reading())
+    assert load_examples(str(path), Reading(columns="text=text"))[0].content == "hi"
+
+
+def test_a_table_with_a_column_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("content,content\na,b\n")
+    with pytest.raises(BadConfiguration, match="two columns are named 'content'"):
+        find_dataset(str(path), Reading())
+
+
 def test_a_table_with_a_short_line_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.csv"
     path.write_text("prompt,completion\na,b\nc\n")
