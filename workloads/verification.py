@@ -104,12 +104,8 @@ class Reference:
 
 
 def answer(question: Question) -> Reference:
-    """Return the reference's answer, computed if not in the node's cache.
-
-    Raises:
-        DataMissing: model or adapter is missing.
-        BadConfiguration: stock transformers cannot run it; has the end of its log.
-    """
+    """Return the reference's answer, computed if not in the node's cache; BadConfiguration, with
+    the end of the log, if stock transformers cannot run it."""
     import transformers
     from safetensors.torch import load_file
 

@@ -19,11 +19,7 @@ from workloads.registry import function_of
 
 
 def find_engine(name: str) -> EngineSpec:
-    """The spec of this name.
-
-    Raises:
-        BadConfiguration: there is none; the message lists all.
-    """
+    """The spec of this name; BadConfiguration, which lists all, if there is none."""
     spec = ENGINES.get(name)
     if spec is None:
         raise BadConfiguration(f"no engine '{name}'. There is: {', '.join(engines_for(None))}.")
@@ -57,12 +53,8 @@ def packages_on(device: str) -> tuple[str, ...]:
 
 
 def engine_function(name: str, ability: str, device: str) -> Any:
-    """Import the function of an engine's ability, and so its library.
-
-    Raises:
-        BadConfiguration: there is no such engine, or it lacks this ability.
-        Unsupported: it does not run on this device, or a package is missing.
-    """
+    """Import the function of an engine's ability, and so its library; Unsupported if it does not
+    run on this device, or a package is missing."""
     spec = find_engine(name)
     able = spec.abilities.get(ability)
     if able is None:

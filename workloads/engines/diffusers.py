@@ -54,13 +54,8 @@ SPEC = EngineSpec(
 
 
 def load(request: Request, device: Device) -> ImagePipeline:
-    """Load ``request.model`` in ``request.precision`` onto the card.
-
-    Raises:
-        DataMissing: the pipeline is not there, or not complete.
-        Unsupported: this device lacks the precision, attention or compilation.
-        BadConfiguration: the loaded weights have another format than requested.
-    """
+    """Load ``request.model`` in ``request.precision`` onto the card; Unsupported if this device
+    lacks the precision, attention or compilation."""
     import diffusers
     import torch
 

@@ -86,12 +86,7 @@ USUAL_SCHEDULER = "ddim"  # default with a U-Net, so that jobs compare
 
 def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) -> Any:
     """Load a pipeline on the host, as class ``kind`` or diffusers' own, without the safety checker,
-    which would examine every image.
-
-    Raises:
-        DataMissing: a part is missing, or cannot be read.
-        BadConfiguration: it is not a text-to-image pipeline.
-    """
+    which would examine every image; DataMissing if a part is missing, or cannot be read."""
     import diffusers
 
     quiet()
@@ -292,11 +287,8 @@ def joined_weights(denoiser: ModelWeights, others: ModelWeights, detail: str) ->
 
 
 def weights_of(pipeline: Any, precision: str, device: str, engine: str) -> ModelWeights:
-    """Inspect the weights of all parts; in 8 bits only the denoiser's linear layers, the rest bf16.
-
-    Raises:
-        BadConfiguration: they are in another format.
-    """
+    """Inspect the weights of all parts, BadConfiguration if they are in another format; in 8 bits
+    only the denoiser's linear layers, the rest bf16."""
     import torch
 
     parts = modules_of(pipeline)

@@ -125,11 +125,8 @@ class GenerationEngine(LoadedModel, ABC):
         raise Unsupported("the engine of this job does not do continuous batching")
 
     def answer_logits(self, texts: Sequence[Answered]) -> Iterator[Any]:
-        """For each text, float32 logits [answer tokens, vocabulary] on the host (teacher forcing).
-
-        Raises:
-            Unsupported: the engine's library gives no logits.
-        """
+        """For each text, float32 logits [answer tokens, vocabulary] on the host (teacher forcing);
+        Unsupported if the engine's library gives none."""
         raise Unsupported("this engine cannot return logits for a given text")
 
 

@@ -270,11 +270,7 @@ class VllmEngine(SteppedEngine):
 
 def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
     """Load ``request.model``, with further ``arguments`` of ``LLM``; see ``EngineLoader``.
-
-    Raises:
-        Unsupported: the core would run in another process, or it computes in another data type.
-        BadConfiguration: weights are in another format than the job's.
-    """
+    Unsupported if the core would run in another process, or it computes in another data type."""
     for name, value in IN_PROCESS.items():
         if os.environ.get(name) != value:
             raise Unsupported(

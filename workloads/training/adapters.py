@@ -60,12 +60,8 @@ def save_adapter(model: Any, name: str, origin: Mapping[str, Any]) -> Path:
 def attach(model: Any, name: str) -> str:
     """Attach an adapter to a base model in place, unmerged, in the model's format; describe it.
 
-    An adapter of ChatGLM3's other layout is converted.
-
-    Raises:
-        DataMissing: there is no such adapter.
-        BadConfiguration: it does not fit this model.
-        Unsupported: peft has no such adapter over weights in this precision.
+    An adapter of ChatGLM3's other layout is converted. BadConfiguration if it does not fit this
+    model; Unsupported if peft has no such adapter over weights in this precision.
     """
     from peft import PeftConfig, PeftModel, set_peft_model_state_dict
 

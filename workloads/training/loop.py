@@ -69,13 +69,8 @@ class BaseModel:
 
 
 def load_base(workload: str, name: str, precision: str, loading: Loading) -> BaseModel:
-    """Load a model in ``precision`` with the arguments of method and techniques.
-
-    Raises:
-        DataMissing: it is missing or incomplete.
-        BadConfiguration: the workload takes no such model.
-        Unsupported: the card lacks the precision, or the model the attention.
-    """
+    """Load a model in ``precision`` with the arguments of method and techniques; Unsupported if the
+    card lacks the precision, or the model the attention."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # a worker's log is no terminal

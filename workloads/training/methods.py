@@ -228,12 +228,8 @@ def loading_arguments(method: str, precision: str, device: Any) -> dict[str, Any
 
 
 def apply(model: Any, parameters: MethodParameters, precision: str, device: str) -> Applied:
-    """Prepare a loaded base model for its method; freeze what does not learn.
-
-    Raises:
-        BadConfiguration: unmatched targets, or weights not in the precision.
-        Unsupported: sizes that the quantization cannot divide, or a missing package.
-    """
+    """Prepare a loaded base model for its method; freeze what does not learn. BadConfiguration for
+    unmatched targets; Unsupported for sizes that the quantization cannot divide."""
     method = parameters.method
     from workloads.models.describe import linear_layers
 

@@ -85,11 +85,8 @@ class ContinuousBatch:
                     generator.launch(self._state, length, count)
 
     def submit(self, prompt: Sequence[int], output_tokens: int) -> int:
-        """Queue a request, from any thread; return its number.
-
-        Raises:
-            ValueError: the batch is closed, or the text does not fit into a slot.
-        """
+        """Queue a request, from any thread, and return its number; ValueError if the batch is
+        closed, or the text does not fit into a slot."""
         if len(prompt) + output_tokens > self._positions:
             raise ValueError(
                 f"{len(prompt)} tokens and {output_tokens} more need more than the "

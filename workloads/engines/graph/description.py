@@ -62,11 +62,7 @@ def _linear(layer: Any) -> Iterator[torch.nn.Module]:
 
 def read(model: Any, *, positions: int, kind: str = "") -> Decoder:
     """The decoder with linear layers packed as ``kind``; layers are taken out of the model one by
-    one, so that only one is in memory twice.
-
-    Raises:
-        Unsupported: the model has other parts, or computes something else with them.
-    """
+    one, so that only one is in memory twice. Unsupported if the model has other parts."""
     if reason := misfit(model):
         raise Unsupported(reason)
     inner = model.model
@@ -142,11 +138,8 @@ def _gain(part: Any, name: str) -> torch.Tensor | None:
 
 @torch.inference_mode()
 def prove(model: Any, positions: int) -> bool:
-    """Return whether rotary positions pair neighbours, by the first layer's logits.
-
-    Raises:
-        Unsupported: logits differ from the model's either way.
-    """
+    """Return whether rotary positions pair neighbours, by the first layer's logits; Unsupported if
+    they differ from the model's either way."""
     inner = model.model
     whole = inner.layers
     draw = torch.Generator().manual_seed(0)

@@ -69,11 +69,7 @@ def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Matrix:
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None, kind: str) -> Matrix:
-    """Pack a matrix as ``kind`` ("": plain).
-
-    Raises:
-        Unsupported: the columns are not a multiple of those stored together.
-    """
+    """Pack a matrix as ``kind`` ("": plain); Unsupported if the columns do not divide."""
     if not kind:
         return plain(weight, bias)
     rows, columns = weight.shape

@@ -50,11 +50,8 @@ class Part:
 
 
 def export(part: Part, options: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Write a graph and, in a file beside it, its weights; return facts about it.
-
-    Raises:
-        Unsupported: transformers has no exporter, or cannot export this model.
-    """
+    """Write a graph and, in a file beside it, its weights; return facts about it. Unsupported if
+    transformers has no exporter, or cannot export this model."""
     try:
         from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
     except ImportError as error:
@@ -259,12 +256,7 @@ def graphs_of(directory: Path) -> list[str]:
 
 def in_precision(base: Path, precision: str, calibration: str) -> Path:
     """Directory of a graph in a precision, from its fp32 directory ``base``; int8 is static with
-    the name of a calibration, else dynamic.
-
-    Raises:
-        DataMissing: there is no such calibration.
-        BadConfiguration: it belongs to another graph.
-    """
+    the name of a calibration, else dynamic. BadConfiguration if that is of another graph."""
     if precision == "fp32":
         return base
     if precision == "fp16":
@@ -340,11 +332,8 @@ def to_static_int8(source: Path, target: Path, inputs: Any, ranges: Path) -> Non
 
 
 def linear_layers(path: Path) -> list[str]:
-    """Names of the nodes that multiply by weights, without the output layer, as in other engines.
-
-    Raises:
-        Unsupported: there is none.
-    """
+    """Names of the nodes that multiply by weights, without the output layer, as in other engines;
+    Unsupported if there is none."""
     import onnx
 
     graph = onnx.load(str(path), load_external_data=False).graph

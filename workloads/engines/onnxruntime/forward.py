@@ -119,12 +119,8 @@ _INPUTS = ("sample", "timestep", "encoder_hidden_states")
 
 
 def load_pipeline(request: Request, device: Device) -> ImagePipeline:
-    """Load ``request.model`` with its U-Net as a graph, exported if missing.
-
-    Raises:
-        DataMissing: the pipeline is missing or incomplete.
-        Unsupported: it has no plain U-Net, or not in this precision.
-    """
+    """Load ``request.model`` with its U-Net as a graph, exported if missing; Unsupported if it has
+    no plain U-Net, or not in this precision."""
     import diffusers
 
     source = open_model(request.model)

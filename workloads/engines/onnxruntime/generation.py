@@ -166,11 +166,7 @@ def load(request: Request, device: Device) -> GenerationEngine:
 
 
 def decoding(graph: Graph, batch: Batch) -> Writing:
-    """Start generation for prompts in a decoder's graph.
-
-    Raises:
-        BadConfiguration: its inputs are not those of a decoder.
-    """
+    """Start generation for prompts in a graph; BadConfiguration if it is not a decoder's."""
     mask = batch.attention_mask
 
     def others(ids: torch.Tensor, positions: int) -> dict[str, torch.Tensor]:

@@ -287,12 +287,7 @@ def open_graphs(
     compare: Compare,
 ) -> Opened:
     """Open a model's graphs in the job's precision, exported if missing, and check their outputs.
-    ``kind`` is part of the cache's keys.
-
-    Raises:
-        Unsupported: no such precision, or no provider for this device.
-        DataMissing: there is no such calibration, or a file cannot be read.
-        BadConfiguration: a graph's outputs differ from torch's.
+    ``kind`` is part of the cache's keys. BadConfiguration if a graph's outputs differ from torch's.
     """
     import onnxruntime
 

@@ -143,12 +143,8 @@ class StatefulGraph:
 
 
 def graph_directory(request: Request, source: ModelSource, tokenizer: Any) -> Path:
-    """Directory of a model's graph in a precision, converted if not in the node's cache.
-
-    Raises:
-        Unsupported: the model cannot be traced.
-        BadConfiguration: the graph's outputs differ from torch's.
-    """
+    """Directory of a model's graph in a precision, converted if not in the node's cache;
+    BadConfiguration if the graph's outputs differ from torch's."""
     model = fingerprint(Path(source.path))
     plain = exported_directory(
         _key("fp32", model), lambda to: _export(in_fp32(request, source), tokenizer, to)
@@ -185,10 +181,7 @@ def _export(model: Any, tokenizer: Any, directory: Path) -> dict[str, Any]:
 
 def window_of(model: Any) -> int | None:
     """Most positions for which attending to the whole text equals the model; None: any number.
-
-    Raises:
-        Unsupported: there is no such number.
-    """
+    Unsupported if there is no such number."""
     name, narrow = type(model).__name__, rules.narrow_layers(model.config)
     if kind := rules.moving_rotation(model):
         raise Unsupported(
@@ -352,11 +345,8 @@ class Pipeline:
             self._open()
 
     def read(self, ids: Sequence[int]) -> torch.Tensor:
-        """Logits [tokens, vocabulary] of a text.
-
-        Raises:
-            BadConfiguration: the library computes in another type than requested.
-        """
+        """Logits [tokens, vocabulary] of a text; BadConfiguration if the library computes in
+        another type than requested."""
         if self._stateful is None:
             opened = StatefulGraph(self._directory, self.properties)
             if opened.computes_in != self._computes_in:
@@ -474,11 +464,8 @@ def load(request: Request, device: Device) -> OpenVinoEngine:
 
 
 def _computing_type(precision: str) -> str:
-    """OpenVINO's name of the type of products.
-
-    Raises:
-        Unsupported: this CPU lacks it, and the library would take another.
-    """
+    """OpenVINO's name of the type of products; Unsupported if this CPU lacks it, as the library
+    would take another."""
     import openvino
 
     name = _TYPES[precisions.compute_dtype(precision)]

@@ -221,13 +221,10 @@ _PREFIX = "Gaudi"  # of diffusers' class names
 
 
 def load_pipeline(request: Request, device: Device) -> ImagePipeline:
-    """Load ``request.model`` in ``request.precision`` onto the card.
+    """Load ``request.model`` in ``request.precision`` onto the card; Unsupported if the library has
+    no such pipeline, or the process has another mode.
 
     Each batch is one call, timed by ``ImagePipeline``: the library's timing does not wait.
-
-    Raises:
-        DataMissing: the pipeline is missing or incomplete.
-        Unsupported: the library has no such pipeline, or the process has another mode.
     """
     version = prepare(device)
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other

@@ -200,12 +200,8 @@ def check_mode(mode: str, device: HpuDevice) -> None:
 
 
 def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
-    """Load a model on the host by its task, in the library's patched classes.
-
-    Raises:
-        DataMissing: weights are missing, or fp8 has no calibration.
-        Unsupported: int4 without a 4-bit checkpoint.
-    """
+    """Load a model on the host by its task, in the library's patched classes; DataMissing if fp8
+    has no calibration, Unsupported for int4 without a 4-bit checkpoint."""
     arguments: dict[str, Any] = {"torch_dtype": precisions.compute_dtype(request.precision)}
     measured = request.workload == CALIBRATION
     if request.precision == "fp8" or measured:

@@ -89,11 +89,7 @@ def stop_measuring(model: Any, directory: Path, facts: Mapping[str, Any]) -> Non
 
 
 def quantize(model: Any, request: Request, directory: Path) -> Any:
-    """The model with its layers in fp8.
-
-    Raises:
-        DataMissing: there is no calibration.
-    """
+    """The model with its layers in fp8; DataMissing if there is no calibration."""
     from neural_compressor.torch.quantization import convert
 
     if not (directory / _DONE).is_file():
@@ -127,11 +123,8 @@ def four_bit_method(config: Mapping[str, Any]) -> str | None:
 
 
 def four_bit_arguments(config: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` for a 4-bit checkpoint.
-
-    Raises:
-        Unsupported: it is not one, or the package that reads it is missing.
-    """
+    """Arguments of ``from_pretrained`` for a 4-bit checkpoint; Unsupported if it is not one, or the
+    package that reads it is missing."""
     import importlib.util
 
     method = four_bit_method(config)

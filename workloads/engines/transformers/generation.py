@@ -117,12 +117,8 @@ class Seq2SeqEngine(SourceReader, TransformersEngine):
 
 def load_model(request: Request, device: Device, attention: str) -> dict[str, Any]:
     """Load ``request.model`` in ``request.precision``; return the fields ``model``, ``tokenizer``,
-    ``source``, ``weights`` and ``details`` of its engine.
-
-    Raises:
-        DataMissing: the model is missing.
-        Unsupported: this device lacks the precision or the attention.
-    """
+    ``source``, ``weights`` and ``details`` of its engine. Unsupported if this device lacks the
+    precision or the attention."""
     transformers_logging.disable_progress_bar()
     arguments = precisions.loading_arguments(request.precision, device.name)
     if lacking := device.lacks(request.precision):
@@ -234,11 +230,8 @@ _ROWS, _COLUMNS = 32, 64  # must divide a matrix's, in 16 bits
 
 
 def use_kernels(model: Any) -> str:
-    """Compress a model's linear layers in place; return a description.
-
-    Raises:
-        BadConfiguration: a layer has more than two values in a group of four, or none fits.
-    """
+    """Compress a model's linear layers in place; return a description. BadConfiguration if a layer
+    has more than two values in a group of four, or none fits."""
     from torch.sparse import to_sparse_semi_structured
 
     layers = pruning.prunable_layers(model)

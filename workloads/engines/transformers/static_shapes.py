@@ -130,11 +130,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
 def compiled(
     engine: TransformersEngine, details: Mapping[str, str] = _BY_MODE
 ) -> StaticShapesEngine:
-    """The engine with its model compiled for static shapes, in place.
-
-    Raises:
-        Unsupported: the model's class or the device's torch cannot.
-    """
+    """The engine with its model compiled for static shapes, in place; Unsupported if the model's
+    class or the device's torch cannot."""
     device, model = engine.device, engine.model
     if lacking := device.cannot_compile():
         raise Unsupported(f"torch.compile: {lacking}")
