@@ -24,7 +24,6 @@ if importlib.util.find_spec("habana_frameworks") is None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models, adapters and references of these tests alone."""
     directory = tmp_path_factory.mktemp("cache")
     os.environ["NIGHTGRID_CACHE"] = str(directory)
     os.environ["NIGHTGRID_COMPILED"] = str(directory / "compiled")
@@ -32,7 +31,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _llama(directory: Path, spread: float) -> str:
-    """A Llama of three layers with random weights, drawn with this standard deviation."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -103,7 +101,6 @@ made.quantize_and_save(directory, format="auto_gptq")
 
 @pytest.fixture(scope="session")
 def original_chatglm3(cache: Path) -> str:
-    """The embedded ChatGLM3 as a user would have it: a directory in the published layout."""
     from workloads.models.loading import open_model
 
     directory = cache / "chatglm3-as-published"

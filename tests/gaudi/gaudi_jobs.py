@@ -12,13 +12,13 @@ import io
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import gang_rank
 import numpy
 import torch
 from finetuning_cases import PRETRAINING, SUMMARIES, parameters
@@ -30,7 +30,6 @@ from PIL import Image
 
 from workloads import finetuning, text_generation, text_to_image
 from workloads.base import JobContext, MeasureSettings, Request, Result
-from workloads.bench.collective import Rendezvous, joined
 from workloads.devices import device_for
 from workloads.devices.base import torch_compilations
 from workloads.engines.optimum_habana import prepare
@@ -41,7 +40,6 @@ SAMPLES = ("loss", "items", "input_tokens", "computed_tokens", "warmup", "encode
 
 
 def values_of(result: Result) -> dict[str, Any]:
-    """A result as JSON has it."""
     return {
         **{name: [getattr(sample, name) for sample in result.samples] for name in SAMPLES},
         "texts": [[item.index, item.output_tokens, item.output_text] for item in result.items],
@@ -51,7 +49,6 @@ def values_of(result: Result) -> dict[str, Any]:
 
 
 def run(workload: Callable[..., Result], job: Request) -> dict[str, Any]:
-    """Run a job on the card; count the graphs of torch.compile too."""
     before = torch_compilations().graphs or 0
     result = workload(job, replace(Worker().context(), device=device_for("hpu")))
     return values_of(result) | {"graphs": (torch_compilations().graphs or 0) - before}
@@ -72,20 +69,16 @@ def forked(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def gang(job: Request) -> list[dict[str, Any]]:
     """Results of two ranks, in processes forked from this one before it has threads."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    channels = [forked(_rank, number, port, job) for number in range(2)]
+    _, channels = gang_rank.start(_rank, 2, job)
     return [channel.recv() for channel in channels]
 
 
-def _rank(number: int, port: int, job: Request) -> dict[str, Any]:
-    os.environ |= {"HABANA_VISIBLE_MODULES": "0,1", "HLS_MODULE_ID": str(number)}
-    meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
-    device = device_for("hpu")
-    with joined(rendezvous=meet, rank=number, world_size=2, device=device) as together:
-        context = Worker().context(rank=number, world_size=2, collective=together)
-        return values_of(finetuning.run(job, replace(context, device=device)))
+def _rank(rank: int, world_size: int, port: int, job: Request, channel: Any) -> None:
+    os.environ |= {"HABANA_VISIBLE_MODULES": "0,1", "HLS_MODULE_ID": str(rank)}
+    with gang_rank.member(rank, world_size, port, "hpu") as together:
+        context = Worker().context(rank=rank, world_size=world_size, collective=together)
+        result = finetuning.run(job, replace(context, device=device_for("hpu")))
+    channel.send(values_of(result))
 
 
 # ---------------------------------------------------------------- the bridge's counters
@@ -219,7 +212,6 @@ def make_xl(directory: str) -> None:
 
 
 def paint(engine: str, device: str, **changes: Any) -> Result:
-    """Paint with an engine, the pipeline freshly loaded."""
     usual = {"workload": "text-to-image", "model": "tiny-stable-diffusion", "steps": 4}
     job = request("image-prompts", **{**usual, "engine": engine, "measure": TWICE, **changes})
     return text_to_image.run(job, replace(Worker().context(), device=device_for(device)))
@@ -237,7 +229,6 @@ def painted_by_diffusers(xl: str) -> dict[str, Any]:
 
 
 def painted(xl: str, stock: dict[str, Any]) -> dict[str, Any]:
-    """The library's paintings, beside those of diffusers."""
     jobs: dict[str, dict[str, Any]] = {
         "usual": {},
         "collected": {"hpu_graphs": False},
@@ -274,7 +265,6 @@ CHECKPOINTED = {"gradient_checkpointing": True}
 
 
 def t5_training(batch_size: int, **changes: Any) -> Request:
-    """A job of three steps after three of warm-up."""
     fields = SUMMARIES | {"samples": 16, "learning_rate": 1e-3} | changes
     measure = MeasureSettings(warmup=1, time_limit_s=600)
     job = training_request(**fields, batch_size=batch_size, measure=measure)
@@ -282,7 +272,6 @@ def t5_training(batch_size: int, **changes: Any) -> Request:
 
 
 def summing_up(**changes: Any) -> Request:
-    """A job that writes 12 tokens for each of three articles, two at a time."""
     sizes = {"source_prefix": "summarize: ", "max_source_length": 48, "ignore_eos": True}
     usual = {"model": "tiny-t5", "prompts": 3, "output_tokens": 12, **sizes}
     return request("cnn-dailymail-synthetic", **usual | changes)
@@ -293,7 +282,6 @@ def summed_up_by_transformers() -> dict[str, Any]:
 
 
 def t5(stock: dict[str, Any], both: list[dict[str, Any]]) -> dict[str, Any]:
-    """Trained whole, with and without gradient checkpointing, and by LoRA; and writing."""
     habana = {"engine": "optimum-habana"}
     return {
         "stock": stock,

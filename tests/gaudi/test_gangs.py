@@ -40,7 +40,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def start(server: Server, rank: int) -> Start:
-    """A rank's process, as the product starts it on a Gaudi server."""
     environment = environment_for("hpu", CARDS[rank], threads=1, cards=2, gang=CARDS)
     return Start(
         worker_id=f"rank-{rank}",

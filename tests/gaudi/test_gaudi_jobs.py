@@ -20,7 +20,6 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def rows_of(*arguments: str, lazy: bool) -> dict[str, Any]:
-    """The rows that the jobs print."""
     folders = [TESTS.parent, TESTS, TESTS / "workloads", os.environ.get("PYTHONPATH", "")]
     mode = {"PT_HPU_LAZY_MODE": str(int(lazy))} | ({} if lazy else {"PT_ENABLE_INT64_SUPPORT": "1"})
     path = os.pathsep.join(map(str, folders))
@@ -41,7 +40,6 @@ def rows_of(*arguments: str, lazy: bool) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def rows(tiny_llama: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All jobs of a lazy process, and beside it those of a compiling one."""
     dataset = tmp_path_factory.mktemp("data") / "prompts.jsonl"
     lines = [json.dumps({"content": text, "summary": ""}) for text in ("a", "b b b", "c")]
     dataset.write_text("\n".join(lines) + "\n")
@@ -144,7 +142,6 @@ def test_the_unet_is_captured_once_and_replayed(rows: dict[str, Any]) -> None:
 
 
 def test_t5_is_trained_by_the_librarys_trainer_for_pairs(rows: dict[str, Any]) -> None:
-    """Every batch has one shape: sources of 48 tokens, targets of 24."""
     for name in ("full", "lora"):
         row = rows["t5"][name]
         assert row["details"]["trainer"] == "GaudiSeq2SeqTrainer"
@@ -176,7 +173,6 @@ def test_two_cards_learn_what_one_learns_from_the_same_batch(rows: dict[str, Any
 
 
 def test_summaries_are_those_of_stock_transformers(rows: dict[str, Any]) -> None:
-    """In fp32 token for token, with the source padded to a bucket; encoder and decoder apart."""
     written = rows["t5"]["written"]
     assert written["texts"] == rows["t5"]["stock"]["texts"] and len(written["texts"]) == 3
     assert written["details"]["static_shapes"] == "true"

@@ -35,7 +35,6 @@ CARDS = ("--emulate", "1x2:HPU:hpu")
 
 
 def commands() -> list[str]:
-    """The page's commands, a line each, comments cut off."""
     blocks = re.findall(r"^```bash[^\n]*\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     text = "\n".join(blocks).replace("\\\n", " ")
     lines = (re.sub(r"\s+#.*", "", line).strip() for line in text.splitlines())
@@ -43,13 +42,11 @@ def commands() -> list[str]:
 
 
 def reason_against(command: str) -> str | None:
-    """The reason for which a command is not run here."""
     words = command.split()
     return CANNOT.get(" ".join(words[:2])) or CANNOT.get(words[0])
 
 
 def here(command: str) -> list[str]:
-    """The command's words with emulated cards in the place of the cluster."""
     words = shlex.split(command)[1:]
     words = [re.sub(r"^/opt/nightgrid/", "", word) for word in words]
     if "--address" in words:
@@ -108,7 +105,6 @@ def nightgrid(words: list[str], directory: Path) -> str:
 
 
 def test_every_command_of_the_page_is_run_or_named_with_a_reason() -> None:
-    """And each reason is one that some command of the page has."""
     page = commands()
     ran = [command for command in page if reason_against(command) is None]
     assert all(command.startswith("nightgrid ") for command in ran), ran

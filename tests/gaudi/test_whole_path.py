@@ -23,7 +23,6 @@ MEASURE = {"warmup": 1, "min_repeats": 1, "max_repeats": 1, "time_limit_s": 60}
 
 
 def nightgrid(*arguments: str, results: Path, status: int = 0) -> str:
-    """Run the command line as a user does; what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "orchestrator", *arguments, "--results", str(results)],
         cwd=ROOT,
@@ -39,7 +38,6 @@ def nightgrid(*arguments: str, results: Path, status: int = 0) -> str:
 
 
 def rows_of(results: Path, run: str) -> list[dict[str, Any]]:
-    """The final rows of a run, with parameters and details as dictionaries."""
     from orchestrator.report.run_report import read_summary
     from orchestrator.store.store import Store
 
@@ -136,7 +134,6 @@ def night(
     four_bit_llama: str,
     original_chatglm3: str,
 ) -> Any:
-    """The rows of one night on two emulated cards, by experiment."""
     results = tmp_path_factory.mktemp("results")
     file = results / "gaudi.json"
     content = grid(tiny_llama, calm_llama, four_bit_llama, original_chatglm3)
@@ -159,7 +156,6 @@ def test_every_row_says_that_no_card_was_there(night: Any) -> None:
 
 
 def test_generation_runs_on_the_classes_made_for_the_card(night: Any) -> None:
-    """ChatGLM3 as published and Llama, as the library's own classes, with static shapes."""
     rows = night["generation"]
     assert [str(row.state) for row in rows] == ["SUCCEEDED"] * 2
     classes = {details(row)["architecture"] for row in rows}

@@ -11,13 +11,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model is made once, into a cache of the tests' own."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(made: Path) -> Iterator[Path]:
-    """Every job finds that cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NIGHTGRID_CACHE", str(made))
         patch.delenv("NIGHTGRID_ADAPTERS", raising=False)
@@ -36,7 +34,6 @@ def small_model(made: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The prompts of these tests as a dataset."""
     from generation_cases import write_dataset
 
     return write_dataset(tmp_path_factory.mktemp("data") / "prompts.jsonl")
@@ -44,7 +41,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Models and adapters are kept in a directory of the module's own."""
     with pytest.MonkeyPatch.context() as patch:
         root = tmp_path_factory.mktemp("shared")
         for variable in ("NIGHTGRID_MODELS", "NIGHTGRID_ADAPTERS"):
@@ -54,7 +50,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def worker() -> Any:
-    """A warm worker, which keeps every model that it loads."""
     from generation_cases import Worker
 
     return Worker()

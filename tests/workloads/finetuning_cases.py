@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from generation_cases import Worker
+import generation_cases
+from generation_cases import Worker, described
 
 from workloads.base import JobDescription, MeasureSettings, Refusal, Request, Result
 from workloads.registry import find_workload
@@ -13,7 +15,6 @@ from workloads.rules import refusals
 if TYPE_CHECKING:
     from workloads.training.technique import Loading, Training
 
-MODEL = "tiny-chatglm3"
 #: A small job of pretraining; its rate is one at which three steps change the loss.
 PRETRAINING: dict[str, Any] = {
     "workload": "pretraining",
@@ -38,33 +39,26 @@ FIELDS = ("workload", "model", "dataset", "precision", "batch_size", "measure", 
 
 
 def parameters(workload: str = "finetuning", **given: Any) -> dict[str, Any]:
-    """All parameters of a job that takes three steps, with defaults filled in."""
     small = {"steps": 3, "samples": 32, "max_length": 160}
     return find_workload(workload).validate(small | given)
 
 
 def request(**changes: Any) -> Request:
     """A small job; keywords of Request's go there, all others are parameters."""
-    fields: dict[str, Any] = {
-        "workload": "finetuning",
-        "model": MODEL,
-        "dataset": "advertisegen-synthetic",
-        "precision": "fp32",
-        "batch_size": 4,
-        "measure": MeasureSettings(warmup=0, time_limit_s=600),
-    }
+    usual = {"workload": "finetuning", "dataset": "advertisegen-synthetic", "batch_size": 4}
+    measure = MeasureSettings(warmup=0, time_limit_s=600)
+    job = generation_cases.request(**{**usual, "measure": measure, **changes})
     given = {name: value for name, value in changes.items() if name not in FIELDS}
-    fields |= {name: value for name, value in changes.items() if name in FIELDS}
-    return Request(
-        engine="transformers",
+    return replace(
+        job,
         residency_key="finetuning",
-        parameters=parameters(fields["workload"], **given),
-        **fields,
+        parameters=parameters(job.workload, **given),
+        settings={},
+        probe=changes.get("probe", False),
     )
 
 
 def train(worker: Worker | None = None, **changes: Any) -> Result:
-    """Run a small job."""
     from workloads import finetuning
 
     return finetuning.run(request(**changes), (worker or Worker()).context())
@@ -79,7 +73,6 @@ def trained(**changes: Any) -> Result:
 
 
 def losses(result: Result) -> list[float]:
-    """The loss of each step."""
     return [sample.loss for sample in result.samples if sample.loss is not None]
 
 
@@ -116,7 +109,6 @@ def training_of(model: Any, optimizer: str = "AdamW", rate: float = 1e-2) -> Tra
 
 
 def loading_on(device: str) -> Loading:
-    """Loading without any arguments, on a kind of device."""
     from workloads.devices import device_for
     from workloads.training.technique import Loading
 
@@ -154,21 +146,9 @@ def small_model(kind: str = "llama", seed: int = 0, wide: bool = False, **change
 
 
 def asked(workload: str = "finetuning", **changes: Any) -> JobDescription:
-    """A job as the rules see it."""
-    fields: dict[str, Any] = {
-        "model": MODEL,
-        "dataset": "advertisegen-synthetic",
-        "precision": "bf16",
-        "device": "cpu",
-        "batch_size": 4,
-        "cards": 1,
-        "engine": "transformers",
-    }
-    given = {name: value for name, value in changes.items() if name not in fields}
-    fields |= {name: value for name, value in changes.items() if name in fields}
-    return JobDescription(parameters=parameters(workload, **given), **fields)
+    job = described(**{"precision": "bf16", "batch_size": 4} | changes)
+    return replace(job, parameters=parameters(workload, **job.parameters))
 
 
 def refuse(job: JobDescription, workload: str = "finetuning") -> tuple[Refusal, ...]:
-    """All that speaks against a job."""
     return refusals(find_workload(workload), job)

@@ -40,7 +40,6 @@ from workloads.training.parallel.tensor import split, total_norm
 
 
 def measured(settings: dict[str, Any], rank: int, world_size: int, collective: Any) -> Any:
-    """One job's result on this rank."""
     if "architecture" in settings:
         return split_and_whole(settings["architecture"], rank, world_size)
     context = Worker().context(rank=rank, world_size=world_size, collective=collective)
@@ -143,7 +142,6 @@ def _difference(one: Any, other: Any) -> float:
 
 
 def run_rank(rank: int, world_size: int, port: int, cases: dict[str, Any], channel: Any) -> None:
-    """Run all cases as one rank, and send what they measured."""
     with member(rank, world_size, port) as collective:
         results = {
             name: measured(case, rank, world_size, collective) for name, case in cases.items()
@@ -183,10 +181,9 @@ def start(target: Any, world_size: int, given: Any) -> tuple[list[Any], list[Any
     return gang, channels
 
 
-def member(rank: int, world_size: int, port: int) -> Any:
-    """The collective of a gang, as one rank."""
+def member(rank: int, world_size: int, port: int, device: str = "cpu") -> Any:
     meet = Rendezvous(address="127.0.0.1", port=port, timeout_s=240)
-    return joined(rendezvous=meet, rank=rank, world_size=world_size, device=device_for("cpu"))
+    return joined(rendezvous=meet, rank=rank, world_size=world_size, device=device_for(device))
 
 
 def preload() -> None:

@@ -212,7 +212,6 @@ def test_without_answers_or_logits_the_row_says_so(worker, dataset, answered, mo
 
 
 def poison(worker: Worker, key: str) -> None:
-    """Make one weight of a loaded model's last norm no number."""
     norms = [
         one for name, one in worker.loaded[key].engine.model.named_parameters() if "norm" in name
     ]

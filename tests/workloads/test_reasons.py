@@ -61,7 +61,6 @@ def _jobs(entry: WorkloadSpec) -> Iterator[JobDescription]:
 def _remedies(
     text: str, asked: JobDescription, defaults: Mapping[str, Any]
 ) -> Iterator[JobDescription]:
-    """The jobs that a text says would be right."""
     for match in _ENGINES.finditer(text):
         engines = re.split(" and ", match[1])
         yield from (replace(asked, engine=name) for name in engines if name != asked.engine)

@@ -38,7 +38,6 @@ SHORT = MeasureSettings(warmup=0, min_repeats=1, max_repeats=1, time_limit_s=600
 
 
 def job(**changes: Any) -> Request:
-    """A job of one batch of two images in four steps."""
     usual = {
         "workload": "text-to-image",
         "model": MODEL,
@@ -61,7 +60,6 @@ def pixels(image: Any) -> numpy.ndarray:
 
 
 def difference(one: Any, other: Any) -> float:
-    """The mean absolute difference of two images, of 255."""
     return float(numpy.abs(pixels(one) - pixels(other)).mean())
 
 

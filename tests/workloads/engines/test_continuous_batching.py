@@ -70,7 +70,6 @@ def test_the_times_of_continuous_batching_fit_together(worker: Worker, dataset: 
 
 
 def test_requests_may_come_while_others_run(dataset: str) -> None:
-    """Each gets the text that it has alone, in its own slot, whenever it comes."""
     engine = graph.load(request(dataset, engine="graph"), device_for("cpu"))
     prompts = [[1 + (7 * row + at) % 200 for at in range(3 + row)] for row in range(5)]
     lengths = [9, 4, 6, 1, 5]

@@ -113,7 +113,6 @@ FEW = settings(
 
 
 def plain(model, prompts, steps, ends) -> list[list[int]]:
-    """transformers' own greedy texts, each prompt alone, up to and including their end."""
     texts = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -133,7 +132,6 @@ def plain(model, prompts, steps, ends) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def pair():
-    """A model and a generator over a copy of it, which is used up by reading."""
     return make(), generator(make())
 
 

@@ -19,8 +19,6 @@ LENGTHS = (5, 2, 5, 1, 5, 2, 3)
 
 
 class Letters:
-    """Reads a letter as a token."""
-
     weights = ModelWeights(weight_bytes=4, parameter_count=1, quantized_share=0.0, detail="none")
     random_weights = True
     details: dict[str, str] = {}  # noqa: RUF012 - read only
@@ -40,7 +38,6 @@ class Letters:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Seven texts, each of so many letters."""
     lines = ["x" * count for count in LENGTHS]
     return write_dataset(tmp_path_factory.mktemp("data") / "texts.jsonl", lines)
 

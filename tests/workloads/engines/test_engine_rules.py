@@ -26,7 +26,6 @@ CALIBRATED = ONNX | {"precision": "int8", "calibration": "texts"}
 
 
 def refused(ability: str = "generate", **changes: Any) -> list[Refusal]:
-    """All that an engine has against a job."""
     return list(engine_refusals(described(**changes), ability))
 
 

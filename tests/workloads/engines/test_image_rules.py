@@ -40,7 +40,6 @@ DIT = {
 
 
 def pipeline(directory: Path, index: dict[str, Any], **denoiser: Any) -> str:
-    """A pipeline's directory as far as a plan reads it."""
     (directory / "transformer").mkdir(parents=True)
     (directory / "model_index.json").write_text(json.dumps(index))
     (directory / "transformer" / "config.json").write_text(json.dumps(denoiser))
@@ -48,7 +47,6 @@ def pipeline(directory: Path, index: dict[str, Any], **denoiser: Any) -> str:
 
 
 def refused(**changes: Any) -> list[Refusal]:
-    """All that speaks against a job of the embedded pipeline with these changes."""
     job = described(**(USUAL | changes))
     parameters = SPEC.validate(job.parameters, job.engine)
     return list(refusals(SPEC, replace(job, parameters=parameters)))

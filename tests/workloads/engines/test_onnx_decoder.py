@@ -34,27 +34,23 @@ EXECUTION = Execution(device=device_for("cpu"), graph_optimization="all")
 
 @pytest.fixture(scope="module")
 def job(small_model: str, dataset: str):
-    """Runs a job of text generation with this model."""
     usual = {"model": small_model, "engine": "onnxruntime", "output_tokens": STEPS}
     return lambda **changes: Worker().run(dataset, **usual | changes)
 
 
 @pytest.fixture(scope="module")
 def measuring(small_model: str, dataset: str):
-    """Makes a job that measures ranges of this model's graph."""
     usual = {"workload": "onnx-calibration", "model": small_model, "engine": "onnxruntime"}
     return lambda **changes: request(dataset, **usual | changes)
 
 
 @pytest.fixture(scope="module")
 def plain(job):
-    """The graph in fp32."""
     return job()
 
 
 @pytest.fixture(scope="module")
 def directory(plain, cache: Path) -> Path:
-    """The directory of the graph in fp32."""
     (found,) = cache.glob("onnx-decoder-*")
     return found
 

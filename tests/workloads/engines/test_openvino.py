@@ -73,7 +73,6 @@ class Library:
 
 
 def engine() -> OpenVinoEngine:
-    """As much of an engine as its loop uses."""
     others = {each.name: None for each in fields(OpenVinoEngine)}
     return OpenVinoEngine(**others | {"pipeline": Pipeline(Path(), "f32")})
 

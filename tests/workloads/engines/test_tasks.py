@@ -111,7 +111,6 @@ def grid(model: str, workload: str, **more: Any) -> bytes:
 
 
 def problem_of(model: str, workload: str) -> Problem:
-    """The one reason for which a grid starts nothing."""
     with pytest.raises(GridError) as error:
         parse_grid(grid(model, workload), "g")
     (problem,) = error.value.problems
@@ -180,7 +179,6 @@ def test_a_task_holds_together(name: str) -> None:
 
 
 def test_workloads_run_tasks_that_have_all_that_it_takes() -> None:
-    """No workload names a task that nobody can load, or train where that is what it does."""
     for entry in WORKLOADS.values():
         learns = {"encode", "collate", "loss"} if entry.ability == "train" else set()
         for name in entry.tasks:

@@ -26,16 +26,12 @@ both = pytest.mark.parametrize("engine", ENGINES)
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of their processes."""
     for _, kind in ENGINES.values():
         for name, value in engines.variables_of(kind).items():
             monkeypatch.setenv(name, value)
 
 
 def run(tmp_path: Path, engine: str = "vllm", **changes: Any) -> Any:
-    """The row, the loaded engine and the phases of a job of six prompts, on a card that computes
-    nothing."""
-
     class Card(CpuDevice):
         spec = device_spec(ENGINES[engine][0])
 

@@ -112,7 +112,6 @@ def _converted(directory: Path) -> tuple[Any, dict[str, torch.Tensor], tuple[int
 
 
 def _fused_lora(targets: tuple[str, ...] = ("query_key_value",), rank: int = 4) -> Adapter:
-    """A random adapter over the original layout, large enough to show."""
     generator = torch.Generator().manual_seed(1)
     config = reference.CONFIG
     shapes = {
@@ -131,7 +130,6 @@ def _fused_lora(targets: tuple[str, ...] = ("query_key_value",), rank: int = 4) 
 
 
 def _merged(state: dict[str, torch.Tensor], lora: Adapter) -> dict[str, torch.Tensor]:
-    """The original weights with the adapter added, written out by hand."""
     merged, (config, tensors) = dict(state), lora
     for name, down in tensors.items():
         if ".lora_A." not in name:

@@ -436,7 +436,6 @@ def as_on_a_card() -> None:
 
 
 def of_model(kind: str, way: str, precision: str) -> float:
-    """Distance of a model by kernels from itself."""
     model: Any = small_model(kind, wide=True).to(DEVICE, FORMATS[precision])
     if way == "checkpointed":  # with adapters, too
         gate = "gate_up_proj" if kind.startswith("glm") else "up_proj"
@@ -456,7 +455,6 @@ def of_model(kind: str, way: str, precision: str) -> float:
 
 
 def of_loss(learns: bool, biased: bool, precision: str) -> float:
-    """Distance of the loss by kernels from the loss in chunks."""
     torch.manual_seed(0)
     positions, width, words = 60, 16, 90  # four chunks
     head = torch.nn.Linear(width, words, bias=biased).to(DEVICE, FORMATS[precision])

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from finetuning_cases import MODEL, losses, parameters, train, trained
+from finetuning_cases import losses, parameters, train, trained
+from generation_cases import MODEL
 
 from workloads.base import (
     DIVERGED,
@@ -44,7 +45,6 @@ def learned(method: str, precision: str) -> Result:
 
 
 def samples_of(dataset: str, count: int, first: int = 0) -> list[TrainingSample]:
-    """Samples of a dataset, from the one of a number on, as the embedded model learns them."""
     source, examples = open_model(MODEL), load_examples(dataset)[first:]
     return encode_samples(examples, count, load_tokenizer(source), source, 160).samples
 

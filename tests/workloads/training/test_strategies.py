@@ -126,13 +126,11 @@ ARCHITECTURES = ("glm", "llama", "qwen3", "phi3", "gemma2")
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list[float]]:
-    """Losses of one card at the same global batch."""
     return {name: losses(trained(**case, batch_size=GLOBAL_BATCH)) for name, case in PLAIN.items()}
 
 
 @pytest.fixture(scope="module")
 def gangs(cache: Path, dataset: str) -> dict[int, list[dict[str, Any]]]:
-    """By the number of cards: the results of each rank, by case."""
     generation: Cases = {
         "generation": {"generate": GENERATION | {"dataset": dataset, "tensor_parallel": 2}},
         "shared prompts": {"generate": SHARED | {"dataset": dataset}, "slow_rank_s": 0.002},
