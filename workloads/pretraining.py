@@ -19,7 +19,7 @@ from workloads.finetuning import TRAINED_IN, half_weights
 from workloads.inspection.checkpoints import mask_token, weight_files
 from workloads.models.catalog import MADE, find_model, known_config, usable_positions
 from workloads.registry import WorkloadSpec
-from workloads.settings import setting
+from workloads.settings import work
 from workloads.training.methods import TrainingParameters
 from workloads.training.parallel.layout import model_parallel_size, pipeline_size
 from workloads.training.techniques import technique_refusals, with_techniques
@@ -163,16 +163,14 @@ TASKS = ("masked-lm",)
 class CorpusParameters(TrainingParameters):
     """Settings of pretraining on a corpus."""
 
-    initial_weights: Literal["fresh", "checkpoint"] = setting(
+    initial_weights: Literal["fresh", "checkpoint"] = work(
         "fresh",
-        role="work",
         loads=True,
         description="fresh draws the weights of the model's configuration, whether or not it has "
         "any; checkpoint goes on with those it has.",
     )
-    masked_share: float = setting(
+    masked_share: float = work(
         0.15,
-        role="work",
         gt=0,
         lt=1,
         description="Probability with which a token is masked and learned: 80 % of them are shown "

@@ -44,7 +44,7 @@ from workloads.engines.passes import by_prompt, continued, generate_once, result
 from workloads.inspection.checkpoints import fingerprint
 from workloads.models.loading import open_model
 from workloads.registry import WorkloadSpec
-from workloads.settings import WorkloadParameters, amount, setting
+from workloads.settings import WorkloadParameters, amount, work
 from workloads.training.adapters import find_adapter
 from workloads.training.pairs import SourceParameters
 
@@ -59,9 +59,8 @@ class QualityReferenceParameters(SourceParameters, DatasetParameters):
         8, le=1000, description="How many prompts of the dataset are continued, from the first on."
     )
     output_tokens: int = amount(32, le=4096, description="How many tokens after each prompt.")
-    adapter: str | None = setting(
+    adapter: str | None = work(
         None,
-        role="work",
         loads=True,
         consumes="adapter",
         min_length=1,

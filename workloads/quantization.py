@@ -46,7 +46,7 @@ from workloads.models.random_weights import PREFIX
 from workloads.models.rules import is_protected, linear_shapes, saving_refusals
 from workloads.registry import WorkloadSpec, task_for
 from workloads.rules import require_allowed
-from workloads.settings import amount, setting
+from workloads.settings import amount, work
 from workloads.training.data import NOT_LEARNED, TrainingSample, encode_samples, padded, split
 from workloads.training.methods import SAVE_MODEL
 
@@ -68,34 +68,30 @@ _STORES = {"static": "int8", "auto-round": "int4", "gptq": "int4", "awq": "int4"
 class QuantizationParameters(DatasetParameters):
     """One model in fewer bits, and what that costs in quality."""
 
-    method: Literal["weight-only", "static", "auto-round", "gptq", "awq"] = setting(
+    method: Literal["weight-only", "static", "auto-round", "gptq", "awq"] = work(
         "weight-only",
-        role="work",
         description="weight-only rounds every weight to the nearest number; static (int8) rounds "
         "activations too, in ranges that the calibration texts have, and multiplies in int8; "
         "auto-round learns how to round from those texts (package auto-round).",
     )
-    numbers: Literal["int8", "fp8", "int4", "nf4"] = setting(
+    numbers: Literal["int8", "fp8", "int4", "nf4"] = work(
         "int8",
-        role="work",
         description="Numbers that linear layers are stored in: int8 and fp8 (e4m3) with a scale a "
         "channel, int4 with one a group (torchao); nf4, the quantiles of a normal distribution, "
         "with one for every 64 weights (bitsandbytes). Jobs with the model write precision: int8, "
         "fp8 or int4.",
     )
-    group_size: int | None = setting(
-        None, role="work", ge=8, description="Weights that share one scale, for int4. Left out: 32."
+    group_size: int | None = work(
+        None, ge=8, description="Weights that share one scale, for int4. Left out: 32."
     )
-    iters: int | None = setting(
+    iters: int | None = work(
         None,
-        role="work",
         ge=0,
         description="Steps in which auto-round learns to round each block; 0 rounds at once. Left "
         "out: 200.",
     )
-    bias_correction: bool = setting(
+    bias_correction: bool = work(
         False,
-        role="work",
         description="Add to each layer's bias what its mean output lost on the calibration texts; "
         "layers without a bias stay as they are.",
     )
@@ -104,9 +100,8 @@ class QuantizationParameters(DatasetParameters):
         description="Calibration texts, of the first examples of the dataset, one after the other.",
     )
     length: int = amount(256, ge=8, description="Tokens of each calibration text.")
-    held_out: int = setting(
+    held_out: int = work(
         16,
-        role="work",
         ge=1,
         le=10_000,
         description="Examples, the last of the dataset, on which the model is compared before and "

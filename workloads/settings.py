@@ -123,6 +123,13 @@ amount = partial(setting, role="work", length=True, ge=1)
 
 work: Callable[..., Any] = partial(setting, role="work")
 choice: Callable[..., Any] = partial(setting, role="choice")
+neutral: Callable[..., Any] = partial(setting, role="neutral")
+
+#: The same in every job id, as the settings of 0.1.0 are.
+work_in_id = partial(work, always_in_id=True)
+choice_in_id = partial(choice, always_in_id=True)
+neutral_in_id = partial(neutral, always_in_id=True)
+amount_in_id = partial(amount, always_in_id=True)
 
 
 class Settings(BaseModel):

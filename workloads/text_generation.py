@@ -44,7 +44,15 @@ from workloads.models.prompts import NotRendered, prompt_details
 from workloads.models.rules import quantised_refusals
 from workloads.quality import METRICS, NO_FIGURES, finite_or_not, quality_figures
 from workloads.registry import WorkloadSpec
-from workloads.settings import ADAPTER, amount, setting
+from workloads.settings import (
+    ADAPTER,
+    amount_in_id,
+    choice_in_id,
+    neutral,
+    neutral_in_id,
+    work,
+    work_in_id,
+)
 from workloads.training.pairs import SourceParameters
 from workloads.training.parallel.layout import Layout, generation_refusals
 
@@ -118,85 +126,68 @@ def _quality_refusals(asked: JobDescription) -> Iterator[Refusal]:
 class TextGenerationParameters(SourceParameters, DatasetParameters):
     """Greedy text generation over the prompts of a dataset."""
 
-    output_tokens: int = amount(
-        128,
-        always_in_id=True,
-        description="Most tokens to generate for each prompt (max_new_tokens).",
+    output_tokens: int = amount_in_id(
+        128, description="Most tokens to generate for each prompt (max_new_tokens)."
     )
-    input_tokens: int | None = amount(
+    input_tokens: int | None = amount_in_id(
         None,
-        always_in_id=True,
         description="Length every prompt is brought to, in tokens: a longer one is cut at its "
         "end, a shorter one repeated from its beginning. Left out, prompts stay as they are.",
     )
-    ignore_eos: bool = setting(
+    ignore_eos: bool = work_in_id(
         False,
-        role="work",
-        always_in_id=True,
         description="Fixed-length mode: every prompt generates exactly output_tokens, even past "
         "an end-of-sequence token. Use it to compare precisions and devices, since then all of "
         "them do the same amount of work.",
     )
-    too_long: Literal["error", "cut", "skip"] = setting(
+    too_long: Literal["error", "cut", "skip"] = work(
         "error",
-        role="work",
         description="What becomes of prompts that leave the model no room for output_tokens: the "
         "job fails, they are cut at their end, or left out; the row counts them.",
     )
-    prompts: int = amount(
+    prompts: int = amount_in_id(
         100,
-        always_in_id=True,
         description="How many prompts of the dataset one repeat covers, all cards together, in "
         "the dataset's order and from its start again where it is shorter. At least one full "
         "batch on every card is used.",
     )
-    batching: Literal["static", "sorted", "continuous"] = setting(
+    batching: Literal["static", "sorted", "continuous"] = choice_in_id(
         "static",
-        role="choice",
-        always_in_id=True,
         renamed={"refill": "continuous"},
         description="How prompts meet in a batch: static takes them in the dataset's order, sorted "
         "by length, so that less is padded; continuous (continuous batching) gives the place of a "
         "text that has ended to the next prompt and pads nothing (batch_size places; one pass over "
         "all prompts is one batch). Greedy texts are the same, up to rounding.",
     )
-    attention: Literal["eager", "sdpa", "flash_attention_2", "xformers"] = setting(
+    attention: Literal["eager", "sdpa", "flash_attention_2", "xformers"] = choice_in_id(
         "sdpa",
-        role="choice",
         loads=True,
-        always_in_id=True,
         description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
         "eager plain matrix products, flash_attention_2 and xformers the kernels of the packages "
         "flash-attn and xformers (CUDA only; xformers: run by nobody).",
     )
     adapter: str | None = ADAPTER
-    tensor_parallel: int | None = setting(
+    tensor_parallel: int | None = choice_in_id(
         None,
-        role="choice",
         loads=True,
-        always_in_id=True,
         ge=1,
         description="Cards that split each matrix; groups of so many cards share out the prompts "
         "(data × tensor). Left out, every card has the whole model.",
     )
-    keep_texts: int = setting(
+    keep_texts: int = neutral_in_id(
         3,
-        role="neutral",
-        always_in_id=True,
         ge=0,
         description="How many generated texts to keep in the row, from the first prompts on.",
     )
     profile: bool = PROFILE
-    quality: bool = setting(
+    quality: bool = neutral(
         False,
-        role="neutral",
         description="Compare what the model writes with the plain path (transformers in fp32), "
         "after the timed part: share of equal tokens, KL divergence, loss; and take the loss on "
         "the dataset's own answers. The plan adds the reference, once for a model and dataset.",
     )
-    quality_of: str | None = setting(
+    quality_of: str | None = neutral(
         None,
-        role="neutral",
         consumes="model",
         min_length=1,
         description="The model whose texts are the reference of `quality`, of the same tokenizer: "

@@ -44,7 +44,7 @@ from workloads.engines.images import (
 )
 from workloads.models import attention
 from workloads.registry import WorkloadSpec
-from workloads.settings import amount, setting
+from workloads.settings import amount, choice, neutral, work
 from workloads.training.techniques import precision as matmul_precision
 
 
@@ -183,17 +183,15 @@ class TextToImageParameters(DatasetParameters):
         description="How many images are made, all cards together and warm-up among them, in whole "
         "batches. Left out: warm-up, and as many batches as `measure` wants.",
     )
-    warmup_batches: int = setting(
+    warmup_batches: int = neutral(
         2,
-        role="neutral",
         ge=0,
         description="Batches that are left out of the timed part, at least: graphs are compiled in "
         "them. measure.warmup: 0 leaves none out.",
     )
     steps: int = amount(50, description="Denoising steps of each image.")
-    guidance: float | None = setting(
+    guidance: float | None = work(
         None,
-        role="work",
         ge=0,
         description="Guidance scale. Above 1 a U-Net sees each image twice, with and without its "
         "text. Left out: 7.5 with a U-Net, else what the pipeline's makers chose.",
@@ -205,45 +203,39 @@ class TextToImageParameters(DatasetParameters):
         "Diffusion 1.5).",
     )
     width: int | None = amount(None, ge=8, description="As height. Left out: the pipeline's own.")
-    scheduler: Literal["ddim", "pndm", "euler", "dpm-solver", "own"] | None = setting(
+    scheduler: Literal["ddim", "pndm", "euler", "dpm-solver", "own"] | None = work(
         None,
-        role="work",
         loads=True,
         description="How steps remove noise; own is the pipeline's. Left out: ddim with a U-Net, "
         "else own.",
     )
-    seed: int = setting(
+    seed: int = work(
         42,
-        role="work",
         ge=0,
         le=2**32,
         description="Latents of image number n are drawn on the CPU, in fp32, from seed + n: the "
         "same on every device, in every precision and batch.",
     )
-    attention: Literal["sdpa", "eager", "xformers"] = setting(
+    attention: Literal["sdpa", "eager", "xformers"] = choice(
         "sdpa",
-        role="choice",
         loads=True,
         description="Attention of the denoiser: sdpa is PyTorch's scaled_dot_product_attention, "
         "eager plain matrix products, xformers the kernels of that package (CUDA only).",
     )
-    channels_last: bool = setting(
+    channels_last: bool = choice(
         False,
-        role="choice",
         loads=True,
         description="Keep the channels of a pixel side by side (U-Net and decoder), as "
         "convolutions on tensor cores want them.",
     )
-    torch_compile: bool = setting(
+    torch_compile: bool = choice(
         False,
-        role="choice",
         loads=True,
         description="Compile the denoiser (torch.compile, Inductor). The time that takes is kept "
         "apart (compile_s).",
     )
-    matmul_precision: Literal["highest", "high", "medium"] = setting(
+    matmul_precision: Literal["highest", "high", "medium"] = choice(
         "highest",
-        role="choice",
         description="How exactly products and convolutions of fp32 numbers are computed: highest "
         "in fp32, high in TF32, medium in bf16 where the card can. For jobs in fp32.",
     )

@@ -38,7 +38,7 @@ from workloads.inspection.checkpoints import fingerprint
 from workloads.models.loading import open_model
 from workloads.models.precision import quantized
 from workloads.registry import WorkloadSpec
-from workloads.settings import ADAPTER, amount, setting
+from workloads.settings import ADAPTER, amount_in_id, choice_in_id
 from workloads.text_generation import refuse
 from workloads.training.adapters import find_adapter
 
@@ -49,17 +49,13 @@ if TYPE_CHECKING:
 class VerificationParameters(DatasetParameters):
     """An engine's greedy tokens and logits against those of stock transformers."""
 
-    prompts: int = amount(
-        4, always_in_id=True, le=1000, description="How many prompts of the dataset are compared."
+    prompts: int = amount_in_id(
+        4, le=1000, description="How many prompts of the dataset are compared."
     )
-    output_tokens: int = amount(
-        16, always_in_id=True, le=4096, description="How many tokens after each prompt."
-    )
-    attention: Literal["eager", "sdpa", "flash_attention_2"] = setting(
+    output_tokens: int = amount_in_id(16, le=4096, description="How many tokens after each prompt.")
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = choice_in_id(
         "sdpa",
-        role="choice",
         loads=True,
-        always_in_id=True,
         description="Attention implementation of the engine, as in text-generation.",
     )
     adapter: str | None = ADAPTER

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.devices import host_device
-from workloads.settings import setting
+from workloads.settings import neutral
 
 if TYPE_CHECKING:
     from workloads.devices.base import Device
@@ -23,9 +23,8 @@ DEAREST = 10  # operators that a row names
 #: Larger compressed traces are dropped, since they travel with the row to the driver.
 MOST_TRACE_BYTES = 64 * 2**20
 
-PROFILE = setting(
+PROFILE = neutral(
     False,
-    role="neutral",
     description="Watch two more steps with torch's profiler after the timed part. The row names "
     "the ten operators that take most time, the share of copies, bytes copied and launches a step; "
     "the trace lies beside the rows (trace-ATTEMPT.json.gz), linked from the report.",

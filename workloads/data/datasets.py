@@ -37,7 +37,7 @@ from workloads.data.shapes import (
     columns_named,
     columns_of,
 )
-from workloads.settings import WorkloadParameters, setting
+from workloads.settings import WorkloadParameters, work
 from workloads.util.files import no_file
 
 #: Seconds after which a plan stops looking at the records of a dataset.
@@ -318,29 +318,25 @@ _OF_THE_HUB = {"split": "train", "revision": "", "subset": ""}
 class DatasetParameters(WorkloadParameters):
     """Parameters of workloads that read a dataset: how it is read."""
 
-    columns: str = setting(
+    columns: str = work(
         "",
-        role="work",
         description="Which columns of the dataset are what, where their names are not among those "
         "that are known: `prompt=question, completion=reply`. Left out, the first example tells.",
     )
-    split: str = setting(
+    split: str = work(
         "train",
-        role="work",
         min_length=1,
         description="Split of a directory whose files are named by splits, or of a dataset of the "
         "Hugging Face hub; of the latter also a part: `train[:1000]`.",
     )
-    revision: str = setting(
+    revision: str = work(
         "",
-        role="work",
         description="Branch, tag or commit of a dataset of the Hugging Face hub; a job has the "
         "commit that it means when the job is planned. Left out: the newest.",
     )
 
-    subset: str = setting(
+    subset: str = work(
         "",
-        role="work",
         description="Subset (configuration) of a dataset of the Hugging Face hub that has several, "
         "such as 3.0.0 of abisee/cnn_dailymail.",
     )

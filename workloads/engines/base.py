@@ -22,7 +22,7 @@ from workloads.base import JobDescription, Metric, Refusal, Support
 from workloads.devices import Texts, device_spec
 from workloads.models.catalog import checkpoint_kind
 from workloads.registry import task_of
-from workloads.settings import Settings, setting
+from workloads.settings import Settings, choice
 
 #: The mode that any process can run.
 ORDINARY_MODE = "eager"
@@ -192,9 +192,8 @@ def is_encoder_decoder(model: str) -> bool:
 class GaudiSettings(Settings):
     """Settings of a Gaudi card's execution."""
 
-    hpu_mode: Literal["lazy", "compile", "eager"] | None = setting(
+    hpu_mode: Literal["lazy", "compile", "eager"] | None = choice(
         None,
-        role="choice",
         loads=True,
         description="How a Gaudi card executes: lazy collects operations into graphs, which are "
         "captured and replayed; compile hands torch.compile's graphs to the card (transformers: "
@@ -208,9 +207,8 @@ class GaudiSettings(Settings):
 class CompileSettings(Settings):
     """Settings of torch's compiler."""
 
-    torch_compile: bool = setting(
+    torch_compile: bool = choice(
         False,
-        role="choice",
         loads=True,
         description="Compile the model (torch.compile, Inductor), with a static cache and, with "
         "transformers, prompts padded to multiples of 128: graphs for each shape, which warm-up "

@@ -6,20 +6,16 @@ from workloads.base import TOKENS, JobContext, Request, Result, Workload
 from workloads.data.datasets import DatasetParameters
 from workloads.engines import engine_function
 from workloads.registry import WorkloadSpec
-from workloads.settings import amount
+from workloads.settings import amount_in_id
 
 
 class Fp8CalibrationParameters(DatasetParameters):
     """The measuring pass before fp8 on Gaudi; plans add such jobs by themselves."""
 
-    prompts: int = amount(
-        32,
-        always_in_id=True,
-        description="How many prompts of the dataset the model is measured on.",
+    prompts: int = amount_in_id(
+        32, description="How many prompts of the dataset the model is measured on."
     )
-    output_tokens: int = amount(
-        32, always_in_id=True, description="How many tokens after each prompt."
-    )
+    output_tokens: int = amount_in_id(32, description="How many tokens after each prompt.")
 
 
 SPEC = WorkloadSpec(

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Literal
 from workloads.base import BadConfiguration, JobDescription, Refusal
 from workloads.data.cache import cache_root, try_lock
 from workloads.models.precision import stored_bytes
-from workloads.settings import choice
+from workloads.settings import choice_in_id
 from workloads.training.methods import WHOLE_METHODS, method_name
 from workloads.training.parallel.layout import ZERO
 from workloads.training.technique import Technique, Training
@@ -456,17 +456,15 @@ class Saving(Technique):
     order: ClassVar[int] = 150
     beside: ClassVar[Any] = {"save_mode": ("save_every", ())}
 
-    save_every: int = choice(
+    save_every: int = choice_in_id(
         0,
-        always_in_id=True,
         ge=0,
         description="Write a checkpoint (weights, optimizer, step, random states) after every so "
         "many optimizer steps, within their time; 0: never. It is read back after the last step, "
         "and removed when the job has succeeded; a retry on the node goes on from it.",
     )
-    save_mode: Literal["blocking", "async", "incremental"] | None = choice(
+    save_mode: Literal["blocking", "async", "incremental"] | None = choice_in_id(
         None,
-        always_in_id=True,
         description="blocking waits until a checkpoint is on disk, async only for a copy in host "
         "memory; incremental writes what is frozen once. Left out: blocking.",
     )

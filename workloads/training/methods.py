@@ -19,7 +19,7 @@ from workloads.bench.profiling import PROFILE
 from workloads.data.datasets import DatasetParameters
 from workloads.models import precision as weights
 from workloads.models import rules
-from workloads.settings import amount, setting, work
+from workloads.settings import amount_in_id, neutral, neutral_in_id, work, work_in_id
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +41,8 @@ ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 
 #: The setting of every workload that makes a model.
-SAVE_MODEL = setting(
+SAVE_MODEL = neutral(
     None,
-    role="neutral",
     produces="model",
     pattern=ADAPTER_NAME,
     description="Name to keep the model under that comes out; jobs with `model: NAME` wait for it.",
@@ -53,30 +52,26 @@ SAVE_MODEL = setting(
 class TrainingParameters(DatasetParameters):
     """Settings of all training: at which rate, on how much data, for how long."""
 
-    learning_rate: float | None = work(
+    learning_rate: float | None = work_in_id(
         None,
-        always_in_id=True,
         gt=0,
         le=10,
         description="Learning rate of the first step, and of all unless a schedule lowers it. Left "
         "out: 2e-4 for adapters, 5e-5 for full, qat and distill, 1e-2 for vera.",
     )
-    steps: int = amount(
+    steps: int = amount_in_id(
         20,
-        always_in_id=True,
         description="Optimizer steps that are timed; measure.warmup of them come first, which "
         "train as well. Only measure.time_limit_s ends training earlier.",
     )
     profile: bool = PROFILE
-    samples: int = amount(
+    samples: int = amount_in_id(
         1000,
-        always_in_id=True,
         description="Training samples: the first of the dataset, from its start again where it is "
         "shorter. Gone through again when the steps need more.",
     )
-    max_length: int = amount(
+    max_length: int = amount_in_id(
         512,
-        always_in_id=True,
         ge=8,
         description="Most tokens of a sample, prompt and answer together. A longer answer is cut "
         "at its end, down to half of this; then the prompt is.",
@@ -86,31 +81,27 @@ class TrainingParameters(DatasetParameters):
 class MethodParameters(TrainingParameters):
     """Settings of fine-tuning: what is trained, and what becomes of it."""
 
-    method: Method = work(
+    method: Method = work_in_id(
         "lora",
         loads=True,
-        always_in_id=True,
         description="full trains all weights; lora, dora and vera an adapter; qlora an adapter "
         "over a 4-bit (NF4) base; qat all weights under fake quantization to int4 weights and int8 "
         "activations; qat-lora an adapter over such a base; distill all weights of a student, "
         "from a teacher's distribution.",
     )
-    rank: int | None = work(
+    rank: int | None = work_in_id(
         None,
-        always_in_id=True,
         ge=1,
         le=4096,
         description="Rank of the adapter's matrices. Left out: 8, for vera 256.",
     )
-    alpha: int | None = work(
+    alpha: int | None = work_in_id(
         None,
-        always_in_id=True,
         ge=1,
         description="The adapter's product is scaled by alpha / rank. Left out: twice the rank.",
     )
-    targets: str | None = work(
+    targets: str | None = work_in_id(
         None,
-        always_in_id=True,
         min_length=1,
         description="Linear layers that get an adapter: names separated by commas, or all-linear. "
         "Left out: the attention's inputs (query, key, value).",
@@ -123,11 +114,9 @@ class MethodParameters(TrainingParameters):
         "step the loss on their answers is measured (held_out_loss), the same way for every "
         "technique.",
     )
-    save_adapter: str | None = setting(
+    save_adapter: str | None = neutral_in_id(
         None,
-        role="neutral",
         produces="adapter",
-        always_in_id=True,
         pattern=ADAPTER_NAME,
         description="Name to keep the trained adapter under, for `adapter:` of text-generation.",
     )

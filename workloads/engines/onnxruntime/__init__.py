@@ -18,7 +18,7 @@ from workloads.base import (
 from workloads.data.datasets import DatasetParameters
 from workloads.engines.base import EXPORT, Ability, EngineSpec, Package, is_encoder_decoder
 from workloads.registry import WorkloadSpec
-from workloads.settings import Settings, amount, setting
+from workloads.settings import Settings, amount, choice, work
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # of a calibration
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -27,22 +27,19 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 class ExportSettings(Settings):
     """Settings of a graph's export."""
 
-    constant_folding: bool = setting(
+    constant_folding: bool = choice(
         True,
-        role="choice",
         loads=True,
         description="Fold constants and remove dead nodes at export (onnxscript's optimizer).",
     )
-    fusions: bool = setting(
+    fusions: bool = choice(
         False,
-        role="choice",
         loads=True,
         description="Replace attention, norms and rotary positions by ONNX Runtime's own operators "
         "at export, where they are recognised.",
     )
-    reordering: bool = setting(
+    reordering: bool = choice(
         False,
-        role="choice",
         loads=True,
         description="Move slices forward over element-wise operators, which then compute less.",
     )
@@ -51,17 +48,15 @@ class ExportSettings(Settings):
 class GraphSettings(ExportSettings):
     """Settings of a graph's export and execution."""
 
-    graph_optimization: Literal["none", "basic", "extended", "all"] = setting(
+    graph_optimization: Literal["none", "basic", "extended", "all"] = choice(
         "all",
-        role="choice",
         loads=True,
         description="Level of ONNX Runtime's own optimisation when a graph is opened: basic folds "
         "constants and batch norms and removes what is not needed, extended fuses operators, all "
         "chooses layouts besides.",
     )
-    calibration: str | None = setting(
+    calibration: str | None = choice(
         None,
-        role="choice",
         loads=True,
         consumes="calibration",
         pattern=_NAME,
@@ -125,9 +120,8 @@ def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
 class OnnxCalibrationParameters(DatasetParameters):
     """The measuring pass of a graph over texts, before static int8."""
 
-    save_calibration: str = setting(
+    save_calibration: str = work(
         "activations",
-        role="work",
         produces="calibration",
         pattern=_NAME,
         description="Name under which the ranges are kept, for `calibration: NAME`.",

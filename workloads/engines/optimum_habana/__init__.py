@@ -25,7 +25,7 @@ from workloads.engines.images import (
 from workloads.models import precision as precisions
 from workloads.models.loading import open_model
 from workloads.registry import task_for
-from workloads.settings import setting
+from workloads.settings import choice
 from workloads.util.processes import variables
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 class GaudiImageSettings(GaudiSettings):
     """Settings of optimum-habana's diffusion pipelines."""
 
-    hpu_graphs: bool = setting(
+    hpu_graphs: bool = choice(
         True,
-        role="choice",
         loads=True,
         description="Capture the denoiser once for each shape and replay it (HPU graphs), in lazy "
         "mode; without, every step is collected anew.",

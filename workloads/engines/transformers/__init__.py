@@ -16,7 +16,7 @@ from workloads.engines.base import (
     Package,
     is_encoder_decoder,
 )
-from workloads.settings import Declaration, setting
+from workloads.settings import Declaration, choice
 
 
 class GenerationSettings(GaudiSettings, CompileSettings):
@@ -32,9 +32,8 @@ class GenerationSettings(GaudiSettings, CompileSettings):
         )
     }
 
-    sparse_kernels: bool = setting(
+    sparse_kernels: bool = choice(
         False,
-        role="choice",
         loads=True,
         description="Multiply by the card's kernels for 2:4 sparsity (CUDA, bf16 and fp16), with a "
         "model whose weights are such (`sparsity: 2:4`): half of the arithmetic and 9/16 of the "

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
-from workloads.settings import choice
+from workloads.settings import choice, choice_in_id
 from workloads.training import data as rows
 from workloads.training.data import Learnable
 from workloads.training.technique import DataPlan, Loading, StepBatch, Technique, Training
@@ -32,10 +32,9 @@ class TokenizerKind(Technique):
     order: ClassVar[int] = 10
     always: ClassVar[bool] = True
 
-    tokenizer: Literal["auto", "fast", "slow"] = choice(
+    tokenizer: Literal["auto", "fast", "slow"] = choice_in_id(
         "auto",
         loads=True,
-        always_in_id=True,
         description="fast is the tokenizer in Rust, slow the one in Python, auto the fast one "
         "where the checkpoint has it. The row has the time for all samples (tokenization_s).",
     )
@@ -89,23 +88,18 @@ class Padding(Technique):
         ),
     )
 
-    padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = choice(
+    padding: Literal["dynamic", "fixed", "uniform-length", "packing"] = choice_in_id(
         "dynamic",
-        always_in_id=True,
         description="dynamic pads to the longest sample of the micro-batch, fixed to max_length; "
         "uniform-length sorts samples within windows so that like lengths meet; packing writes "
         "several samples into one row of at most max_length, separated by position_ids.",
     )
-    length_window: int = choice(
-        50,
-        always_in_id=True,
-        ge=2,
-        description="For uniform-length: sort within windows of so many batches.",
+    length_window: int = choice_in_id(
+        50, ge=2, description="For uniform-length: sort within windows of so many batches."
     )
 
-    packed_attention: Literal["masked", "apart"] = choice(
+    packed_attention: Literal["masked", "apart"] = choice_in_id(
         "masked",
-        always_in_id=True,
         description="For packing: masked computes attention over whole rows under a mask, apart "
         "over each packed sample by itself (varlen attention on CUDA cards, else one call a "
         "sample); these then lie in one row, however long, so that nothing is padded.",
@@ -218,29 +212,21 @@ class DataLoading(Technique):
         ),
     )
 
-    data_workers: int = choice(
+    data_workers: int = choice_in_id(
         0,
-        always_in_id=True,
         ge=0,
         le=64,
         description="Processes that make batches ahead; 0: the training process makes each batch "
         "when it needs it.",
     )
-    prefetch_batches: int | None = choice(
-        None,
-        always_in_id=True,
-        ge=1,
-        description=f"Batches that each worker holds ready. Left out: {_PREFETCH}.",
+    prefetch_batches: int | None = choice_in_id(
+        None, ge=1, description=f"Batches that each worker holds ready. Left out: {_PREFETCH}."
     )
-    pin_memory: bool = choice(
-        False,
-        always_in_id=True,
-        description="Put batches into page-locked memory before they are copied.",
+    pin_memory: bool = choice_in_id(
+        False, description="Put batches into page-locked memory before they are copied."
     )
-    non_blocking_copies: bool = choice(
-        False,
-        always_in_id=True,
-        description="Do not wait for copies of batches to the card (with pin_memory).",
+    non_blocking_copies: bool = choice_in_id(
+        False, description="Do not wait for copies of batches to the card (with pin_memory)."
     )
     copy_ahead: bool = choice(
         False,

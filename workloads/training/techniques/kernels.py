@@ -22,7 +22,7 @@ from workloads.base import (
 )
 from workloads.devices.base import torch_compilations
 from workloads.models.attention import make_ready, refusals
-from workloads.settings import choice
+from workloads.settings import choice, choice_in_id
 from workloads.training.technique import Loading, Technique, Training
 from workloads.training.techniques.batches import compiles_whole, one_shape
 
@@ -50,9 +50,8 @@ class Compilation(Technique):
     capabilities: ClassVar[Any] = {"compile_scope": "dynamic_shapes"}
     whole_weights: ClassVar[Any] = ("torch_compile",)
 
-    torch_compile: bool = choice(
+    torch_compile: bool = choice_in_id(
         False,
-        always_in_id=True,
         description="Compile the model's forward and backward pass (torch.compile, Inductor; on "
         "Gaudi its own backend). The time that takes is kept apart (compile_s).",
     )
@@ -161,10 +160,9 @@ class Attention(Technique):
     order: ClassVar[int] = 90
     always: ClassVar[bool] = True
 
-    attention: Literal["sdpa", "eager", "flash_attention_2", "xformers"] = choice(
+    attention: Literal["sdpa", "eager", "flash_attention_2", "xformers"] = choice_in_id(
         "sdpa",
         loads=True,
-        always_in_id=True,
         description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
         "eager plain matrix products, flash_attention_2 and xformers the kernels of those packages "
         "(CUDA only).",
@@ -324,9 +322,8 @@ class LearnedLogits(Technique):
         ),
     )
 
-    logits: Literal["all", "learned", "chunked"] = choice(
+    logits: Literal["all", "learned", "chunked"] = choice_in_id(
         "all",
-        always_in_id=True,
         description="Positions that go through the model's last layer: all, or those at which a "
         "sample of the micro-batch has something to learn. Shapes then change from step to step. "
         "chunked: each learned position alone, some at a time together with their loss.",

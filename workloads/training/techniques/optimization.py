@@ -16,7 +16,7 @@ from workloads.base import (
     Unsupported,
     require_package,
 )
-from workloads.settings import choice, work
+from workloads.settings import choice_in_id, work, work_in_id
 from workloads.training.methods import WHOLE_METHODS
 from workloads.training.technique import DataPlan, Technique, Training
 
@@ -54,9 +54,8 @@ class OptimizerChoice(Technique):
 
     optimizer: Literal[
         "adamw", "adamw-fused", "adamw-8bit", "adamw-8bit-paged", "adamw-8bit-torchao", "adafactor"
-    ] = choice(
+    ] = choice_in_id(
         "adamw",
-        always_in_id=True,
         description="adamw is PyTorch's, adamw-fused its one-pass kernel (on Gaudi: Habana's), "
         "adamw-8bit and adamw-8bit-paged are bitsandbytes', adamw-8bit-torchao torchao's. No "
         "weight decay, constant learning rate.",
@@ -217,9 +216,8 @@ class GradientAccumulation(Technique):
     title: ClassVar[str] = "gradient accumulation"
     order: ClassVar[int] = 40
 
-    gradient_accumulation: int = choice(
+    gradient_accumulation: int = choice_in_id(
         1,
-        always_in_id=True,
         ge=1,
         description="Into how many micro-batches the batch of an optimizer step is cut. batch_size "
         "stays the samples per card and optimizer step, so this changes memory, not the training.",
@@ -258,9 +256,8 @@ class GradientCheckpointing(Technique):
     title: ClassVar[str] = "gradient checkpointing"
     order: ClassVar[int] = 60
 
-    gradient_checkpointing: bool = choice(
+    gradient_checkpointing: bool = choice_in_id(
         False,
-        always_in_id=True,
         description="Keep only the inputs of layers on the way forward, and compute the rest "
         "again on the way back: less memory, about a third more arithmetic.",
     )
@@ -289,14 +286,11 @@ class Freezing(Technique):
         ("freeze_embeddings", "freeze_layers"), ("method", (None, *WHOLE_METHODS))
     )
 
-    freeze_embeddings: bool = work(
-        False,
-        always_in_id=True,
-        description="Leave the embeddings as they are (methods full and qat).",
+    freeze_embeddings: bool = work_in_id(
+        False, description="Leave the embeddings as they are (methods full and qat)."
     )
-    freeze_layers: int = work(
+    freeze_layers: int = work_in_id(
         0,
-        always_in_id=True,
         ge=0,
         description="Leave the first so many layers as they are (methods full and qat); of the "
         "encoder, where the model has one.",
@@ -344,9 +338,8 @@ class MemoryRelease(Technique):
     title: ClassVar[str] = "memory release between steps"
     order: ClassVar[int] = 160
 
-    release_memory_every: int = choice(
+    release_memory_every: int = choice_in_id(
         0,
-        always_in_id=True,
         ge=0,
         description="Give memory that is not in use back to the device (on CPUs to the system) "
         "after every so many optimizer steps, within their time; 0: never.",

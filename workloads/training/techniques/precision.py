@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.devices import device_spec
-from workloads.settings import choice
+from workloads.settings import choice, choice_in_id
 from workloads.training.technique import Technique, Training
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ class Autocast(Technique):
     always: ClassVar[bool] = True  # weights in fp16 need it
     capabilities: ClassVar[Any] = {("autocast", "fp16"): "loss_scaling"}
 
-    autocast: Literal["none", "bf16", "fp16"] = choice(
+    autocast: Literal["none", "bf16", "fp16"] = choice_in_id(
         "none",
-        always_in_id=True,
         description="Format of matrix products under automatic mixed precision, with weights in "
         "the job's precision: bf16, or fp16 with loss scaling; none computes in the precision.",
     )
@@ -126,9 +125,8 @@ class MatmulPrecision(Technique):
     title: ClassVar[str] = "TF32 / matmul precision"
     order: ClassVar[int] = 80
 
-    matmul_precision: Literal["highest", "high", "medium"] = choice(
+    matmul_precision: Literal["highest", "high", "medium"] = choice_in_id(
         "highest",
-        always_in_id=True,
         description="How exactly fp32 matrix products are computed: highest in fp32, high in TF32, "
         "medium in bf16 where the card can. For jobs in fp32 without autocast.",
     )

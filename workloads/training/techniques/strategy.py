@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import BadConfiguration, JobDescription, Metric, Refusal
-from workloads.settings import choice
+from workloads.settings import choice, choice_in_id
 from workloads.training.parallel.layout import (
     CHUNKS,
     ZERO,
@@ -69,10 +69,9 @@ class Strategy(Technique):
     strategy: (
         Literal["ddp", "zero0", "zero1", "zero2", "zero3", "fsdp2", "tensor-parallel", "pipeline"]
         | None
-    ) = choice(
+    ) = choice_in_id(
         None,
         loads=True,
-        always_in_id=True,
         also_called={
             "deepspeed": "zero2",
             "fsdp": "fsdp2",
@@ -93,10 +92,9 @@ class Strategy(Technique):
         description="Copies of the model, each of which works on a part of the batch. Left out: "
         "cards / (tensor_parallel × pipeline_parallel).",
     )
-    tensor_parallel: int | None = choice(
+    tensor_parallel: int | None = choice_in_id(
         None,
         loads=True,
-        always_in_id=True,
         ge=1,
         description="Cards that split each matrix; the strategy connects the groups (data × "
         "tensor). Such a group works on batch_size samples together.",
@@ -121,15 +119,12 @@ class Strategy(Technique):
         description="Groups of layers on each card under the interleaved schedule. Left out: "
         f"{CHUNKS}.",
     )
-    offload_optimizer: bool = choice(
+    offload_optimizer: bool = choice_in_id(
         False,
-        always_in_id=True,
         description="Keep the optimizer's state in host memory and update there (zero1 to zero3).",
     )
-    offload_parameters: bool = choice(
-        False,
-        always_in_id=True,
-        description="Keep weights in host memory between uses (zero3).",
+    offload_parameters: bool = choice_in_id(
+        False, description="Keep weights in host memory between uses (zero3)."
     )
 
     _groups: Groups  # once they are formed
@@ -272,17 +267,13 @@ class GradientCompression(Technique):
     order: ClassVar[int] = 140  # on what the strategy has put around the model
     beside: ClassVar[Any] = {"powersgd_rank": ("gradient_compression", ("powersgd",))}
 
-    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = choice(
+    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = choice_in_id(
         "none",
-        always_in_id=True,
         description="How gradients travel between data-parallel cards (strategy ddp): as they "
         "are, in fp16 or bf16, or as products of thin matrices (powersgd).",
     )
-    powersgd_rank: int | None = choice(
-        None,
-        always_in_id=True,
-        ge=1,
-        description=f"Columns of powersgd's thin matrices. Left out: {_POWERSGD_RANK}.",
+    powersgd_rank: int | None = choice_in_id(
+        None, ge=1, description=f"Columns of powersgd's thin matrices. Left out: {_POWERSGD_RANK}."
     )
 
     _hook: _CountedHook
