@@ -100,11 +100,6 @@ def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
     )
 
 
-def whole_batches(images: int, per_batch: int) -> int:
-    """Number of batches for so many images, the last one filled up."""
-    return -(-images // per_batch)
-
-
 def _of_sizes(asked: JobDescription) -> Iterator[Refusal]:
     for name in ("height", "width"):
         side = asked.parameters.get(name)
@@ -132,7 +127,7 @@ def _of_batches(asked: JobDescription) -> Iterator[Refusal]:
             hint=f"write images: {per_batch * (warmup + 3)} or more, or leave images out",
         )
         return
-    batches = whole_batches(images, per_batch)
+    batches = math.ceil(images / per_batch)
     if batches <= warmup:
         yield Refusal(
             setting="warmup_batches",
@@ -341,7 +336,7 @@ def _timing(
     )
     if parameters.images is None:
         return settings, plan
-    batches = whole_batches(parameters.images, request.batch_size * cards)
+    batches = math.ceil(parameters.images / (request.batch_size * cards))
     if batches <= left_out:
         raise BadConfiguration(
             f"{parameters.images} images are {batches} batches, and {left_out} of them are left "

@@ -4,18 +4,14 @@ card, second server or download of Habana's, as they stand there, with emulated 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import patience
-from test_whole_path import MEASURE, ROOT, details, rows_of
+from test_whole_path import CARDS, MEASURE, ROOT, details, nightgrid, rows_of
 
 PAGE = ROOT / "docs/gaudi.md"
 pytestmark = pytest.mark.timeout(1200)
@@ -30,8 +26,6 @@ CANNOT = {
     **dict.fromkeys(("pip", "ray get-auth-token", "export"), "run by tests of tokens on real Ray"),
     "nightgrid logs": "a job server; run by tests of submissions on real Ray",
 }
-#: What stands in the place of an address.
-CARDS = ("--emulate", "1x2:HPU:hpu")
 
 
 def commands() -> list[str]:
@@ -86,24 +80,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def nightgrid(words: list[str], directory: Path) -> str:
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [*(str(Path(path).resolve()) for path in given if path), str(ROOT)]
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *words],
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=patience(600),
-        check=False,
-    )
-    fit = (0, 12) if words[0] == "doctor" else (0,)
-    assert done.returncode in fit, f"{words}: {done.stdout[-4000:]}"
-    return done.stdout
-
-
 def test_every_command_of_the_page_is_run_or_named_with_a_reason() -> None:
     page = commands()
     ran = [command for command in page if reason_against(command) is None]
@@ -126,7 +102,7 @@ def test_the_walk_to_the_first_night(workplace: Path, capsys: Any) -> None:
             continue
         if "theirs.json" in words:
             shutil.copy(workplace / "mine.json", workplace / "theirs.json")
-        said = nightgrid(words, workplace)
+        said = nightgrid(*words, directory=workplace)
         done.add(words[0])
         if words[0] == "doctor":
             assert "2 HPU" in said

@@ -19,21 +19,28 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Twenty jobs in some ten processes, each of which imports for ten seconds, on two cores or fewer.
 pytestmark = pytest.mark.timeout(1200)
 
+#: What stands in the place of an address.
+CARDS = ("--emulate", "1x2:HPU:hpu")
 MEASURE = {"warmup": 1, "min_repeats": 1, "max_repeats": 1, "time_limit_s": 60}
 
 
-def nightgrid(*arguments: str, results: Path, status: int = 0) -> str:
+def nightgrid(*words: str, directory: Path = ROOT) -> str:
+    """Run the command line as a user does, in a directory; what it printed."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [*(str(Path(path).resolve()) for path in given if path), str(ROOT)]
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *arguments, "--results", str(results)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "STANDIN_WORKSPACE_ROWS": "64"},
+        [sys.executable, "-m", "orchestrator", *words],
+        cwd=directory,
+        env={**os.environ, **variables, "STANDIN_WORKSPACE_ROWS": "64"},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=patience(900),
         check=False,
     )
-    assert done.returncode == status, done.stdout[-6000:]
+    fit = (0, 12) if words[0] == "doctor" else (0,)
+    assert done.returncode in fit, f"{words}: {done.stdout[-6000:]}"
     return done.stdout
 
 
@@ -138,7 +145,7 @@ def night(
     file = results / "gaudi.json"
     content = grid(tiny_llama, calm_llama, four_bit_llama, original_chatglm3)
     file.write_text(json.dumps(content))
-    nightgrid("run", str(file), "--emulate", "1x2:HPU:hpu", "--quiet", results=results)
+    nightgrid("run", str(file), *CARDS, "--quiet", "--results", str(results))
     rows: dict[str, list[Any]] = {}
     for row in rows_of(results, "gaudi"):
         rows.setdefault(row.experiment, []).append(row)

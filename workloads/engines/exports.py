@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from workloads import base
 from workloads.base import BadConfiguration, Request
@@ -118,16 +117,6 @@ def difference(outputs: torch.Tensor, reference: torch.Tensor) -> Difference:
     """Compare outputs of one shape; NaN counts as infinite."""
     apart = (outputs.float().cpu() - reference).abs().nan_to_num(nan=torch.inf)
     return Difference(largest=float(apart.max()), spread=float(reference.float().std()))
-
-
-def save_proof(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a batch and torch's outputs beside a graph."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / PROOF)
-
-
-def load_proof(directory: Path) -> dict[str, torch.Tensor]:
-    """Read the batch and outputs beside a graph."""
-    return load_file(directory / PROOF)
 
 
 def in_fp32(request: Request, source: ModelSource) -> Any:

@@ -16,10 +16,11 @@ pytest.importorskip("transformers.exporters.exporter_onnx")
 
 import onnx
 from generation_cases import Worker, request
+from safetensors.torch import load_file
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.devices import device_for
-from workloads.engines.exports import Difference, load_proof
+from workloads.engines.exports import PROOF, Difference
 from workloads.engines.onnxruntime import calibration
 from workloads.engines.onnxruntime.export import GRAPH, in_precision, without_shapes_of_weights
 from workloads.engines.onnxruntime.generation import compare_decoder
@@ -154,7 +155,7 @@ def test_a_graph_that_ignores_padding_is_refused(directory, tmp_path) -> None:
     found.graph.node.insert(place, ones)
     onnx.save(found, str(tmp_path / GRAPH))
     graph = Graph(tmp_path / GRAPH, EXECUTION)
-    apart = compare_decoder({GRAPH: graph}, load_proof(directory))
+    apart = compare_decoder({GRAPH: graph}, load_file(directory / PROOF))
     with pytest.raises(BadConfiguration, match="padded batch"):
         apart.check("fp32", tmp_path / GRAPH)
     whole = Difference(largest=float("inf"), spread=1.0)  # numbers that overflowed

@@ -65,6 +65,17 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
     )
 
 
+def with_adapters(model: Any, targets: list[str], checkpointed: bool, **more: Any) -> Any:
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, **more))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    if checkpointed:
+        given = {"use_reentrant": False}
+        adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs=given)
+    return adapted
+
+
 class _SiluMul(torch.autograd.Function):
     """Overwrites gate and up on the way back."""
 
@@ -173,13 +184,7 @@ def test_kernels_change_no_loss_and_no_gradient(kind, changes, parts, frozen) ->
 def test_they_go_with_adapters_and_checkpointing(kind: str, dora: bool, checkpointed: bool) -> None:
     gates = ["gate_proj", "up_proj"] if kind == "llama" else ["gate_up_proj"]
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", *gates, "down_proj"]
-    config = LoraConfig(r=2, target_modules=targets, use_dora=dora)
-    model = get_peft_model(small_model(kind, wide=True), config)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    if checkpointed:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model = with_adapters(small_model(kind, wide=True), targets, checkpointed, use_dora=dora)
     plain = passed(model)
     found, _ = fuse(model, in_place_of_liger())
     assert dict(found) == ALL
@@ -439,12 +444,7 @@ def of_model(kind: str, way: str, precision: str) -> float:
     model: Any = small_model(kind, wide=True).to(DEVICE, FORMATS[precision])
     if way == "checkpointed":  # with adapters, too
         gate = "gate_up_proj" if kind.startswith("glm") else "up_proj"
-        targets = ["q_proj", "v_proj", gate, "down_proj"]
-        model = get_peft_model(model, LoraConfig(r=2, target_modules=targets))
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.2)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model = with_adapters(model, ["q_proj", "v_proj", gate, "down_proj"], True)
     plain = passed(model, DEVICE)
     parts, undo = fuse(model, fused_kernels.liger())
     assert len(parts) == 3

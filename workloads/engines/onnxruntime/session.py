@@ -14,17 +14,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from workloads.base import BadConfiguration, DataMissing, Request, Unsupported
 from workloads.data.cache import cached_directory
 from workloads.devices.base import Device
-from workloads.engines.exports import (
-    Difference,
-    exported_directory,
-    facts_of,
-    load_proof,
-    save_proof,
-)
+from workloads.engines.exports import PROOF, Difference, exported_directory, facts_of
 from workloads.engines.onnxruntime import PROVIDERS
 from workloads.engines.onnxruntime.export import (
     GRAPH,
@@ -297,13 +292,14 @@ def open_graphs(
 
     def build(directory: Path) -> dict[str, Any]:
         exported = prepare()
-        save_proof(directory, exported.proof)
+        proof = {name: tensor.contiguous() for name, tensor in exported.proof.items()}
+        save_file(proof, directory / PROOF)
         facts = {**exported.facts, "graphs": list(exported.parts)}
         for name, part in exported.parts.items():
             facts |= export(part, options, directory / name)
         basic = Execution(device=device, graph_optimization="basic")
         plain = {name: Graph(directory / name, basic) for name in exported.parts}
-        compare(plain, load_proof(directory)).check("fp32", directory / GRAPH)
+        compare(plain, proof).check("fp32", directory / GRAPH)
         return facts
 
     base = exported_directory(
@@ -317,7 +313,7 @@ def open_graphs(
     directory = in_precision(base, request.precision, str(settings.get("calibration") or ""))
     names = graphs_of(base)
     graphs = {name: Graph(directory / name, execution) for name in names}
-    difference = compare(graphs, load_proof(directory))
+    difference = compare(graphs, load_file(directory / PROOF))
     difference.check(request.precision, directory / GRAPH)
     paths, facts = [directory / name for name in names], facts_of(directory)
     weight_bytes = sum(
