@@ -216,6 +216,17 @@ def prepare(device: Device) -> str:
     return _version[0]
 
 
+def mode_of(request: Request, device: HpuDevice) -> str:
+    """Mode of a job; ``Unsupported`` if this process was started in another one."""
+    mode = SPEC.mode(device.name, request.settings)
+    if device.lazy() != (mode == "lazy"):
+        raise Unsupported(
+            f"this process was started {'with' if device.lazy() else 'without'} lazy mode "
+            f"(PT_HPU_LAZY_MODE), and the job asks for hpu_mode {mode}"
+        )
+    return mode
+
+
 _PREFIX = "Gaudi"  # of diffusers' class names
 
 
@@ -228,9 +239,7 @@ def load_pipeline(request: Request, device: Device) -> ImagePipeline:
     version = prepare(device)
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
     precisions.require(request.precision, device.name, SPEC.name)
-    mode = SPEC.mode(device.name, request.settings)
-    if hpu.lazy() != (mode == SPEC.modes[device.name].names[0]):
-        raise Unsupported(f"hpu_mode {mode}: this process was started in another one")
+    mode = mode_of(request, hpu)
     from optimum.habana import GaudiConfig
     from optimum.habana import diffusers as gaudi_diffusers
 

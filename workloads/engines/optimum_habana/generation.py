@@ -25,7 +25,7 @@ from workloads.devices.base import Device
 from workloads.devices.monitor.gaudi import fp8_scales
 from workloads.engines.calibration import Fp8CalibrationParameters
 from workloads.engines.loaded import Generated, Generation
-from workloads.engines.optimum_habana import SPEC, prepare, quantization
+from workloads.engines.optimum_habana import SPEC, mode_of, prepare, quantization
 from workloads.engines.passes import encoded_prompts, generate_once, result_of
 from workloads.engines.torch_models import (
     BUCKET,  # also the size of cache reads
@@ -37,6 +37,7 @@ from workloads.engines.torch_models import (
 )
 from workloads.engines.transformers.generation import Steps, TransformersEngine
 from workloads.inspection.checkpoints import read_config
+from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.registry import task_for
@@ -124,8 +125,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     transformers_logging.disable_progress_bar()
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
     precisions.require(request.precision, device.name, ENGINE)
-    mode = SPEC.mode(device.name, request.settings)
-    check_mode(mode, hpu)
+    mode = mode_of(request, hpu)
     source = open_model(request.model, layout="original")
     tokenizer = load_tokenizer(source)
     model = load_model(source, request, hpu)
@@ -184,19 +184,10 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
         },
         "original_config": GaudiGenerationConfig(pad_token_id=pad_token_id),
     }
-    positions = context_length(model.config)
+    positions = positions_of(model.config.to_dict())
     if getattr(model.config, "is_encoder_decoder", False):
         return OptimumHabanaSeq2Seq(**reading(request, positions), **loaded)
     return OptimumHabanaEngine(context_length=positions, **loaded)
-
-
-def check_mode(mode: str, device: HpuDevice) -> None:
-    """Raise ``Unsupported`` if this process was started in another mode."""
-    if device.lazy() != (mode == "lazy"):
-        raise Unsupported(
-            f"this process was started {'with' if device.lazy() else 'without'} lazy mode "
-            f"(PT_HPU_LAZY_MODE), and the job asks for hpu_mode {mode}"
-        )
 
 
 def load_model(source: ModelSource, request: Request, device: HpuDevice) -> Any:
@@ -248,15 +239,6 @@ def _end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
     ends = (END, "<|user|>", "<|observation|>")
     return frozenset(int(tokenizer.convert_tokens_to_ids(token)) for token in ends)
-
-
-def context_length(config: Any) -> int | None:
-    """Most positions of a model, by its config; None if unknown."""
-    for name in ("max_position_embeddings", "seq_length"):
-        positions = getattr(config, name, None)
-        if isinstance(positions, int):
-            return positions
-    return None
 
 
 def run(request: Request, context: JobContext) -> Result:

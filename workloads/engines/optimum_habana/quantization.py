@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.base import DataMissing, Unsupported
+from workloads.base import DataMissing, Unsupported, require_package
 from workloads.data.cache import cache_root
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ _CACHE_IN_BF16 = ("chatglm",)
 
 #: AutoRound's layers also read GPTQ checkpoints, which are packed alike; auto-gptq (0.7.1) has no
 #: layers for Gaudi.
-_AUTO_ROUND = ("auto_round", "pip install auto-round-hpu")
+_AUTO_ROUND = ("auto_round", "auto-round-hpu")
 
-#: Checkpoint's method -> package that reads it, and its install command.
+#: Checkpoint's method -> package that reads it, and what pip installs.
 FOUR_BIT = {
     "gptq": _AUTO_ROUND,
-    "awq": ("awq", "pip install autoawq==0.2.7"),
+    "awq": ("awq", "autoawq==0.2.7"),
     "auto-round": _AUTO_ROUND,
     "intel/auto-round": _AUTO_ROUND,
 }
@@ -125,16 +125,11 @@ def four_bit_method(config: Mapping[str, Any]) -> str | None:
 def four_bit_arguments(config: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` for a 4-bit checkpoint; Unsupported if it is not one, or the
     package that reads it is missing."""
-    import importlib.util
-
     method = four_bit_method(config)
     if method is None:
         raise Unsupported(NOT_FOUR_BIT.format(model))
     package, install = FOUR_BIT[method]
-    if importlib.util.find_spec(package) is None:
-        raise Unsupported(
-            f"{model} is a {method} checkpoint, which needs the package {package}: {install}"
-        )
+    require_package(package, f"{model}, a {method} checkpoint,", install)
     if method == "awq":
         from transformers import AwqConfig
 

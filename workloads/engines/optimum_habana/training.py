@@ -30,7 +30,8 @@ from workloads.bench.measure import Measured
 from workloads.bench.warmup import Warmth, repeated_if_compiled
 from workloads.devices.base import Compilations
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
-from workloads.engines.optimum_habana import SPEC, generation, prepare
+from workloads.engines.optimum_habana import SPEC, generation, mode_of, prepare
+from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
 from workloads.models.loading import load_tokenizer, open_model, with_new_weights
 from workloads.models.products import origin_by
@@ -203,8 +204,7 @@ def _run(request: Request, context: JobContext) -> Result:
     method = method_for(request.parameters, probe=request.probe)
     version = prepare(context.device)
     hpu: HpuDevice = context.device  # type: ignore[assignment]  # prepare() takes no other
-    mode = SPEC.mode(hpu.name, request.settings)
-    generation.check_mode(mode, hpu)
+    mode = mode_of(request, hpu)
     import optimum.habana as gaudi
 
     context.enter_phase("load")
@@ -233,7 +233,7 @@ def _run(request: Request, context: JobContext) -> Result:
         config=model.config,
         parameters=request.parameters,
         pad_token_id=tokenizer.pad_token_id or 0,
-        context_length=generation.context_length(model.config),
+        context_length=positions_of(model.config.to_dict()),
     )
     cards, rank = context.world_size, context.rank
     layout = Layout(rank=rank, world_size=cards)
