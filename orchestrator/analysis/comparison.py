@@ -215,9 +215,19 @@ class RunComparison:
         logs = [math.log(change.ratio.value) for change in self.changes]
         return math.exp(math.fsum(logs) / len(logs))
 
+    @property
+    def slower(self) -> tuple[JobPair, ...]:
+        """Significant losses, the largest first."""
+        return tuple(c for c in self.changes if c.significant and c.ratio.value < 1)
+
+    @property
+    def faster(self) -> tuple[JobPair, ...]:
+        """Significant gains."""
+        return tuple(c for c in self.changes if c.significant and c.ratio.value > 1)
+
     def regressions(self, limit: float) -> tuple[JobPair, ...]:
         """Significant losses of at least ``limit`` (0.05 for five per cent)."""
-        return tuple(c for c in self.changes if c.significant and c.slower_by >= limit)
+        return tuple(c for c in self.slower if c.slower_by >= limit)
 
     @property
     def broken(self) -> tuple[JobPair, ...]:

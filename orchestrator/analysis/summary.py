@@ -90,14 +90,6 @@ class Cause:
     example: Measurement
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retried:
-    """A job that needed several attempts, oldest first."""
-
-    row: Measurement  # the final one
-    attempts: tuple[Measurement, ...]
-
-
 def causes_of(rows: Sequence[Measurement]) -> tuple[Cause, ...]:
     """Return rows that did not succeed, grouped by cause; accidents first, then the commonest."""
     groups: dict[tuple[State, str, str], list[Measurement]] = {}
@@ -130,8 +122,9 @@ def without_rule(cause: Cause) -> str:
 
 def retried(
     measurements: Sequence[Measurement], final: Mapping[str, Measurement]
-) -> tuple[Retried, ...]:
-    """Return jobs with several measuring attempts in the invocation of their final row."""
+) -> tuple[tuple[Measurement, ...], ...]:
+    """Return the measuring attempts, oldest first, of jobs with several of them in the invocation
+    of their final row."""
     attempts: dict[str, list[Measurement]] = {}
     for row in measurements:
         last = final.get(row.job_id)
@@ -143,8 +136,8 @@ def retried(
         ):
             attempts.setdefault(row.job_id, []).append(row)
     return tuple(
-        Retried(row=final[job_id], attempts=tuple(sorted(rows, key=lambda r: r.attempt_number)))
-        for job_id, rows in attempts.items()
+        tuple(sorted(rows, key=lambda row: row.attempt_number))
+        for rows in attempts.values()
         if len(rows) > 1
     )
 
@@ -249,7 +242,7 @@ class Summary:
     roofline: Roofline = field(default_factory=Roofline)
     published: tuple[Comparison, ...] = ()
     causes: tuple[Cause, ...] = ()
-    retried: tuple[Retried, ...] = ()
+    retried: tuple[tuple[Measurement, ...], ...] = ()  # attempts of jobs that needed several
     timeline: Timeline = field(default_factory=Timeline)
     provenance: Provenance = field(default_factory=Provenance)
     settings: Mapping[str, Setting] = field(default_factory=dict)  # by job id

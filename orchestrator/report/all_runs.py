@@ -96,8 +96,7 @@ def since_text(comparison: RunComparison) -> str:
     """Format as ``Since smoke-1: 1 slower (bf16 b=8 0.91×), 2 faster (…), 21 unchanged.``"""
     labels = labels_of([one.after for one in comparison.every])
     parts = []
-    for word, sign in (("slower", -1), ("faster", 1)):
-        group = [c for c in comparison.changes if c.significant and (c.ratio.value - 1) * sign > 0]
+    for word, group in (("slower", comparison.slower), ("faster", comparison.faster)):
         if group:
             shown = group[:_MOST_NAMED]
             names = [f"{labels[c.after.job_id]} {units.times(c.ratio.value)}" for c in shown]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from textwrap import wrap
@@ -82,7 +82,7 @@ def throughput_curve(table: Table, title: str) -> str:
     for name, line in lines.items():
         bars = "".join(_bar(x, y, point) for point in series[name] if point.high > point.low)
         parts += _line_of(line, styles[name], f'<path class="bar" d="{bars}"/>')
-    parts += _end_names(lines, styles)
+    parts += _names_at_ends((*line[-1], name, styles[name]) for name, line in lines.items())
     parts += _crosses(failed, x, styles)
     room = max(0.0, LETTER * max(map(len, lines)) - RIGHT + 12)
     return svg(title, *parts, size=(WIDTH + round(room), HEIGHT))
@@ -146,40 +146,12 @@ def _bar(x: Axis, y: Axis, point: _Point) -> str:
     return f"M{at:.1f} {low:.1f}V{high:.1f}{upper}{lower}"
 
 
-def _end_names(lines: Mapping[str, _Line], styles: Mapping[str, int]) -> list[str]:
-    """Place names at the ends of their lines, or in the margin, without overlap."""
-    parts = []
-    ends = sorted((line[-1][1], line[-1][0], name) for name, line in lines.items())
-    heights = apart([end[0] for end in ends], 14, TOP, HEIGHT - BOTTOM)
-    taken: list[tuple[float, float, float]] = []  # left, right, height
-    for (own, last, name), height in zip(ends, heights, strict=True):
-        others = [line for other, line in lines.items() if other != name]
-        wide = LETTER * len(name)
-        places = ((last + 9, height), (last - 11, own - 15), (last - 29, own - 10))
-        free = (
-            (x, y)
-            for x, y in places
-            if _free(x, y, wide, others)
-            and all(x > right or x + wide < left or abs(y - at) > 13 for left, right, at in taken)
-        )
-        x, y = next(free, (max(last + 9, WIDTH - RIGHT + 2), height))
-        taken.append((x, x + wide, y))
-        parts.append(word(x, y + 4, name, styles[name]))
-    return parts
-
-
-def _free(x: float, y: float, wide: float, lines: Sequence[_Line]) -> bool:
-    """Return whether no line passes where a name would be."""
-    for line in lines:
-        for (x1, y1), (x2, y2) in zip(line, [*line[1:], line[-1]], strict=True):
-            left, right = max(x1, x - 4), min(x2, x + wide)
-            if left > right:
-                continue
-            slope = (y2 - y1) / (x2 - x1) if x2 > x1 else 0.0
-            passes = (y1 + slope * (left - x1), y1 + slope * (right - x1))
-            if min(passes) < y + 9 and max(passes) > y - 9:
-                return False
-    return y < HEIGHT - BOTTOM - 18
+def _names_at_ends(ends: Iterable[tuple[float, float, str, str | int]]) -> Iterator[str]:
+    """Yield names (place, height, name and style) to the right of their lines, apart."""
+    ordered = sorted(ends, key=lambda end: end[1])
+    heights = apart([height for _, height, *_ in ordered], 14, TOP + 4, HEIGHT - BOTTOM)
+    for (at, _, name, style), height in zip(ordered, heights, strict=True):
+        yield word(at + 9, height + 4, name, style)
 
 
 def _crosses(failed: Sequence[tuple[int, str]], x: Axis, styles: Mapping[str, int]) -> list[str]:
@@ -234,12 +206,8 @@ def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
     for one in shown:
         points = [(x.at(s.row.cards), y.at(s.efficiency)) for s in one.steps]
         parts += _line_of(points, precision_style(one.precision))
-        ends.append((*points[-1], one))
-    ends.sort(key=lambda end: end[1])
-    heights = apart([height for _, height, _ in ends], 14, TOP + 4, HEIGHT - BOTTOM)
-    for (at, _, one), height in zip(ends, heights, strict=True):
-        parts.append(word(at + 9, height + 4, f"b={one.batch_size}", one.precision))
-    return svg(title, *parts)
+        ends.append((*points[-1], f"b={one.batch_size}", one.precision))
+    return svg(title, *parts, *_names_at_ends(ends))
 
 
 def roofline_figure(sheet: DeviceSheet, shares: Sequence[Share], title: str) -> str:
@@ -314,7 +282,7 @@ def _roof(x: Axis, y: Axis, slope: float, peaks: Sequence[tuple[str, float]]) ->
         start = max(peak / slope, x.low)
         parts.append(
             f'<path class="roof" d="M{x.at(start):.1f} {y.at(peak):.1f}H{WIDTH - RIGHT}"/>'
-            f'<text class="tick" x="{WIDTH - RIGHT + 6}" y="{y.at(peak) + 4:.1f}">{kind}</text>'
+            + text_at(WIDTH - RIGHT + 6, y.at(peak) + 4, kind)
         )
     return "".join(parts)
 
@@ -337,11 +305,12 @@ def roofline_groups(shares: Sequence[Share]) -> list[tuple[DeviceSheet, list[Sha
     for share in shares:
         groups.setdefault(share.sheet.device, []).append(share)
     return [
-        (group[0].sheet, sorted(group, key=_nearness, reverse=True)) for group in groups.values()
+        (group[0].sheet, sorted(group, key=nearness, reverse=True)) for group in groups.values()
     ]
 
 
-def _nearness(share: Share) -> float:
+def nearness(share: Share) -> float:
+    """Return the larger share of the card's limits."""
     return max(share.bandwidth or 0.0, share.compute or 0.0)
 
 

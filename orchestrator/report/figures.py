@@ -18,10 +18,11 @@ from pathlib import Path
 from orchestrator.analysis.selection import Setting, described, stated_parameters
 from orchestrator.analysis.summary import Summary
 from orchestrator.core.errors import ExtraMissing, StoreError
-from orchestrator.report import charts
 from orchestrator.report.charts import (
+    effects_chart,
     front_figure,
     heat_map,
+    published_chart,
     roofline_figure,
     roofline_groups,
     scaling_figure,
@@ -36,6 +37,8 @@ from orchestrator.util.format import visible
 #: Most pictures of one kind; a large grid has hundreds of tables, and the CSV has all.
 MOST_PICTURES = 24
 MOST_EFFECTS = 60
+#: Kinds of which there is one picture, without a number in its name.
+_SINGLE = ("prompts", "techniques", "cards")
 MARGIN = 18
 NOT_XML = {0xFFFE: "\N{REPLACEMENT CHARACTER}", 0xFFFF: "\N{REPLACEMENT CHARACTER}"}
 PIXELS_PER_INCH = 150
@@ -94,57 +97,48 @@ def write_pictures(summary: Summary, directory: Path) -> tuple[list[Path], int]:
 def pictures_of(summary: Summary) -> tuple[list[Picture], int]:
     """Return the pictures to write, and the number that the limit omits."""
     kinds: dict[str, list[Picture]] = {}
-    for picture in _pictures(summary):
-        if picture.drawing:
-            kinds.setdefault(picture.name.rstrip("-0123456789"), []).append(picture)
-    shown = [picture for kind in kinds.values() for picture in kind[:MOST_PICTURES]]
-    return shown, sum(max(0, len(kind) - MOST_PICTURES) for kind in kinds.values())
+    for kind, title, about, drawing in _drawings(summary):
+        group = kinds.setdefault(kind, [])
+        name = kind if kind in _SINGLE else f"{kind}-{len(group) + 1:02d}"
+        group.append(Picture(name=name, title=title, about=about, drawing=drawing))
+    drawn = [[picture for picture in group if picture.drawing] for group in kinds.values()]
+    shown = [picture for group in drawn for picture in group[:MOST_PICTURES]]
+    return shown, sum(max(0, len(group) - MOST_PICTURES) for group in drawn)
 
 
-def _pictures(summary: Summary) -> Iterator[Picture]:
+def _drawings(summary: Summary) -> Iterator[tuple[str, str, str, str]]:
+    """Yield kind, title, settings and ``<svg>`` of every figure; "" where there is none."""
     index = {row.job_id: number for number, row in enumerate(summary.rows)}
-    for n, table in enumerate(summary.tables, 1):
-        heading = {"title": table.title, "about": described(table.about)}
-        map_ = heat_map(table, table.title, index)
-        yield Picture(name=f"heat-map-{n:02d}", drawing=map_, **heading)
-        curve = throughput_curve(table, table.title)
-        yield Picture(name=f"throughput-against-batch-size-{n:02d}", drawing=curve, **heading)
-    for n, front in enumerate(summary.fronts, 1):
+    for table in summary.tables:
+        title, about = table.title, described(table.about)
+        yield "heat-map", title, about, heat_map(table, title, index)
+        yield "throughput-against-batch-size", title, about, throughput_curve(table, title)
+    for front in summary.fronts:
         drawing = front_figure(front, front.setting.model, summary.chosen)
-        name = f"throughput-against-latency-{n:02d}"
-        yield Picture(name=name, drawing=drawing, **_of(front.setting))
-    if any(row.items for row in summary.rows):
-        title = f"{summary.run}: each point is one prompt"
-        points = prompt_points(summary.rows)
-        drawing = prompts_figure(summary.rows, points, title)
-        yield Picture(name="prompts", title=title, drawing=drawing)
+        yield "throughput-against-latency", *_heading(front.setting), drawing
+    title, points = f"{summary.run}: each point is one prompt", prompt_points(summary.rows)
+    yield "prompts", title, "", prompts_figure(summary.rows, points, title)
     if summary.effects:
-        shown, title = summary.effects[:MOST_EFFECTS], "What each technique buys"
-        if len(summary.effects) > len(shown):
-            title += f" (the first {len(shown)} of {len(summary.effects)})"
-        yield Picture(name="techniques", title=title, drawing=charts.effects_chart(shown, title))
-    for n, group in enumerate(scaling_groups(summary.scalings), 1):
-        heading = _of(group[0].setting)
-        drawing = scaling_figure(group, heading["title"])
-        yield Picture(name=f"scaling-{n:02d}", drawing=drawing, **heading)
-    for n, (sheet, shares) in enumerate(roofline_groups(summary.roofline.shares), 1):
+        effects, title = summary.effects[:MOST_EFFECTS], "What each technique buys"
+        if len(summary.effects) > len(effects):
+            title += f" (the first {len(effects)} of {len(summary.effects)})"
+        yield "techniques", title, "", effects_chart(effects, title)
+    for group in scaling_groups(summary.scalings):
+        title, about = _heading(group[0].setting)
+        yield "scaling", title, about, scaling_figure(group, title)
+    for sheet, shares in roofline_groups(summary.roofline.shares):
         title = f"Roofline of {sheet.device}"
-        drawing = roofline_figure(sheet, shares, title)
-        yield Picture(name=f"roofline-{n:02d}", title=title, about=sheet.source, drawing=drawing)
-    for n, one in enumerate(summary.published, 1):
+        yield "roofline", title, sheet.source, roofline_figure(sheet, shares, title)
+    for one in summary.published:
         title = f"{one.title}, {units.plural(one.about.cards, 'card')}"
-        drawing = charts.published_chart(one, title)
-        yield Picture(name=f"published-{n:02d}", title=title, drawing=drawing)
+        yield "published", title, "", published_chart(one, title)
     if lanes := summary.timeline.lanes:
         title = f"{len(lanes)} cards, time assigned {units.percent(summary.timeline.assigned, 3)}"
-        yield Picture(
-            name="cards", title=title, drawing=cards_figure(summary.timeline, title, summary.names)
-        )
+        yield "cards", title, "", cards_figure(summary.timeline, title, summary.names)
 
 
-def _of(setting: Setting) -> dict[str, str]:
-    about = described(stated_parameters(setting))
-    return {"title": f"{setting.model} on {setting.where}", "about": about}
+def _heading(setting: Setting) -> tuple[str, str]:
+    return f"{setting.model} on {setting.where}", described(stated_parameters(setting))
 
 
 def _note(summary: Summary) -> str:

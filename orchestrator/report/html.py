@@ -49,12 +49,15 @@ if TYPE_CHECKING:
 
 SCRIPTS = ("page.js", "scatter.js", "timeline.js", "rows.js")
 PROMPTS_TITLE = "Total length, output length and latency of prompts, in three dimensions"
-MOST_CURVES = 60  # further tables have none
-OPEN_TABLES = 6  # further ones are folded
-LISTED = 12  # further winners and causes are folded
-OPEN_FRONTS = 12  # further ones are not drawn
-OPEN_ROWS = 20  # of a section's table; further ones are folded
-MOST_LISTED = 300  # rows of a section's table, and flagged rows of each flag
+#: Limits of the templates.
+LIMITS = {
+    "MOST_CURVES": 60,  # further tables have none
+    "OPEN_TABLES": 6,  # further ones are folded
+    "LISTED": 12,  # further winners and causes are folded
+    "OPEN_FRONTS": 12,  # further ones are not drawn
+    "OPEN_ROWS": 20,  # of a section's table; further ones are folded
+    "MOST_LISTED": 300,  # rows of a section's table, and flagged rows of each flag
+}
 #: Runs of up to this many jobs are shown whole.
 ORDINARY_ROWS = 10_000
 #: Limits on tables, winners and causes of larger runs.
@@ -210,12 +213,7 @@ def environment() -> Environment:
         State=State,
         STATES=STATES,
         SETTLED=SETTLED,
-        OPEN_TABLES=OPEN_TABLES,
-        OPEN_FRONTS=OPEN_FRONTS,
-        OPEN_ROWS=OPEN_ROWS,
-        LISTED=LISTED,
-        MOST_LISTED=MOST_LISTED,
-        MOST_CURVES=MOST_CURVES,
+        **LIMITS,
         described=described,
         precision_style=precision_style,
         bar=bar,

@@ -25,7 +25,6 @@ from orchestrator.store import files as run_files
 from orchestrator.store.history import slow_cards_of, spread_between_runs
 from orchestrator.store.lock import driver_lives
 from orchestrator.store.store import Store
-from workloads.util import files
 from workloads.util.files import SMALL_BYTES
 
 
@@ -137,19 +136,11 @@ def write_aside(path: Path, content: str | bytes | Iterable[str]) -> Path:
         raise StoreError(f"{str(path)!r} does not name a file to write")
     if os.path.lexists(path) and not os.path.isfile(path):  # a device would be replaced, for one
         raise StoreError(f"cannot write {path}: it exists and is not a regular file")
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(files.create(aside), "wb") as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                texts = [content] if isinstance(content, str) else content
-                file.writelines(text.encode("utf-8") for text in texts)
-        os.replace(aside, path)
+        disk.make_directory(path.parent)
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-    return path
+        raise disk.write_error(path, error) from error
+    if not isinstance(content, bytes):
+        texts = [content] if isinstance(content, str) else content
+        content = (text.encode() for text in texts)
+    return disk.replace_file(path.parent, path.name, content)

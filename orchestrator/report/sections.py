@@ -18,6 +18,7 @@ from orchestrator.report.blocks import Cell, Figure, Section, Table
 from orchestrator.report.charts import (
     MOST_LINES,
     effects_chart,
+    nearness,
     published_chart,
     roofline_figure,
     roofline_groups,
@@ -335,9 +336,7 @@ def _scaling(summary: Summary) -> Section:
 def _roofline(summary: Summary) -> Section:
     roofline = summary.roofline
     groups = roofline_groups(roofline.shares)
-    near = sorted(
-        roofline.shares, key=lambda s: max(s.bandwidth or 0.0, s.compute or 0.0), reverse=True
-    )
+    near = sorted(roofline.shares, key=nearness, reverse=True)
     emulated = roofline.emulated
     note = f"None for {units.plural(emulated, 'row')} of emulated cards." if emulated else ""
     if roofline.unknown:

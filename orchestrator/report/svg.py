@@ -118,8 +118,9 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def short_number(value: float) -> str:
-    """Format a tick: ``1,200``, ``0.5``."""
-    return units.number(value, 3).rstrip("0").rstrip(".") if value < 100 else f"{value:,.0f}"
+    """Format a tick: ``1,200``, ``0.5``, ``0``."""
+    text = units.number(value, 3) if value < 100 else f"{value:,.0f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def frame(x: Axis, y: Axis) -> str:
@@ -127,33 +128,19 @@ def frame(x: Axis, y: Axis) -> str:
     parts = []
     for value in y.ticks:
         at = y.at(value)
-        parts.append(
-            f'<path class="grid" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>'
-            f'<text class="tick" x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">'
-            f"{escape(y.text(value))}</text>"
-        )
+        parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(text_at(LEFT - 8, at + 4, y.text(value), anchor="end"))
     last = -100.0
     for value in x.ticks:
         at = x.at(value)
         text = x.text(value)
         if at - last >= 4 + 6.5 * len(text):
-            parts.append(
-                f'<text class="tick" x="{at:.1f}" y="{HEIGHT - BOTTOM + 20}" '
-                f'text-anchor="middle">{escape(text)}</text>'
-            )
+            parts.append(text_at(at, HEIGHT - BOTTOM + 20, text, anchor="middle"))
             last = at
-    return "".join(parts) + axis_names(x.name, y.name)
-
-
-def axis_names(x_name: str, y_name: str) -> str:
-    """Return the names of both axes."""
+    upright = f'<g transform="translate(13 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)">'
     middle = (LEFT + WIDTH - RIGHT) / 2
-    return (
-        f'<text class="axis" x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">'
-        f"{escape(visible(x_name))}</text>"
-        f'<text class="axis" transform="translate(13 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)" '
-        f'text-anchor="middle">{escape(visible(y_name))}</text>'
-    )
+    parts.append(text_at(middle, HEIGHT - 10, x.name, "axis", "middle"))
+    return "".join((*parts, upright, text_at(0, 0, y.name, "axis", "middle"), "</g>"))
 
 
 def svg(
@@ -187,10 +174,7 @@ def path_of(points: Iterable[tuple[float, float]]) -> str:
 
 def word(x: float, y: float, text: str, precision: str | int) -> str:
     """Return a name beside a mark, in the colour of a precision."""
-    return (
-        f'<text class="name p{precision_style(precision)}" x="{x:.1f}" y="{y:.1f}" '
-        f'text-anchor="start">{escape(visible(text))}</text>'
-    )
+    return text_at(x, y, text, f"name p{precision_style(precision)}")
 
 
 def apart(places: Sequence[float], distance: float, low: float, high: float) -> list[float]:

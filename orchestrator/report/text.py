@@ -202,16 +202,9 @@ def _cause(cause: Cause, summary: Summary) -> Iterator[Block]:
 def _retried(summary: Summary) -> Iterator[Block]:
     if summary.retried:
         yield Heading(text="Jobs that needed more than one attempt")
-        yield _many(
-            (
-                Line(
-                    text=f"  {summary.label(one.row)}: "
-                    + " → ".join(str(row.state) for row in one.attempts)
-                )
-                for one in summary.retried
-            ),
-            "job",
-        )
+        states = (" → ".join(str(row.state) for row in attempts) for attempts in summary.retried)
+        names = (summary.label(attempts[0]) for attempts in summary.retried)
+        yield _many((Line(text=f"  {n}: {s}") for n, s in zip(names, states, strict=True)), "job")
 
 
 def _many(
@@ -328,8 +321,7 @@ def _answer(summary: Summary, page: str) -> Iterator[Block]:
 
 def headline(comparison: RunComparison) -> str:
     """Format as ``48 jobs compared, 2 slower, 1 faster, 45 unchanged within noise; …``."""
-    slower = sum(c.significant and c.ratio.value < 1 for c in comparison.changes)
-    faster = sum(c.significant and c.ratio.value > 1 for c in comparison.changes)
+    slower, faster = len(comparison.slower), len(comparison.faster)
     untested = sum(c.ratio.low is None for c in comparison.changes)
     same = len(comparison.changes) - slower - faster - untested
     words = [

@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,15 +133,17 @@ def write_durably(
     return target
 
 
-def replace_file(directory: Path, name: str, data: bytes) -> Path:
-    """Replace a file (page, status) atomically, without syncing it."""
+def replace_file(directory: Path, name: str, data: bytes | Iterable[bytes]) -> Path:
+    """Replace a file (page, status) by data or its parts atomically, without syncing it."""
     aside = directory / f".{name}.{os.getpid()}.aside"
     try:
         _write(aside, data, synced=False)
         rename(aside, directory / name)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             remove(aside)
+        if not isinstance(error, OSError):
+            raise
         raise write_error(directory / name, error) from error
     return directory / name
 
@@ -187,10 +189,11 @@ def is_valid_name(name: str) -> bool:
     return bool(re.fullmatch(r"[\w][\w.+-]*", name)) and len(name.encode()) <= 120
 
 
-def _write(path: Path, data: bytes, *, synced: bool) -> None:
+def _write(path: Path, data: bytes | Iterable[bytes], *, synced: bool) -> None:
     handle = create(path)
     try:
-        write_all(handle, data)
+        for part in [data] if isinstance(data, bytes) else data:
+            write_all(handle, part)
         if synced:
             sync(handle)
     finally:

@@ -62,19 +62,23 @@ def summary_line(status: RunStatus) -> str:
     parts.append(f"{duration(status.elapsed_s)} so far")
     if status.eta_s and not status.finished:
         parts.append(f"{left_text(status.eta_s, status.eta_low_s, status.eta_high_s)} left")
-    if status.paused:
-        parts.append(f"PAUSED: {status.paused}")
-    if status.waiting:
-        parts.append(f"WAITING: {status.waiting}")
     if status.slow_cards:
         parts.append(plural(len(status.slow_cards), "slow card"))
-    if status.trouble:
-        parts.append(f"TROUBLE: {status.trouble}")
-    if status.stopping:
-        parts.append(f"stopping: {status.stopping}")
+    parts += [f"{what}: {why}" for what, why in _notes(status).items()]
     if status.driver_died:
         parts.append("NO DRIVER: it died; the same `nightgrid run` resumes it")
     return " | ".join(parts)
+
+
+def _notes(status: RunStatus) -> dict[str, str]:
+    """Return why the run does not just go on, by kind."""
+    notes = {
+        "WAITING": status.waiting,
+        "PAUSED": status.paused,
+        "TROUBLE": status.trouble,
+        "stopping": status.stopping,
+    }
+    return {what: why for what, why in notes.items() if why}
 
 
 def rate_texts(status: RunStatus) -> list[str]:
@@ -117,8 +121,10 @@ def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
         line += f" on {board.card_name(cards[0])}"
     if len(cards) > 1:
         line += f" and {len(cards) - 1} more"
-    if measurement.metrics.throughput:
-        line += f": {_figure(measurement)}"
+    metrics = measurement.metrics
+    if metrics.throughput:
+        rate = f"{metrics.throughput:,.1f} {metrics.throughput_unit}"
+        line += f": {rate}{half_width_text(metrics.relative_half_width)}"
     if measurement.reason and command.state is not State.SUCCEEDED:
         line += f": {shortened(measurement.reason)}"
     return line
@@ -142,12 +148,9 @@ def shortened(reason: str) -> str:
     return one_line(reason, REASON_LENGTH)
 
 
-def _figure(measurement: Measurement) -> str:
-    metrics = measurement.metrics
-    text = f"{metrics.throughput:,.1f} {metrics.throughput_unit}"
-    if metrics.relative_half_width is not None:
-        text += f" ±{100 * metrics.relative_half_width:.1f}%"
-    return text
+def half_width_text(relative: float | None) -> str:
+    """Format half of an interval as `` ±2.1%``; "" if it is unknown."""
+    return "" if relative is None else f" ±{100 * relative:.1f}%"
 
 
 def _three_digits(value: float) -> str:
@@ -249,13 +252,7 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
     rates = Text("   ".join([assigned, *rate_texts(status)]), overflow="ellipsis", no_wrap=True)
     failures = status.failures[:SHOWN_FAILURES]
     after: list[RenderableType] = [_failure_lines(failures, status.at)] if failures else []
-    notes = {
-        "WAITING": status.waiting,
-        "PAUSED": status.paused,
-        "TROUBLE": status.trouble,
-        "stopping": status.stopping,
-    }
-    notes = {what: why for what, why in notes.items() if why}
+    notes = _notes(status)
     for what, why in notes.items():
         text = f"{what}: {shortened(why)}"
         after.append(Text(text, style="yellow", overflow="ellipsis", no_wrap=True))

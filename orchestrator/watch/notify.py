@@ -130,12 +130,11 @@ _WORDS = {
 def _since(comparison: RunComparison | None) -> dict[str, Any] | None:
     if comparison is None:
         return None
-    significant = [change for change in comparison.changes if change.significant]
     return {
         "run": comparison.before,
-        "slower": sum(change.ratio.value < 1 for change in significant),
-        "faster": sum(change.ratio.value > 1 for change in significant),
-        "unchanged": len(comparison.changes) - len(significant),
+        "slower": len(comparison.slower),
+        "faster": len(comparison.faster),
+        "unchanged": sum(not change.significant for change in comparison.changes),
         "broken": len(comparison.broken),
         "overall_ratio": finite(comparison.overall),
     }

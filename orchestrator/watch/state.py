@@ -32,7 +32,7 @@ from orchestrator.store import files as run_files
 from orchestrator.store.reader import read_rows
 from orchestrator.store.store import Store, existing_runs
 from orchestrator.util.format import duration, number, one_line, plural, seconds
-from orchestrator.watch.live import left_text
+from orchestrator.watch.live import half_width_text, left_text
 from workloads.util.files import SMALL_BYTES
 
 if TYPE_CHECKING:
@@ -154,9 +154,10 @@ class RunFeed:
             return
         self._rows_trouble = ""
         self._damaged = len(look.damaged)
-        if look.counts() == self._counts:
+        counts = {name: table.num_rows for name, table in look.tables.items()}
+        if counts == self._counts:
             return
-        self._tables, self._counts = look.tables, look.counts()
+        self._tables, self._counts = look.tables, counts
         # Known row files do not change, and a night has thousands; logs grow.
         self._of_file = {
             name: (name.endswith(".parquet") and self._of_file.get(name)) or table.to_pylist()
@@ -230,8 +231,7 @@ def _row_values(row: Row, label: Label) -> dict[str, Any]:
     figure = ""
     if row["throughput"] is not None:
         figure = f"{number(row['throughput'])} {row['throughput_unit']}"
-        if row["relative_half_width"] is not None:
-            figure += f" ±{100 * row['relative_half_width']:.1f}%"
+        figure += half_width_text(row["relative_half_width"])
     return {
         "at": _recorded_at(row) or None,
         "state": row["state"],

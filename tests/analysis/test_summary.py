@@ -209,8 +209,8 @@ def test_causes_gather_rows_that_differ_in_numbers_only() -> None:
     states = [cause.state for cause in summary.causes]
     assert states.index(State.FAILED) < states.index(State.OUT_OF_MEMORY)
     assert summary.causes[0].example.failure_tail
-    (item,) = summary.retried  # probes are no retries
-    assert [attempt.state for attempt in item.attempts] == [State.LOST, State.SUCCEEDED]
+    (attempts,) = summary.retried  # probes are no retries
+    assert [attempt.state for attempt in attempts] == [State.LOST, State.SUCCEEDED]
 
 
 def test_idle_time_is_counted_within_invocations_only() -> None:

@@ -78,15 +78,3 @@ def test_a_running_run_can_be_reported(tmp_path: Path) -> None:
         assert "The only job has an answer" in page.read_text(encoding="utf-8")
         write_page(store, *read_summary(store, lean=True))
         assert "All 2 jobs have an answer" in page.read_text(encoding="utf-8")
-
-
-def test_a_damaged_file_is_named_on_the_page(tmp_path: Path) -> None:
-    night = Night(run="torn")
-    for batch_size in (8, 16):
-        with Store.open(tmp_path, "torn") as store:
-            store.append(night.add(a_job(batch_size=batch_size)))
-            path = store.to_parquet()
-    assert path is not None
-    path.write_bytes(path.read_bytes()[:-20])
-    text = write_page(store, *read_summary(store, lean=True)).read_text(encoding="utf-8")
-    assert "1 file of this run could not be read" in text

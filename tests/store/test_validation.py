@@ -127,11 +127,6 @@ def test_values_that_are_none_of_their_column_are_named(name: str, value: Any) -
     assert fault(SOUND.select([name]).set_column(0, field, values))
 
 
-def test_text_that_is_not_unicode_is_named() -> None:
-    texts = pa.array([b"fine", b"\xff\xfe"]).view(pa.string())
-    assert fault(SOUND.select(["reason"]).set_column(0, SOUND.schema.field("reason"), texts))
-
-
 def test_bad_files_among_sound_ones_are_named() -> None:
     tables = {str(n): to_table([row(n)]) for n in range(9)}
     assert faults(tables) == {}
