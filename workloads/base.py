@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -234,30 +235,11 @@ class Sample:
     decoding_s: float | None = None  # from latents to pixels
     conversion_s: float | None = None  # to images of the host
 
-    @classmethod
-    def of_whole(
-        cls,
-        *,
-        wall_s: float,
-        cpu_s: float,
-        items: int,
-        input_tokens: int,
-        output_tokens: int = 0,
-        computed_tokens: int = 0,
-    ) -> Sample:
-        """Return the one sample of work that is timed as a whole."""
-        return cls(
-            repeat=0,
-            batch=0,
-            warmup=False,
-            complete=True,
-            wall_s=wall_s,
-            cpu_s=cpu_s,
-            items=items,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            computed_tokens=computed_tokens,
-        )
+
+#: The one sample of work that is timed as a whole.
+whole_sample = partial(
+    Sample, repeat=0, batch=0, warmup=False, complete=True, output_tokens=0, computed_tokens=0
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

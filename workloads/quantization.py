@@ -23,9 +23,9 @@ from workloads.base import (
     Refusal,
     Request,
     Result,
-    Sample,
     Unsupported,
     WorkloadError,
+    whole_sample,
 )
 from workloads.data.cache import cache_root
 from workloads.data.datasets import DatasetParameters, find_dataset, load_dataset, load_examples
@@ -378,7 +378,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
         name = parameters.save_model
         details["saved_model"] = str(save_trained(model, source, name, origin, written=written))
     same = (predictions == predictions_before).float().mean()
-    sample = Sample.of_whole(
+    sample = whole_sample(
         wall_s=wall_s,
         cpu_s=cpu_s,
         items=len(texts),

@@ -37,9 +37,6 @@ from workloads.base import MeasureSettings, WorkloadError
 
 STRUCTURE = tuple(ExperimentBlock.model_fields)
 
-#: In place of a value that was complained of.
-_REFUSED = object()
-
 #: Checked values of one setting; none where one was complained of.
 Values = list[Scalar]
 
@@ -178,9 +175,7 @@ class ExperimentReader:
             experiment.fixed.pop(name, None)
             experiment.axes.append(Axis((name,), tuple((value,) for value in values)))
             return
-        raw = self._from_mapping(path, name, raw)
-        if raw is _REFUSED:
-            return
+        raw = self.vocabulary.written(name, raw)
         if isinstance(raw, (list, Mapping)) or (name != "model" and looks_like_range(raw)):
             what = "a range" if isinstance(raw, str) else shown(raw)
             hint = f"several values go under `axes:`, as `{name}: …`"
@@ -189,7 +184,10 @@ class ExperimentReader:
         for value in self._checked(path, name, raw):
             experiment.fixed[name] = value
 
-    def _checked(self, path: Path_, name: str, value: Scalar) -> Values:
+    def _checked(self, path: Path_, name: str, value: Scalar | Fault) -> Values:
+        if isinstance(value, Fault):
+            self.findings.complain(path, value.message, value.hint)
+            return []
         known = (self.workload, name, type(value), value) in self.vocabulary.checked
         if self.findings.full and not known:
             self.findings.unread += 1
@@ -225,17 +223,8 @@ class ExperimentReader:
                 values.append(value)
         return values
 
-    def _from_mapping(self, path: Path_, name: str, raw: Any) -> Any:
-        made, fault = self.vocabulary.written(name, raw)
-        if fault is not None:
-            self.findings.complain(path, fault.message, fault.hint)
-            return _REFUSED
-        return raw if made is None else made
-
     def _entry(self, path: Path_, name: str, entry: Any) -> Values:
-        entry = self._from_mapping(path, name, entry)
-        if entry is _REFUSED:
-            return []
+        entry = self.vocabulary.written(name, entry)
         if isinstance(entry, (list, Mapping)):
             hint = "values are written [fp32, bf16] or 1..64 *2"
             self.findings.complain(path, f"{shown(entry)} where one value belongs", hint)
@@ -244,8 +233,7 @@ class ExperimentReader:
             return self._checked(path, name, entry)
         numbers = parse_range(entry)
         if isinstance(numbers, Fault):
-            self.findings.complain(path, numbers.message, numbers.hint)
-            return []
+            return self._checked(path, name, numbers)
         values: Values = []
         for number in numbers:
             checked = self._checked(path, name, number)

@@ -240,16 +240,15 @@ class Vocabulary:
             declared = {} if entry is None else declarations(entry.parameters)
         return declared[name].current(value) if name in declared else value
 
-    def written(self, name: str, value: object) -> tuple[Scalar, Fault | None]:
-        """Value of a mapping such as ``{max: {cap: 64}}``, or its fault; None for settings that
-        take no mapping."""
+    def written(self, name: str, value: Any) -> Any:
+        """The value of a mapping such as ``{max: {cap: 64}}``, or its fault; others as they are."""
         if name not in MAPPINGS or not isinstance(value, Mapping):
-            return None, None
+            return value
         try:
-            return MAPPINGS[name](value), None
+            return MAPPINGS[name](value)
         except ValueError as error:
             message, _, hint = str(error).partition("; ")
-            return None, Fault(message, hint)
+            return Fault(message, hint)
 
     def _check(self, workload: str | None, name: str, value: Scalar) -> tuple[Scalar, Fault | None]:
         if name not in FIELD_NAMES:

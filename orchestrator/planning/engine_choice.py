@@ -29,7 +29,9 @@ class Software:
 
     devices: tuple[str, ...]  # the kind's own, and the one that emulates it
     nodes: Mapping[str, Mapping[str, str]]  # packages by node name, where known
-    emulated: bool = False  # on the host's own device
+    emulated: bool = False
+    on_host: bool = False  # emulated on the host's own device
+    missing: str = ""  # why there are none, when no node has the kind
 
     def lacks(self, spec: EngineSpec, mode: str) -> dict[str, str]:
         """Missing requirements of an engine, by node."""
@@ -39,12 +41,15 @@ class Software:
 
 def software_of(nodes: Sequence[Node], kind: Accelerator) -> Software:
     """The software of a kind of card."""
+    have = ", ".join(dict.fromkeys(node.accelerator.value for node in nodes))
     of_kind = [node for node in nodes if node.accelerator is kind]
     devices = dict.fromkeys([kind.device, *(node.device for node in of_kind)])
     return Software(
         devices=tuple(devices),
         nodes={node.name: dict(node.packages) for node in of_kind if node.packages is not None},
-        emulated=any(node.emulated and node.computes_on_host for node in of_kind),
+        emulated=any(node.emulated for node in of_kind),
+        on_host=any(node.emulated and node.computes_on_host for node in of_kind),
+        missing="" if of_kind else f"no node has {kind} cards; there is: {have or 'none'}",
     )
 
 
@@ -59,7 +64,7 @@ def with_engines(
     kinds = {job.accelerator: None for job in jobs if job.experiment in unnamed}
     kinds = {kind: None for kind in kinds if kind in there and has_a_choice(kind.device)}
     software = {kind: software_of(nodes, kind) for kind in kinds}
-    chooser = _Chooser({kind: one for kind, one in software.items() if not one.emulated})
+    chooser = _Chooser({kind: one for kind, one in software.items() if not one.on_host})
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, job in enumerate(jobs):
         if job.experiment in unnamed and job.accelerator in chooser.software:

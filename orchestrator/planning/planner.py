@@ -11,7 +11,7 @@ the cluster can never give, and settings that rules call wrong, are errors in th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from orchestrator.core.plan import Action, PastRow, Plan, PlannedJob
 from orchestrator.core.topology import Node
 from orchestrator.grid.dependencies import Thing, measured_again, with_implied, with_needs
 from orchestrator.grid.diagnostics import Rules, card_problems, summed_up
-from orchestrator.planning.engine_choice import differences, software_of, with_engines
+from orchestrator.planning.engine_choice import Software, differences, software_of, with_engines
 from orchestrator.planning.forecast import Startup, duration, with_fresh_processes
 from workloads.engines import ENGINES
 from workloads.inspection.contents import place_of
@@ -157,13 +157,6 @@ def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastR
     return newest
 
 
-@dataclass(frozen=True, slots=True)
-class _Cards:
-    emulated: bool
-    devices: tuple[str, ...]  # the kind's own, and the one that emulates it
-    missing: str = ""  # why there are none, when no node has the kind
-
-
 class _Planner:
     def __init__(
         self,
@@ -182,24 +175,24 @@ class _Planner:
         self.retry_failed = retry_failed
         self.force = force
         self.nowhere = 0  # jobs whose kind of card no node has
-        self._cards: dict[tuple[Accelerator, int], _Cards] = {}
+        self._software: dict[Accelerator, Software] = {}
         self._unsupported: dict[tuple[object, ...], str] = {}
         self._lacking: dict[tuple[object, ...], str] = {}
         self._rules = Rules(refusals, WORKLOADS)
 
     def decide(self, job: Job) -> tuple[Action, str]:
         """Choose the action for a job, with a reason unless it simply runs."""
-        cards = self.cards(job)
-        self.nowhere += bool(cards.missing)
+        software = self.software(job)
+        self.nowhere += bool(software.missing)
         reason = (
-            cards.missing
-            or self.unsupported(job, cards.devices)
-            or self.refused(job, cards.devices)
+            software.missing
+            or self.unsupported(job, software.devices)
+            or self.refused(job, software.devices)
             or self.lacking(job)
         )
         if reason:
             return Action.UNSUPPORTED, reason
-        row = self.past.get((job.job_id, cards.emulated))
+        row = self.past.get((job.job_id, software.emulated))
         if self.force or row is None or row.state in _AGAIN:
             return Action.RUN, ""
         if row.state is State.SUCCEEDED:
@@ -211,23 +204,14 @@ class _Planner:
 
     def took(self, job: Job) -> str:
         """Saved things that a job's newest terminal attempt loaded by name."""
-        row = self.past.get((job.job_id, self.cards(job).emulated))
+        row = self.past.get((job.job_id, self.software(job).emulated))
         return row.took if row is not None else ""
 
-    def cards(self, job: Job) -> _Cards:
-        """The cluster's cards for jobs of this kind and count."""
-        key = (job.accelerator, job.cards)
-        if key in self._cards:
-            return self._cards[key]
-        of_kind = [node for node in self.nodes if node.accelerator is job.accelerator]
-        missing = ""
-        if not of_kind:
-            have = ", ".join(dict.fromkeys(node.accelerator.value for node in self.nodes))
-            missing = f"no node has {job.accelerator} cards; there is: {have or 'none'}"
-        emulated = any(node.emulated for node in of_kind)
-        devices = dict.fromkeys([job.accelerator.device, *(node.device for node in of_kind)])
-        self._cards[key] = _Cards(emulated=emulated, devices=tuple(devices), missing=missing)
-        return self._cards[key]
+    def software(self, job: Job) -> Software:
+        """The software of the nodes with cards of this job's kind."""
+        if job.accelerator not in self._software:
+            self._software[job.accelerator] = software_of(self.nodes, job.accelerator)
+        return self._software[job.accelerator]
 
     def unsupported(self, job: Job, devices: tuple[str, ...]) -> str:
         """Reason why a precision cannot run on the device, or the CPU that emulates it."""
@@ -254,21 +238,19 @@ class _Planner:
 
     def lacking(self, job: Job) -> str:
         """Reason why no node with the job's kind of card has its engine's packages."""
-        key = (job.accelerator, job.engine, job.workload, job.parameters)
-        if key not in self._lacking:
-            self._lacking[key] = self._lack_of(job)
-        return self._lacking[key]
-
-    def _lack_of(self, job: Job) -> str:
         spec = ENGINES.get(job.engine)
         if spec is None or find_workload(job.workload).ability is None:
             return ""
-        software = software_of(self.nodes, job.accelerator)
-        lacks = software.lacks(spec, spec.mode(job.accelerator.device, dict(job.parameters)))
-        if not lacks or len(lacks) < len(software.nodes):
-            return ""
-        reasons = "; ".join(dict.fromkeys(lacks.values()))
-        return f"engine {job.engine} on {', '.join(lacks)}: {reasons}"
+        mode = spec.mode(job.accelerator.device, dict(job.parameters))
+        key = (job.accelerator, job.engine, mode)
+        if key not in self._lacking:
+            software = self.software(job)
+            lacks = software.lacks(spec, mode)
+            reasons = "; ".join(dict.fromkeys(lacks.values()))
+            everywhere = lacks and len(lacks) == len(software.nodes)
+            reason = f"engine {job.engine} on {', '.join(lacks)}: {reasons}"
+            self._lacking[key] = reason if everywhere else ""
+        return self._lacking[key]
 
 
 def card_seconds(plan: Plan) -> float:

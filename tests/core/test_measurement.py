@@ -166,14 +166,6 @@ def test_a_clock_that_stood_still_divides_nothing() -> None:
 WALLS = st.lists(st.floats(0.001, 1000), min_size=2, max_size=8)
 
 
-@given(WALLS, st.floats(0.01, 100))
-def test_throughput_scales_with_time(walls: list[float], factor: float) -> None:
-    fast, slow = metrics_of(repeats(*walls)), metrics_of(repeats(*(w * factor for w in walls)))
-    assert fast.throughput is not None and slow.throughput is not None
-    assert slow.throughput * factor == pytest.approx(fast.throughput)
-    assert slow.relative_half_width == pytest.approx(fast.relative_half_width, abs=1e-9)
-
-
 @given(WALLS, st.randoms())
 def test_order_of_samples_does_not_matter(walls: list[float], random: object) -> None:
     ordered = repeats(*walls) + repeats(*walls, rank=1)

@@ -143,18 +143,9 @@ def test_no_setting_is_also_a_key_of_the_format() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"),
-    [
-        ("1..64 *2", [1, 2, 4, 8, 16, 32, 64]),
-        ("1..9 +2", [1, 3, 5, 7, 9]),
-        ("1..8", [1, 2, 3, 4, 5, 6, 7, 8]),
-        ("3..100*3", [3, 9, 27, 81]),
-        ("1..10 *2", [1, 2, 4, 8]),
-        ("5..5", [5]),
-        (" 2 .. 6 + 2 ", [2, 4, 6]),
-    ],
+    ("text", "numbers"), [("3..100*3", [3, 9, 27, 81]), (" 2 .. 6 + 2 ", [2, 4, 6])]
 )
-def test_ranges(text: str, numbers: list[int]) -> None:
+def test_ranges_are_read_with_and_without_spaces(text: str, numbers: list[int]) -> None:
     assert list(parse_range(text)) == numbers  # type: ignore[arg-type]
 
 

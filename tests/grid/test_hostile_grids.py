@@ -74,39 +74,12 @@ RANGES = ["1..2", "1..", "9..1", "1..1000000000000", "0..0 *0", "1..8 *1", "-5..
 NUMBERS = [-1, 0, 3, 2**31, 2**63, 10**30, -(10**18), 0.5, 1e308, float("inf"), float("nan")]
 SHAPES: list[Any] = [[], {}, [[]], [None], [1, 1], [{}], {"": ""}, {"a": {"b": {"c": []}}}]
 HOSTILE = st.sampled_from([None, True, *TEXTS, *RANGES, *NUMBERS, *SHAPES, list(range(50))])
-SETTINGS = st.sampled_from(
-    [
-        "name",
-        "defaults",
-        "measure",
-        "experiments",
-        "axes",
-        "zip",
-        "exclude",
-        "include",
-        "workload",
-        "model",
-        "dataset",
-        "engine",
-        "accelerator",
-        "cards",
-        "precision",
-        "batch_size",
-        "isolation",
-        "attention",
-        "prompts",
-        "output_tokens",
-        "method",
-        "rank",
-        "strategy",
-        "needs",
-        "adapter",
-        "save_adapter",
-        "seed",
-        "time_limit_s",
-        "<<",
-    ]
-)
+WORDS = """
+name defaults measure experiments axes zip exclude include workload model dataset engine
+accelerator cards precision batch_size isolation attention prompts output_tokens method rank
+strategy needs adapter save_adapter seed time_limit_s <<
+"""
+SETTINGS = st.sampled_from(WORDS.split())
 
 
 def parent_of(document: Any, path: tuple[Any, ...]) -> Any:

@@ -148,19 +148,6 @@ def test_the_seed_draws_the_order_and_repeats_it() -> None:
     assert order_of(play(rest, [node(cards=1)], 3))[:7] == nights[3][5:12]
 
 
-def test_no_cell_is_always_early() -> None:
-    jobs = numbered(10)
-    early = dict.fromkeys((each.job_id for each in jobs), 0)
-    for seed in range(60):
-        for job_id in order_of(play(replicated(jobs, 2), [node(cards=1)], seed))[:10][:5]:
-            cell = next(
-                e.cell_id for e in (p.job for p in replicated(jobs, 2)) if e.job_id == job_id
-            )
-            early[cell] += 1
-    # Binomial: 60 tries at one half; five standard deviations are 19.
-    assert all(11 <= count <= 49 for count in early.values()), early
-
-
 def test_without_replicates_nothing_is_shuffled() -> None:
     jobs = [PlannedJob(job=job(str(n)), action=Action.RUN) for n in range(12)]
     first, second = (play(jobs, [node(cards=2)], seed) for seed in (1, 2))

@@ -93,17 +93,6 @@ def test_an_idle_worker_with_the_model_is_used_before_a_new_one_is_started() -> 
     assert cluster.only().cards[0].node_id == survivor
 
 
-def test_of_two_idle_workers_the_one_with_the_model_is_used() -> None:
-    jobs = [job("x", model="x"), job("y1", model="y"), job("y2", model="y")]
-    cluster = busy_cluster(*jobs, on=nodes(3, cards=1))
-    held = cluster.run_of("y1").cards
-    lost = cluster.run_of("y2").cards[0].node_id
-    cluster.ends(cluster.run_of("x"))
-    cluster.ends(cluster.run_of("y1"))
-    cluster.leave(lost)
-    assert cluster.run_of("y2").cards == held
-
-
 def test_an_idle_worker_takes_another_model_before_a_new_worker_is_started() -> None:
     jobs = [job("x", model="x"), job("y", model="y")]
     cluster = busy_cluster(*jobs, on=[node("n1", cards=2), node("n2", cards=1)])

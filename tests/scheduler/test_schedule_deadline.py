@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -78,14 +77,6 @@ def test_every_anchor_runs_before_any_refinement() -> None:
     cluster = cluster_of(*sweep(2), cards=1, work_until=START + 1e6)
     cluster.play_out()
     assert firsts_and_others(cluster) == [True] * 6 + [False] * 30
-
-
-def test_without_a_deadline_a_worker_stays_with_its_model() -> None:
-    cluster = cluster_of(*sweep(2), cards=1)
-    cluster.play_out()
-    models = [c.attempt.job.residency_key for c in cluster.log if isinstance(c, RunAttempt)]
-    changes = sum(a != b for a, b in pairwise(models))
-    assert changes == 5
 
 
 def test_gangs_that_refine_wait_for_anchors_of_one_card() -> None:

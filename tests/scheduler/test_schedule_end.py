@@ -17,10 +17,9 @@ from schedule_cases import (
 )
 
 from orchestrator.core.events import RunAttempt
-from orchestrator.core.job import MAX, Accelerator, State
+from orchestrator.core.job import MAX, State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass
 from orchestrator.core.plan import Action, PlannedJob
-from orchestrator.core.topology import Card
 
 
 def play_search(cluster: Cluster, fits: int) -> list[tuple[str, object]]:
@@ -302,12 +301,3 @@ def test_counts_add_up_at_every_step() -> None:
     cluster.play_out()
     assert cluster.schedule.counts()[State.SUCCEEDED] == 10
     assert sum(cluster.schedule.counts().values()) == 11
-
-
-def test_a_card_is_named_by_its_worker() -> None:
-    cluster = cluster_of(job(), on=[node("hpu-1")])
-    [worker_id] = cluster.starting
-    assert worker_id.startswith("hpu-1-HPU")
-    assert cluster.starting[worker_id].card == Card(
-        node_id="hpu-1", index=0, accelerator=Accelerator.HPU
-    )

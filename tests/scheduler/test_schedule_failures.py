@@ -51,14 +51,6 @@ def test_a_harmless_failure_leaves_the_worker() -> None:
     assert kinds(commands) == ["RecordRow", "RunAttempt"]
 
 
-def test_every_attempt_has_a_row_and_only_the_last_is_final() -> None:
-    cluster = cluster_of(job(), breaker_failures=99)
-    cluster.play_out(FailureClass.CRASH)
-    rows = [(row.final, row.attempt and row.attempt.number) for row in cluster.rows]
-    assert rows == [(False, 1), (False, 2), (True, 3)]
-    assert cluster.rows[-1].state is State.FAILED
-
-
 def test_a_retry_waits_and_goes_to_another_card() -> None:
     cluster = busy_cluster(job(), cards=2)
     first = cluster.only()
@@ -69,13 +61,6 @@ def test_a_retry_waits_and_goes_to_another_card() -> None:
     cluster.ready()
     assert cluster.only().cards != first.cards
     assert cluster.only().attempt_id != first.attempt_id
-
-
-def test_a_retry_stays_where_it_is_when_there_is_nowhere_else() -> None:
-    cluster = busy_cluster(job(), cards=1)
-    cluster.ends(cluster.only(), State.FAILED, FailureClass.ERROR)
-    cluster.play_out()
-    assert cluster.finals()["a"].state is State.SUCCEEDED
 
 
 def test_a_retry_comes_back_when_elsewhere_has_gone() -> None:
@@ -160,15 +145,6 @@ def test_out_of_memory_prunes_larger_batches_that_do_not_run() -> None:
     assert cluster.finals()["else"].state is State.SUCCEEDED
 
 
-def test_out_of_memory_prunes_only_the_same_configuration() -> None:
-    cluster = busy_cluster(*sweep(1), *sweep(2, precision="int8"), cards=1)
-    if cluster.only().job.precision == "int8":
-        cluster.ends(cluster.only())
-    cluster.ends(cluster.only(), State.OUT_OF_MEMORY)
-    cluster.play_out()
-    assert State.PRUNED not in {row.state for row in cluster.rows}
-
-
 def test_host_memory_that_is_short_twice_prunes_as_well() -> None:
     """Ray's memory monitor, the kernel and files that cannot be mapped are of this class."""
     cluster = busy_cluster(*sweep(4, 8), cards=1, breaker_failures=99)
@@ -176,16 +152,6 @@ def test_host_memory_that_is_short_twice_prunes_as_well() -> None:
     finals = {row.job.batch_size: row.state for row in cluster.rows if row.final}
     assert finals == {4: State.OUT_OF_MEMORY, 8: State.PRUNED}
     assert len(tried) == 3, "the larger one is not tried again"
-
-
-def test_an_unacquirable_card_is_quarantined_at_once() -> None:
-    cluster = busy_cluster(*numbered(5), cards=2, card_readmissions=0)
-    bad = next(iter(cluster.running.values())).attempt
-    cluster.ends(bad, State.FAILED, FailureClass.ACQUIRE)
-    log = len(cluster.log)
-    cluster.play_out()
-    assert bad.cards[0] not in cards_of(cluster.log[log:])
-    assert cluster.states() == {State.SUCCEEDED}
 
 
 def test_only_the_rank_that_failed_quarantines_its_card() -> None:

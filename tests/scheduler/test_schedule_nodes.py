@@ -144,15 +144,6 @@ def test_the_result_of_a_given_up_attempt_does_not_end_its_successor() -> None:
     assert cluster.finals()["a"].attempt == second
 
 
-def test_a_duplicate_outcome_is_not_counted_twice() -> None:
-    cluster = busy_cluster(job("a"), job("b"), cards=1)
-    first = cluster.only()
-    cluster.ends(first)
-    cluster.ends(first)
-    assert [row.final for row in cluster.rows] == [True, False]
-    cluster.play_out()
-
-
 def test_a_gang_that_loses_one_node_leaves_the_other_free() -> None:
     cluster = busy_cluster(
         job("gang", cards=4), job("s"), on=nodes(2, cards=2), wait_for_nodes_s=10

@@ -12,7 +12,7 @@ import pytest
 from schedule_cases import Fixed, Spread, job, node, nodes, numbered, planned
 
 from orchestrator.cli.main import main
-from orchestrator.core.events import Command, Event, NodeJoined, StopRequested
+from orchestrator.core.events import Command, Event, NodeJoined
 from orchestrator.core.job import MAX, Job, State
 from orchestrator.core.plan import PlannedJob
 from orchestrator.scheduler.batch_size import most_trials
@@ -116,49 +116,6 @@ def test_best_is_found_among_the_sizes_that_fit() -> None:
     faults = Faults(fits_up_to=3)
     result = simulate(jobs, [node(cards=4)], Fixed(), settings=SimulationSettings(faults=faults))
     assert {row.attempt.job.batch_size for row in result.rows if row.attempt} == {2}
-
-
-def test_a_lost_node_costs_time_but_no_row() -> None:
-    jobs = mixed(40)
-    sound = simulate(jobs, nodes(3), Spread(), settings=SimulationSettings())
-    faults = Faults(node_losses=(200.0,), late_results=True)
-    lossy = simulate(jobs, nodes(3), Spread(), settings=SimulationSettings(faults=faults))
-    assert set(states(lossy).values()) == {State.SUCCEEDED}
-    assert lossy.makespan_s > sound.makespan_s
-    assert lossy.other_rows > lossy.attempts - 40 > 0  # each LOST, and the late ones
-
-
-def test_a_node_that_joins_later_shortens_the_run() -> None:
-    jobs = mixed(80)
-    alone = simulate(jobs, nodes(2), Spread())
-    joined = simulate(
-        jobs, nodes(2), Spread(), settings=SimulationSettings(joins=((500.0, node("late")),))
-    )
-    assert joined.makespan_s < 0.9 * alone.makespan_s
-
-
-def test_a_poison_job_fails_and_the_others_do_not() -> None:
-    settings = SimulationSettings(seed=2, faults=Faults(poison=0.1))
-    result = simulate(mixed(200), nodes(4), Spread(), settings=settings)
-    found = set(states(result).values())
-    assert found == {State.SUCCEEDED, State.FAILED}
-    failed = sum(state is State.FAILED for state in states(result).values())
-    assert 5 < failed < 40
-
-
-def test_a_hang_ends_timed_out() -> None:
-    result = simulate(
-        mixed(10), nodes(2), Spread(), settings=SimulationSettings(faults=Faults(hang=1.0))
-    )
-    assert set(states(result).values()) == {State.TIMED_OUT}
-    assert result.attempts == 20
-
-
-def test_a_stop_request_ends_the_run_early() -> None:
-    stop: Event = StopRequested(at=300.0, reason="morning")
-    result = simulate(mixed(300), nodes(2), Spread(), extra_events=[stop])
-    assert set(states(result).values()) == {State.SUCCEEDED, State.NOT_STARTED}
-    assert result.makespan_s < 300 + 700
 
 
 def test_a_run_that_does_not_end_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

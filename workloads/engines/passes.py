@@ -12,7 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from workloads.base import BadConfiguration, Item, JobContext, Request, Result, Sample, Unsupported
+from workloads.base import (
+    BadConfiguration,
+    Item,
+    JobContext,
+    Request,
+    Result,
+    Sample,
+    Unsupported,
+    whole_sample,
+)
 from workloads.bench.measure import Observation
 from workloads.data.datasets import Dataset
 from workloads.engines.loaded import (
@@ -289,7 +298,7 @@ def generate_once(
         prepared = engine.prepare(prompts[start : start + batch_size])
         found.append(engine.generate(prepared, generation)())
     context.device.synchronize()
-    sample = Sample.of_whole(
+    sample = whole_sample(
         wall_s=context.clock() - began,
         cpu_s=context.cpu_clock() - cpu_began,
         items=len(prompts),

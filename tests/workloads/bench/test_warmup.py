@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_measure import Bench, of_ranks, rates
 
-from workloads.base import MeasureSettings, Result, Sample
+from workloads.base import MeasureSettings, Result, whole_sample
 from workloads.bench.collective import OneCard
 from workloads.bench.measure import Measured, Observation, measure
 from workloads.bench.warmup import WarmupPlan, rehearse, repeated_if_compiled, to_rehearse
@@ -195,7 +195,7 @@ def test_ranks_of_a_gang_begin_anew_together() -> None:
 
 def test_what_learns_is_run_again_whole_where_it_compiled() -> None:
     bench = Bench(lambda repeat, batch: 0.0)
-    sample = Sample.of_whole(wall_s=1.0, cpu_s=1.0, items=1, input_tokens=1)
+    sample = whole_sample(wall_s=1.0, cpu_s=1.0, items=1, input_tokens=1)
 
     def job(*compiled: int, warmup: int = 1) -> Result:
         left = list(compiled)

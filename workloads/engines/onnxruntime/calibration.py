@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from workloads.base import JobContext, Request, Result, Sample
+from workloads.base import JobContext, Request, Result, whole_sample
 from workloads.data.cache import cache_root
 from workloads.data.datasets import load_dataset
 from workloads.engines.exports import facts_of
@@ -56,7 +56,7 @@ def run(request: Request, context: JobContext) -> Result:
         if not request.probe:
             context.enter_phase("finish")
             details["calibration"] = str(_keep(request, parameters, engine.directory, ranges))
-    sample = Sample.of_whole(
+    sample = whole_sample(
         wall_s=wall_s,
         cpu_s=cpu_s,
         items=len(texts),
