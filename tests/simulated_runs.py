@@ -128,6 +128,7 @@ def schedules(draw: st.DrawFn) -> ScheduleSettings:
     return ScheduleSettings(
         max_starting=draw(st.sampled_from([None, 1, 3])),
         card_failures=draw(st.sampled_from([1, 2, 50])),
+        card_job_failures=draw(st.sampled_from([1, 3, 50])),
         card_readmissions=draw(st.sampled_from([0, 2])),
         max_start_failures=draw(st.sampled_from([1, 5])),
         wait_for_nodes_s=draw(st.sampled_from([0.0, 60.0])),

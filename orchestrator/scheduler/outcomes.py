@@ -201,9 +201,11 @@ class OutcomeJudge:
         record, policy = lease.record, POLICIES[failure_class]
         detail = f": {outcome.message}" if outcome.message else ""
         blamed = blamed_cards(lease, outcome, failure_class)
+        at_once = policy.blame_card == "at_once"
         if policy.blame_card != "never":
             record.suspects.update(blamed)
-        if policy.blame_card == "at_once":
+            at_once |= pool.fails_in_a_row(blamed)
+        if at_once:
             alike = {card for card, cause in record.accused.items() if cause is failure_class}
             if alike - set(blamed):  # the second card: the job is the likelier cause
                 pool.acquit(alike)

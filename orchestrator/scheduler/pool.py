@@ -14,8 +14,11 @@ from orchestrator.scheduler.placement import Placement
 from orchestrator.scheduler.queues import PendingJobs
 from orchestrator.scheduler.state import CardPool, JobState, Phase, ScheduleSettings, Slot
 
-#: Failures of a card that one success there makes up for: one in three jobs may fail.
+#: Failed jobs that one success on a card makes up for: one in three may fail.
 FORGIVEN = 0.5
+#: Failures in a row that are less likely than this on a sound card quarantine one; before attempts
+#: have ended, one in so many counts as failed.
+_CHANCE, _AS_IF = 1e-3, 20
 
 
 class Pool:
@@ -38,6 +41,7 @@ class Pool:
         self.unfinished = Counter(record.width for record in records)  # jobs by width
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
         self._held: tuple[Node, ...] = ()  # by others, who may give them back
+        self._failed = self._worked = 0  # attempts, for which a card may be blamed or not
         self._known = True  # whether anybody can say which nodes there are
         self._settings = settings
         self._confined: dict[str, JobState] = {}  # jobs with too few cards to avoid all they should
@@ -162,9 +166,12 @@ class Pool:
             return
         if not proven and self.cards.usable_cards == 1:
             return
+        quarantine = self._quarantine_with_node if proven else self._quarantine
+        yield from quarantine(slot, reason)
+
+    def _quarantine_with_node(self, slot: Slot, reason: str) -> Iterator[Command]:
+        """Quarantine a card, and its server if half of the cards there have failed."""
         yield from self._quarantine(slot, reason)
-        if not proven:
-            return
         others = list(slot.server.slots.values())
         bad = sum(not other.usable for other in others)
         if bad >= max(self._settings.node_failures, len(others) / 2):
@@ -193,7 +200,8 @@ class Pool:
             if slot is not None and not slot.usable and not slot.barred:
                 slot.quarantines -= 1
                 self._readmit(slot)
-                slot.failures = 0.0
+                slot.failures = slot.in_a_row = 0
+                slot.job_failures = 0.0
 
     def lock_away(self, slot: Slot, reason: str) -> None:
         """Quarantine a card until its stuck process ends."""
@@ -209,24 +217,44 @@ class Pool:
         self._readmit(slot)
 
     def _readmit(self, slot: Slot) -> None:
-        """Readmit a card on probation: one more failure quarantines it, a success clears it."""
+        """Readmit a card on probation: one more failure of the kind quarantines it."""
         if slot.barred:  # meanwhile
             return
-        slot.failures = self._settings.card_failures - 1
+        slot.failures = min(slot.failures, self._settings.card_failures - 1)
+        slot.job_failures = min(slot.job_failures, self._settings.card_job_failures - 1)
         self.cards.release(slot)
         self.cards_came()
         if self.pending.widths():
             self.cards.touch_all()
 
+    def fails_in_a_row(self, cards: Sequence[Card]) -> bool:
+        """Count a failed attempt; return whether so many in a row on one card are unlikely where
+        attempts fail as often as elsewhere. While the first of its jobs is tried on another card, a
+        broken one could fail all the others."""
+        self._failed += 1
+        slot = self.cards.slot(cards[0])
+        if slot is None or len(cards) > 1:  # any of a gang's cards may be the one
+            return False
+        slot.in_a_row += 1
+        others = self._failed - slot.in_a_row
+        rate = (others + 1) / (others + self._worked + _AS_IF)
+        return rate**slot.in_a_row < _CHANCE
+
     def count_success(self, lease: Lease) -> Iterator[Command]:
-        """Forgive a part of the failures of a successful attempt's cards, so that a card that fails
-        now and then is quarantined, too; count one for each card on which its job failed."""
+        """Clear the failures of a successful attempt's cards, of jobs only a part, so that a card
+        that fails every second job is quarantined, too; count one for each card on which its job
+        failed."""
         record = lease.record
+        self._worked += 1
         cards = {slot.card for slot in lease.slots}
         for slot in lease.slots:
-            slot.failures = max(0.0, slot.failures - FORGIVEN)
-        for card in sorted(record.suspects - cards):
-            yield from self.count_failure(card, f"{record.job_id} failed here and worked elsewhere")
+            slot.failures = slot.in_a_row = 0
+            slot.job_failures = max(0.0, slot.job_failures - FORGIVEN)
+        reason = f"{record.job_id} failed here and worked elsewhere"
+        for slot in filter(None, map(self.cards.slot, sorted(record.suspects - cards))):
+            slot.job_failures += 1
+            if slot.usable and slot.job_failures >= self._settings.card_job_failures:
+                yield from self._quarantine_with_node(slot, reason)
         record.suspects.clear()
         record.accused.clear()
 

@@ -33,7 +33,8 @@ class ScheduleSettings:
     max_starting: int | None = None  # warm workers that may be starting at once; None: any number
     max_attempts: int = 8  # of a job in this run, over all classes of failure
     max_start_failures: int = 5  # of workers for one job, and one more a card, till it is given up
-    card_failures: int = 2  # failures after which a card is quarantined
+    card_failures: int = 2  # starts without a success in between after which a card is quarantined
+    card_job_failures: float = 3  # the same for jobs, less what its successes make up for
     node_failures: int = 3  # losses of a node, or failed cards (and half of all), to quarantine it
     quarantine_s: float = 300.0  # of a card at first; twice as long each time
     card_readmissions: int = 3  # quarantines that end; the next one does not
@@ -221,7 +222,9 @@ class Slot:
     reservation: Reservation | None = None
     quarantined: str = ""  # why
     resting: bool = False  # after a failed start, for a moment
-    failures: float = 0.0
+    failures: int = 0  # of starts, or blamed on it at once, since its last success
+    job_failures: float = 0.0  # of jobs that worked elsewhere, less a part of its successes
+    in_a_row: int = 0  # failed jobs since its last success, whether they work elsewhere or not
     quarantines: int = 0
     barred: bool = False  # stays in quarantine: for good, or until its process has ended
 

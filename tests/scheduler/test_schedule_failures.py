@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import pytest
 from schedule_cases import (
@@ -200,7 +201,7 @@ def test_a_card_that_fails_every_job_of_a_night_is_named_and_costs_few_attempts(
     )
     assert cluster.states() == {State.SUCCEEDED}
     failed = [attempt for attempt in tried if attempt.cards == (sick,)]
-    assert 1 <= len(failed) <= 8, "two for each quarantine but the last, and those under way"
+    assert 1 <= len(failed) <= 6, "three, and one on probation after each quarantine but the last"
     for attempt in failed:
         assert cluster.finals()[attempt.job.dataset].reason == "measured; it failed on n1/HPU3"
 
@@ -217,6 +218,28 @@ def test_a_card_that_fails_every_second_job_is_quarantined_too() -> None:
     )
     assert cluster.states() == {State.SUCCEEDED}
     assert sum(attempt.cards[0].index == 1 for attempt in tried) < 20
+
+
+def test_a_card_that_fails_at_once_is_quarantined_before_its_jobs_have_worked_elsewhere() -> None:
+    """All others are busy for ten minutes, in which it could fail the whole sweep."""
+    cluster = busy_cluster(*numbered(200), cards=8)
+    failed = 0
+    while on_sick := [r for r in cluster.running.values() if r.attempt.cards[0].index == 3]:
+        cluster.ends(on_sick[0].attempt, State.FAILED, FailureClass.ERROR, took=1)
+        cluster.stopped()
+        cluster.ready()
+        failed += 1
+    assert failed == 3 and len(cluster.running) == 7
+
+
+@pytest.mark.parametrize(("threshold", "quarantined"), [(3, False), (2, True)])
+def test_failures_by_chance_quarantine_no_card(threshold: int, quarantined: bool) -> None:
+    """Every fifth attempt fails, wherever it is: two in a row on one card are chance."""
+    cluster = cluster_of(*numbered(200), card_job_failures=threshold, breaker_failures=999)
+    draw = Random(5)
+    cluster.play_out(lambda _: FailureClass.ERROR if draw.random() < 0.2 else State.SUCCEEDED)
+    stops = [command.reason for command in cluster.log if isinstance(command, StopWorker)]
+    assert any("quarantined" in reason for reason in stops) == quarantined
 
 
 @pytest.mark.parametrize(
@@ -242,7 +265,7 @@ def test_jobs_that_fail_alike_on_two_cards_are_at_fault_themselves(
 def test_a_card_that_is_quarantined_while_it_runs_loses_its_worker_afterwards() -> None:
     jobs = [job("p"), job("q"), job("r")]
     lasts = {"p": 300.0, "q": 200.0, "r": 100.0}
-    cluster = busy_cluster(*jobs, cards=2, estimates=Fixed(by_name=lasts), card_failures=1)
+    cluster = busy_cluster(*jobs, cards=2, estimates=Fixed(by_name=lasts), card_job_failures=1)
     bad = cluster.run_of("p").cards[0]
     cluster.ends(cluster.run_of("p"), State.FAILED, FailureClass.CRASH, took=1)
     cluster.stopped()
