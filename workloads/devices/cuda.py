@@ -47,7 +47,8 @@ _ERRORS: tuple[Texts, ...] = (
             "invalid access of peer gpu memory over nvlink or a hardware error",
             "gpu is lost",
             "fallen off the bus",
-            "gpu requires reset",
+            "gpu requires reset",  # nvidia-smi
+            "gpu requires restart",  # pynvml
             "unable to determine the device handle",
             "unspecified launch failure",
             "cuda_error_launch_failed",
@@ -75,6 +76,7 @@ _ERRORS: tuple[Texts, ...] = (
             "cudnn_status_internal_error_device_allocation_failed",
             "cusolver_status_alloc_failed",
             "cusparse_status_insufficient_resources",
+            "cuda error: insufficient resources when calling",
             "cufft_alloc_failed",
             "bfcarena::allocaterawinternal",
         ),
@@ -95,6 +97,7 @@ _ERRORS: tuple[Texts, ...] = (
             "system not yet initialized",  # NVSwitch without its fabric manager
             "unsupported display driver / cuda driver combination",
             "driver/library version mismatch",
+            "nvml/rm version mismatch",
             "cuda driver version is insufficient",
             "cuda_error_not_initialized",
             "cublas_status_not_initialized",

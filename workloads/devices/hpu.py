@@ -47,7 +47,7 @@ RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
 
 #: Order matters: a failed acquire also says "Generic failure", like a failed compilation.
 _ERRORS: tuple[Texts, ...] = (
-    (CardFaulty, ("aip is lost",)),  # HLML
+    (CardFaulty, ("aip is lost", "hlml error with code 15")),  # HLML, and its Python package
     (CardNotAcquired, ("device acquire failed", "device not found", "device already acquired")),
     (
         OutOfMemory,

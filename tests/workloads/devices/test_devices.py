@@ -40,7 +40,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 HERE = Path(__file__).parent
 #: Messages as libraries write them, each with its source, and the class each stands for (null: of
-#: no known class).
+#: no known class). ``read`` says where it was compared word for word: in the library's source, in an
+#: installed package or in a public log; a source with an address was.
 ERRORS = (HERE / "recorded_backend_errors.jsonl").read_text().splitlines()
 RECORDED = (HERE / "recorded_cuda_out_of_memory.jsonl").read_text().splitlines()
 
