@@ -10,6 +10,7 @@ from orchestrator.analysis.replicates import Drift
 from orchestrator.core.card_check import SlowCard
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import LOST
 from orchestrator.core.settings import undeclared
 from workloads.base import LEFT_OUT
 
@@ -76,6 +77,8 @@ _MEANINGS = {
     "content does not.",
     "Records left out": "Not all records of these datasets could be used, or some were changed; "
     "the rows' details count them.",
+    "Lost cards": "These cards could not be used: the driver or the vendor's tool says so. The run "
+    "went on with the others.",
     "Unknown settings": "No workload that is installed here has these settings. Rows that differ "
     "in them are taken for unlike work: they are never ranked against each other.",
     "Slow cards": "These cards were slower than their neighbours, or than in earlier runs, before "
@@ -103,6 +106,7 @@ def banners_of(
     models = [row.model for row in rows if row.random_weights]
     datasets = [row.dataset for row in rows if row.synthetic_data]
     partial = [row for row in rows if LEFT_OUT & row.details.keys()]
+    lost = [row for row in rows if LOST in row.details]
     unknown = ((row, undeclared(row.workload, row.engine, row.parameters)) for row in rows)
     foreign = [(row, names) for row, names in unknown if names]
     banners: list[tuple[str, int, int, tuple[str, ...]]] = [
@@ -110,6 +114,12 @@ def banners_of(
         ("Random weights", len(models), ran, _names(models)),
         ("Synthetic data", len(datasets), ran, _names(datasets)),
         ("Records left out", len(partial), ran, _names(row.dataset for row in partial)),
+        (
+            "Lost cards",
+            len(lost),
+            ran,
+            _names(f"{', '.join(row.nodes)}: {row.details[LOST]}" for row in lost),
+        ),
         (
             "Unknown settings",
             len(foreign),

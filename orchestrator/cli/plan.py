@@ -24,7 +24,6 @@ from orchestrator.cli.options import (
     run_options,
 )
 from orchestrator.util import output
-from orchestrator.util.host import HOME_REMEDY, MEMORY_REMEDY, home_problem, memory_use
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,9 +201,6 @@ def run_plan(args: argparse.Namespace) -> int:
 
     plan, history = plan_of(args)
     lines: list[str] = []
-    if not args.address:  # of a cluster's nodes the doctor tells
-        troubles = ((home_problem(), HOME_REMEDY), (memory_use().problem, MEMORY_REMEDY))
-        lines += [f"note: {problem}; {remedy}" for problem, remedy in troubles if problem]
     forecast = None
     at = ends_at(args)
     if at is not None:  # how far a run would come that starts now

@@ -39,6 +39,8 @@ NOTHING = Span(0.0, 0.0, 0.0)
 
 #: Detail of a row that identifies the saved things its job loaded by name.
 TOOK = "took"
+#: Detail of a row that names the lost cards of its node.
+LOST = "lost_cards"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ class Plan:
     nodes: tuple[Node, ...]
     duration: Span = NOTHING  # from the command to the last row (``forecast.py``)
     notes: tuple[str, ...] = ()  # for the reader, such as duplicate jobs
+    host_notes: tuple[str, ...] = ()  # faults of the nodes' hosts, such as lost cards
 
     @property
     def host_packages(self) -> tuple[str, ...]:

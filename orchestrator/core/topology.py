@@ -48,6 +48,7 @@ class Node:
     emulated_device: str = host_device().name  # the software that drives a card which is not there
     #: Versions of packages that decide the choice of an engine; None: unknown.
     packages: tuple[tuple[str, str], ...] | None = None
+    faults: tuple[str, ...] = ()  # of its host: lost cards, no home, hardly any memory
     part_of: str = ""  # id of the server, where its cards were claimed at different times
 
     @property

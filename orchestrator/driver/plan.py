@@ -8,7 +8,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,9 +33,8 @@ from orchestrator.store.history import past_rows
 from orchestrator.store.identity import ids_at
 from orchestrator.store.reader import runs
 from orchestrator.store.store import Store
-from orchestrator.util import output
 from orchestrator.util.format import plural
-from orchestrator.util.host import usable_cores
+from orchestrator.util.host import host_problems, usable_cores
 from orchestrator.worker.environment import with_own_packages
 from workloads.base import BadConfiguration
 from workloads.devices import all_devices, device_class, host_device, shown_cards
@@ -88,6 +87,7 @@ def plan_grid(
         startup=startup_of(options),
         saving_of=cache(partial(_saving_now, options.keep_changed)),
         run_ids=ids_at(options.results / run),
+        host_notes=() if options.address else host_problems(),
     )
     return plan, history
 
@@ -203,6 +203,7 @@ def plan_run(
         startup=startup_of(options),
         saving_of=cache(partial(_saving_now, options.keep_changed)),
         run_ids=ids_at(store.path),
+        host_notes=() if session.address else host_problems(),
     )
 
 
@@ -226,8 +227,14 @@ def own_nodes(accelerators: Sequence[Accelerator]) -> list[Node]:
     names nothing else, since cards share it."""
     if all(kind.spec.host for kind in accelerators):
         return [_node(kind, (0,)) for kind in accelerators]
-    cards_of_kinds = [(kind, own_cards(kind)) for kind in accelerators if not kind.spec.host]
-    return [_node(kind, cards) for kind, cards in cards_of_kinds if cards]
+    nodes = []
+    for kind in accelerators:
+        cards = {} if kind.spec.host else own_cards(kind)
+        usable = tuple(index for index, lost in cards.items() if not lost)
+        faults = [f"{kind}{index} is left out: {lost}" for index, lost in cards.items() if lost]
+        if usable:
+            nodes.append(replace(_node(kind, usable), faults=tuple(faults)))
+    return nodes
 
 
 def own_machine() -> list[Node]:
@@ -236,9 +243,9 @@ def own_machine() -> list[Node]:
     return own_nodes(kinds) or own_nodes([Accelerator(host_device().accelerator)])
 
 
-def own_cards(kind: Accelerator) -> tuple[int, ...]:
-    """Indices of this machine's visible cards of a kind, lost ones left out and named; raises
-    ClusterError if variables hide all or name others."""
+def own_cards(kind: Accelerator) -> dict[int, str]:
+    """Indices of this machine's visible cards of a kind, and why a card is lost, "" if it is not;
+    raises ClusterError if variables hide all or name others."""
     spec, device = kind.spec, device_class(kind.device)
     cards = device.telemetry()
     shown = tuple(sorted(cards))
@@ -252,10 +259,7 @@ def own_cards(kind: Accelerator) -> tuple[int, ...]:
             shown = shown_cards(variable, value, cards, device.uuids)
         except BadConfiguration as error:
             raise ClusterError(f"this machine's {kind} cards: {error}") from error
-    lost = [index for index in shown if cards[index].lost]
-    for index in lost:
-        output.say_aside(f"{kind}{index} of this machine is left out: {cards[index].lost}")
-    return tuple(index for index in shown if index not in lost)
+    return {index: cards[index].lost for index in shown}
 
 
 #: Values of variables that a scheduler or a container's runtime sets where a job has no card.

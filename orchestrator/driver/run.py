@@ -68,7 +68,7 @@ from orchestrator.store.remote import Mirror
 from orchestrator.store.store import Store
 from orchestrator.trackers.base import RowLog, close_all, tracker_of
 from orchestrator.util.format import duration
-from orchestrator.util.host import HOME_REMEDY, MEMORY_REMEDY, home_problem, memory_use
+from orchestrator.util.host import HOME_REMEDY, home_problem
 from orchestrator.util.redaction import redact
 from orchestrator.watch.live import View, open_view
 from orchestrator.watch.plan_text import deadline_lines, nodes_text, summary_lines
@@ -306,7 +306,7 @@ def run_grid(
     ):
         session = with_its_nodes(options, session, say, store.path)
         session = with_cards_for(grid.jobs(), options.wait_for_cards, session, say)
-        session = replace(session, nodes=session.with_packages(session.nodes))
+        session = replace(session, nodes=session.described(session.nodes))
         options.report(address=session.address, cards=cards_by_kind(session.nodes))
         history = history_of(store)
         plan = plan_run(options, grid, session, store, history)  # refused here, nothing is created
@@ -419,8 +419,6 @@ def _announce(
     if deadline is not None:
         for line in deadline_lines(deadline, forecast_of(plan, history, deadline)):
             say(line)
-    if not session.address and (problem := memory_use().problem):
-        say(f"note: {problem}; {MEMORY_REMEDY}")
     passing = " (the working directory of a Ray job is thrown away)" if inside_ray_job() else ""
     say(f"rows: {store.tables_path.resolve()}{passing}")
 

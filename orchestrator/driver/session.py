@@ -19,7 +19,7 @@ from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node, parse_emulation
 from orchestrator.driver.local import InProcessExecutor
 from orchestrator.driver.plan import no_cards_text, own_nodes
-from orchestrator.on_ray.cluster import WAYS, connect, local_address, with_packages
+from orchestrator.on_ray.cluster import WAYS, connect, described, local_address
 from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.on_ray.metrics import Publisher
@@ -49,8 +49,8 @@ class Session:
     look: Callable[[], tuple[Node, ...]] | None = None  # what its nodes are now
     #: The outcomes that its nodes kept of a run of this id.
     kept_outcomes: Callable[[str], Iterable[KeptOutcome]] = lambda run_id: ()
-    #: The nodes with their packages, where an engine is to be chosen by them.
-    with_packages: Callable[[Sequence[Node]], tuple[Node, ...]] = tuple
+    #: The nodes with their packages, where an engine is chosen by them, and faults of their hosts.
+    described: Callable[[Sequence[Node]], tuple[Node, ...]] = tuple
 
 
 def with_memory(nodes: Sequence[Node], card_memory_bytes: int | None = None) -> tuple[Node, ...]:
@@ -175,6 +175,6 @@ def cluster_session(
             publish=Publisher().publish,
             address=cluster.address,
             look=lambda: tuple(cluster.nodes()),
-            with_packages=with_packages,
+            described=described,
             kept_outcomes=lambda run_id: kept_outcomes(cluster.nodes(), run_id),
         )

@@ -30,7 +30,7 @@ from orchestrator.on_ray.outcomes import OutcomeKeeper
 from orchestrator.util import output
 from orchestrator.util.host import usable_cores
 from orchestrator.util.redaction import error_line, redact
-from orchestrator.worker.environment import threads_of_worker
+from orchestrator.worker.environment import lost_cards, threads_of_worker
 from orchestrator.worker.node_workers import CardSampler, NodeWorkers
 from orchestrator.worker.orphans import VARIABLE, Owner, end_orphans
 from orchestrator.worker.protocol import (
@@ -121,6 +121,7 @@ class NodeAgent:
             self._sampler.start()
         ids = _cards_held(accelerator)
         cards, left_out = usable_cards(accelerator, ids) if settings.watched else (ids, ())
+        lost = lost_cards(accelerator) if settings.watched else ()
         return HostFacts(
             hostname=socket.gethostname(),
             address=settings.address,
@@ -132,6 +133,10 @@ class NodeAgent:
             compiled=compiled_directory(device.compiler()) or "",
             cards=cards,
             cards_left_out=left_out,
+            lost_cards=lost,
+            # CUDA may count the cards behind a lost one anew. Elsewhere indices do: vLLM, for one,
+            # reads numbers, and a card in MIG mode has parts with UUIDs of their own.
+            uuids=device.uuids() if lost else {},
             idle_memory_bytes=idle_memory_of(accelerator, cards),
         )
 

@@ -23,9 +23,8 @@ from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
 from orchestrator.on_ray.channel import ask_nodes
 from orchestrator.on_ray.gcs import answers, first_answer, outlived, within
-from orchestrator.worker.environment import packages_here
+from orchestrator.worker.environment import node_here
 from workloads.devices import all_devices, host_device
-from workloads.engines import choice_packages
 from workloads.util import files
 from workloads.util.processes import variables
 
@@ -137,7 +136,7 @@ WAYS = (
 
 _PROBE_TIMEOUT_S = 5.0
 _LEAVE_S = 30.0
-_PACKAGES_S = 60.0  # of all nodes: starting a process takes seconds, on a cold disk more
+_ANSWER_S = 60.0  # of all nodes: starting a process takes seconds, on a cold disk more
 #: For a GCS that takes connections: on a busy head the first answer takes seconds.
 _FIRST_ANSWER_S = 30.0
 RAY_TYPE = "accelerator_type:"  # prefix of the product's name
@@ -364,21 +363,22 @@ def _device_name(ray_node: Mapping[str, Any], accelerator: Accelerator, emulated
     return describe_cards(ray_node["Resources"])[1]
 
 
-# ---------------------------------------------------------------- packages
+# ---------------------------------------------------------------- what its nodes say
 
 
-def with_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Add packages to nodes whose kind of card has a choice of engines.
+def described(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Add the packages of nodes whose kind of card has a choice of engines, and faults of hosts.
 
     A silent node is left unchanged, with a warning: its plan assumes its image's packages.
     """
-    devices = {}
-    for node in nodes:
-        processor = node.emulated and node.device == host_device().name  # it has no choice
-        if choice_packages(node.device) and not processor:
-            devices[node.node_id] = (node.device,)
-    answers = ask_nodes(packages_here, devices, _PACKAGES_S) if devices else {}
-    described = []
+    host = host_device().name
+    devices = {
+        node.node_id: (node.device, node.accelerator.value)
+        for node in nodes
+        if not (node.emulated and node.device == host)  # this machine
+    }
+    answers = ask_nodes(node_here, devices, _ANSWER_S)
+    result = []
     for node in nodes:
         answer = answers.get(node.node_id)
         if isinstance(answer, Exception):
@@ -386,6 +386,6 @@ def with_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
                 "node %s did not say which packages it has: %s", node.name, answer
             )
         elif answer is not None:
-            node = replace(node, packages=answer)
-        described.append(node)
-    return tuple(described)
+            node = replace(node, packages=answer[0], faults=answer[1])
+        result.append(node)
+    return tuple(result)

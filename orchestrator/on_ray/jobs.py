@@ -36,6 +36,7 @@ from orchestrator.core.topology import Node
 from orchestrator.on_ray.cluster import (
     asks_for_token,
     connect,
+    described,
     missing_token,
     take_own_token,
     token_advice,
@@ -421,7 +422,7 @@ def nodes_at(address: str) -> list[Node]:
     """
     if not is_job_address(address):
         with connect(address) as cluster:
-            return cluster.nodes()
+            return list(described(cluster.nodes()))
     server = JobServer(address)
     printed = server.ask((), module="orchestrator.on_ray.jobs", timeout_s=ANSWER_S)
     for line in printed.splitlines():
@@ -437,6 +438,7 @@ def node_of_json(values: Mapping[str, Any]) -> Node:
         "accelerator": Accelerator(values["accelerator"]),
         "card_indices": tuple(values["card_indices"]),
         "packages": packages and tuple((name, version) for name, version in packages),
+        "faults": tuple(values.get("faults", ())),
     }
     return Node(**{**values, **converted})
 
@@ -444,7 +446,7 @@ def node_of_json(values: Mapping[str, Any]) -> Node:
 def main(arguments: Sequence[str] = ()) -> int:
     """Print the nodes of the cluster that this process is in."""
     with connect("auto") as cluster:
-        nodes = cluster.nodes()
+        nodes = described(cluster.nodes())
     output.say_json([dataclasses.asdict(node) for node in nodes])
     return 0
 

@@ -10,7 +10,7 @@ the cluster can never give, and settings that rules call wrong, are errors in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from orchestrator.grid.dependencies import Thing, measured_again, with_implied, 
 from orchestrator.grid.diagnostics import Rules, card_problems, summed_up
 from orchestrator.planning.engine_choice import Software, differences, software_of, with_engines
 from orchestrator.planning.forecast import Startup, duration, with_fresh_processes
+from orchestrator.util.format import listed
 from workloads.engines import ENGINES
 from workloads.inspection.contents import place_of
 from workloads.models.precision import support
@@ -48,6 +49,7 @@ def make_plan(
     startup: Startup | None = None,
     saving_of: Callable[[Thing], Saving] = lambda thing: Saving(),
     run_ids: Collection[str] = (),
+    host_notes: Iterable[str] = (),
 ) -> Plan:
     """Choose an action for every job of the grid.
 
@@ -59,6 +61,7 @@ def make_plan(
         estimator: by default made from ``history``.
         saving_of: what a name stands for now, if known.
         run_ids: current and former ids of this run.
+        host_notes: on this host, beside the faults that the nodes have.
 
     Raises:
         GridError: a job needs a card count that these nodes can never give.
@@ -98,7 +101,17 @@ def make_plan(
             planned, nodes, estimator_for(history, nodes, queued=False), startup or Startup()
         ),
         notes=notes,
+        host_notes=(*host_notes, *_faults(nodes)),
     )
+
+
+def _faults(nodes: Sequence[Node]) -> Iterator[str]:
+    """Faults of hosts, with the nodes that have them."""
+    by_fault: dict[str, list[str]] = {}
+    for node in nodes:
+        for fault in node.faults:
+            by_fault.setdefault(fault, []).append(node.name)
+    return (f"{listed(names)}: {fault}" for fault, names in by_fault.items())
 
 
 def _as_spelled(jobs: Sequence[Job], history: Sequence[PastRow]) -> list[Job]:

@@ -225,6 +225,12 @@ HOME_REMEDY = (
 )
 
 
+def host_problems() -> tuple[str, ...]:
+    """Problems of this host with a home directory and with memory, each with its remedy."""
+    problems = ((home_problem(), HOME_REMEDY), (memory_use().problem, MEMORY_REMEDY))
+    return tuple(f"{problem}; {remedy}" for problem, remedy in problems if problem)
+
+
 def home_problem() -> str:
     """Text on a home directory that can hold no cache, where caches lie there; "" otherwise."""
     if os.environ.get("NIGHTGRID_CACHE") and os.environ.get("HF_HOME"):

@@ -189,7 +189,7 @@ def summary_lines(plan: Plan) -> Iterator[str]:
             f"{duration_text(cost.card_seconds)} of one card, with about {cost.fresh_processes} "
             "fresh processes"
         )
-    for note in plan.notes:
+    for note in (*plan.notes, *plan.host_notes):
         yield f"note: {note}"
 
 
@@ -343,6 +343,7 @@ def plan_json(plan: Plan, forecast: Forecast | None = None) -> str:
             **({"replicates": asdict(cost)} if (cost := _cost_of_replicates(plan)) else {}),
         },
         "notes": list(plan.notes),
+        "host_notes": list(plan.host_notes),
     }
     if forecast is not None:
         head["forecast"] = asdict(forecast)

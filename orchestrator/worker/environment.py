@@ -24,11 +24,23 @@ from orchestrator.core.errors import ClusterError
 from orchestrator.core.events import StartWorker
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
-from orchestrator.util.host import usable_cores
+from orchestrator.util.host import host_problems, usable_cores
 from orchestrator.worker.protocol import HostFacts, Start, WorkerConfig
-from workloads.devices import CardProcess, all_devices, device_spec, environment_for
+from workloads.devices import (
+    CardProcess,
+    all_devices,
+    device_class,
+    device_spec,
+    environment_for,
+)
 from workloads.devices.cpu import CORES
-from workloads.engines import engine_packages, packages_on, process_kinds, variables_of
+from workloads.engines import (
+    choice_packages,
+    engine_packages,
+    packages_on,
+    process_kinds,
+    variables_of,
+)
 from workloads.models.rules import PACKAGES as READER_PACKAGES
 
 GIT_COMMIT_VARIABLE = "NIGHTGRID_GIT_COMMIT"
@@ -162,6 +174,24 @@ def with_own_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(replace(node, packages=packages_here(node.device)) for node in nodes)
 
 
+def lost_cards(accelerator: str) -> tuple[str, ...]:
+    """This host's cards of a kind that the vendor's tool reports as lost, each with the reason."""
+    readings = device_class(Accelerator(accelerator).device).telemetry()
+    return tuple(
+        f"{accelerator}{index} is left out: {card.lost}"
+        for index, card in sorted(readings.items())
+        if card.lost
+    )
+
+
+def node_here(
+    device: str, accelerator: str
+) -> tuple[tuple[tuple[str, str], ...] | None, tuple[str, ...]]:
+    """Packages of this node, where an engine is chosen by them, and the faults of its host."""
+    packages = packages_here(device) if choice_packages(device) else None
+    return packages, (*lost_cards(accelerator), *host_problems())
+
+
 # ---------------------------------------------------------------- threads of workers
 
 #: Threads of each worker, set in the environment of the node's Ray.
@@ -204,7 +234,7 @@ def launch_of(
     """Build the Start request of a worker, with the driver's ``passed_on`` variables."""
     card = command.card
     environments = {}
-    shown = CardProcess(card_index=card.index, gang=command.gang)
+    shown = CardProcess(card_index=card.index, gang=command.gang, uuids=facts.uuids)
     for kind in process_kinds(card.accelerator.device):
         environments[kind] = {
             **passed_on,
@@ -216,6 +246,7 @@ def launch_of(
                 kind=kind,
                 cards=command.world_size,
                 gang=command.gang,
+                uuids=facts.uuids,
                 compiled=facts.compiled or None,
             ),
             **card.accelerator.spec.shown(shown),  # of an emulated card, too
@@ -228,6 +259,8 @@ def launch_of(
         emulated_device=node.emulated_device,
         memory_bytes=node.memory_bytes_per_card,
         idle_memory_bytes=facts.idle_memory_bytes.get(card.index),
+        uuid=facts.uuids.get(card.index, ""),
+        lost_cards=facts.lost_cards,
         threads=facts.threads,
         rank=command.rank,
         local_rank=command.local_rank,

@@ -47,6 +47,8 @@ class HostFacts:
     compiled: str = ""  # a directory for code that is compiled for its cards; it outlives Ray
     cards: tuple[str, ...] = ()  # indices of those that Ray gave the agent and that can be used
     cards_left_out: tuple[str, ...] = ()  # a line for each of those that cannot be used
+    lost_cards: tuple[str, ...] = ()  # a line for each of the host's, Ray's or not
+    uuids: Mapping[int, str] = field(default_factory=dict)  # of cards that go by them
     #: By card: memory in use on those that were idle when the agent came. Emulated ones have none.
     idle_memory_bytes: Mapping[int, int] = field(default_factory=dict)
 
@@ -62,6 +64,8 @@ class WorkerConfig:
     emulated_device: str = host_device().name  # the software that drives a card which is not there
     memory_bytes: int | None = None  # of an emulated card: enforced; None: no limit
     idle_memory_bytes: int | None = None  # in use on an idle card; None: unknown
+    uuid: str = ""  # by which the card is shown to its process; empty: by its index
+    lost_cards: tuple[str, ...] = ()  # of its host
     threads: int = 1  # for torch's CPU work
     rank: int = 0
     local_rank: int = 0

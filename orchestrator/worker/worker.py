@@ -29,7 +29,7 @@ from orchestrator.core.outcome import (
     WorkerInfo,
     classify,
 )
-from orchestrator.core.plan import TOOK
+from orchestrator.core.plan import LOST, TOOK
 from orchestrator.core.readings import ProcessorReading, Turn, use_between
 from orchestrator.core.settings import FIELDS
 from orchestrator.util.format import one_line
@@ -110,6 +110,10 @@ class CardWorker:
         torch.set_num_threads(self.config.threads)
         device_name = self.acquire(self.device)
         self._verify_card(self.device)
+        spec = self.config.card.accelerator.spec
+        visible = os.environ.get(spec.visible_variable, "")
+        if self.config.uuid:  # the card is taken; vLLM and others read a number here
+            os.environ |= spec.visible(self.config.card.index)
         _warm_thread_pools()
         self._clean_state = ProcessState.now()
         if self.config.emulated and self.config.memory_bytes is not None:
@@ -121,7 +125,7 @@ class CardWorker:
             device_name=device_name,
             driver_version=self.device.driver_version(),
             emulated=self.config.emulated,
-            visible_cards=os.environ.get(self.config.card.accelerator.spec.visible_variable, ""),
+            visible_cards=visible,
             threads=torch.get_num_threads(),
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
             cores=len(self._cores),
@@ -301,6 +305,7 @@ class CardWorker:
             **({} if limit is None else {"card_memory_bytes": str(limit)}),
             **({"compile_cache": cache} if (cache := compiled.temperature()) else {}),
             **({TOOK: request.took} if request.took else {}),
+            **({LOST: "; ".join(self.config.lost_cards)} if self.config.lost_cards else {}),
             **result.details,
         }
         return dataclasses.replace(

@@ -42,7 +42,7 @@ class Agent:
         self.sent: list[Any] = []
         channel = SimpleNamespace(put=self.sent.append, show_job=lambda *_: None)
         facts = SimpleNamespace(address="", threads=1, cores=1, server="", log_dir="", compiled="")
-        facts.idle_memory_bytes = {}
+        facts.idle_memory_bytes, facts.uuids, facts.lost_cards = {}, {}, ()
         claim: Any = SimpleNamespace(node=NODE, facts=facts, channel=channel)
         self.pool = WorkerPool(
             claim_of=lambda _: claim,

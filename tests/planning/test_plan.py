@@ -329,6 +329,17 @@ def test_notes_of_the_grid_reach_the_reader() -> None:
     assert json.loads(plan_json(plan))["notes"] == list(made.notes)
 
 
+def test_faults_of_hosts_are_noted_once_with_the_nodes_that_have_them() -> None:
+    nodes = [replace(node, faults=("GPU2 is left out: lost",)) for node in EMULATED]
+    made = grid(HEAD + "  - {name: a}\n")
+    plan = make_plan(made, nodes, [], estimator=Flat(), host_notes=["little memory"])  # type: ignore[arg-type]
+    names = ", ".join(node.name for node in EMULATED)
+    assert plan.host_notes == ("little memory", f"{names}: GPU2 is left out: lost")
+    assert f"note: {names}: GPU2 is left out: lost" in printed(plan, terminal=False)
+    data = json.loads(plan_json(plan))
+    assert data["host_notes"] == list(plan.host_notes) and data["notes"] == list(made.notes)
+
+
 BIG = (
     HEAD
     + """  - name: big

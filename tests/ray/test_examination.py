@@ -18,8 +18,9 @@ from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import exit_code, finding_lines, judge, summary_lines
 from orchestrator.doctor.probe import examine
 from orchestrator.on_ray import examination
-from orchestrator.on_ray.cluster import with_packages
+from orchestrator.on_ray.cluster import described
 from orchestrator.on_ray.examination import ClusterFacts, Examination, NodeFacts, clock_offset
+from orchestrator.util.host import host_problems
 from workloads.devices import Level
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -85,12 +86,13 @@ def test_nodes_with_a_choice_of_engines_are_asked_for_their_packages(bench: Benc
     nodes = {node.name: node for node in bench.cluster.nodes()}
     gaudi = replace(nodes["hpu-1"], emulated_device="hpu")
     gone = replace(gaudi, name="gone", node_id="0" * 56)
-    asked, gone, gpu = with_packages([gaudi, gone, nodes["gpu-1"]])
+    asked, gone, gpu = described([gaudi, gone, nodes["gpu-1"]])
     packages = dict(asked.packages or ())
     assert packages["torch"] == metadata.version("torch")
     assert packages["transformers"] == metadata.version("transformers")
     assert "optimum-habana" not in packages and "kernel" not in packages
     assert gone.packages is None and gpu.packages is None
+    assert asked.faults == host_problems()
 
 
 def test_cards_that_somebody_holds_are_not_free(examined: ClusterFacts) -> None:

@@ -84,6 +84,7 @@ class CardProcess:
     kind: str = ""  # required by its jobs (``engines.process_kind``)
     cards: int = 1  # in its gang
     gang: tuple[int, ...] = ()  # cards of the gang on this node, by local rank; empty: no gang
+    uuids: Mapping[int, str] = field(default_factory=dict)  # of cards to be shown by them
     #: Local directory for compiled code, specific to the image and the kind of card.
     compiled: str | None = None
 
@@ -251,9 +252,10 @@ class DeviceSpec:
             raise ValueError(f"no capability '{capability}'. There is: {', '.join(CAPABILITIES)}.")
         return capability in self.capabilities
 
-    def visible(self, *indices: int) -> dict[str, str]:
-        """Return the variable that limits a process to these cards; empty if there is none."""
-        shown = {self.visible_variable: ",".join(map(str, indices))}
+    def visible(self, *cards: int | str) -> dict[str, str]:
+        """Return the variable that limits a process to these cards, by index or UUID; empty if
+        there is none."""
+        shown = {self.visible_variable: ",".join(map(str, cards))}
         return shown if self.visible_variable else {}
 
     def product(self, name: str) -> str:
@@ -266,9 +268,9 @@ class DeviceSpec:
 
     def shown(self, process: CardProcess) -> dict[str, str]:
         """Return the variable that limits this process to its cards."""
-        if self.gang_visible and process.gang:
-            return self.visible(*process.gang)
-        return self.visible(process.card_index)
+        gang = process.gang if self.gang_visible else ()
+        cards = gang or (process.card_index,)
+        return self.visible(*(process.uuids.get(card) or card for card in cards))
 
     def ray_request(self, cards: int) -> dict[str, object]:
         """Return the arguments that request this many cards from Ray."""

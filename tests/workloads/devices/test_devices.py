@@ -40,8 +40,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 HERE = Path(__file__).parent
 #: Messages as libraries write them, each with its source, and the class each stands for (null: of
-#: no known class). ``read`` says where it was compared word for word: in the library's source, in an
-#: installed package or in a public log; a source with an address was.
+#: no known class). ``read`` says where it was compared word for word: in the library's source, an
+#: installed package or a public log; a source with an address was.
 ERRORS = (HERE / "recorded_backend_errors.jsonl").read_text().splitlines()
 RECORDED = (HERE / "recorded_cuda_out_of_memory.jsonl").read_text().splitlines()
 
@@ -170,6 +170,8 @@ def test_a_process_of_a_gang_sees_its_gang() -> None:
     rank = devices.environment_for("hpu", 6, cards=4, gang=(4, 5, 6, 7))
     assert rank["HABANA_VISIBLE_MODULES"] == "4,5,6,7" and rank["HLS_MODULE_ID"] == "6"
     assert devices.environment_for("cuda", 6, gang=(4, 5, 6, 7))["CUDA_VISIBLE_DEVICES"] == "6"
+    behind = devices.environment_for("cuda", 6, uuids={6: "GPU-8dcb4b4c"})  # a lost card
+    assert behind["CUDA_VISIBLE_DEVICES"] == "GPU-8dcb4b4c"
 
 
 def test_environments_are_known_without_torch() -> None:
