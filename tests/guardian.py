@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 VARIABLE = "MARK_OF_NIGHTGRID_TESTS"
 _NOTE_EVERY_S = 1.0
 _END_S = 60.0
+#: Looks for the mark in one process; more of them would cost a hundredth of a core.
+_LOOKS, _MARKED = 5, -1
 
 #: A process id comes back one day, with another start.
 Identity = tuple[int, str]
@@ -59,7 +61,7 @@ class Guardian:
     pytest: Identity
     mark: bytes
     noted: set[Identity] = field(default_factory=set)
-    looked_at: dict[Identity, bool] = field(default_factory=dict)  # whether it has the mark
+    looked_at: dict[Identity, int] = field(default_factory=dict)  # how often for the mark, in vain
 
     def note(self) -> list[int]:
         """Note what belongs to the tests now; the ids of those that are there, without pytest."""
@@ -86,17 +88,18 @@ class Guardian:
         return [pid for pid in ours if not table[pid].zombie]
 
     def _marked(self, seen: _Seen) -> bool:
-        """Return whether a process has inherited the mark; asked again of the young, who may be
+        """Return whether a process has inherited the mark; the young are asked again, who may be
         between their fork and their program."""
-        known = self.looked_at.get(seen.identity)
-        if known is None or not known:
+        looks = self.looked_at.get(seen.identity, 0)
+        if 0 <= looks < _LOOKS:
+            looks += 1
             with (
                 contextlib.suppress(OSError),
                 open(f"/proc/{seen.identity[0]}/environ", "rb") as file,
             ):
-                known = self.mark in file.read()
-            self.looked_at[seen.identity] = bool(known)
-        return bool(known)
+                looks = _MARKED if self.mark in file.read() else looks
+            self.looked_at[seen.identity] = looks
+        return looks == _MARKED
 
     def end_all(self) -> None:
         """Kill what belongs to the tests until nothing of it is there twice in a row."""

@@ -170,10 +170,8 @@ class ChaosCluster:
 
     def kill_raylet(self, name: str) -> None:
         self._down.add(name)
-        for process in psutil.Process(self._processes[name].pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # workers come and go meanwhile
-                if process.name() == "raylet":
-                    process.kill()
+        if (raylet := self.part(name, "raylet")) is not None:
+            raylet.kill()
 
     def clear(self, name: str) -> list[str]:
         """Remove what is left of a server whose raylet was killed; the logs of the workers that
@@ -295,11 +293,7 @@ class ChaosCluster:
             )
 
     def _wait_for_raylet(self, name: str) -> None:
-        process = self._processes[name]
-        while process.poll() is None:
-            with contextlib.suppress(psutil.Error):
-                if any(c.name() == "raylet" for c in psutil.Process(process.pid).children()):
-                    return
+        while self._processes[name].poll() is None and self.part(name, "raylet") is None:
             time.sleep(0.2)
 
     def _wait_for(self, nodes: int) -> None:

@@ -135,7 +135,7 @@ class Injector:
             if card.phase == "warmup"
         }
         found = []
-        for log, pid in self.cluster.worker_processes():
+        for log, pid in self.cluster.worker_processes() if busy else ():
             if log in busy and _is_group_leader(pid):
                 node, _, rest = log.partition("-HPU")
                 found.append((node, int(rest.split("-")[0]), pid))

@@ -130,7 +130,7 @@ class Night:
             if not waiting:
                 self.cluster.hurry()
             if time.monotonic() < next_fault or not self._inject_one(waiting, now):
-                time.sleep(0.2)
+                time.sleep(0.5)
                 continue
             next_fault = time.monotonic() + _BETWEEN_FAULTS_S
         self.injector.settle()

@@ -7,14 +7,12 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import chaos_invariants
 import psutil
 import pytest
-from chaos_clock import STEP_S, stepped_clock
 from chaos_cluster import listening, processes_left
 from chaos_files import Canaries
 from chaos_plan import KINDS, ROT, Fault, counts, plan
@@ -252,48 +250,3 @@ def test_the_page_lists_the_kinds_that_there_are() -> None:
     page = Path(__file__).parents[2].joinpath("docs/rehearsal.md").read_text(encoding="utf-8")
     rows = "".join(f"| {name} | {kind.how} |\n" for name, kind in KINDS.items())
     assert f"| fault | how |\n|---|---|\n{rows}\n" in page
-
-
-# ---------------------------------------------------------------- the clock
-
-PROGRAM = """
-import datetime, queue, sys, threading, time
-
-def told():
-    print(round(time.time()), round(datetime.datetime.now().timestamp()), flush=True)
-
-for line in sys.stdin:
-    began = time.monotonic()
-    told()
-    time.sleep(0.1)
-    threading.Event().wait(0.1)
-    try:
-        queue.Queue().get(timeout=0.1)
-    except queue.Empty:
-        pass
-    threading.Lock().acquire(timeout=0.1)
-    print(round(time.monotonic() - began, 3), flush=True)
-"""
-
-
-def test_the_wall_clock_steps_and_waits_take_their_time(tmp_path: Path) -> None:
-    clock = stepped_clock(tmp_path)
-    if clock is None:
-        pytest.skip("no C compiler: clocks cannot be stepped")
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        env=os.environ | clock.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    for offset in (0, STEP_S, -STEP_S, 0):
-        clock.step(offset)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        for told in process.stdout.readline().split():
-            assert abs(int(told) - offset - time.time()) < 60
-        assert 0.25 < float(process.stdout.readline()) < 60
-    process.stdin.close()
-    assert process.wait(30) == 0

@@ -1,5 +1,4 @@
-"""One emulated cluster and one executor for all tests here, which take ten seconds to start. They
-end with the last of these tests: idle clusters compute, too."""
+"""One emulated cluster and one executor for all tests here: starting them takes ten seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from orchestrator.on_ray.executor import RayExecutor
 from orchestrator.on_ray.local_cluster import emulate
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A mixed emulated cluster: half of a Gaudi server, two GPUs, one CPU node. A node that was
     lost is claimed anew after a second, and figures are exported every second, not every ten."""

@@ -74,15 +74,19 @@ class TransformersEngine(TorchModel):
         batch, longest = prepared.input_ids.shape
 
         def fetch() -> Generated:
-            begins = self.new_from(longest)
+            new = self.written(output.sequences[:, self.new_from(longest) :], steps.steps)
             return Generated(
-                tokens=output.sequences[:, begins : begins + steps.steps].tolist(),
+                tokens=new.tolist(),
                 # The last token of each row is not fed back.
-                computed_tokens=batch * (longest + steps.steps - 1),
+                computed_tokens=batch * (longest + new.shape[1] - 1),
                 logits=[step.float().cpu() for step in output.logits or ()],
             )
 
         return fetch
+
+    def written(self, new: torch.Tensor, steps: int) -> torch.Tensor:
+        """The tokens that were written, of those behind the prompts; a step may write several."""
+        return new
 
     @property
     def arguments(self) -> dict[str, Any]:
