@@ -15,7 +15,7 @@ import psutil
 import pytest
 import ray
 from core_cases import a_job
-from patience import alive, patience
+from patience import alive, patience, until
 from ray.util import placement_group, remove_placement_group
 from ray_bench import Bench, emulated_node
 
@@ -35,18 +35,12 @@ from orchestrator.util.host import usable_cores
 pytestmark = pytest.mark.ray
 
 
-def gone_soon(pid: int, timeout_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + patience(timeout_s)
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive(pid)
+def gone_soon(pid: int) -> bool:
+    return until(lambda: not alive(pid), 5, every_s=0.02)
 
 
 def until_free(gpus: int) -> None:
-    deadline = time.monotonic() + patience(20)
-    while (free := ray.available_resources().get("GPU", 0)) != gpus:
-        assert time.monotonic() < deadline, f"{free} are free"
-        time.sleep(0.05)
+    assert until(lambda: ray.available_resources().get("GPU", 0) == gpus, 20)
 
 
 def test_a_mixed_cluster_is_discovered(bench: Bench) -> None:
@@ -198,15 +192,13 @@ def test_a_job_is_among_rays_tasks_while_it_runs_and_afterwards(bench: Bench) ->
     label = a_job(model="sleep:601", accelerator=card.accelerator, cards=1).label
     bench.run((card,), [worker], "sleep:601")
 
-    def state_is(expected: str) -> None:
-        deadline = time.monotonic() + patience(30)
-        while [task["state"] for task in tasks_named(bench, label)] != [expected]:
-            assert time.monotonic() < deadline, tasks_named(bench, label)
-            bench.seen += bench.executor.events(0.2)
+    def states() -> list[str]:
+        bench.seen += bench.executor.events(0.2)
+        return [task["state"] for task in tasks_named(bench, label)]
 
-    state_is("RUNNING")
+    assert until(lambda: states() == ["RUNNING"], 30)
     bench.stop(worker)
-    state_is("FINISHED")
+    assert until(lambda: states() == ["FINISHED"], 30)
 
 
 def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(bench, monkeypatch):
@@ -342,11 +334,6 @@ def test_nothing_is_left_of_a_driver_that_was_killed() -> None:
     driver.kill()
     driver.wait()
     driver.stdout.close()
-    deadline = time.monotonic() + patience(30)
-    while remaining() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert remaining() == []
+    assert until(lambda: not remaining(), 30, every_s=0.2), remaining()
     assert gone_soon(int(pid))
-    while Path(temp_dir).exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not Path(temp_dir).exists()
+    assert until(lambda: not Path(temp_dir).exists(), 30)

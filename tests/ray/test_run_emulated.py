@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from command_line import started
-from patience import patience
+from patience import patience, until
 from refusing_proxy import refusing_proxy
 
 from orchestrator.analysis.replicates import join
@@ -44,19 +44,19 @@ MIXED = (
     + """\
   - name: gangs
     accelerator: HPU
-    output_tokens: 24
+    output_tokens: 40
     ignore_eos: true
     axes:
       cards: [1, 2]
   - name: other
     accelerator: GPU
-    output_tokens: 24
+    output_tokens: 40
     ignore_eos: true
     axes:
       batch_size: [1, 2]
   - name: twice
     accelerator: HPU
-    output_tokens: 24
+    output_tokens: 40
     ignore_eos: true
     batch_size: 2
     replicates: 2
@@ -137,11 +137,11 @@ def whole_night(directory: Path, variables: dict[str, str]) -> Night:
     run = Run(directory, "--emulate", "1x5:HPU,1x1:GPU", "--notify", keep, **variables)
     place = directory / "results" / "mixed"
     first = at_work(run, place, attempts=2)
-    noted = (place / "begun.log").read_bytes()
     for process in psutil.Process(first).children(recursive=True):
         if "orchestrator.worker.orphans" in process.cmdline():
             process.kill()  # else it would have cleared up before the next driver
     os.kill(first, signal.SIGKILL)
+    noted = (place / "begun.log").read_bytes()  # the next driver starts two seconds later
     at_work(run, place, attempts=6, noted=noted)  # the last one
     (store,) = [
         process
@@ -161,14 +161,15 @@ def whole_night(directory: Path, variables: dict[str, str]) -> Night:
 
 def at_work(run: Run, place: Path, *, attempts: int, noted: bytes = b"") -> int:
     before, begun = set(noted.splitlines()), set[bytes]()  # a line goes when its attempt ends
-    deadline = time.monotonic() + patience(120)
-    while True:
-        assert time.monotonic() < deadline and run.process.poll() is None
-        time.sleep(0.05)
-        with contextlib.suppress(OSError, ValueError):
-            begun |= set((place / "begun.log").read_bytes().splitlines()) - before
-            if len(begun) >= attempts:
-                return int(json.loads((place / "driver.lock").read_text())["pid"])
+
+    def enough() -> bool:
+        assert run.process.poll() is None
+        with contextlib.suppress(OSError):
+            begun.update(set((place / "begun.log").read_bytes().splitlines()) - before)
+        return len(begun) >= attempts
+
+    assert until(enough, 120)
+    return int(json.loads((place / "driver.lock").read_text())["pid"])
 
 
 def test_a_run_goes_on_by_itself_after_its_driver_was_killed(night: Night) -> None:
@@ -238,11 +239,13 @@ def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) 
     the second stops that too. Every job has a row, and is run again the next time."""
     (tmp_path / "grid.yaml").write_text(LONG)
     run = Run(tmp_path, "--emulate", "1x2:HPU", "--run", "stopped")
-    deadline = time.monotonic() + patience(120)
     status = tmp_path / "results/stopped/status.json"
-    while not status.exists() or RunStatus.from_json(status.read_text()).running < 2:
-        assert run.process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.5)
+
+    def running() -> bool:
+        assert run.process.poll() is None
+        return status.exists() and RunStatus.from_json(status.read_text()).running == 2
+
+    assert until(running, 120)
     os.killpg(run.process.pid, signal.SIGINT)
     time.sleep(2)
     assert run.process.poll() is None  # what runs may end
