@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 NIGHTGRID = $(VENV)/bin/nightgrid
 GAUDI_VENV ?= .venv-gaudi
-# Of the suite, on two cores: one starts clusters and waits half of its time, in which the others compute.
+# Of the suite, on two cores: two start clusters and wait half of their time, in which the third computes.
 PROCESSES ?= 3
 # Hardly a test of these waits, and each process imports torch and transformers for itself.
 QUICK_PROCESSES ?= 2
