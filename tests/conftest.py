@@ -141,7 +141,7 @@ def _frozen() -> None:
 
 
 class LoggedRecords(logging.StreamHandler[io.StringIO]):
-    """What a test logs."""
+    """The log of a test."""
 
     def __init__(self) -> None:
         super().__init__(io.StringIO())
