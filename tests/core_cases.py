@@ -7,6 +7,7 @@ from typing import Any
 from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.outcome import WorkerInfo
 from orchestrator.core.plan import PastRow
+from workloads.base import Sample
 
 _JOB: dict[str, Any] = {
     "experiment": "case",
@@ -29,6 +30,24 @@ _WORKER: dict[str, Any] = {
     "threads": 1,
     "niceness": 0,
 }
+
+
+_SAMPLE: dict[str, Any] = {
+    "repeat": 0,
+    "batch": 0,
+    "warmup": False,
+    "complete": True,
+    "wall_s": 1.0,
+    "cpu_s": 0.5,
+    "items": 4,
+    "input_tokens": 40,
+    "output_tokens": 100,
+    "computed_tokens": 160,
+}
+
+
+def a_sample(**changes: Any) -> Sample:
+    return Sample(**(_SAMPLE | changes))
 
 
 def a_job(**changes: Any) -> Job:

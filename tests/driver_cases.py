@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from core_cases import a_job, a_worker
+from core_cases import a_job, a_sample, a_worker
 
 from orchestrator.core.events import (
     AttemptEnded,
@@ -32,7 +32,7 @@ from orchestrator.core.outcome import (
 from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.core.topology import Card, Node
-from workloads.base import Result, Sample
+from workloads.base import Result
 from workloads.devices.monitor.host import CardTelemetry
 
 MOMENT = 1_700_000_000.0
@@ -87,29 +87,14 @@ def plan(*jobs: Job, nodes: tuple[Node, ...] = (), estimate_s: float = 10.0) -> 
 
 
 def attempt(of: Job, card: Card, number: int = 1) -> Attempt:
-    """The numbered try at a job on one card."""
     return Attempt(
         attempt_id=f"{of.job_id}-{number}", job_id=of.job_id, number=number, job=of, cards=(card,)
     )
 
 
 def result(wall_s: float = 2.0) -> Result:
-    samples = tuple(
-        Sample(
-            repeat=repeat,
-            batch=0,
-            warmup=False,
-            complete=True,
-            wall_s=wall_s,
-            cpu_s=wall_s,
-            items=1,
-            input_tokens=10,
-            output_tokens=20,
-            computed_tokens=30,
-        )
-        for repeat in range(2)
-    )
-    return Result(samples=samples, stop_reason="max_repeats", load_s=1.0)
+    samples = (a_sample(repeat=repeat, wall_s=wall_s, cpu_s=wall_s) for repeat in range(2))
+    return Result(samples=tuple(samples), stop_reason="max_repeats", load_s=1.0)
 
 
 class FakeClock:

@@ -17,7 +17,6 @@ def vocabulary() -> Vocabulary:
 
 
 def grid(text: str) -> Grid:
-    """The grid of a whole file's text."""
     return parse_grid(text.encode(), "g.yaml", vocabulary=vocabulary())
 
 

@@ -22,7 +22,7 @@ from orchestrator.core.job import MAX, Accelerator, Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.text import print_summary
 from workloads import registry
-from workloads.base import Item, Sample
+from workloads.base import Item
 
 START = 1_770_000_000.0
 GIB = 2**30
@@ -160,11 +160,9 @@ class Night:
         work_s = 2 * PARAMETERS.get(job.model, 1e9) * sum(texts) / 2e11
         walls = [wall * self.random.gauss(1, 0.01) for _ in range(3)]
         samples = tuple(
-            Sample(
+            core_cases.a_sample(
                 repeat=repeat,
-                batch=0,
                 warmup=repeat == 0,
-                complete=True,
                 wall_s=wall_s,
                 cpu_s=max(wall_s, work_s),
                 items=len(texts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core_cases import a_job, a_worker
+from core_cases import a_job, a_sample, a_worker
 
 from orchestrator.analysis.samples import metrics_of
 from orchestrator.core.events import RecordRow
@@ -14,7 +14,7 @@ from orchestrator.core.outcome import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.core.topology import Card
 from orchestrator.store.schema import SCHEMA_VERSION
 from orchestrator.store.store import Store
-from workloads.base import Item, Result, Sample
+from workloads.base import Item, Result
 
 
 def job(**changes: Any) -> Job:
@@ -25,22 +25,6 @@ def job(**changes: Any) -> Job:
         "parameters": (("ignore_eos", True), ("output_tokens", 25)),
     }
     return a_job(**{**values, **changes})
-
-
-def sample(**changes: Any) -> Sample:
-    values: dict[str, Any] = {
-        "repeat": 0,
-        "batch": 0,
-        "warmup": False,
-        "complete": True,
-        "wall_s": 1.0,
-        "cpu_s": 0.5,
-        "items": 4,
-        "input_tokens": 40,
-        "output_tokens": 100,
-        "computed_tokens": 160,
-    }
-    return Sample(**{**values, **changes})
 
 
 def worker(**changes: Any) -> WorkerInfo:
@@ -92,7 +76,7 @@ def row(number: int = 0, **changes: Any) -> Measurement:
     """A successful row of a job of its own per ``number``, whose figures agree: one sample of four
     prompts, with ``100 + number`` tokens/s."""
     one = job(batch_size=number + 1)
-    taken = sample(step_s=(0.01, 0.02), wall_s=100.0 / (100.0 + number))
+    taken = a_sample(step_s=(0.01, 0.02), wall_s=100.0 / (100.0 + number))
     prompts = tuple(
         (0, Item(index=index, input_tokens=10, output_tokens=25, latency_s=0.5))
         for index in range(4)

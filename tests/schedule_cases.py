@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from random import Random
 
-from core_cases import a_job, a_worker
+from core_cases import a_job, a_sample, a_worker
 
 from orchestrator.core.events import (
     AttemptEnded,
@@ -32,27 +32,21 @@ from orchestrator.core.topology import Card, Node
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.invariants import Invariants
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
-from workloads.base import Result, Sample
+from workloads.base import Result
 
 
 def result_of(size: int, rate: float) -> Result:
     """Three repeats of a batch at so many tokens a second."""
-    samples = tuple(
-        Sample(
+    samples = (
+        a_sample(
             repeat=repeat,
-            batch=0,
-            warmup=False,
-            complete=True,
             wall_s=size / (rate * (1 + (repeat - 1) / 1e4)),
-            cpu_s=0.0,
             items=size,
-            input_tokens=size,
             output_tokens=size,
-            computed_tokens=size,
         )
         for repeat in range(3)
     )
-    return Result(samples=samples, stop_reason="max_repeats")
+    return Result(samples=tuple(samples), stop_reason="max_repeats")
 
 
 def job(name: str = "a", **changes: object) -> Job:
@@ -61,7 +55,6 @@ def job(name: str = "a", **changes: object) -> Job:
 
 
 def planned(*jobs: Job) -> list[PlannedJob]:
-    """All of them to be run."""
     return [PlannedJob(job=each, action=Action.RUN) for each in jobs]
 
 
@@ -78,12 +71,10 @@ def node(name: str = "n1", cards: int = 8, **changes: object) -> Node:
 
 
 def numbered(count: int, **changes: object) -> list[Job]:
-    """So many jobs, each with its number as its name."""
     return [job(str(number), **changes) for number in range(count)]
 
 
 def nodes(count: int, cards: int = 8) -> list[Node]:
-    """Equal servers: n1, n2, …"""
     return [node(f"n{number}", cards) for number in range(1, count + 1)]
 
 
@@ -170,12 +161,10 @@ class Cluster:
         return commands
 
     def join(self, *nodes: Node) -> list[Command]:
-        """Nodes join together."""
         commands = [c for each in nodes for c in self.see(NodeJoined(at=self.now, node=each))]
         return commands + self.tick()
 
     def leave(self, node_id: str) -> list[Command]:
-        """A node goes with everything on it."""
         for worker_id, start in {**self.starting, **self.up}.items():
             if start.card.node_id == node_id:
                 self.starting.pop(worker_id, None)
@@ -187,12 +176,10 @@ class Cluster:
         return self.see(NodeLeft(at=self.now, node_id=node_id, reason="power"))
 
     def tick(self, after: float = 0.0) -> list[Command]:
-        """Time passes."""
         self.now += after
         return self.see(Tick(at=self.now))
 
     def ready(self, *worker_ids: str) -> list[Command]:
-        """These workers, or all that are starting, come up."""
         commands = []
         for worker_id in worker_ids or tuple(self.starting):
             self.up[worker_id] = self.starting.pop(worker_id)
@@ -201,7 +188,6 @@ class Cluster:
         return commands
 
     def stopped(self, *worker_ids: str, failure: Failure | None = None) -> list[Command]:
-        """These workers, or all that were asked to stop, are gone."""
         commands = []
         for worker_id in worker_ids or tuple(self.stopping):
             for group in (self.starting, self.up, self.stopping):
@@ -243,11 +229,9 @@ class Cluster:
         return self.see(AttemptEnded(at=self.now, outcome=outcome))
 
     def stop_request(self, reason: str = "enough") -> list[Command]:
-        """The user asks for an end."""
         return self.see(StopRequested(at=self.now, reason=reason))
 
     def only(self) -> Attempt:
-        """The one attempt that runs."""
         [command] = self.running.values()
         return command.attempt
 
@@ -259,15 +243,12 @@ class Cluster:
         return attempt
 
     def finals(self) -> dict[str, RecordRow]:
-        """Final rows by job name."""
         return {row.job.dataset: row for row in self.rows if row.final}
 
     def states(self) -> set[State]:
-        """Final states of the jobs that have ended."""
         return {row.state for row in self.rows if row.final}
 
     def to_next_wake(self) -> list[Command]:
-        """Time passes until the next timer is due."""
         return self.tick(min(at for at in self.wakes if at > self.now) - self.now)
 
     def play_out(self, end: End = State.SUCCEEDED, *, took: float = 100.0) -> list[Attempt]:
@@ -303,7 +284,6 @@ def kinds(commands: Iterable[Command]) -> list[str]:
 
 
 def cards_of(commands: Iterable[Command]) -> list[Card]:
-    """Cards on which workers are started."""
     return [c.card for c in commands if isinstance(c, StartWorker)]
 
 

@@ -30,7 +30,6 @@ class TinyParameters(WorkloadParameters):
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make ``tiny`` known for the duration of a test."""
     entry = WorkloadSpec(
         name="tiny",
         function="tiny_workload:run",

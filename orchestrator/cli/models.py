@@ -373,9 +373,13 @@ def _lengths(
         _refuse_overwriting([out], args.force)
     files = read()
 
+    from workloads.models.describe import refuse_odd
     from workloads.models.loading import load_tokenizer, open_model
 
-    tokenizer = load_tokenizer(open_model(args.tokenizer))
+    source = open_model(args.tokenizer)
+    if source.entry.kind != "embedded":
+        refuse_odd({}, Path(source.path))
+    tokenizer = load_tokenizer(source)
     examples = [example for part in files.values() for example in part]
     lengths = token_lengths(examples, tokenizer)
     description = describe(files, lengths)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from core_cases import a_sample as sample
 from hypothesis import strategies as st
 from measurements import row as plain_row
-from measurements import sample
 
 from orchestrator.analysis.samples import metrics_of
 from orchestrator.core.measurement import Measurement

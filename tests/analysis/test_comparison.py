@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from core_cases import a_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
-from measurements import job, row, sample
+from measurements import job, row
 
 from orchestrator.analysis.comparison import RULES, compare
 from orchestrator.analysis.ratio import (

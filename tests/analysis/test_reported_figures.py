@@ -8,10 +8,11 @@ from math import isclose
 from pathlib import Path
 
 import pytest
+from core_cases import a_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job, printed
-from measurements import row, sample
+from measurements import row
 
 from orchestrator.analysis.metrics import (
     equal,

@@ -6,9 +6,9 @@ import math
 import random
 
 import pytest
+from core_cases import a_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
-from measurements import sample
 
 from orchestrator.analysis.samples import (
     LEAST_SAMPLES,

@@ -20,6 +20,7 @@ from hostile_tables import hostile_file
 from hostile_values import damaged, json_text, mutated, side_file, text
 from measurements import journal_row, row
 from odd_files import FILES as ODD_FILES
+from odd_models import ODD, write_odd
 
 from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.store import disk
@@ -194,7 +195,10 @@ class Worlds:
             files = sorted(path for path in model.iterdir() if path.is_file())
             file = random.choice([*files, *[f for f in files if f.name == "config.json"] * 3])
             action = random.random()
-            if action < 0.15:
+            if action < 0.05:
+                told.append(random.choice([kind for kind in ODD if kind != "loop"]))  # in time
+                write_odd(model, told[-1])
+            elif action < 0.15:
                 index = {"metadata": {}, "weight_map": {"a": "../../x", "b": "/etc/passwd"}}
                 singles = ("model.safetensors", "pytorch_model.bin")
                 for single in singles:

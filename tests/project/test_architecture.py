@@ -311,46 +311,29 @@ def test_a_command_loads_only_what_it_needs(
     assert printed in done.stdout
 
 
-#: Every function that may read the time of day, and what for. A duration, a timeout or a backoff
-#: is none of these: the time of day is set now and then (``orchestrator/util/host.py``).
+#: Every file that may read the time of day, and what for. A duration, a timeout or a backoff is no
+#: reason: the time of day is set now and then (``orchestrator/util/host.py``).
 TIME_OF_DAY = """\
-util/host.py Interval: where an interval of a row begins; its length is of the steady clock
-util/host.py CallAt.__init__: a deadline is a time of day
-cli/options.py ends_at: the deadline of a budget that begins now
-cli/options.py add_deadline_arguments: 08:00 is the next one
-cli/run.py _report_in_any_case: a deadline is a time of day
-cli/plan.py run_plan: how far a deadline is away, for people
-cli/plan.py run_simulate: how far a deadline is away, for people
-cli/runs.py run_runs: how old a driver's last word is, which may be on another host
-cli/runs.py job_lines: how old a time of Ray's is
-cli/runs.py run_json: how old a driver's last word is, which may be on another host
-cli/runs.py run_lines: how old a driver's last word is, which may be on another host
-driver/loop.py Driver: for notes, the status and the deadline
-watch/live.py PlainView.line: the time of day before each line of a log
-watch/live.py TerminalView.line: the time of day before each line
-on_ray/gcs.py Gcs.trouble: since when the control store is silent, for people
-on_ray/jobs.py new_submission_id: a name that people can place
-on_ray/examination.py NodeExaminer.now: times of day of hosts are compared
-on_ray/examination.py clock_offset: times of day of hosts are compared
-util/output.py GuardedFile.write: since when output is lost, for people
-util/output.py GuardedFile._losses: since when output was lost, for people
-report/run_report.py _summarized: how old a driver's last word is, which may be on another host
-store/lock.py Holder.this_process: since when a run is held, for people
-store/lock.py Holder.__str__: since when a run is held, for people
-store/lock.py RunLock._refusal: since when a run is held, for people
-store/lock.py is_held: how old a sign of life of a driver on another host is
-driver/plan.py forecast_of: how far a deadline is away
-driver/recovery.py recover_outcomes: when a row was recorded
-on_ray/outcomes.py _age_s: how old a file is, by its own time
-driver/run.py drive: when a card was checked
-driver/run.py drive.to_measurement: when a row was recorded
-driver/run.py _session: when a run came to a cluster's queue, which runs on several hosts share
-driver/run.py run_grid: how much of the time until a deadline is the reserve
-driver/options.py RunOptions.under_way_s: how long ago the command was typed
-driver/supervisor.py Supervisor: when the first driver began, for its notice
-driver/supervisor.py Supervisor.run: how far a deadline is away
-driver/supervisor.py Supervisor._wait: a deadline is a time of day
-watch/state.py RunFeed.__init__: how old the driver's last word was when the page was opened
+util/host.py: where an interval of a row begins, whose length is of the steady clock; a deadline
+util/output.py: since when output is lost, for people
+cli/options.py: 08:00 is the next one; the deadline of a budget that begins now
+cli/run.py: a deadline is a time of day
+cli/plan.py: how far a deadline is away, for people
+cli/runs.py: how old a driver's last word is, which may be on another host
+driver/loop.py: for notes, the status and the deadline
+driver/options.py: how long ago the command was typed
+driver/plan.py: how far a deadline is away
+driver/recovery.py: when a row was recorded
+driver/run.py: when a row was recorded and a card was checked; the order of a cluster's queue
+driver/supervisor.py: when the first driver began, for its notice; how far a deadline is away
+watch/live.py: the time of day before each line of a log
+watch/state.py: how old the driver's last word was when the page was opened
+on_ray/gcs.py: since when the control store is silent, for people
+on_ray/jobs.py: a name that people can place
+on_ray/examination.py: times of day of hosts are compared
+on_ray/outcomes.py: how old a file is, by its own time
+report/run_report.py: how old a driver's last word is, which may be on another host
+store/lock.py: since when a run is held, for people; a sign of life of a driver on another host
 """
 _READS = {
     "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"},
@@ -359,26 +342,17 @@ _READS = {
 }
 
 
-def readers_of_the_time_of_day(module: ast.AST) -> set[str]:
-    """The functions and classes, by qualified name, in which the time of day is named: called,
-    or handed over as a clock."""
-    found: set[str] = set()
-
-    def visit(node: ast.AST, scope: tuple[str, ...]) -> None:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            scope = (*scope, node.name)
+def reads_the_time_of_day(nodes: list[ast.AST]) -> bool:
+    """Tell if the time of day is named: called, handed over as a clock, or imported."""
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
             owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
             if node.attr in _READS.get(owner, ()):
-                found.add(".".join(scope) or "<module>")
-        if isinstance(node, ast.ImportFrom) and node.module == "time":
-            names = {alias.name for alias in node.names} & _READS["time"]
-            found.update(f"from time import {name}" for name in names)
-        for child in ast.iter_child_nodes(node):
-            visit(child, scope)
-
-    visit(module, ())
-    return found
+                return True
+        names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+        if names & _READS["time"] and node.module == "time":
+            return True
+    return False
 
 
 @pytest.mark.slow
@@ -386,28 +360,24 @@ def test_the_time_of_day_is_read_only_where_somebody_wants_to_know_it() -> None:
     """Durations are of a clock that never jumps. A new reader of the time of day says here why it
     is one, and one that is gone is struck off."""
     readers = {
-        f"{place(path).removeprefix('orchestrator/')} {reader}"
+        place(path).removeprefix("orchestrator/")
         for path in modules(*PRODUCT)
-        for reader in readers_of_the_time_of_day(syntax(path)[0])
+        if reads_the_time_of_day(syntax(path))
     }
     assert readers == {line.partition(": ")[0] for line in TIME_OF_DAY.splitlines()}
 
 
-def test_every_way_to_read_the_time_of_day_is_seen() -> None:
-    source = """
-import datetime, time
-from time import time_ns
-LIMIT = time.time() + 5
-def late(): return datetime.datetime.now() > then or datetime.date.today()
-class Poll:
-    clock: object = time.time
-    def due(self): return time.monotonic() > self.at
-    def stamp(self): return time.strftime("%H")
-"""
-    assert readers_of_the_time_of_day(ast.parse(source)) == {
-        "from time import time_ns",
-        "<module>",
-        "late",
-        "Poll",
-        "Poll.stamp",
-    }
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("LIMIT = time.time() + 5", True),
+        ("from time import time_ns", True),
+        ("late = datetime.datetime.now() > then", True),
+        ("late = datetime.date.today() > then", True),
+        ("class Poll:\n    clock: object = time.time", True),
+        ('stamp = time.strftime("%H")', True),
+        ("due = time.monotonic() > at", False),
+    ],
+)
+def test_every_way_to_read_the_time_of_day_is_seen(source: str, reads: bool) -> None:
+    assert reads_the_time_of_day(nodes_of(source)) is reads

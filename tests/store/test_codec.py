@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from core_cases import a_sample as sample
 from hypothesis import given, settings
 from measurement_strategies import measurements
-from measurements import row, sample
+from measurements import row
 
 from orchestrator.core.errors import SchemaMismatch, StoreError
 from orchestrator.core.job import State

@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from core_cases import a_sample as sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measurement_strategies import measurements
-from measurements import row, sample
+from measurements import row
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.measurement import Measurement, Metrics

@@ -64,13 +64,9 @@ class Compilations:
             return None if now is None or before is None else now - before
 
         grown = {name: n - earlier.named.get(name, 0) for name, n in self.named.items()}
-        return Compilations(
-            graphs=growth(self.graphs, earlier.graphs),
-            compile_s=growth(self.compile_s, earlier.compile_s),
-            recalled=growth(self.recalled, earlier.recalled),
-            cpu_fallbacks=growth(self.cpu_fallbacks, earlier.cpu_fallbacks),
-            named={name: n for name, n in grown.items() if n},
-        )
+        names = ("graphs", "compile_s", "recalled", "cpu_fallbacks")
+        counts = {name: growth(getattr(self, name), getattr(earlier, name)) for name in names}
+        return Compilations(**counts, named={name: n for name, n in grown.items() if n})
 
     def temperature(self) -> str:
         """Return "cold: …" or "cached: …" for a job's row; "" without graphs or compile times."""

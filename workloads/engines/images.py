@@ -14,7 +14,7 @@ from typing import Any
 from workloads.base import BadConfiguration, DataMissing, WorkloadError
 from workloads.devices.base import Device
 from workloads.models import precision as precisions
-from workloads.models.catalog import directory_of, pipeline_index
+from workloads.models.catalog import find_model, pipeline_index
 from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
 from workloads.util import files
@@ -43,13 +43,13 @@ def facts_of(model: str) -> PipelineFacts | None:
     """Facts of a pipeline by model name; None if unknown here."""
     try:
         index = pipeline_index(model)
+        directory = Path(find_model(model, weights=False).location)
     except (WorkloadError, OSError):
         return None  # reported when the model is opened
     if index is None:
         return None
-    directory = directory_of(model)
     denoiser = next((part for part in DENOISERS if _class_of(index, part)), "")
-    config = _config(directory / denoiser) if directory is not None and denoiser else {}
+    config = _config(directory / denoiser) if denoiser else {}
     return PipelineFacts(
         class_name=str(index.get("_class_name") or "unknown"),
         denoiser=denoiser,

@@ -27,6 +27,7 @@ from workloads.inspection.checkpoints import (
     read_pipeline_index,
     weight_files,
 )
+from workloads.inspection.configuration import whole_number
 from workloads.models import hub, products, random_weights
 from workloads.models.chatglm3.layout import is_original, sizes_of
 from workloads.models.embedded import smollm2
@@ -166,14 +167,6 @@ def refuse_name(name: str) -> str:
     return f"there is a directory {name}" if os.path.exists(name) else ""
 
 
-def directory_of(name: str) -> Path | None:
-    """Return a model's directory on this machine; None for embedded ones or if there is none."""
-    if name in EMBEDDED:
-        return None
-    path = directory_here(name)
-    return path or (hub.cached_snapshot(name) if hub.is_hub_id(name) else None)
-
-
 def _unknown(name: str) -> str:
     if address := re.fullmatch(r"https?://[^/]+/([^/]+/[^/?#]+).*", name):
         return f"{name} is an address; a model of the hub is written {address[1]}"
@@ -223,4 +216,4 @@ def usable_positions(config: Mapping[str, Any]) -> int | None:
         return None
     if config.get("model_type") not in _SHIFTED:
         return positions
-    return positions - int(config.get("pad_token_id") or 0) - 1
+    return positions - whole_number(config.get("pad_token_id")) - 1

@@ -1,6 +1,7 @@
 """Describe a model from its config alone: parameters, memory, architecture, prompt.
 
-The model is built on torch's meta device, without storage. In int8 and int4, linear layers take 1
+The model is built on torch's meta device, without storage, in a process with limits: a stranger's
+files could make libraries hang or take all memory. In int8 and int4, linear layers take 1
 and 1/2 byte per weight (int4 plus a bfloat16 scale per 64; int8's per-row scales are ignored);
 embeddings, norms and the output layer stay bfloat16. The key-value cache is per token and sequence.
 """
@@ -14,12 +15,12 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration
-from workloads.inspection import configuration
+from workloads.inspection import configuration, process
 from workloads.inspection.checkpoints import kind_of, read_config
 from workloads.inspection.look import look
 from workloads.models import hub
@@ -31,6 +32,9 @@ from workloads.models.rules import ATTENTION_TARGETS
 
 #: Values that share one scale in the usual int4 formats.
 INT4_GROUP = 64
+#: Limits of the process: seconds to import libraries, and bytes, a third of which those take.
+_IMPORT_SECONDS, _MEMORY_BYTES = 60.0, 3 * 2**29
+_LIBRARY = process.Bounded(memory_bytes=_MEMORY_BYTES, of="DATA")
 _LAYER_NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 
 
@@ -104,24 +108,67 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
     Raises DataMissing, or BadConfiguration if it is no causal language model's.
     """
     config, directory = _resolve(name)
-    _refuse_odd(config, directory)
-    original = layout.is_original(config)
-    native = layout.from_original_config(config) if original else config
-    model = build_on_meta(native)
-    linears = linear_layers(model)
+    refuse_odd(config, directory)
+    place = None if directory is None else str(directory)
+    try:
+        _LIBRARY.seconds = _IMPORT_SECONDS
+        _LIBRARY.call(f"{__name__}:import_libraries")
+        _LIBRARY.seconds = process.SECONDS
+        values = _LIBRARY.call(
+            f"{__name__}:read_model", config=config, directory=place, lora_rank=lora_rank
+        )
+    except process.Ended as error:
+        raise BadConfiguration(f"{place or name}: {error}") from error
+    if isinstance(values, str):
+        raise BadConfiguration(f"{place or name}: {values}")
     return Description(
         model=name,
         random_weights=bool(config.get("random_weights")),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        architecture=_architecture(model),
-        tensors=_tensors(model),
-        memory=_memory(model, linears),
-        adapters=lora_sizes(linears, lora_rank),
-        prompt=example_prompt(native, directory),
+        parameters=values["parameters"],
+        architecture=Architecture(**values["architecture"]),
+        tensors=tuple(Tensor(**_tuples(tensor)) for tensor in values["tensors"]),
+        memory=tuple(Memory(**memory) for memory in values["memory"]),
+        adapters=tuple(Adapter(**_tuples(adapter)) for adapter in values["adapters"]),
+        prompt=Prompt(**_tuples(values["prompt"])),
     )
 
 
-def _refuse_odd(config: Mapping[str, Any], directory: Path | None) -> None:
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields as dataclasses have them, after JSON made lists of their tuples."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+
+
+def import_libraries() -> None:
+    """Import what ``read_model`` needs; this takes seconds that are no fault of a model."""
+    import torch  # noqa: F401
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+
+def read_model(
+    config: dict[str, Any], directory: str | None, lora_rank: int
+) -> dict[str, Any] | str:
+    """Return a description's parts as JSON takes them, or why there is none; for a process."""
+    process.stage("config.json")
+    try:
+        original = layout.is_original(config)
+        native = layout.from_original_config(config) if original else config
+        model = build_on_meta(native)
+    except BadConfiguration as error:
+        return str(error)
+    linears = linear_layers(model)
+    process.stage("the tokenizer")
+    prompt = example_prompt(native, None if directory is None else Path(directory))
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "architecture": asdict(_architecture(model)),
+        "tensors": [asdict(tensor) for tensor in _tensors(model)],
+        "memory": [asdict(memory) for memory in _memory(model, linears)],
+        "adapters": [asdict(adapter) for adapter in lora_sizes(linears, lora_rank)],
+        "prompt": asdict(prompt),
+    }
+
+
+def refuse_odd(config: Mapping[str, Any], directory: Path | None) -> None:
     """Raise BadConfiguration for what would make a library hang or take all memory."""
     found = list(configuration.objections(config))
     if directory is not None and not found:
@@ -241,12 +288,13 @@ def _architecture(model: Any) -> Architecture:
     modules = dict(model.named_modules())
     parameters = {name for name, _ in model.named_parameters()}
     norms = {type(m).__name__ for n, m in modules.items() if "norm" in n.rsplit(".", 1)[-1]}
+    epsilon = first("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps")
     frequencies = next((m.inv_freq for m in modules.values() if hasattr(m, "inv_freq")), None)
     return Architecture(
         name=type(model).__name__,
         vocabulary=first("vocab_size", default=0),
         hidden=hidden,
-        layers=first("num_hidden_layers", "n_layer", default=0),
+        layers=int(first("num_hidden_layers", "n_layer", default=0)),
         heads=heads,
         kv_heads=first("num_key_value_heads", default=heads),
         head_dim=head_dim,
@@ -255,7 +303,7 @@ def _architecture(model: Any) -> Architecture:
         activation=str(first("hidden_act", "activation_function", default="?")),
         gated=any("gate" in name for name in parameters),
         norm="RMSNorm" if any("RMSNorm" in norm for norm in norms) else "LayerNorm",
-        epsilon=first("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+        epsilon=None if epsilon is None else float(epsilon),
         qkv_bias=any(re.search(r"(q_proj|c_attn|query_key_value)\.bias$", n) for n in parameters),
         tied=bool(first("tie_word_embeddings", default=False)),
         positions=first("max_position_embeddings", "n_positions"),

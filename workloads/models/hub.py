@@ -149,7 +149,7 @@ def configuration_at(url: str, token: str | None) -> dict[str, Any] | str:
             answer.append(content if isinstance(content, dict) else "has no usable config.json")
         except urllib.error.HTTPError as error:
             answer.append(_meaning(error.code) + _by_way_of(url))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             why = getattr(error, "reason", None) or error
             answer.append(f"cannot be reached ({why}){_by_way_of(url)}")
 

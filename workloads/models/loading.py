@@ -139,14 +139,20 @@ def load_config(source: ModelSource) -> Any:
     """
     from transformers import AutoConfig
 
-    try:
+    with _reading(source, f"transformers cannot read the model in {source.path}"):
         return AutoConfig.from_pretrained(source.path, trust_remote_code=source.remote_code)
-    except Exception as error:  # arbitrary values make the library raise anything
+
+
+@contextlib.contextmanager
+def _reading(source: ModelSource, failure: str) -> Iterator[None]:
+    """Translate errors of reading arbitrary files, which make libraries raise anything."""
+    try:
+        yield
+    except Exception as error:
         if refusal := remote_code_refusal(source.entry.name, error):
             raise refusal from error
-        raise DataMissing(
-            f"transformers cannot read the model in {source.path}: {error}"
-        ) from error
+        text = (str(error) or repr(error)).splitlines()[0]
+        raise DataMissing(f"{failure}: {text:.300}") from error
 
 
 def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
@@ -284,12 +290,15 @@ def _explained(source: ModelSource, title: str, arguments: Mapping[str, Any]) ->
                 f"the model in {source.path} is not {title}: {text.splitlines()[0]}"
             ) from error
         raise _unloadable(source, error) from error
-    except (LookupError, AttributeError, TypeError, ArithmeticError, AssertionError) as error:
-        raise _unloadable(source, error) from error
-    except Exception as error:  # transformers 5 checks types of a configuration's values
-        if type(error).__name__.startswith("StrictDataclass"):
+    except Exception as error:
+        # transformers 5 checks types of a configuration's values.
+        if isinstance(error, _ODD) or type(error).__name__.startswith("StrictDataclass"):
             raise _unloadable(source, error) from error
         raise
+
+
+#: Errors of libraries over odd configurations.
+_ODD = (LookupError, AttributeError, TypeError, ArithmeticError, AssertionError)
 
 
 def _unloadable(source: ModelSource, error: Exception) -> BadConfiguration:
@@ -359,17 +368,10 @@ def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
     if not has_tokenizer(Path(source.tokenizer_path)):
         lacking = no_tokenizer(source.tokenizer_path, source.entry.checkpoint)
         raise DataMissing(f"{lacking[0]}; {lacking[1]}")
-    try:
+    with _reading(source, f"the tokenizer in {source.tokenizer_path} cannot be read"):
         tokenizer = AutoTokenizer.from_pretrained(
             source.tokenizer_path, trust_remote_code=source.remote_code, **arguments
         )
-    except Exception as error:  # arbitrary files make the library raise anything
-        if refusal := remote_code_refusal(source.entry.name, error):
-            raise refusal from error
-        text = (str(error) or repr(error)).splitlines()[0]
-        raise DataMissing(
-            f"the tokenizer in {source.tokenizer_path} cannot be read: {text:.300}"
-        ) from error
     tokenizer.padding_side = "left"  # decoders continue at the right
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -24,6 +24,7 @@ from workloads.base import DataMissing
 from workloads.data.cache import build_aside, cache_root, file_lock, remove_abandoned
 from workloads.inspection.checkpoints import side_files
 from workloads.inspection.contents import identity_of
+from workloads.util import files
 
 if TYPE_CHECKING:
     from workloads.base import Request
@@ -126,8 +127,8 @@ def write_origin(directory: Path, origin: Mapping[str, Any]) -> None:
 def origin_of(directory: Path) -> dict[str, Any]:
     """Read a product's note of origin; empty for other directories."""
     try:
-        note = json.loads((directory / ORIGIN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        note = json.loads(files.read_text(directory / ORIGIN))
+    except (OSError, ValueError, RecursionError):
         return {}
     return note if isinstance(note, dict) else {}
 

@@ -20,6 +20,7 @@ from jinja2 import TemplateError
 
 from workloads.base import BadConfiguration
 from workloads.data.shapes import Turn
+from workloads.inspection.checkpoints import has_tokenizer
 from workloads.inspection.tokenizers import TEMPLATE_DATE, fixed_date
 from workloads.models.chatglm3 import layout as chatglm3_layout
 from workloads.models.chatglm3.conversion import tokenizer_directory
@@ -209,14 +210,19 @@ def example_prompt(config: Mapping[str, Any], directory: Path | None) -> Prompt:
     """Return the prompt layout of a native config, with an example if there is a tokenizer."""
     from transformers import AutoTokenizer
 
+    if directory is None or not has_tokenizer(directory):
+        return _without_tokenizer(config)
     try:
-        if directory is None:
-            raise FileNotFoundError
         tokenizer = AutoTokenizer.from_pretrained(
             str(tokenizer_directory(directory)), trust_remote_code=False
         )
-    except Exception:  # a lone config, or arbitrary files
-        return _without_tokenizer(config)
+    except MemoryError:
+        raise
+    except Exception as error:  # of arbitrary files
+        why = (str(error) or repr(error)).splitlines()[0]
+        return Prompt(
+            layout="unknown", example="", note=f"its tokenizer cannot be read: {why:.200}"
+        )
     kind = layout_of(tokenizer)
     text = "你好" if kind == "chatglm3" else "What is a card?"
     ids = encode_prompt(tokenizer, None, text)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
+from core_cases import a_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
-from measurements import attempt, job, rank, recorded, row, sample
+from measurements import attempt, job, rank, recorded, row
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.analysis.metrics import FigureChange, figure_changes, figures_of, titled
@@ -44,7 +45,6 @@ def test_every_workload_declares_its_throughput_and_figures(name: str) -> None:
 
 
 def record_of(*metrics: dict[str, float], workload: str = "text-generation") -> RecordRow:
-    """A successful attempt whose ranks reported these figures."""
     asked = replace(job(cards=len(metrics)), workload=workload)
     tried = attempt(asked, cards=len(metrics))
     results = [

@@ -41,7 +41,6 @@ def directory(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> int:
-    """The command as a user types it."""
     return main(["dataset", *map(str, arguments)])
 
 

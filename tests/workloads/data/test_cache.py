@@ -16,7 +16,6 @@ from workloads.data.cache import build_aside, cached_directory, remove_abandoned
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache of the test's own."""
     monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

@@ -16,7 +16,6 @@ from workloads.data.shapes import Example, write_json_lines
 
 
 def quantile(lengths: list[int], share: float) -> int:
-    """The length below which this share lies."""
     return sorted(lengths)[int(share * (len(lengths) - 1))]
 
 

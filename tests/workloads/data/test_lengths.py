@@ -33,7 +33,6 @@ class CharacterTokenizer:
 
 
 def example(number: int, tokens: int) -> tuple[Example, Lengths]:
-    """An example with this total length."""
     return Example(content=str(number)), Lengths(input=tokens // 3, output=tokens - tokens // 3)
 
 

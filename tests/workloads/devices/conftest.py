@@ -12,7 +12,6 @@ from fake_nvml import nvml  # noqa: F401 - a fixture
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Put a shell script on the path, under the name of a tool."""
 
     def put(name: str, script: str) -> None:
         path = tmp_path / name

@@ -151,7 +151,6 @@ def test_memory_that_is_held_for_ever_is_given_up_and_named() -> None:
 
 
 def test_no_wait_is_longer_than_the_longest() -> None:
-    """Not for memory that falls by a little, nor for memory that comes and goes."""
     seconds, why = waited(list(range(200_000, 0, -20)))
     assert seconds == 300.0 and why is not None
     seconds, why = waited([50_000, 40_000] * 1000)

@@ -6,19 +6,17 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import chatglm3_reference as reference
 import pytest
+from local_hub import local_hub
 from patience import patience
 
 from workloads.base import BadConfiguration, DataMissing
-from workloads.inspection.checkpoints import read_config
+from workloads.inspection.checkpoints import kind_of, read_config
 from workloads.models import catalog, hub
 from workloads.models.catalog import find_model
 from workloads.models.embedded import smollm2
@@ -158,45 +156,45 @@ def test_a_silent_hub_does_not_hang(monkeypatch):
     server.close()
 
 
+@pytest.fixture
+def online(monkeypatch):
+    with local_hub() as started:
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        monkeypatch.setenv("HF_ENDPOINT", started.url)
+        yield started
+
+
 @pytest.mark.parametrize(
-    ("status", "body", "words"),
+    ("config", "status", "words"),
     [
-        (404, "{}", "has no such model"),
-        (401, "{}", "HF_TOKEN"),
-        (200, "[]", "no usable"),
-        (200, '{"architectures": ["%s"]}' % ("x" * 2**20), "answers with more than 1 MiB"),
+        (None, 0, "has no such model"),
+        (b"{}", 401, "HF_TOKEN"),
+        (b"[]", 0, "no usable"),
+        (b"[" * 2**19, 0, "cannot be reached"),
+        (b'{"architectures": ["%s"]}' % (b"x" * 2**20), 0, "answers with more than 1 MiB"),
     ],
-    ids=["not there", "not allowed", "no model", "endless"],
+    ids=["not there", "not allowed", "no model", "too deep", "endless"],
 )
-def test_a_hub_that_answers(monkeypatch, status, body, words):
-    with http_server(status, body) as url:
-        monkeypatch.delenv("HF_HUB_OFFLINE")
-        monkeypatch.setenv("HF_ENDPOINT", url)
-        with pytest.raises(DataMissing, match=words):
-            find_model("org/name")
+def test_a_hub_that_answers(online, config, status, words):
+    if config is not None:
+        online.commit("models", "org/name", {"config.json": config})
+    online.refuses_with = status
+    with pytest.raises(DataMissing, match=words):
+        find_model("org/name")
 
 
-def test_a_model_on_the_hub(monkeypatch):
-    with http_server(200, '{"architectures": ["Qwen2ForCausalLM"]}') as url:
-        monkeypatch.delenv("HF_HUB_OFFLINE")
-        monkeypatch.setenv("HF_ENDPOINT", url)
-        entry = find_model("org/name")
-    assert (entry.location, entry.checkpoint.architecture) == ("org/name", "Qwen2ForCausalLM")
-
-
-def test_a_pipeline_on_the_hub(monkeypatch):
-    index = {"_class_name": "StableDiffusionPipeline", "scheduler": ["diffusers", "PNDMScheduler"]}
-    with http_server(
-        200, json.dumps(index), only="/org/paints/resolve/main/model_index.json"
-    ) as url:
-        monkeypatch.delenv("HF_HUB_OFFLINE")
-        monkeypatch.setenv("HF_ENDPOINT", url)
-        entry = find_model("org/paints")
-    assert (entry.location, entry.checkpoint.architecture) == (
-        "org/paints",
-        "StableDiffusionPipeline",
-    )
-    assert entry.checkpoint.pipeline and catalog.checkpoint_kind("org/paints").pipeline
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", {"architectures": ["Qwen2ForCausalLM"]}),
+        ("model_index.json", {"_class_name": "SomePipeline", "scheduler": ["x", "Y"]}),
+    ],
+)
+def test_a_model_or_a_pipeline_on_the_hub(online, file, content):
+    online.commit("models", "org/name", {file: json.dumps(content).encode()})
+    entry = find_model("org/name")
+    assert entry.location == "org/name" and entry.checkpoint == kind_of(content)
+    assert catalog.checkpoint_kind("org/name") == entry.checkpoint
 
 
 def test_a_pipeline_in_the_local_cache(no_hub):
@@ -210,25 +208,3 @@ def test_a_pipeline_in_the_local_cache(no_hub):
     (snapshot / "unet" / "a.safetensors").unlink()
     with pytest.raises(DataMissing, match="HF_HUB_OFFLINE"):
         find_model("org/paints-here")
-
-
-@contextmanager
-def http_server(status, body, only=""):
-    """A server on this machine with one answer, to all questions or to one; its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(status if only in ("", self.path) else 404)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *args):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -75,7 +75,6 @@ def test_config_and_index(tmp_path, state):
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory, state):
-    """The converted tokenizer and SentencePiece's own."""
     import sentencepiece
     from transformers import AutoTokenizer
 
@@ -156,7 +155,6 @@ def test_chat_template_lists_tools_and_metadata(tokenizers):
 
 
 def refuse(source, destination, kind, words):
-    """Converting raises ``kind`` saying ``words``, and leaves nothing behind."""
     with pytest.raises(kind, match=words):
         convert(source, destination)
     assert not destination.exists()

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import chatglm3_reference as reference
 import pytest
+from odd_models import LLAMA, ODD, write_odd
+from patience import patience
 
 from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing
+from workloads.devices.monitor.host import resident_bytes
+from workloads.inspection import process
 from workloads.models.describe import describe_model
 from workloads.models.drawing import draw_svg, draw_text, picture_of
 from workloads.models.slides import draw_slide
@@ -51,7 +57,6 @@ def test_chatglm3_6b_has_its_published_size(six_billion):
     ],
 )
 def test_lora_sizes_at_rank_8(six_billion, targets, parameters):
-    """The counts that peft gives on the full model."""
     (found,) = [a for a in six_billion.adapters if set(a.targets) == targets]
     assert found.parameters == parameters
 
@@ -146,6 +151,42 @@ def test_what_cannot_be_described(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["describe", "tiny-chatglm3", "--lora-rank", "0"])
     assert "whole number from 1" in capsys.readouterr().err
+
+
+#: A merge whose parts are not in the vocabulary: the library refuses it, nothing before does.
+MERGED = {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ODD)
+def test_a_strangers_directory_is_refused_with_file_and_reason(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_odd(tmp_path, kind)
+    own = resident_bytes()
+    began = time.monotonic()
+    with pytest.raises((BadConfiguration, DataMissing), match=ODD[kind][1]) as refusal:
+        describe_model(str(tmp_path))
+    assert str(tmp_path) in str(refusal.value)
+    assert time.monotonic() - began < 10 + patience(10)  # the libraries are imported beforehand
+    assert resident_bytes() - own < 2**28 and "Traceback" not in capfd.readouterr().err
+
+
+def test_a_library_that_takes_too_long_over_a_model_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 2_000}))
+    monkeypatch.setattr(process, "SECONDS", 0.5)
+    with pytest.raises(BadConfiguration, match=f"{tmp_path}: config.json: reading took more than"):
+        describe_model(str(tmp_path))
+
+
+def test_a_tokenizer_that_cannot_be_read_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    tokenizer = {"version": "1.0", "added_tokens": [], "model": MERGED}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    prompt = describe_model(str(tmp_path)).prompt
+    assert prompt.layout == "unknown" and "cannot be read" in prompt.note
 
 
 def test_the_slide_has_the_picture_and_lies_within_its_edges(six_billion, tmp_path):

@@ -33,7 +33,6 @@ def test_pieces_never_change():
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """Source, tokenizer and fp32 model, from a cache of this module's own."""
     from transformers import AutoModelForCausalLM
 
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +72,6 @@ def test_text_survives_the_tokenizer(tiny, text):
 
 
 def generate(model, prompts, tokens):
-    """Greedy, left-padded: generated ids per prompt, and the logits of each step."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])

@@ -36,7 +36,6 @@ def write(file: Path, content: bytes, key: bytes = KEY) -> Path:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for the files of a law, which sees many."""
     return tmp_path_factory.mktemp("protected")
 
 
@@ -214,7 +213,6 @@ def test_only_those_who_load_from_memory_open_it(model: tuple[Path, Path]) -> No
 
 
 def shards(directory: Path) -> Path:
-    """A protected model of two shards and its index, of no tensors."""
     directory.mkdir()
     names = ("a.safetensors", "b.safetensors")
     (directory / "config.json").write_text("{}")

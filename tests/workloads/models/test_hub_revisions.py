@@ -39,7 +39,6 @@ experiments:
 
 
 def model_files(size: int) -> dict[str, bytes]:
-    """A model's files that are never loaded."""
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": size}
     header = b"{}".ljust(size)
     weights = len(header).to_bytes(8, "little") + header
@@ -65,7 +64,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 
 
 def planned(tmp_path: Path, model: str, dataset: str = "advertisegen-synthetic") -> list[Job]:
-    """The jobs of a grid with this model and data."""
     file = tmp_path / "grid.yaml"
     file.write_text(GRID.format(model=model, dataset=dataset))
     client.configuration_at.cache_clear()  # as in a process of its own

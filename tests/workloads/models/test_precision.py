@@ -24,7 +24,6 @@ ON_CPU = [p for p in precision.PRECISIONS if precision.support(p, "cpu").support
 
 @pytest.fixture(scope="module")
 def results(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """Every precision of the CPU, loaded and generated with."""
     dataset = write_dataset(tmp_path_factory.mktemp("data") / "prompts.json")
     return {
         name: worker.run(dataset, precision=name, batch_size=4, output_tokens=6, ignore_eos=True)
@@ -33,7 +32,6 @@ def results(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def linear_weights(worker: Worker, name: str) -> list[Any]:
-    """The weights of all linear layers but the output layer's."""
     model = worker.loaded[f"tiny-chatglm3|{name}|transformers"].engine.model
     return [
         module.weight

@@ -26,7 +26,6 @@ Change = Callable[[torch.Tensor], Mapping[str, torch.Tensor]]
 
 
 def checkpoint(to: Path, config: Mapping[str, Any], change: Change | None = None) -> str:
-    """The small twin with its layers stored otherwise, as a directory of somebody else."""
     if change is None:
         to.mkdir()
         (to / "model.safetensors").touch()

@@ -36,7 +36,6 @@ def config_of(architecture: str) -> dict[str, object]:
 
 @pytest.fixture
 def shape(tmp_path: Path) -> Path:
-    """A directory with a small config.json and nothing else."""
     directory = tmp_path / "shape"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config_of("llama-3.1-8b") | SMALL))

@@ -11,7 +11,6 @@ from workloads.models.products import ATTEMPT, ORIGIN, SAVED_BY, Saving, saving_
 
 
 def save(root: Path, name: str, saved_by: str, attempt: int) -> None:
-    """Leave the note of a model that was saved under this name."""
     directory = root / name
     directory.mkdir(parents=True, exist_ok=True)
     (directory / ORIGIN).write_text(json.dumps({SAVED_BY: saved_by, ATTEMPT: attempt}))

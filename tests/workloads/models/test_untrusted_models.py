@@ -45,7 +45,6 @@ class Evil:
 
 
 def model_directory(directory: Path, **config: Any) -> Path:
-    """A tiny Llama's config and tokenizer, weights left to the test."""
     source = Path(open_model("tiny-chatglm3").path)
     directory.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -64,7 +63,6 @@ def model_directory(directory: Path, **config: Any) -> Path:
 
 
 def load(directory: Path) -> Any:
-    """Load as a generation job does."""
     return load_engine(request("unused", model=str(directory)), device_for("cpu"))
 
 

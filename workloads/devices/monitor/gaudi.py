@@ -26,9 +26,9 @@ from workloads.devices.monitor.host import (
     CardUse,
     Holder,
     attempt,
-    bytes_of,
     csv_rows,
     number_of,
+    telemetry_of,
 )
 
 #: ``hlmlInit`` and ``hlmlShutdown`` set one variable of the whole process.
@@ -184,23 +184,12 @@ def parse_cards(text: str) -> list[GaudiCard]:
         index, module_id = number_of(row.get("index")), number_of(row.get("module_id"))
         if index is None or module_id is None:
             continue
-        power_w = number_of(row.get("power.draw"))
-        telemetry = CardTelemetry(
-            power_w=power_w,
-            power_of=RAIL_POWER if power_w is not None else "",
-            temperature_c=number_of(row.get("temperature.aip")),
-            utilization_percent=number_of(row.get("utilization.aip")),
-            memory_used_bytes=bytes_of(row.get("memory.used")),
-            memory_total_bytes=bytes_of(row.get("memory.total")),
-        )
-        parsed.append(
-            GaudiCard(
-                index=int(index),
-                module_id=int(module_id),
-                name=row.get("name", ""),
-                telemetry=telemetry,
-            )
-        )
+        read = telemetry_of(row, "aip")
+        if read.power_w is not None:
+            read = dataclasses.replace(read, power_of=RAIL_POWER)
+        name = row.get("name", "")
+        card = GaudiCard(index=int(index), module_id=int(module_id), name=name, telemetry=read)
+        parsed.append(card)
     return sorted(parsed, key=lambda card: card.module_id)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -82,6 +82,17 @@ def bytes_of(text: str | None) -> int | None:
     """Parse a figure in MiB; returns bytes."""
     mebibytes = number_of(text)
     return None if mebibytes is None else int(mebibytes * _MIB)
+
+
+def telemetry_of(row: Mapping[str, str], chip: str) -> CardTelemetry:
+    """Return the figures in a row of a vendor's tool, which names its temperature by ``chip``."""
+    return CardTelemetry(
+        power_w=number_of(row.get("power.draw")),
+        temperature_c=number_of(row.get(f"temperature.{chip}")),
+        utilization_percent=number_of(row.get(f"utilization.{chip}")),
+        memory_used_bytes=bytes_of(row.get("memory.used")),
+        memory_total_bytes=bytes_of(row.get("memory.total")),
+    )
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -22,9 +22,9 @@ from workloads.devices.monitor.host import (
     CardUse,
     Holder,
     attempt,
-    bytes_of,
     csv_rows,
     number_of,
+    telemetry_of,
 )
 
 _T = TypeVar("_T")
@@ -261,13 +261,7 @@ def nvidia_smi_use(index: int) -> CardUse | None:
 def parse_nvidia_smi(text: str) -> dict[int, CardTelemetry]:
     """Parse the CSV output of a query with ``index``; other lines are skipped."""
     return {
-        int(index): CardTelemetry(
-            power_w=number_of(row.get("power.draw")),
-            temperature_c=number_of(row.get("temperature.gpu")),
-            utilization_percent=number_of(row.get("utilization.gpu")),
-            memory_used_bytes=bytes_of(row.get("memory.used")),
-            memory_total_bytes=bytes_of(row.get("memory.total")),
-        )
+        int(index): telemetry_of(row, "gpu")
         for row in csv_rows(text)
         if (index := number_of(row.get("index"))) is not None
     }

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: Value in tokenizer_config.json, read by ``prompts.py``.
 PROMPT_LAYOUT = "chatglm3"
 
+#: Limits: ten times what tokenizers of SentencePiece have; merges are all splits of all pieces.
+_MOST_PIECES, _LONGEST_PIECE = 1_000_000, 1_000
 #: Encoded both ways after a conversion, to detect tokenizers of another kind.
 _PROBES = (
     "你好",
@@ -54,6 +56,8 @@ def read_pieces(model_file: Path) -> list[Piece]:
         BadConfiguration: its first ids are not ChatGLM3's.
     """
     processor = _processor(model_file)
+    if processor.get_piece_size() > _MOST_PIECES:
+        raise BadConfiguration(f"{model_file} has more than {_MOST_PIECES:,} pieces")
     pieces = []
     for index in range(processor.get_piece_size()):
         kind: Literal["normal", "unknown", "control", "byte"] = "normal"
@@ -65,6 +69,8 @@ def read_pieces(model_file: Path) -> list[Piece]:
             kind = "byte"
         text, score = processor.id_to_piece(index), processor.get_score(index)
         pieces.append(Piece(text=text, score=score, kind=kind))
+    if longest := next((p.text for p in pieces if len(p.text) > _LONGEST_PIECE), None):
+        raise BadConfiguration(f"{model_file} has a piece of {len(longest):,} characters")
     first = tuple(piece.text for piece in pieces[:3])
     if first != (UNKNOWN, BEGIN, END) or sum(p.kind == "byte" for p in pieces) != 256:
         raise BadConfiguration(

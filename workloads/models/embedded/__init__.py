@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,26 @@ class RawUniform:
         levels = raw.view(numpy.uint8)[:count].astype(numpy.float32) - numpy.float32(127.5)
         step = numpy.float32(deviation / math.sqrt((256**2 - 1) / 12))
         return torch.from_numpy((levels * step).reshape(shape))
+
+
+def draw_weights(
+    seed: int,
+    shapes: Mapping[str, tuple[int, ...]],
+    deviation: Callable[[str, tuple[int, ...]], float],
+) -> dict[str, torch.Tensor]:
+    """Return tensors in float32, drawn in order: ones for norms, zeros for a deviation of 0."""
+    import torch
+
+    random = RawUniform(seed)
+    tensors = {}
+    for name, shape in shapes.items():
+        if name.lower().endswith("norm.weight"):
+            tensors[name] = torch.ones(shape)
+        elif spread := deviation(name, shape):
+            tensors[name] = random.tensor(shape, deviation=spread)
+        else:
+            tensors[name] = torch.zeros(shape)
+    return tensors
 
 
 def write_files(directory: Path, contents: Mapping[str, Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workloads.models.embedded import RawUniform, write_files, write_weights
+from workloads.models.embedded import draw_weights, write_files, write_weights
 
 NAME = "tiny-bert"
 #: Increment when model or tokenizer change: part of the cache's key.
@@ -87,18 +87,7 @@ def build(directory: Path) -> None:
 
 def weights() -> dict[str, Any]:
     """Return all tensors in float32; the output layer shares the embedding's matrix."""
-    import torch
-
-    random = RawUniform(SEED)
-    tensors = {}
-    for name, shape in shapes().items():
-        if name.endswith("LayerNorm.weight"):
-            tensors[name] = torch.ones(shape)
-        elif name.endswith("bias"):
-            tensors[name] = torch.zeros(shape)
-        else:
-            tensors[name] = random.tensor(shape, deviation=0.02)
-    return tensors
+    return draw_weights(SEED, shapes(), lambda name, _: 0.0 if name.endswith("bias") else 0.02)
 
 
 def shapes() -> dict[str, tuple[int, ...]]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.models.chatglm3 import layout
 from workloads.models.chatglm3.layout import SPECIAL_TOKENS, Sizes
 from workloads.models.chatglm3.tokenizer import Piece, write_tokenizer
-from workloads.models.embedded import RawUniform, write_files, write_weights
+from workloads.models.embedded import draw_weights, write_files, write_weights
 
 if TYPE_CHECKING:
     import torch
@@ -114,21 +114,14 @@ def weights() -> dict[str, torch.Tensor]:
     """Return all tensors in bfloat16, by native name."""
     import torch
 
-    random = RawUniform(SEED)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, shape in native_shapes().items():
-        if name.endswith("norm.weight"):
-            tensor = torch.ones(shape)
-        elif name.endswith("bias"):
-            tensor = random.tensor(shape, deviation=0.1)
-        elif name == "model.embed_tokens.weight":
-            tensor = random.tensor(shape, deviation=1.0)
-        else:
-            tensor = random.tensor(shape, deviation=1 / math.sqrt(shape[1]))
-        if name == "lm_head.weight":
-            tensor *= _head_gains()[:, None]
-        tensors[name] = tensor.to(torch.bfloat16)
-    return tensors
+    def deviation(name: str, shape: tuple[int, ...]) -> float:
+        if name.endswith("bias"):
+            return 0.1
+        return 1.0 if name == "model.embed_tokens.weight" else 1 / math.sqrt(shape[1])
+
+    tensors = draw_weights(SEED, native_shapes(), deviation)
+    tensors["lm_head.weight"] *= _head_gains()[:, None]
+    return {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
 
 
 def native_shapes() -> dict[str, tuple[int, ...]]:

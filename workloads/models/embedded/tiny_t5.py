@@ -17,7 +17,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workloads.models.embedded import RawUniform, write_files, write_weights
+from workloads.models.embedded import draw_weights, write_files, write_weights
 
 if TYPE_CHECKING:
     import torch
@@ -159,23 +159,17 @@ def weights() -> dict[str, torch.Tensor]:
     """Return all tensors in bfloat16, by name."""
     import torch
 
-    random = RawUniform(SEED)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, shape in native_shapes().items():
-        if name.endswith("norm.weight"):
-            tensors[name] = torch.ones(shape, dtype=torch.bfloat16)
-            continue
-        deviation = 1 / math.sqrt(shape[-1])
+    def deviation(name: str, shape: tuple[int, ...]) -> float:
         if name == "shared.weight":
-            deviation = EMBEDDED
-        elif "relative_attention_bias" in name:
-            deviation = 0.5
-        elif name.endswith(("Attention.q.weight", "Attention.k.weight")):
+            return EMBEDDED
+        if "relative_attention_bias" in name:
+            return 0.5
+        if name.endswith(("Attention.q.weight", "Attention.k.weight")):
             # T5 does not divide scores by the root of the head's width: shrink q and k.
-            deviation = SHARP / math.sqrt(shape[1] * math.sqrt(HEAD_DIM))
-        tensor = random.tensor(shape, deviation=deviation)
-        if name == "shared.weight":
-            tensor[0] = 0.0  # padding is never generated
-            tensor[1] *= END_GAIN
-        tensors[name] = tensor.to(torch.bfloat16)
-    return tensors
+            return SHARP / math.sqrt(shape[1] * math.sqrt(HEAD_DIM))
+        return 1 / math.sqrt(shape[-1])
+
+    tensors = draw_weights(SEED, native_shapes(), deviation)
+    tensors["shared.weight"][0] = 0.0  # padding is never generated
+    tensors["shared.weight"][1] *= END_GAIN
+    return {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
