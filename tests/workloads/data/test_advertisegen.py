@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ class Characters:
 @pytest.fixture
 def by_character(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count characters, so that lengths can be checked by hand and no model is needed."""
-    monkeypatch.setattr(loading, "open_model", lambda name: name)
+    embedded = SimpleNamespace(entry=SimpleNamespace(kind="embedded"))
+    monkeypatch.setattr(loading, "open_model", lambda name: embedded)
     monkeypatch.setattr(loading, "load_tokenizer", lambda source: Characters())
 
 
