@@ -95,20 +95,10 @@ HELD = Holder(pid=7, name="python")
     ("cards", "processes", "holders", "expected"),
     [
         ([], {}, [], None),  # nothing can be found out
-        ([card(1, 6, 768)], {}, [], None),
-        ([card(1, 6, None)], {}, [], None),
-        ([card(1, 6, 768), card(2, 1, 27098)], {}, [], None),  # another card's memory
+        ([card(1, 6, None), card(2, 1, 27098)], {}, [], None),  # another card's memory
         ([card(1, 6, 768)], {1: [HELD]}, [], None),  # processes count by index
-        ([card(1, 6, 768)], {6: [HELD]}, [], "card 1 is held by process 7 (python)"),
         ([card(1, 6, 768)], {6: [HELD]}, [HELD], "card 1 is held by process 7 (python)"),
         ([], {}, [HELD], "card 1 is held by process 7 (python)"),
-        (
-            [card(1, 6, 27098)],
-            {},
-            [],
-            "card 1 has 27098 MiB in use (an idle one less than 1536) by a process that is not "
-            "seen from here",
-        ),
     ],
 )
 def test_a_card_is_free_when_nothing_says_otherwise(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from generation_cases import request
+from odd_models import LLAMA
 
 from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing
@@ -49,16 +50,7 @@ def model_directory(directory: Path, **config: Any) -> Path:
     directory.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(source / name, directory / name)
-    values = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 64,
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-    }
-    (directory / "config.json").write_text(json.dumps(values | config))
+    (directory / "config.json").write_text(json.dumps(LLAMA | config))
     return directory
 
 
