@@ -33,6 +33,8 @@ def original(tmp_path) -> Path:
 def test_a_model_that_is_in_the_layout_is_used_where_it_lies(original):
     assert in_layout(original, "original") == original
     assert open_model(str(original), layout="original").path == str(original)
+    (original / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert in_layout(original, "native") == original
 
 
 def test_there_and_back_is_the_same_bit_for_bit(original):
@@ -81,11 +83,6 @@ def test_a_rotary_base_of_its_own_survives(tmp_path):
     source = reference.write_checkpoint(tmp_path / "m", reference.random_state(), config=config)
     again = in_layout(in_layout(source, "native"), "original")
     assert json.loads((again / "config.json").read_text())["rope_ratio"] == 50
-
-
-def test_other_architectures_have_one_layout(tmp_path):
-    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    assert in_layout(tmp_path, "original") == tmp_path
 
 
 @pytest.mark.parametrize("weights", ["model.safetensors", "unet/model.safetensors"])

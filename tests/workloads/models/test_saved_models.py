@@ -16,10 +16,10 @@ from generation_cases import request as generation
 from patience import patience
 
 from workloads import text_generation
-from workloads.base import DataMissing
 from workloads.models import products
 from workloads.models.catalog import find_model
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
+from workloads.models.products import ATTEMPT, ORIGIN, SAVED_BY, Saving, saving_of
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -37,7 +37,7 @@ def test_a_saved_model_is_the_trained_one_and_generates(
     monkeypatch.setattr("workloads.training.loop.save_trained", watching)
     result = train(method="full", steps=1, samples=4, save_model="tuned", learning_rate=0.1)
     assert result.details["saved_model"] == str(shared / "tuned")
-    origin = json.loads((shared / "tuned" / products.ORIGIN).read_text())
+    origin = json.loads((shared / "tuned" / ORIGIN).read_text())
     assert origin["model"] == "tiny-chatglm3" and origin["method"] == "full"
     source = open_model("tuned")
     assert source.random_weights, "a step of training makes no sense of random weights"
@@ -105,11 +105,6 @@ def test_a_job_that_is_killed_while_it_replaces_a_model_loses_neither_name_nor_r
     assert beside == {f".{final.name}.lock"}
 
 
-def test_an_unknown_name_says_how_to_save_one() -> None:
-    with pytest.raises(DataMissing, match="save_model: tunde"):
-        find_model("tunde")
-
-
 def test_only_whole_models_are_saved_and_under_names_of_their_own() -> None:
     for given, setting, reason in (
         ({"method": "full", "save_model": "tiny-bert"}, "save_model", "embedded model"),
@@ -126,3 +121,27 @@ def test_only_whole_models_are_saved_and_under_names_of_their_own() -> None:
             one.setting == setting and reason in one.reason and one.hint
             for one in refuse(asked(**given))  # type: ignore[arg-type]
         ), given
+
+
+def leave_note(root: Path, name: str, saved_by: str, attempt: int) -> None:
+    directory = root / name
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / ORIGIN).write_text(json.dumps({SAVED_BY: saved_by, ATTEMPT: attempt}))
+
+
+def test_a_name_is_looked_up_anew_wherever_models_are_kept_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path / "one"))
+    assert saving_of("model", "mine") == Saving()
+    leave_note(tmp_path / "one", "mine", "run-job", 1)
+    assert saving_of("model", "mine") == Saving("run-job", 1)
+    leave_note(tmp_path / "one", "mine", "run-job", 2)
+    assert saving_of("model", "mine") == Saving("run-job", 2)
+    monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path / "other"))
+    assert saving_of("model", "mine") == Saving()
+    monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path / "one"))
+    assert saving_of("model", "mine") == Saving("run-job", 2)
+    leave_note(tmp_path, "elsewhere", "run-other", 3)
+    assert saving_of("model", str(tmp_path / "elsewhere")) == Saving("run-other", 3)
+    assert saving_of("adapter", "mine") == Saving()
