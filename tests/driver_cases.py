@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from core_cases import a_job, a_sample, a_worker
 
@@ -93,8 +94,10 @@ def attempt(of: Job, card: Card, number: int = 1) -> Attempt:
 
 
 def result(wall_s: float = 2.0) -> Result:
-    samples = (a_sample(repeat=repeat, wall_s=wall_s, cpu_s=wall_s) for repeat in range(2))
-    return Result(samples=tuple(samples), stop_reason="max_repeats", load_s=1.0)
+    sample = a_sample(wall_s=wall_s, cpu_s=wall_s, items=1, output_tokens=20)
+    return Result(
+        samples=(sample, replace(sample, repeat=1)), stop_reason="max_repeats", load_s=1.0
+    )
 
 
 class FakeClock:

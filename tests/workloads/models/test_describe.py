@@ -172,6 +172,7 @@ def test_a_strangers_directory_is_refused_with_file_and_reason(
     assert resident_bytes() - own < 2**28 and "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_library_that_takes_too_long_over_a_model_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

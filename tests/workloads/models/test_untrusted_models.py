@@ -126,6 +126,7 @@ def test_code_of_a_model_is_not_run(own_model: Path) -> None:
     assert not (own_model.parent / "mark").exists()
 
 
+@pytest.mark.slow
 def test_describing_a_model_runs_no_code_of_it(
     own_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
