@@ -5,13 +5,13 @@ when all of them are gone. So workers are children of a small single-threaded pr
 to it starts one worker and lives as long as that:
 
     client  → {"environment": …, "log": …, "cwd": …} and the worker's end of a channel
-    spawner → {"pid": …}
+    spawner → its process id
     spawner → {"exit": status, "host_oom": …} when the process and its children are gone
 
-Closing the client's side kills the worker; a connection without a request reports the spawner's
-end. The spawner is a *subreaper*, so it inherits a dead worker's descendants. A second process, the
-reaper, waits above it, since Ray may kill the spawner first: each ends everything when the other is
-gone.
+A further message, or the client's end, kills the worker; a connection without a request reports the
+spawner's end. The spawner is a *subreaper*, so it inherits a dead worker's descendants. A second
+process, the reaper, waits above it, since Ray may kill the spawner first: each ends everything when
+the other is gone.
 
 On real cards every worker is a fresh interpreter. For CPU cards the spawner imports torch and
 transformers once, before it has threads, and forks: imports would take longer than the jobs. A
@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import select
 import selectors
@@ -36,6 +35,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from multiprocessing.connection import Client, Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -71,8 +72,6 @@ PRELOAD = (
 #: Keeps Arrow's allocator and OpenBLAS from starting threads, which would rule out forking.
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 _SOCKET = "s"
-_REQUEST_BYTES = 1 << 20
-_REQUEST_S = 10.0
 _END_S = 10.0
 
 # ---------------------------------------------------------------- in the client
@@ -85,25 +84,21 @@ class SpawnedProcess:
         self, spawner: str, *, environment: Mapping[str, str], log: str, channel: int
     ) -> None:
         """Start a process with this end of a socket pair; raise OSError if the spawner is gone."""
-        self._socket = _connected(spawner)
-        request = {"environment": dict(environment), "log": log, "cwd": os.getcwd()}
-        data = json.dumps(request).encode() + b"\n"
-        sent = socket.send_fds(self._socket, [data], [channel])
-        self._socket.sendall(data[sent:])
-        self._answers = self._socket.makefile("r")
-        self.pid: int = self._next()["pid"]
+        self._connection = Client(spawner)
+        self._connection.send({"environment": dict(environment), "log": log, "cwd": os.getcwd()})
+        send_handle(self._connection, channel, None)
+        self.pid: int = self._next()
 
-    def _next(self) -> Mapping[str, Any]:
-        line = self._answers.readline()
-        if not line:
-            raise ConnectionError("the spawner is gone")
-        answer: Mapping[str, Any] = json.loads(line)
-        return answer
+    def _next(self) -> Any:
+        try:
+            return self._connection.recv()
+        except EOFError:
+            raise ConnectionError("the spawner is gone") from None
 
     def kill(self) -> None:
         """Have the process and its descendants killed; ``wait`` returns when they are gone."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+            self._connection.send("end")
 
     def wait(self) -> Mapping[str, Any]:
         """Wait for the end of the whole process tree; for one thread only.
@@ -111,8 +106,9 @@ class SpawnedProcess:
         Return ``exit`` (code, or minus the signal) and ``host_oom``; raise ConnectionError if the
         spawner died, and with it the process.
         """
-        with self._socket:
-            return self._next()
+        with self._connection:
+            status: Mapping[str, Any] = self._next()
+        return status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +123,7 @@ class SharedSpawner:
         if self.threads != threads:
             return False
         try:
-            _connected(self.path).close()
+            Client(self.path).close()
         except OSError as error:
             output.say_aside(f"the spawner of all nodes is gone ({error}): starting another")
             return False
@@ -189,8 +185,8 @@ def wait_for_end(path: str) -> None:
     """Wait for the end of the spawner of this socket, its reaper and all its workers."""
     with contextlib.suppress(OSError):
         while True:
-            with _connected(path) as connection:
-                connection.recv(1)
+            with Client(path) as connection, contextlib.suppress(EOFError):
+                connection.recv()
 
 
 @contextlib.contextmanager
@@ -223,23 +219,13 @@ def open_log(path: str) -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def _connected(path: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(path)
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
 # ---------------------------------------------------------------- in the spawner
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
     pid: int
-    connection: socket.socket
+    connection: Connection
     memory_kills_before: int
     status: int | None = None  # exit code, or minus the signal, once it is reaped
     dead_since: float = 0.0  # monotonic
@@ -275,12 +261,12 @@ class Spawner:
         while True:
             for key, _ in self._selector.select(self._patience_s()):
                 if key.fileobj is self._listener:
-                    connection, _ = self._listener.accept()
+                    connection = Connection(self._listener.accept()[0].detach())
                     self._selector.register(connection, selectors.EVENT_READ)
                 elif isinstance(key.data, _Worker):  # its client is gone, or wants it gone
                     self._selector.unregister(key.fileobj)
                     key.data.kill()
-                elif isinstance(key.fileobj, socket.socket):
+                elif isinstance(key.fileobj, Connection):
                     self._start(key.fileobj)
                 elif key.fd == wake_read:
                     with contextlib.suppress(BlockingIOError):
@@ -297,16 +283,12 @@ class Spawner:
             return None
         return 0.02 if time.monotonic() - max(dead) < 2.0 else 0.5
 
-    def _start(self, connection: socket.socket) -> None:
+    def _start(self, connection: Connection) -> None:
         """Take a request and start its process."""
         self._selector.unregister(connection)
         try:
-            request, channel = _request_on(connection)
-        except (OSError, ValueError) as error:
-            output.say_aside(f"refused a request: {redact(str(error), os.environ)}")
-            connection.close()
-            return
-        if request is None:
+            request, channel = connection.recv(), recv_handle(connection)
+        except (EOFError, OSError):  # it only waits for our end, or is gone itself
             connection.close()
             return
         before = memory_kills()
@@ -319,10 +301,11 @@ class Spawner:
         worker = _Worker(pid=pid, connection=connection, memory_kills_before=before)
         self._workers[pid] = worker
         self._selector.register(connection, selectors.EVENT_READ, worker)
-        _send(connection, {"pid": pid})
+        with contextlib.suppress(OSError):
+            connection.send(pid)
 
     def _become_worker(
-        self, request: Mapping[str, Any], channel: int, connection: socket.socket
+        self, request: Mapping[str, Any], channel: int, connection: Connection
     ) -> NoReturn:
         status = 70
         try:
@@ -336,7 +319,7 @@ class Spawner:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for key in list(self._selector.get_map().values()):
-                if isinstance(key.fileobj, socket.socket):
+                if isinstance(key.fileobj, socket.socket | Connection):
                     key.fileobj.close()
                 elif key.fd:  # standard input is replaced below
                     os.close(key.fd)
@@ -379,7 +362,8 @@ class Spawner:
                 continue
             killed = worker.status == -signal.SIGKILL
             oom = killed and memory_kills() > worker.memory_kills_before
-            _send(worker.connection, {"exit": worker.status, "host_oom": oom})
+            with contextlib.suppress(OSError):
+                worker.connection.send({"exit": worker.status, "host_oom": oom})
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(worker.connection)
             worker.connection.close()
@@ -401,29 +385,6 @@ class Spawner:
         for process in remains:
             process.kill()
         return _kill_group(dead.pid) or bool(remains)
-
-
-def _request_on(connection: socket.socket) -> tuple[Mapping[str, Any] | None, int]:
-    """Read a request (None: closed) and its channel; OSError or ValueError if it is invalid."""
-    connection.settimeout(_REQUEST_S)
-    data, channels, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 1)
-    if not data:
-        return None, -1
-    while not data.endswith(b"\n"):
-        more = connection.recv(_REQUEST_BYTES)
-        if not more:
-            raise OSError("it ends early")
-        data += more
-    if not channels:
-        raise OSError("it brings no channel")
-    request: Mapping[str, Any] = json.loads(data)
-    connection.settimeout(None)
-    return request, channels[0]
-
-
-def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _kill_group(pid: int) -> bool:
