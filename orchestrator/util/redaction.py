@@ -17,7 +17,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TextIO
 from urllib.parse import quote, quote_plus
@@ -156,13 +156,7 @@ _KEY_BODY_BACKWARDS = re.compile(
 _KEY_SO_FAR = f"-----BEGIN PRIVATE KEY-----\n{'A' * 64}\n"
 _KEY_SHOWN = "<private key>"
 
-#: End of a text that may become a secret with what follows: address, header, token or key.
-_UNFINISHED = re.compile(
-    r"(?:://[^\s/?#\"']*|\b(?i:authorization\W{1,4}\S*|bearer\b|basic\b)\s*\S*"
-    r"|\b(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[abeprs]-|sk-|AKIA|ASIA|eyJ)[\w.-]*"
-    r"|-{1,5}|-----[A-Z0-9 ]+-{0,4}|-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?s:.)*)$"
-)
-#: Longer lines are passed on without looking back to their start.
+#: Longer lines are passed on in parts.
 _LONGEST_LINE = 1 << 16
 _LONGEST_WAIT = 1 << 12
 
@@ -192,34 +186,6 @@ class Redactor:
         text = _BEARER.sub(r"\1<credentials>", text)
         text = _BASIC.sub(r"\1<credentials>", text)
         return _KNOWN_TOKEN.sub("<credentials>", text)
-
-    def complete(self, text: str) -> int:
-        """Return the length that can be passed on: the end may be the start of a secret."""
-        end = len(text)
-        if unfinished := _UNFINISHED.search(text, max(0, end - _LONGEST_WAIT)):
-            end = unfinished.start()
-        end = min(end, self._begin(text))
-        return next((a for a, b in self._wholes(text) if a < end < b), end)
-
-    def rest(self, text: str) -> str:
-        """Redact final text; an incomplete secret at its end is one too."""
-        begin = self._begin(text)
-        half = text[begin:]
-        return self.redact(text[:begin]) + (half if len(half) < SHORTEST_SECRET else "<secret>")
-
-    def _begin(self, text: str) -> int:
-        """Return where an incomplete secret begins; the length of ``text`` if there is none."""
-        begin = len(text)
-        for value in self._names:
-            for length in range(min(len(value) - 1, len(text)), len(text) - begin, -1):
-                if text.endswith(value[:length]):
-                    begin = len(text) - length
-                    break
-        # The end of a whole secret may look like its beginning.
-        return next((b for a, b in self._wholes(text) if a < begin < b), begin)
-
-    def _wholes(self, text: str) -> list[tuple[int, int]]:
-        return [] if self._values is None else [m.span() for m in self._values.finditer(text)]
 
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
@@ -291,45 +257,31 @@ def _without_keys(text: str) -> str:
 
 
 class Redacted(io.TextIOBase):
-    """Text stream that removes secrets, even if split between writes: ``flush`` holds back a
-    possible start of one until more text or ``close``."""
+    """Text stream that passes on whole lines without their secrets: a secret may be split between
+    writes, so that unfinished lines wait for the rest, or for ``finish``."""
 
     def __init__(self, stream: TextIO, environment: Mapping[str, str]) -> None:
         self._stream = stream
         self._environment = environment
         self._line = ""  # the unfinished line
-        self._passed_on = ""  # what was passed on of it, redacted
         self._in_key = False  # the last line ended inside a private key
 
     def write(self, text: str) -> int:
         """Pass on complete lines, keep the rest."""
         self._line += text
         end = max(self._line.rfind("\n"), self._line.rfind("\r")) + 1
-        if end:
-            whole, self._line = self._line[:end], self._line[end:]
-            self._pass_on(self._new_of(whole))
-            self._passed_on = ""
-            self._in_key = self._ends_in_key(whole)
+        if len(self._line) - end > _LONGEST_LINE:
+            end = self._line.rfind(" ") + 1 or len(self._line)
+        self._pass_on(end)
         return len(text)
 
     def flush(self) -> None:
-        """Pass on what cannot become a secret."""
-        if self._line:
-            complete = 0 if self._in_key else self._redactor().complete(self._line)
-            if len(self._line) - complete > _LONGEST_WAIT:
-                complete = len(self._line)
-            fresh = self._new_of(self._line[:complete])
-            self._passed_on += fresh
-            self._pass_on(fresh)
-            if complete > _LONGEST_LINE:
-                self._line, self._passed_on = self._line[complete:], ""
+        """Flush complete lines."""
         self._stream.flush()
 
     def finish(self) -> None:
         """Pass on the rest: nothing follows."""
-        rest = self._shown(self._line, self._redactor().rest)
-        self._pass_on(rest[len(_common(rest, self._passed_on)) :])
-        self._line = self._passed_on = ""
+        self._pass_on(len(self._line))
         self._stream.flush()
 
     def close(self) -> None:
@@ -339,33 +291,13 @@ class Redacted(io.TextIOBase):
                 self.finish()
         super().close()
 
-    def _new_of(self, text: str) -> str:
-        shown = self._shown(text, self._redactor().redact)
-        return shown[len(_common(shown, self._passed_on)) :]
-
-    def _shown(self, text: str, redacted: Callable[[str], str]) -> str:
-        if not self._in_key or not text:
-            return redacted(text)
-        return redacted(_KEY_SO_FAR + text).removeprefix(_KEY_SHOWN)
-
-    def _ends_in_key(self, text: str) -> bool:
-        """Return whether the text ends inside a private key."""
-        if self._in_key:
-            text = _KEY_SO_FAR + text
-        elif "-----" not in text:
-            return False
-        markers = list(_KEY_MARKER.finditer(text))
-        if not markers or markers[-1][1] == "END":
-            return False
-        body = _KEY_BODY.match(text, markers[-1].end())
-        return body is not None and not text[body.end() :].strip()
-
-    def _redactor(self) -> Redactor:
-        return redactor_of(self._environment)
-
-    def _pass_on(self, text: str) -> None:
-        if text:
-            self._stream.write(text)
+    def _pass_on(self, end: int) -> None:
+        lines, self._line = self._line[:end], self._line[end:]
+        if self._in_key and lines:
+            lines = _KEY_SO_FAR + lines
+        shown = redact(lines, self._environment)
+        self._stream.write(shown.removeprefix(_KEY_SHOWN) if self._in_key else shown)
+        self._in_key = _ends_in_key(lines) if lines else self._in_key
 
     def fileno(self) -> int:
         """Return the underlying descriptor, for child processes."""
@@ -381,8 +313,13 @@ class Redacted(io.TextIOBase):
         return self._stream.encoding
 
 
-def _common(one: str, other: str) -> str:
-    return os.path.commonprefix([one, other])  # noqa: RUF071 (by characters, as wanted)
+def _ends_in_key(text: str) -> bool:
+    """Return whether the text ends inside a private key."""
+    markers = list(_KEY_MARKER.finditer(text))
+    if not markers or markers[-1][1] == "END":
+        return False
+    body = _KEY_BODY.match(text, markers[-1].end())
+    return body is not None and not text[body.end() :].strip()
 
 
 def redact_output(environment: Mapping[str, str]) -> None:
