@@ -205,50 +205,50 @@ def with_its_nodes(options: RunOptions, session: Session, say: Say, run: Path) -
     """Wait for the nodes that the cluster had before its head died: a plan without them would give
     up jobs for good. A run resumed by a user needs only a node of each kind of card it had; raises
     ClusterError if a kind does not come back."""
-    if session.look is None:
-        return session
     expected: Mapping[str, int] = {}
     if options.supervisor is not None and options.supervisor.restarted:
         expected = options.supervisor.cards
     elif options.resume:
         expected = dict.fromkeys(kinds_of(run), 1)
-    deadline, waiting = time.monotonic() + NODES_PATIENCE_S, False
-    while True:
-        there = cards_by_kind(session.nodes)
-        missing = {k: n - there.get(k, 0) for k, n in expected.items() if n > there.get(k, 0)}
-        if not missing:
-            return session
-        what = ", ".join(f"{n} {k}" if n > 1 else k for k, n in missing.items())
-        if time.monotonic() > deadline:
-            if gone := [kind for kind in missing if kind not in there]:
-                raise ClusterError(f"no node with {', '.join(gone)} has come back to the cluster")
-            say(f"going on without {what} cards that the cluster had before")
-            return session
-        if not waiting:
-            say(f"waiting for the cluster's nodes: {what} cards are not back yet")
-            waiting = True
-        time.sleep(1.0)
-        session = replace(session, nodes=session.look())
+
+    def missing(nodes: Sequence[Node]) -> str:
+        there = cards_by_kind(nodes)
+        few = {kind: n - there.get(kind, 0) for kind, n in expected.items()}
+        words = [f"{n} {kind}" if n > 1 else kind for kind, n in few.items() if n > 0]
+        return f"{', '.join(words)} cards that the cluster had before" if words else ""
+
+    session = _wait(session, missing, NODES_PATIENCE_S, say)
+    there = cards_by_kind(session.nodes)
+    if session.look and (gone := [kind for kind in expected if kind not in there]):
+        raise ClusterError(f"no node with {', '.join(gone)} has come back to the cluster")
+    return session
 
 
 def with_cards_for(jobs: Sequence[Job], patience_s: float, session: Session, say: Say) -> Session:
     """Wait for nodes that join late, until the cluster has cards for each job of the grid."""
+    if not patience_s:
+        return session
     wanted = dict.fromkeys((job.accelerator, job.cards) for job in jobs)
-    began, waiting = time.monotonic(), False
-    while session.look is not None and patience_s:
-        missing = [wish for wish in wanted if not legal_card_sets(session.nodes, *wish)]
-        if not missing:
-            break
-        what = ", ".join(f"{count} {kind}" for kind, count in missing)
-        there = ", ".join(f"{n} {kind}" for kind, n in cards_by_kind(session.nodes).items())
-        if time.monotonic() - began > patience_s:
-            say(f"going on without cards for jobs of {what}; the cluster has {there or 'none'}")
+
+    def missing(nodes: Sequence[Node]) -> str:
+        few = [f"{n} {kind}" for kind, n in wanted if not legal_card_sets(nodes, kind, n)]
+        has = ", ".join(f"{n} {kind}" for kind, n in cards_by_kind(nodes).items()) or "none"
+        return f"cards for jobs of {', '.join(few)}; the cluster has {has}" if few else ""
+
+    return _wait(session, missing, patience_s, say)
+
+
+def _wait(
+    session: Session, missing: Callable[[Sequence[Node]], str], patience_s: float, say: Say
+) -> Session:
+    """Look at a cluster once a second until it has all nodes that are missing."""
+    deadline, waiting = time.monotonic() + patience_s, False
+    while session.look is not None and (what := missing(session.nodes)):
+        if time.monotonic() > deadline:
+            say(f"going on without {what}")
             break
         if not waiting:
-            say(
-                f"waiting up to {duration(patience_s)} for cards for jobs of {what}; the cluster "
-                f"has {there or 'none'}"
-            )
+            say(f"waiting up to {duration(patience_s)} for {what}")
             waiting = True
         time.sleep(1.0)
         session = replace(session, nodes=session.look())

@@ -108,7 +108,7 @@ def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, p
     said: list[str] = []
     session = waiting([[], [one], [one, two]], {"HPU": 4}, pipe, said)
     assert [each.name for each in session.nodes] == ["hpu-1", "hpu-2"]
-    assert said == ["waiting for the cluster's nodes: 4 HPU cards are not back yet"]
+    assert said == ["waiting up to 3m00s for 4 HPU cards that the cluster had before"]
     assert waiting([[one]], {"HPU": 4}, pipe, said, life=1).nodes == (one,)  # nothing died
 
 
@@ -120,7 +120,7 @@ def test_a_resumed_run_waits_for_each_kind_of_card_it_had(
     looks, said = [[], [], [node("hpu-1")]], list[str]()
     session = waiting(looks, {}, pipe, said, life=1, resume=True, run=tmp_path)
     assert [each.name for each in session.nodes] == ["hpu-1"]
-    assert said == ["waiting for the cluster's nodes: HPU cards are not back yet"]
+    assert said == ["waiting up to 3m00s for HPU cards that the cluster had before"]
     assert waiting([[]], {}, pipe, said, life=1, run=tmp_path).nodes == ()  # not resumed: at once
 
 
