@@ -11,6 +11,7 @@ expandable segments. Rows are written as they come, so a limit of time cuts off 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from benchmarks.card.prepared import THREADS
 from orchestrator.core.job import Accelerator, Job
 from orchestrator.core.outcome import Attempt
 from orchestrator.core.topology import Card
+from orchestrator.worker.protocol import pickled
 from workloads.base import MeasureSettings
 from workloads.devices.cuda import CUDNN_ATTENTION
 
@@ -143,7 +145,8 @@ def _run(process: subprocess.Popen[str], jobs: list[Job]) -> list[dict[str, Any]
     assert process.stdin is not None and process.stdout is not None
     rows: list[dict[str, Any]] = []
     for number, job in enumerate(jobs, 1):
-        process.stdin.write(attempt(f"{number}", job).to_json() + "\n")
+        message = base64.b64encode(pickled(attempt(f"{number}", job)))
+        process.stdin.write(message.decode() + "\n")
         process.stdin.flush()
         row: dict[str, Any] = {}
         while "attempt" not in row:

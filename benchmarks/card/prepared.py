@@ -1,12 +1,13 @@
 """A process that has imported everything, then takes jobs from standard input and a card for them.
 
-Each line is an attempt (``Attempt.to_json``); each answer is a line with the times of its batches.
+Each line is a pickled attempt in base 64; each answer is a line with the times of its batches.
 The card is opened when the first line comes. It is the product's own worker, so a process is as
 warm or as fresh here as in a run.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ import torch
 import transformers  # noqa: F401
 
 from orchestrator.core.outcome import Attempt, WorkerInfo
-from orchestrator.worker.protocol import WorkerConfig
+from orchestrator.worker.protocol import WorkerConfig, unpickled
 from orchestrator.worker.worker import CardWorker
 from workloads import finetuning, text_generation  # noqa: F401
 
@@ -30,7 +31,7 @@ def main() -> None:
     print(json.dumps({"ready": os.getpid()}), flush=True)
     worker: CardWorker | None = None
     for line in sys.stdin:
-        attempt = Attempt.from_json(line)
+        attempt: Attempt = unpickled(base64.b64decode(line))
         if worker is None:
             worker = CardWorker(
                 WorkerConfig(

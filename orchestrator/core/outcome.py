@@ -5,17 +5,16 @@ A failure inside an attempt is never an exception of ``errors.py``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Literal
 
-from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.job import Job, State
 from orchestrator.core.readings import Energy, ProcessorUse, Turn
-from orchestrator.core.topology import Card, CardSet
+from orchestrator.core.topology import CardSet
 from workloads import base
-from workloads.base import MeasureSettings, Result
+from workloads.base import Result
 
 
 class FailureClass(str, Enum):
@@ -89,27 +88,6 @@ class Attempt:
     job: Job
     cards: CardSet
     purpose: Purpose = "measure"
-
-    def to_json(self) -> str:
-        """JSON on one line, for its workers."""
-        cards = [(card.node_id, card.index, card.accelerator) for card in self.cards]
-        return json.dumps(asdict(self) | {"cards": cards}, separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> Attempt:
-        """Read ``to_json`` back; raises KeyError, TypeError or ValueError for other text."""
-        values: dict[str, Any] = json.loads(text)
-        job = values["job"]
-        parsed = {
-            "accelerator": Accelerator(job["accelerator"]),
-            "parameters": tuple((name, value) for name, value in job["parameters"]),
-            "measure": MeasureSettings(**job["measure"]),
-        }
-        cards = tuple(
-            Card(node_id=node_id, index=index, accelerator=Accelerator(accelerator))
-            for node_id, index, accelerator in values["cards"]
-        )
-        return cls(**{**values, "job": Job(**{**job, **parsed}), "cards": cards})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
