@@ -42,7 +42,7 @@ def clear_up(store: Store, say: Callable[[str], None]) -> None:
     except TimeoutError as error:
         raise ClusterError(f"{error}; end them, then start the run again") from error
     if ended:
-        some = ", ".join(f"{process.pid} {process.command[:40]}" for process in ended[:3])
+        some = ", ".join(f"{pid} {command[:40]}" for pid, command in [*ended.items()][:3])
         more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
         say(f"ended its orphan processes here: {some}{more}")
     for note in store.notes:

@@ -103,9 +103,9 @@ class NodeAgent:
         """
         owner = Owner.of_this_process()
         if owner is not None:
-            for orphan in end_orphans(owner):
-                command = redact(orphan.command, os.environ)
-                output.say(f"ended, of an earlier driver: {orphan.pid} {command}")
+            for pid, command in end_orphans(owner).items():
+                shown = redact(command, os.environ)
+                output.say(f"ended, of an earlier driver: {pid} {shown}")
         self._outcomes = OutcomeKeeper(owner)
         logs = _log_directory(settings.log_dir)
         accelerator = settings.accelerator

@@ -24,11 +24,12 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from workloads.util.processes import (
     OwnedDirectory,
+    ProcessStat,
     abandoned_directories,
     make_owned_directory,
     owned_directory,
@@ -49,84 +50,46 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 # ---------------------------------------------------------------- processes of this host
 
-#: Process id and start time: ids are reused.
-Identity = tuple[int, int]
+
+def variable_of(pid: int, name: str) -> str | None:
+    """A variable of a process's initial environment; None if unset, overwritten or unreadable."""
+    with contextlib.suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            key, equals, value = variable.decode(errors="replace").partition("=")
+            if equals and key == name:
+                return value
+    return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """One process of this host."""
-
-    pid: int
-    parent: int
-    started_ticks: int  # since boot
-    ended: bool = False  # a zombie, which waits for its parent to look
-    command: str = ""  # of an orphan, which may be gone
-
-    @property
-    def identity(self) -> Identity:
-        """Permanent identity of the process."""
-        return self.pid, self.started_ticks
-
-    def read_command(self) -> str:
-        """Its command line, for people; empty once it is gone."""
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{self.pid}/cmdline").read_bytes().replace(b"\0", b" ")
-            return words.decode(errors="replace").strip()
-        return ""
-
-    def variable(self, name: str) -> str | None:
-        """A variable of its initial environment; None if unset, overwritten or unreadable."""
-        with contextlib.suppress(OSError):
-            for variable in Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0"):
-                key, equals, value = variable.decode(errors="replace").partition("=")
-                if equals and key == name:
-                    return value
-        return None
-
-    def kill(self) -> None:
-        """Kill this process, but none that has reused its id."""
+def kill(process: ProcessStat) -> None:
+    """Kill this process, but none that has reused its id."""
+    if started_ticks(process.pid) == process.started_ticks:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            handle = _pidfd(self.pid)
-            try:
-                if started_ticks(self.pid) != self.started_ticks:
-                    return
-                if handle is None:
-                    os.kill(self.pid, signal.SIGKILL)
-                else:
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-            finally:
-                if handle is not None:
-                    os.close(handle)
+            os.kill(process.pid, signal.SIGKILL)
 
 
-def processes(*, ended: bool = False) -> dict[int, Process]:
+def processes(*, ended: bool = False) -> dict[int, ProcessStat]:
     """Running processes of this host by id, with zombies if ``ended``; none without ``/proc``."""
-    table: dict[int, Process] = {}
+    table: dict[int, ProcessStat] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
             stat = process_stat(int(name)) if name.isdecimal() else None
             if stat is not None and (ended or not stat.ended):
-                table[stat.pid] = Process(
-                    pid=stat.pid,
-                    parent=stat.parent,
-                    started_ticks=stat.started_ticks,
-                    ended=stat.ended,
-                )
+                table[stat.pid] = stat
     return table
 
 
 def descendants(
     root: int,
-    table: Mapping[int, Process],
+    table: Mapping[int, ProcessStat],
     *,
-    leave_out: Callable[[Process], bool] = lambda _: False,
-) -> list[Process]:
+    leave_out: Callable[[ProcessStat], bool] = lambda _: False,
+) -> list[ProcessStat]:
     """All descendants of ``root``, less those left out and their children."""
-    children: dict[int, list[Process]] = defaultdict(list)
+    children: dict[int, list[ProcessStat]] = defaultdict(list)
     for process in table.values():
         children[process.parent].append(process)
-    beneath: dict[int, Process] = {}
+    beneath: dict[int, ProcessStat] = {}
     parents = [root]
     while parents:
         for child in children[parents.pop()]:
@@ -134,16 +97,6 @@ def descendants(
                 beneath[child.pid] = child
                 parents.append(child.pid)
     return list(beneath.values())
-
-
-def _pidfd(pid: int) -> int | None:
-    """Open a pidfd; None where the kernel has none (before Linux 5.3)."""
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        raise
-    except (AttributeError, OSError):
-        return None
 
 
 # ---------------------------------------------------------------- trees of processes
@@ -162,7 +115,7 @@ def die_with_parent(*, then: bool = True) -> None:
 def end_descendants() -> None:
     """Kill all descendants of this process; give up after a few seconds."""
 
-    def alive() -> list[Process]:
+    def alive() -> list[ProcessStat]:
         beneath = descendants(os.getpid(), processes(ended=True))
         return [process for process in beneath if not process.ended]
 
@@ -209,18 +162,19 @@ class Owner:
         return variables({VARIABLE: str(self)})
 
 
-def orphans_of(owner: Owner) -> list[Process]:
+def orphans_of(owner: Owner) -> list[ProcessStat]:
     """Processes on this host of ``owner``'s predecessors; none without ``/proc``."""
 
-    def precedes(process: Process) -> bool:
-        mark = Owner.of(process.variable(VARIABLE) or "")
+    def precedes(process: ProcessStat) -> bool:
+        mark = Owner.of(variable_of(process.pid, VARIABLE) or "")
         return mark is not None and mark.precedes(owner)
 
     return _with_descendants(precedes)
 
 
-def end_orphans(owner: Owner) -> list[Process]:
-    """Kill and return processes of ``owner``'s predecessors; TimeoutError if one does not end."""
+def end_orphans(owner: Owner) -> dict[int, str]:
+    """Kill processes of ``owner``'s predecessors and return their commands by process id; raises
+    TimeoutError if one does not end."""
     return _end(lambda: orphans_of(owner))
 
 
@@ -232,8 +186,8 @@ def end_users_of(directory: OwnedDirectory) -> None:
     """
     path = str(directory.path)
 
-    def users() -> list[Process]:
-        users = _with_descendants(lambda process: process.variable(DIRECTORY_VARIABLE) == path)
+    def users() -> list[ProcessStat]:
+        users = _with_descendants(lambda one: variable_of(one.pid, DIRECTORY_VARIABLE) == path)
         if directory.is_abandoned:
             return users
         own = {process.pid for process in descendants(os.getpid(), processes())}
@@ -242,21 +196,29 @@ def end_users_of(directory: OwnedDirectory) -> None:
     _end(users)
 
 
-def _end(orphans: Callable[[], list[Process]], limit_s: float = _END_S) -> list[Process]:
-    ended: dict[int, Process] = {}
+def _end(orphans: Callable[[], list[ProcessStat]], limit_s: float = _END_S) -> dict[int, str]:
+    ended: dict[int, str] = {}
     deadline = time.monotonic() + limit_s
     while alive := orphans():  # again: what dies may just have started another
         if time.monotonic() > deadline:
-            stuck = ", ".join(f"{orphan.pid} ({orphan.command[:60]})" for orphan in alive[:5])
+            stuck = ", ".join(f"{one.pid} ({ended.get(one.pid, '')[:60]})" for one in alive[:5])
             raise TimeoutError(f"processes of an earlier driver do not end: {stuck}")
         for orphan in alive:
-            ended[orphan.pid] = orphan
-            orphan.kill()
+            ended[orphan.pid] = ended.get(orphan.pid) or _command_of(orphan.pid)
+            kill(orphan)
         time.sleep(0.02)
-    return list(ended.values())
+    return ended
 
 
-def _with_descendants(belongs: Callable[[Process], bool]) -> list[Process]:
+def _command_of(pid: int) -> str:
+    """The command line of a process, for people; empty once it is gone."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        return words.decode(errors="replace").strip()
+    return ""
+
+
+def _with_descendants(belongs: Callable[[ProcessStat], bool]) -> list[ProcessStat]:
     """Matching processes and descendants, without our ancestors and other drivers' subtrees."""
     table = processes()
     own, pid = set[int](), os.getpid()
@@ -264,19 +226,15 @@ def _with_descendants(belongs: Callable[[Process], bool]) -> list[Process]:
         own.add(pid)
         pid = table[pid].parent if pid in table else 0
     orphans = {pid: process for pid, process in table.items() if belongs(process)}
-    marks = {process.variable(VARIABLE) for process in orphans.values()} | {None}
+    marks = {variable_of(pid, VARIABLE) for pid in orphans} | {None}
 
-    def is_somebody_elses(process: Process) -> bool:
-        return process.pid in own or process.variable(VARIABLE) not in marks
+    def is_somebody_elses(process: ProcessStat) -> bool:
+        return process.pid in own or variable_of(process.pid, VARIABLE) not in marks
 
     for root in set(orphans) - own:
         for child in descendants(root, table, leave_out=is_somebody_elses):
             orphans[child.pid] = child
-    return [
-        replace(process, command=process.read_command())
-        for pid, process in orphans.items()
-        if pid not in own
-    ]
+    return [process for pid, process in orphans.items() if pid not in own]
 
 
 # ---------------------------------------------------------------- private directories

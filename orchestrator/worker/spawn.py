@@ -45,11 +45,11 @@ from orchestrator.util.redaction import redact
 from orchestrator.worker.memory_limit import memory_kills
 from orchestrator.worker.orphans import (
     VARIABLE,
-    Identity,
     become_subreaper,
     descendants,
     die_with_parent,
     end_descendants,
+    kill,
     make_private_directory,
     processes,
     remove_abandoned,
@@ -229,7 +229,7 @@ class _Worker:
     memory_kills_before: int
     status: int | None = None  # exit code, or minus the signal, once it is reaped
     dead_since: float = 0.0  # monotonic
-    tree: set[Identity] = field(default_factory=set)  # its descendants, as far as known
+    tree: set[tuple[int, int]] = field(default_factory=set)  # its descendants, as far as known
 
     def kill(self) -> None:
         """Kill it and its descendants; ``_kill_remains`` finds any that it starts meanwhile."""
@@ -237,7 +237,7 @@ class _Worker:
         self.tree |= {process.identity for process in beneath}
         _kill_group(self.pid)
         for process in beneath:
-            process.kill()
+            kill(process)
 
 
 class Spawner:
@@ -383,7 +383,7 @@ class Spawner:
                 dead.tree |= {process.identity for process in tree}
         remains = [p for p in beneath if p.identity in dead.tree and not p.ended]
         for process in remains:
-            process.kill()
+            kill(process)
         return _kill_group(dead.pid) or bool(remains)
 
 

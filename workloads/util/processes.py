@@ -46,6 +46,11 @@ class ProcessStat(NamedTuple):
     stopped: bool  # by a signal or a debugger
     ending: bool  # exiting, which may take long while a driver frees memory
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Process id and start time: ids are reused."""
+        return self.pid, self.started_ticks
+
 
 def process_stat(pid: int) -> ProcessStat | None:
     """State of a process; None if there is none, or no ``/proc``."""
