@@ -24,7 +24,7 @@ from pathlib import Path
 
 from orchestrator.core.job import Accelerator
 from orchestrator.on_ray.examination import Probe, SharedFacts, Space
-from orchestrator.util.host import complete_environment, home_problem, memory_use
+from orchestrator.util.host import complete_environment, home_problem, meminfo, memory_use, text_of
 from orchestrator.worker.environment import driver_version, kernel, versions
 from workloads.devices import CardFacts
 
@@ -57,7 +57,7 @@ def examine(
     paths of directories, and ``shared`` is directory, name and content of the driver's file.
     """
     complete_environment()
-    meminfo = _meminfo()
+    memory = meminfo()
     return Probe(
         hostname=socket.gethostname(),
         python=platform.python_version(),
@@ -66,16 +66,16 @@ def examine(
         cards=_cards(kind),
         driver_version=driver_version(kind) if kind else None,
         kernel=kernel(),
-        kernel_arguments=_text("/proc/cmdline").strip(),
+        kernel_arguments=text_of(Path("/proc/cmdline")).strip(),
         governors=_governors(),
-        max_cstate=_number(_text("/sys/module/intel_idle/parameters/max_cstate")),
+        max_cstate=_number(text_of(Path("/sys/module/intel_idle/parameters/max_cstate"))),
         hugepages_asked=hugepages_asked(Path("/")),
-        hugepages_total=meminfo.get("HugePages_Total", 0),
-        hugepage_bytes=meminfo.get("Hugepagesize", 0) * 1024,
+        hugepages_total=memory.get("HugePages_Total", 0),
+        hugepage_bytes=memory.get("Hugepagesize", 0) * 1024,
         addresses=own_addresses(socket.gethostname()),
         home_problem=home_problem(),
         memory=memory_use(),
-        memory_bytes=meminfo.get("MemTotal", 0) * 1024,
+        memory_bytes=memory.get("MemTotal", 0) * 1024,
         shared_memory_bytes=_free_bytes("/dev/shm"),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
@@ -195,14 +195,14 @@ def _cards(kind: Accelerator | None) -> tuple[CardFacts, ...]:
 def _governors() -> dict[str, int]:
     """Return frequency governors of the cores; empty if the kernel has none."""
     files = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return dict(Counter(filter(None, (_text(str(file)).strip() for file in files))))
+    return dict(Counter(filter(None, (text_of(file).strip() for file in files))))
 
 
 def hugepages_asked(root: Path) -> dict[str, int]:
     """Return huge pages requested at boot by each sysctl file; a container has its own files."""
     pages = {}
     for file in (root / "etc/sysctl.conf", *sorted((root / "etc/sysctl.d").glob("*.conf"))):
-        for line in _text(str(file)).splitlines():
+        for line in text_of(file).splitlines():
             if match := re.fullmatch(r"\s*-?vm[./]nr_hugepages\s*=\s*(\d+)\s*", line):
                 pages[str(file)] = int(match[1])
     return pages
@@ -210,19 +210,6 @@ def hugepages_asked(root: Path) -> dict[str, int]:
 
 def _number(text: str) -> int | None:
     return int(text) if text.strip().isdecimal() else None
-
-
-def _meminfo() -> dict[str, int]:
-    """Parse ``/proc/meminfo``: kibibytes, or counts."""
-    lines = re.findall(r"^(\w+):\s+(\d+)", _text("/proc/meminfo"), re.MULTILINE)
-    return {name: int(value) for name, value in lines}
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _free_bytes(path: str) -> int:

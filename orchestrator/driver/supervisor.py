@@ -15,7 +15,6 @@ this process avoids.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -34,6 +33,7 @@ from typing import Any
 from orchestrator.core.errors import INTERRUPTED
 from orchestrator.store import files as run_files
 from orchestrator.util import output
+from orchestrator.worker.orphans import die_with_parent
 
 #: Most drivers in a row without a row: a quarter of an hour with their pauses, since a head may
 #: answer long before its nodes are back.
@@ -64,7 +64,6 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ASK_HEAD_S = 5.0
 _CONNECT_S = 5.0
 _REPORT_S = 600.0
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +104,7 @@ def link_to_supervisor() -> SupervisorLink | None:
     # be stopped for writing to the terminal, unless it ignores the signal.
     os.setpgid(0, 0)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):  # only Linux has it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() != link.supervisor:
         os.kill(os.getpid(), signal.SIGKILL)
     return link

@@ -38,7 +38,7 @@ def usable_cores() -> tuple[int, ...]:
 def _siblings(number: int) -> str:
     """Return a core's hardware threads as the kernel lists them, else the core alone."""
     try:
-        return Path(SIBLINGS.format(number)).read_text().strip() or str(number)
+        return Path(SIBLINGS.format(number)).readtext_of().strip() or str(number)
     except OSError:
         return str(number)
 
@@ -47,17 +47,17 @@ def _quotas() -> Iterator[float]:
     """Yield processor quotas of this process's cgroups; in a container, the root is its own."""
     own = ""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in Path("/proc/self/cgroup").readtext_of().splitlines():
             if line.startswith("0::/"):
                 own = line[4:]
     for directory in {GROUPS, GROUPS / own}:
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-            most, period = (directory / "cpu.max").read_text().split()
+            most, period = (directory / "cpu.max").readtext_of().split()
             yield float(most) / float(period)  # "max": no limit
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # cgroup v1
-        quota = float((GROUPS / _OLD_QUOTA).read_text())
+        quota = float((GROUPS / _OLD_QUOTA).readtext_of())
         if quota > 0:
-            yield quota / float((GROUPS / _OLD_PERIOD).read_text())
+            yield quota / float((GROUPS / _OLD_PERIOD).readtext_of())
 
 
 #: Larger than any error of reading two clocks: the time of day was set.
@@ -143,15 +143,15 @@ MEMORY_REMEDY = (
 
 def memory_use(root: Path = Path("/")) -> MemoryUse:
     """Return the memory in use as Ray's monitor counts it, without reclaimable files."""
-    meminfo = dict(re.findall(r"^(\w+):\s+(\d+)", _text(root / "proc/meminfo"), re.MULTILINE))
-    limit = int(meminfo.get("MemTotal", 0)) * 1024
-    used = limit - int(meminfo.get("MemAvailable", 0)) * 1024
+    known = meminfo(root)
+    limit = known.get("MemTotal", 0) * 1024
+    used = limit - known.get("MemAvailable", 0) * 1024
     groups = root / "sys/fs/cgroup"
-    own = re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE)
+    own = re.search(r"^0::/(.*)$", text_of(root / "proc/self/cgroup"), re.MULTILINE)
     for directory in (groups, groups / (own[1] if own else "")):
-        most, now = (_text(directory / name).strip() for name in ("memory.max", "memory.current"))
+        most, now = (text_of(directory / name).strip() for name in ("memory.max", "memory.current"))
         if most.isdecimal() and now.isdecimal() and int(most) < limit:
-            files = re.search(r"^inactive_file (\d+)$", _text(directory / "memory.stat"), re.M)
+            files = re.search(r"^inactive_file (\d+)$", text_of(directory / "memory.stat"), re.M)
             limit, used = int(most), int(now) - int(files[1] if files else 0)
     killed_from = _KILLED_FROM
     with contextlib.suppress(ValueError):
@@ -161,9 +161,16 @@ def memory_use(root: Path = Path("/")) -> MemoryUse:
     return MemoryUse(used_bytes=used, limit_bytes=limit, killed_from=killed_from)
 
 
-def _text(path: Path) -> str:
+def meminfo(root: Path = Path("/")) -> dict[str, int]:
+    """Parse ``/proc/meminfo``: kibibytes, or counts."""
+    lines = re.findall(r"^(\w+):\s+(\d+)", text_of(root / "proc/meminfo"), re.MULTILINE)
+    return {name: int(value) for name, value in lines}
+
+
+def text_of(path: Path) -> str:
+    """The text of a file; "" if it cannot be read."""
     try:
-        return path.read_text(errors="replace")
+        return path.readtext_of(errors="replace")
     except OSError:
         return ""
 

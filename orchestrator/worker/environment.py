@@ -262,8 +262,6 @@ def launch_of(
         uuid=facts.uuids.get(card.index, ""),
         lost_cards=facts.lost_cards,
         threads=facts.threads,
-        rank=command.rank,
-        local_rank=command.local_rank,
         world_size=command.world_size,
         passport=command.passport,
         environment=environments[command.kind],

@@ -67,8 +67,6 @@ class WorkerConfig:
     uuid: str = ""  # by which the card is shown to its process; empty: by its index
     lost_cards: tuple[str, ...] = ()  # of its host
     threads: int = 1  # for torch's CPU work
-    rank: int = 0
-    local_rank: int = 0
     world_size: int = 1
     #: Variables that must be set before torch is imported; the worker refuses to start without.
     environment: Mapping[str, str] = field(default_factory=dict)
