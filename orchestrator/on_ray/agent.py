@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import tempfile
 import threading
 import time
@@ -28,7 +27,6 @@ from orchestrator.core.topology import Node
 from orchestrator.on_ray.gcs import is_absence
 from orchestrator.on_ray.outcomes import OutcomeKeeper
 from orchestrator.util import output
-from orchestrator.util.host import usable_cores
 from orchestrator.util.redaction import error_line, redact
 from orchestrator.worker.environment import lost_cards, threads_of_worker
 from orchestrator.worker.node_workers import CardSampler, NodeWorkers
@@ -62,7 +60,6 @@ class AgentSettings:
     """Settings of an agent.
 
     Attributes:
-        address: of its node, reachable from other nodes.
         preload: modules to import before forking workers; none: fresh interpreters.
         cards_on_host: number of cards that share the host's cores.
         log_dir: where workers log; None: beside Ray's logs.
@@ -70,7 +67,6 @@ class AgentSettings:
         watched: whether the cards have sensors; emulated ones have none.
     """
 
-    address: str
     accelerator: Accelerator
     preload: Sequence[str]
     cards_on_host: int
@@ -123,9 +119,6 @@ class NodeAgent:
         cards, left_out = usable_cards(accelerator, ids) if settings.watched else (ids, ())
         lost = lost_cards(accelerator) if settings.watched else ()
         return HostFacts(
-            hostname=socket.gethostname(),
-            address=settings.address,
-            cores=len(usable_cores()),
             threads=threads,
             version=__version__,
             server=spawner.path,

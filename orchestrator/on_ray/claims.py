@@ -70,6 +70,11 @@ class Claim:
     channel: AgentChannel = field(init=False)
 
     @property
+    def address(self) -> str:
+        """Address by which other nodes reach it."""
+        return str(self.ray_node["NodeManagerAddress"])
+
+    @property
     def ray_id(self) -> str:
         """Id of the node in Ray; later claims on it have other ``node_id``s."""
         return str(self.ray_node["NodeID"])
@@ -346,7 +351,6 @@ class Claims:
         claim = Claim(node=node, ray_node=ray_node, since=self._clock())
         self.by_node[node.node_id] = claim
         settings = AgentSettings(
-            address=str(ray_node["NodeManagerAddress"]),
             accelerator=node.accelerator,
             preload=self._preload if node.computes_on_host else (),
             cards_on_host=cards_on_host,

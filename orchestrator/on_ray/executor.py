@@ -309,7 +309,7 @@ class WorkerPool:
             self._send_orders(running, None)
             return
         running.needs_rendezvous = True
-        claim.channel.put(Listen(first.worker_id, attempt.attempt_id, claim.facts.address))
+        claim.channel.put(Listen(first.worker_id, attempt.attempt_id, claim.address))
 
     def _listened(self, response: Listened) -> None:
         running = self._running.get(response.attempt_id)

@@ -275,6 +275,5 @@ def launch_of(
         factory=factory,
         config=config,
         environments=environments,
-        kind=command.kind,
         log=f"{facts.log_dir}/{safe}.log",
     )

@@ -33,7 +33,7 @@ class WorkerProcess:
 
     def __init__(self, request: Start) -> None:
         self._request = request
-        self._kind, self._config = request.kind, request.config
+        self._config = request.config
         self._process: SpawnedProcess | None = None
         self._channel: Connection | None = None
         self._progress: Progress | None = None
@@ -50,7 +50,7 @@ class WorkerProcess:
             self._gone.set()
             return self._death("start")
         mine, theirs = Pipe()
-        environment = dict(os.environ) | dict(self._request.environments[self._kind])
+        environment = dict(os.environ) | dict(self._request.environments[self._config.kind])
         paths = [path for path in sys.path if path]
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         try:
@@ -149,11 +149,11 @@ class WorkerProcess:
 
     def _become(self, kind: str) -> Failure | None:
         """Replace a process of another kind: engines and card modes are fixed at import."""
-        if kind == self._kind or kind not in self._request.environments:
+        if kind == self._config.kind or kind not in self._request.environments:
             return None  # a kind that this card never has is for the worker to refuse
         self._kill()
         environment = self._request.environments[kind]
-        self._kind, self._config = kind, replace(self._config, kind=kind, environment=environment)
+        self._config = replace(self._config, kind=kind, environment=environment)
         self._exit = {}
         self._gone = threading.Event()  # of the new one, before anybody can wait for it
         started = self.start()
@@ -201,7 +201,7 @@ class WorkerProcess:
         return self._with_log(Failure(failure_class=failure_class, message=text))
 
     def _with_log(self, failure: Failure) -> Failure:
-        environment = {**os.environ, **self._request.environments.get(self._kind, {})}
+        environment = {**os.environ, **self._request.environments.get(self._config.kind, {})}
         return replace(
             failure,
             tail=failure.tail or tail_of(self._request.log, environment),

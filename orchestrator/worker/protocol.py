@@ -37,10 +37,9 @@ TAIL_BYTES = 4000
 class HostFacts:
     """Facts that the agent of a node reports when it is ready."""
 
-    hostname: str
-    address: str  # by which other nodes reach it
-    cores: int  # physical ones that this host gives us
-    threads: int  # each worker's share of them, at least 1, or what NIGHTGRID_THREADS sets
+    threads: (
+        int  # each worker's share of the host's cores, at least 1, or what NIGHTGRID_THREADS sets
+    )
     version: str  # of Nightgrid there
     server: str  # socket of the node's spawner
     log_dir: str
@@ -89,10 +88,9 @@ class Start:
     worker_id: str
     server: str  # socket of the node's spawner
     factory: str  # "module:callable", called with ``config``
-    config: Any  # with ``kind`` and ``environment``, which follow the kind of process
+    config: Any  # with the ``kind`` of process at first, and its ``environment``
     #: Variables of the process beyond its agent's environment, for each kind of process.
     environments: Mapping[str, Mapping[str, str]]
-    kind: str = ""  # of process at first
     log: str  # file for stdout and stderr
 
 

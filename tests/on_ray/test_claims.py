@@ -142,9 +142,6 @@ def case() -> Case:
 
 def facts(cards: tuple[str, ...]) -> HostFacts:
     return HostFacts(
-        hostname="host",
-        address="127.0.0.3",
-        cores=2,
         threads=1,
         version=__version__,
         server="socket",

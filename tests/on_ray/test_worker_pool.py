@@ -41,9 +41,9 @@ class Agent:
         self.now = 0.0
         self.sent: list[Any] = []
         channel = SimpleNamespace(put=self.sent.append, show_job=lambda *_: None)
-        facts = SimpleNamespace(address="", threads=1, cores=1, server="", log_dir="", compiled="")
+        facts = SimpleNamespace(threads=1, server="", log_dir="", compiled="")
         facts.idle_memory_bytes, facts.uuids, facts.lost_cards = {}, {}, ()
-        claim: Any = SimpleNamespace(node=NODE, facts=facts, channel=channel)
+        claim: Any = SimpleNamespace(node=NODE, facts=facts, channel=channel, address="")
         self.pool = WorkerPool(
             claim_of=lambda _: claim,
             factory="a:b",

@@ -68,9 +68,7 @@ def test_result_columns_hold_no_objects() -> None:
 
 
 def launch(node_name: str, passed_on: Mapping[str, str]) -> Start:
-    facts = HostFacts(
-        hostname="h", address="a", cores=1, threads=1, version="", server="s", log_dir="/logs"
-    )
+    facts = HostFacts(threads=1, version="", server="s", log_dir="/logs")
     card = Card(node_id=node_name, accelerator=Accelerator.HPU, index=0)
     start = StartWorker(worker_id="w1", card=card)
     return launch_of(start, node(node_name, emulated=True), facts, "m:f", passed_on)
