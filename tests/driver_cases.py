@@ -215,11 +215,7 @@ class FakeExecutor:
             return []
         state = self._verdict(command.attempt)
         good = state is State.SUCCEEDED
-        failure = (
-            None
-            if good
-            else Failure(failure_class=FailureClass.ERROR, message=f"asked to be {state}")
-        )
+        failure = None if good else Failure(FailureClass.ERROR, f"asked to be {state}")
         ranks = []
         for rank, worker_id in enumerate(command.worker_ids):
             del self._busy[worker_id]

@@ -209,7 +209,7 @@ class Cluster:
         """An attempt ends, current or not."""
         self.running.pop(attempt.attempt_id, None)
         self.now += took
-        failure = failure_class and Failure(failure_class=failure_class, message="as told")
+        failure = failure_class and Failure(failure_class, "as told")
         outcome = Outcome(
             attempt_id=attempt.attempt_id,
             state=state,

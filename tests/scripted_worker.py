@@ -78,4 +78,4 @@ class ScriptedWorker:
         return Progress(worker_id=self.config.name, attempt_id="a-1", phase="warmup")
 
     def failure(self, error: BaseException) -> Failure:
-        return Failure(failure_class=FailureClass.ERROR, message=str(error))
+        return Failure(FailureClass.ERROR, str(error))

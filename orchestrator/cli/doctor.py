@@ -14,8 +14,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.options import Command, add_results_argument, add_shared, number, whole_number
-from orchestrator.util import output
+from orchestrator.cli.options import (
+    Command,
+    add_results_argument,
+    add_shared,
+    number,
+    print_answer,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from orchestrator.on_ray.examination import ClusterFacts
@@ -89,10 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
     facts = _examine(args)
     findings = [*judge(facts), *slow_card_findings(args.results)]
-    if args.json:
-        output.say_json(as_json(facts, findings))
-    else:
-        output.say("\n".join([*summary_lines(facts), *finding_lines(findings)]))
+    print_answer(args, as_json(facts, findings), *summary_lines(facts), *finding_lines(findings))
     return exit_code(findings)
 
 
@@ -165,17 +168,15 @@ def _from_afar(args: argparse.Namespace) -> int:
     server = JobServer(args.address)
     printed = server.ask(command, timeout_s=args.timeout_s + 60, may_fail=True)
     lines = (line for line in printed.splitlines() if line.startswith('{"emulated"'))
-    answer = next(map(json.loads, lines), None)
-    if answer is None:
+    answered = next(map(json.loads, lines), None)
+    if answered is None:
         end = "\n".join(printed.splitlines()[-15:])
         raise SubmitError(f"the examination on {server.address} came to nothing:\n{end}")
     here = versions_here()
-    findings = [finding_of(finding) for finding in answer["findings"]]
-    findings += check_workstation(here, Versions(**answer["facts"]["driver"]))
-    if args.json:
-        output.say_json(answer | findings_json(findings))
-    else:
-        output.say("\n".join([*answer["summary"], *finding_lines(findings)]))
+    findings = [finding_of(finding) for finding in answered["findings"]]
+    findings += check_workstation(here, Versions(**answered["facts"]["driver"]))
+    value = answered | findings_json(findings)
+    print_answer(args, value, *answered["summary"], *finding_lines(findings))
     return exit_code(findings)
 
 

@@ -15,6 +15,7 @@ from orchestrator.cli.options import (
     add_results_argument,
     add_shared,
     number,
+    print_answer,
     run_options,
     whole_number,
 )
@@ -194,23 +195,22 @@ def run_convert(args: argparse.Namespace) -> int:
     progress = _progress_printer()
     converted = convert(args.source, args.destination, force=args.force, progress=progress)
     seconds = time.perf_counter() - begin
-    if args.json:
-        output.say_json(asdict(converted) | {"took_s": seconds}, default=str)
-        return 0
-    counted = f"{converted.parameters:,} parameters, {size(converted.bytes)}"
-    output.say(f"wrote {converted.path}: {counted}")
-    for name in converted.weight_files:
-        output.say(f"  {name}")
     extra = ["config.json", "generation_config.json"]
     extra += ["tokenizer.json", "tokenizer_config.json"] if converted.tokenizer else []
-    output.say(f"  {', '.join(extra)}")
-    if not converted.tokenizer:
-        output.say(
-            "no tokenizer.model beside the weights, so no tokenizer was written: text prompts "
-            "need one; put it there and convert again with --force"
-        )
-    output.say(f"took {seconds:.1f} s; run it with  model: {converted.path}")
-    return 0
+    missing = (
+        "no tokenizer.model beside the weights, so no tokenizer was written: text prompts "
+        "need one; put it there and convert again with --force"
+    )
+    return print_answer(
+        args,
+        asdict(converted) | {"took_s": seconds},
+        f"wrote {converted.path}: {converted.parameters:,} parameters, {size(converted.bytes)}",
+        *(f"  {name}" for name in converted.weight_files),
+        f"  {', '.join(extra)}",
+        *([] if converted.tokenizer else [missing]),
+        f"took {seconds:.1f} s; run it with  model: {converted.path}",
+        default=str,
+    )
 
 
 def _progress_printer() -> Callable[[int, int], None]:
@@ -273,19 +273,17 @@ def run_protect(args: argparse.Namespace) -> int:
         raise BadConfiguration(f"{failing}: {error.strerror or error}") from error
     sealed = protected_files(args.destination)
     sealed_bytes = sum(file.stat().st_size for file in sealed)
-    if args.json:
-        names = [file.name for file in sealed]
-        report = {"path": str(args.destination), "protected": names, "bytes": sealed_bytes}
-        output.say_json(report | {"left_out": left_out, "took_s": seconds})
-        return 0
-    output.say(
+    names = [file.name for file in sealed]
+    report = {"path": str(args.destination), "protected": names, "bytes": sealed_bytes}
+    unread = f"left out, since they are neither text nor safetensors: {', '.join(left_out)}"
+    return print_answer(
+        args,
+        report | {"left_out": left_out, "took_s": seconds},
         f"wrote {args.destination}: {len(sealed)} of {len(written)} files protected, "
-        f"{size(sealed_bytes)} in {seconds:.1f} s"
+        f"{size(sealed_bytes)} in {seconds:.1f} s",
+        *([unread] if left_out else []),
+        f"run it with  --key-file {args.key_file}; without that file nobody can open it",
     )
-    if left_out:
-        output.say(f"left out, since they are neither text nor safetensors: {', '.join(left_out)}")
-    output.say(f"run it with  --key-file {args.key_file}; without that file nobody can open it")
-    return 0
 
 
 T = TypeVar("T")
@@ -388,15 +386,12 @@ def _lengths(
         sample = sample_by_length(examples, lengths, args.count)
         _writing(out, lambda: write_json_lines(out, sample))
         written = len(sample)
-    if args.json:
-        report = asdict(description) | {kind: name}
-        report |= {"tokenizer": args.tokenizer, "tiny": str(out) if out else None}
-        output.say_json(report | {"tiny_count": written}, indent=2, ensure_ascii=False)
-        return 0
-    output.say(_text(name, args.tokenizer, description))
+    report = asdict(description) | {kind: name, "tokenizer": args.tokenizer}
+    report |= {"tiny": str(out) if out else None, "tiny_count": written}
+    text = _text(name, args.tokenizer, description)
     if out is not None:
-        output.say(f"\n{written} examples at equal distance in total length -> {out}")
-    return 0
+        text += f"\n\n{written} examples at equal distance in total length -> {out}"
+    return print_answer(args, report, text, indent=2, ensure_ascii=False)
 
 
 def _synthetic(args: argparse.Namespace) -> int:
@@ -407,14 +402,12 @@ def _synthetic(args: argparse.Namespace) -> int:
         raise NightgridError("--count must be at least 2: one example for each file")
     _refuse_overwriting([args.directory / name for name in ADVERTISEGEN_FILES], args.force)
     counts = _writing(args.directory, lambda: write_synthetic(args.directory, args.count))
-    if args.json:
-        output.say_json({"directory": str(args.directory), "counts": counts, "synthetic": True})
-        return 0
     listed = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
-    output.say(
-        f"synthetic examples, of AdvertiseGen's shape and lengths -> {args.directory} ({listed})"
+    return print_answer(
+        args,
+        {"directory": str(args.directory), "counts": counts, "synthetic": True},
+        f"synthetic examples, of AdvertiseGen's shape and lengths -> {args.directory} ({listed})",
     )
-    return 0
 
 
 def _probe(args: argparse.Namespace) -> int:
@@ -425,9 +418,6 @@ def _probe(args: argparse.Namespace) -> int:
         return storage.measure(args.directory, large_bytes=large, small_files=small)
 
     speed = _writing(args.directory, probe)
-    if args.json:
-        output.say_json(asdict(speed), indent=2)
-        return 0
     rates = (
         ("one large file, read", f"{speed.read_bytes_per_s / 1e6:,.0f} MB/s"),
         ("one large file, written", f"{speed.write_bytes_per_s / 1e6:,.0f} MB/s"),
@@ -435,14 +425,17 @@ def _probe(args: argparse.Namespace) -> int:
         ("small files, written", f"{speed.files_written_per_s:,.0f} files/s"),
         ("sizes, renames, removals", f"{speed.operations_per_s:,.0f} operations/s"),
     )
-    output.say(f"storage under {args.directory}")
-    for name, rate in rates:
-        output.say(f"  {name:26}{rate:>22}")
     written = f"{speed.large_bytes / 1e6:,.0f} MB, and {speed.small_files:,} files of 4 KiB"
-    output.say(f"of {written}; written until durable, nothing is left behind")
-    if not speed.cache_dropped:
-        output.say("reading may have come from memory: this system keeps what was written there")
-    return 0
+    cached = "reading may have come from memory: this system keeps what was written there"
+    return print_answer(
+        args,
+        asdict(speed),
+        f"storage under {args.directory}",
+        *(f"  {name:26}{rate:>22}" for name, rate in rates),
+        f"of {written}; written until durable, nothing is left behind",
+        *([] if speed.cache_dropped else [cached]),
+        indent=2,
+    )
 
 
 def _refuse_overwriting(paths: list[Path], force: bool) -> None:
@@ -541,11 +534,9 @@ def run_verify(args: argparse.Namespace) -> int:
     _, measurements = read_summary(outcome.store)
     newest = {row.job_id: row for row in measurements if row.final}
     answers = verified(list(newest.values()))
-    if args.json:
-        output.say_json([asdict(answer) for answer in answers], indent=2, ensure_ascii=False)
-    else:
-        output.say(_as_text(answers))
-    wrong = not outcome.result.finished or any(answer.wrong for answer in answers)
+    values = [asdict(one) for one in answers]
+    print_answer(args, values, _as_text(answers), indent=2, ensure_ascii=False)
+    wrong = not outcome.result.finished or any(one.wrong for one in answers)
     return errors.DISAGREEMENT if wrong else errors.OK
 
 

@@ -20,6 +20,7 @@ from orchestrator.store.files import (
     directory_of,
     is_address,
 )
+from orchestrator.util import output
 
 if TYPE_CHECKING:
     from orchestrator.driver.options import RunOptions
@@ -102,6 +103,15 @@ def add_shared(parser: argparse.ArgumentParser, *names: str) -> None:
     """Add options of ``SHARED``."""
     for name in names:
         parser.add_argument(name, **SHARED[name])
+
+
+def print_answer(args: argparse.Namespace, value: object, *lines: str, **options: Any) -> int:
+    """Print a value as JSON where ``--json`` asks for it, else these lines; returns 0."""
+    if args.json:
+        output.say_json(value, **options)
+    else:
+        output.say("\n".join(lines))
+    return 0
 
 
 def add_results_argument(

@@ -21,6 +21,7 @@ from orchestrator.cli.options import (
     add_shared,
     ends_at,
     number,
+    print_answer,
     run_options,
 )
 from orchestrator.util import output
@@ -116,12 +117,12 @@ def run_init(args: argparse.Namespace) -> int:
         raise StoreError(already) from None
     except OSError as error:
         raise StoreError(f"{args.file} cannot be written: {error}") from error
-    if args.json:
-        output.say_json({"file": str(args.file), **fields, "precisions": precisions})
-        return 0
-    output.say(f"wrote {args.file}: {workload} of {args.model} on {device.accelerator}")
-    output.say(f"next: nightgrid plan {args.file}")
-    return 0
+    return print_answer(
+        args,
+        {"file": str(args.file), **fields, "precisions": precisions},
+        f"wrote {args.file}: {workload} of {args.model} on {device.accelerator}",
+        f"next: nightgrid plan {args.file}",
+    )
 
 
 def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]:
@@ -363,26 +364,24 @@ def run_schema(args: argparse.Namespace) -> int:
         from orchestrator.grid.schema import grid_schema_text
 
         output.emit_json(grid_schema_text())
-    elif args.of == "results":
-        _print_columns(as_json=args.json)
-    else:
-        _print_precisions(as_json=args.json)
-    return 0
+        return 0
+    return _print_columns(args) if args.of == "results" else _print_precisions(args)
 
 
-def _print_precisions(*, as_json: bool) -> None:
+def _print_precisions(args: argparse.Namespace) -> int:
     from workloads.models.precision import table
 
-    if as_json:
-        output.say_json(table(), indent=1)
-        return
+    lines = []
     for row in table():
         unsupported = "" if row["supported"] else "unsupported: "
         engine = f"engine {row['engine']}: " if row["engine"] else ""
-        output.say(f"{row['precision']:<5}  {row['device']:<5} {engine}{unsupported}{row['text']}")
+        lines.append(
+            f"{row['precision']:<5}  {row['device']:<5} {engine}{unsupported}{row['text']}"
+        )
+    return print_answer(args, table(), *lines, indent=1)
 
 
-def _print_columns(*, as_json: bool) -> None:
+def _print_columns(args: argparse.Namespace) -> int:
     from orchestrator.store.schema import SCHEMA_VERSION, schema
 
     headings = ("column", "type", "unit", "meaning")
@@ -391,16 +390,15 @@ def _print_columns(*, as_json: bool) -> None:
         about = {k.decode(): v.decode() for k, v in (column.metadata or {}).items()}
         description = about.get("description", "")
         columns.append((column.name, str(column.type), about.get("unit", ""), description))
-    if as_json:
-        named = [dict(zip(headings, values, strict=True)) for values in columns]
-        output.say_json({"version": SCHEMA_VERSION, "columns": named}, indent=1)
-        return
+    named = [dict(zip(headings, values, strict=True)) for values in columns]
     rows = [headings, *((name, _short(kind), *rest) for name, kind, *rest in columns)]
     widths = [max(len(row[index]) for row in rows) for index in range(3)]
+    lines = []
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
-        output.say("  ".join([*cells, row[3]]).rstrip())
-    output.say(f"\nSchema version {SCHEMA_VERSION}; docs/schema.md has the nested types.")
+        lines.append("  ".join([*cells, row[3]]).rstrip())
+    lines += ["", f"Schema version {SCHEMA_VERSION}; docs/schema.md has the nested types."]
+    return print_answer(args, {"version": SCHEMA_VERSION, "columns": named}, *lines, indent=1)
 
 
 def _short(kind: str) -> str:

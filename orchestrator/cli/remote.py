@@ -14,6 +14,7 @@ from orchestrator.cli.options import (
     add_place_arguments,
     add_results_argument,
     add_shared,
+    print_answer,
     results_here,
 )
 from orchestrator.grid import grid_path
@@ -258,11 +259,9 @@ def _say_received(
     args: argparse.Namespace, name: str, received: list[str], damaged: list[str], finished: bool
 ) -> None:
     path = args.results / name
-    if args.json:
-        report = {"run": name, "path": str(path), "received": received}
-        output.say_json(report | {"damaged": damaged, "finished": finished})
-    else:
-        output.say(f"{name}: {plural(len(received), 'file')} came, all is in {path}")
+    report = {"run": name, "path": str(path), "received": received}
+    report |= {"damaged": damaged, "finished": finished}
+    print_answer(args, report, f"{name}: {plural(len(received), 'file')} came, all is in {path}")
 
 
 def _transfer(
@@ -333,16 +332,13 @@ def _add_stop_arguments(parser: argparse.ArgumentParser) -> None:
 def run_stop(args: argparse.Namespace) -> int:
     """Ask the run's driver to end it."""
     run, count = _request_there(args) if args.address else _request_here(args)
-    if args.json:
-        output.say_json({"run": run, "requests": count})
-    elif count > 1:
-        output.say(f"{run}: asked to stop at once; every job gets its row")
-    else:
-        output.say(
+    text = f"{run}: asked to stop at once; every job gets its row"
+    if count == 1:
+        text = (
             f"{run}: asked to stop; what runs may end, nothing more is started. The same again "
             "stops what runs, too"
         )
-    return 0
+    return print_answer(args, {"run": run, "requests": count}, text)
 
 
 def _request_here(args: argparse.Namespace) -> tuple[str, int]:

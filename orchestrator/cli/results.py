@@ -15,6 +15,7 @@ from orchestrator.cli.options import (
     Command,
     add_results_argument,
     add_shared,
+    print_answer,
 )
 from orchestrator.core import errors
 from orchestrator.core.errors import StoreError
@@ -498,11 +499,9 @@ def run_export(args: argparse.Namespace) -> int:
 
         destination = str(Path(destination).resolve())
         written, what = export_datasets(args.results, Path(destination), args.run_names), ""
-    if args.json:
-        output.say_json({"destination": destination, "written": written})
-    else:
-        parts = (f"{count:,} {what} {name}".replace("  ", " ") for name, count in written.items())
-        output.say(f"{destination}: {', '.join(parts)}")
+    parts = (f"{count:,} {what} {name}".replace("  ", " ") for name, count in written.items())
+    report = {"destination": destination, "written": written}
+    print_answer(args, report, f"{destination}: {', '.join(parts)}")
     if refused:
         raise StoreError("; ".join(refused))
     return 0

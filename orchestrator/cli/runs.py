@@ -17,6 +17,7 @@ from orchestrator.cli.options import (
     add_place_arguments,
     add_results_argument,
     number,
+    print_answer,
     results_here,
 )
 from orchestrator.store.store import MOST_LISTED
@@ -59,20 +60,11 @@ def run_status(args: argparse.Namespace) -> int:
         if args.id:
             return _one_there(args, server)
         jobs = server.jobs()
-        if args.json:
-            output.say_json([dataclasses.asdict(job) for job in jobs], indent=1)
-            return 0
-        if not jobs:
-            output.say(f"no Nightgrid job at {server.address}")
-        for job in jobs:
-            output.say(job_lines(job, details=False))
-        return 0
+        lines = [job_lines(job, details=False) for job in jobs]
+        lines = lines or [f"no Nightgrid job at {server.address}"]
+        return print_answer(args, [dataclasses.asdict(job) for job in jobs], *lines, indent=1)
     store = find_run(args.id, results_here(args))
-    if args.json:
-        output.say_json(run_json(store), indent=1)
-    else:
-        output.say(run_lines(store))
-    return 0
+    return print_answer(args, run_json(store), run_lines(store), indent=1)
 
 
 def _one_there(args: argparse.Namespace, server: JobServer) -> int:
@@ -187,11 +179,8 @@ def run_runs(args: argparse.Namespace) -> int:
     from orchestrator.watch.state import entry_lines, run_entries
 
     entries = _there(args) if args.address else run_entries(results_here(args), args.last)
-    if args.json:
-        output.say_json([dataclasses.asdict(entry) for entry in entries])
-    else:
-        output.say("\n".join(entry_lines(entries, time.time())))
-    return 0
+    values = [dataclasses.asdict(entry) for entry in entries]
+    return print_answer(args, values, *entry_lines(entries, time.time()))
 
 
 def _there(args: argparse.Namespace) -> list[RunEntry]:

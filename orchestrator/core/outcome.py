@@ -39,7 +39,7 @@ class FailureClass(str, Enum):
     __str__ = str.__str__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Failure of an attempt, as its row keeps it."""
 

@@ -357,8 +357,7 @@ def refusal(
     if isinstance(command, StopWorker):
         return []
     failure = Failure(
-        failure_class=FailureClass.CRASH,
-        message=f"the executor refused {type(command).__name__}: {error!r}",
+        FailureClass.CRASH, f"the executor refused {type(command).__name__}: {error!r}"
     )
     if isinstance(command, RunAttempt):
         outcome = Outcome(

@@ -99,7 +99,7 @@ class DelayedCommands:
         self.commands.remove(command)
         if isinstance(command, StartWorker):
             return [WorkerStopped(at=at, worker_id=command.worker_id)]
-        failure = Failure(failure_class=FailureClass.NODE_LOST, message=_NO_ROOM)
+        failure = Failure(FailureClass.NODE_LOST, _NO_ROOM)
         attempt_id = command.attempt.attempt_id
         outcome = Outcome(attempt_id=attempt_id, state=State.LOST, ranks=(), failure=failure)
         return [AttemptEnded(at=at, outcome=outcome)]
@@ -120,7 +120,7 @@ def journal_row(
     """Row of an attempt that began ``at`` (epoch seconds) if the driver dies: LOST, not final."""
     driver = f"process {os.getpid()} on {socket.gethostname()}"
     message = f"its driver, {driver}, died while it ran"
-    failure = Failure(failure_class=FailureClass.NODE_LOST, message=message)
+    failure = Failure(FailureClass.NODE_LOST, message)
     rank = RankOutcome(rank=0, state=State.LOST, started_at=at, ended_at=at, failure=failure)
     attempt = command.attempt
     outcome = Outcome(

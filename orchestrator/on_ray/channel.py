@@ -62,18 +62,23 @@ def answer_of(call: Any) -> Any:
         return error
 
 
+def task_on(node_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function on the node of this id in Ray, once."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task: Any = ray.remote(num_cpus=0, max_retries=0)(function)
+    return task.options(scheduling_strategy=strategy).remote(*arguments)
+
+
 def ask_nodes(
     function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]], timeout_s: float
 ) -> dict[str, Any]:
     """Call a function on nodes, with arguments by Ray's node id; return values or exceptions."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    calls: dict[str, Any] = {}
-    for node_id, values in arguments.items():
-        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        task: Any = ray.remote(num_cpus=0, max_retries=0)(function)
-        calls[node_id] = task.options(scheduling_strategy=strategy).remote(*values)
+    calls = {node_id: task_on(node_id, function, *them) for node_id, them in arguments.items()}
     if calls:
         ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)
     return {node_id: answer_of(call) for node_id, call in calls.items()}

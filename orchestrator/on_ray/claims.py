@@ -506,9 +506,9 @@ def agent_failure(error: Exception) -> Failure:
         message = f"its agent does not answer: {line}"
     else:
         message = f"its agent died: {line}"
-    return Failure(failure_class=kind, message=message, tail=text[-4000:])
+    return Failure(kind, message, tail=text[-4000:])
 
 
 def node_lost(reason: str) -> Failure:
     """The failure of a node that is given up for this reason."""
-    return Failure(failure_class=FailureClass.NODE_LOST, message=reason)
+    return Failure(FailureClass.NODE_LOST, reason)

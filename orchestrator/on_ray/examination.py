@@ -1,4 +1,4 @@
-"""Examination of a cluster: one pinned actor per node, all at once, within a time limit.
+"""Examination of a cluster: all nodes at once, within a time limit.
 
 Clock offsets are bounded by the shortest of a few round trips. A silent node is reported as such.
 """
@@ -13,12 +13,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.job import Accelerator
-from orchestrator.on_ray.agent import WORKER_VARIABLES
-from orchestrator.on_ray.channel import answer_of
+from orchestrator.on_ray.channel import answer_of, task_on
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
 from orchestrator.on_ray.jobs import Versions, versions_here
 from orchestrator.util.host import MemoryUse
@@ -27,7 +27,7 @@ from workloads.devices import ServerFacts
 
 ROUND_TRIPS = 5
 _PATIENCE_S = 2.0  # of one round trip
-#: Nodes are alike: one is silent if its actor starts neither within ``START_S`` nor within this
+#: Nodes are alike: one is silent if it tells its time neither within ``START_S`` nor within this
 #: many times what the slowest of the others took.
 _SLOWER = 4.0
 START_S = 20.0
@@ -148,9 +148,8 @@ class Examination:
         with contextlib.ExitStack() as stack:
             if self.shared_dir is not None:
                 shared, trouble = _write_shared(self.shared_dir, stack)
-            actors = {node["NodeID"]: _start(node) for node in ray_nodes if node["Alive"]}
-            stack.callback(_end, list(actors.values()))
-            calls = {node_id: actor.now.remote() for node_id, actor in actors.items()}
+            alive = [node_id for node_id, node in facts.items() if node.alive]
+            calls = {node_id: task_on(node_id, _now) for node_id in alive}
             # A node that starts later than this would not finish its imports anyway.
             starts_by = started + self.timeout_s * 2 / 3
             for node_id, answer in _answers(calls, starts_by, alike=True):
@@ -158,10 +157,13 @@ class Examination:
                     facts[node_id] = _failed(facts[node_id], answer)
                     continue
                 with contextlib.suppress(Exception):
-                    clocks[node_id] = clock_offset(actors[node_id].now)
+                    clocks[node_id] = clock_offset(partial(task_on, node_id, _now))
             calls = {
-                node_id: actors[node_id].examine.remote(
-                    self.examine, self._keywords(facts[node_id], shared, deadline)
+                node_id: task_on(
+                    node_id,
+                    _examine,
+                    self.examine,
+                    self._keywords(facts[node_id], shared, deadline),
                 )
                 for node_id in clocks
             }
@@ -208,59 +210,31 @@ def _failed(node: NodeFacts, error: object) -> NodeFacts:
     return replace(node, trouble=f"its examiner failed: {error_line(error, 300)}")
 
 
-class NodeExaminer:
-    """The actor that examines a node."""
+def _now() -> float:
+    return time.time()
 
-    def now(self) -> float:
-        """The node's clock, in seconds since the epoch."""
-        return time.time()
 
-    def examine(self, examine: Callable[..., Probe], keywords: Mapping[str, Any]) -> Probe:
-        """Examine this host."""
-        return examine(**keywords)
+def _examine(examine: Callable[..., Probe], keywords: Mapping[str, Any]) -> Probe:
+    return examine(**keywords)
 
 
 def clock_offset(
-    now: Any,
+    now: Callable[[], Any],
     clock: Callable[[], float] = time.time,
     steady: Callable[[], float] = time.monotonic,
 ) -> ClockOffset:
-    """Offset of the clock behind ``now.remote()``, within half of the shortest round trip."""
+    """Offset of the clock that ``now`` calls, within half of the shortest round trip."""
     import ray
 
     best: ClockOffset | None = None
     for _ in range(ROUND_TRIPS):
         sent, began = clock(), steady()
-        there = ray.get(now.remote(), timeout=_PATIENCE_S)
+        there = ray.get(now(), timeout=_PATIENCE_S)
         took = steady() - began
         if best is None or took / 2 < best.bound_s:
             best = ClockOffset(offset_s=there - (sent + took / 2), bound_s=took / 2)
     assert best is not None
     return best
-
-
-# ---------------------------------------------------------------- actors
-
-
-def _start(ray_node: Mapping[str, Any]) -> Any:
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    examiner: Any = ray.remote(NodeExaminer)
-    return examiner.options(
-        num_cpus=0,
-        max_restarts=0,
-        runtime_env={"env_vars": WORKER_VARIABLES},
-        scheduling_strategy=NodeAffinitySchedulingStrategy(ray_node["NodeID"], soft=False),
-    ).remote()
-
-
-def _end(actors: Sequence[Any]) -> None:
-    import ray
-
-    for actor in actors:
-        with contextlib.suppress(Exception):
-            ray.kill(actor)
 
 
 def _answers(

@@ -226,8 +226,7 @@ class WorkerPool:
         claim = self._claim_of(command.card.node_id)
         if claim is None:  # it left while the command was on its way
             failure = Failure(
-                failure_class=FailureClass.NODE_LOST,
-                message=f"node {command.card.node_id} is not there any more",
+                FailureClass.NODE_LOST, f"node {command.card.node_id} is not there any more"
             )
             self._worker_stopped(command.worker_id, failure)
             return
@@ -271,7 +270,7 @@ class WorkerPool:
                 continue
             if worker.failure is None:
                 message = f"the worker has not ended {STOP_PATIENCE_S:.0f} s after it was killed"
-                worker.failure = Failure(failure_class=FailureClass.HANG, message=message)
+                worker.failure = Failure(FailureClass.HANG, message)
             self._end_rank_of(worker, worker.failure.message)
 
     def _halted(self, response: Halted) -> None:
@@ -279,7 +278,7 @@ class WorkerPool:
         if worker is None or worker.attempt_id != response.attempt_id:
             return  # the attempt has ended meanwhile
         if worker.failure is None:
-            worker.failure = Failure(failure_class=FailureClass.HANG, message=response.reason)
+            worker.failure = Failure(FailureClass.HANG, response.reason)
         self._stop(worker, response.reason)
 
     def _worker_gone(self, worker: Worker) -> None:
@@ -382,7 +381,7 @@ class WorkerPool:
             state=State.LOST,
             started_at=running.lasted.started_at,
             ended_at=running.lasted.until_now(),
-            failure=failure or Failure(failure_class=FailureClass.CRASH, message=message),
+            failure=failure or Failure(FailureClass.CRASH, message),
             worker=worker.info if worker else None,
         )
         self._rank_ended(running, rank, outcome)
@@ -407,9 +406,7 @@ class WorkerPool:
                 continue
             if worker.failure is None:
                 own = running.ended[rank].failure if rank == failed_rank else None
-                worker.failure = own or Failure(
-                    failure_class=FailureClass.COLLECTIVE, message=_GANG_STOPPED
-                )
+                worker.failure = own or Failure(FailureClass.COLLECTIVE, _GANG_STOPPED)
             self._stop(worker, _GANG_STOPPED)
         if running.needs_rendezvous:  # no rank has its order, so none will say that it has ended
             running.needs_rendezvous = False

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -60,8 +59,6 @@ class LocalCluster(RayCluster):
     directory: Path
     ray_cluster: Any  # ray.cluster_utils.Cluster
     ray_nodes: dict[str, Any] = field(default_factory=dict)  # by name
-    _numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 1 << 30)))
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, node: Node) -> None:
         """Start a node and wait until it is up."""
@@ -77,20 +74,18 @@ class LocalCluster(RayCluster):
             **self._sockets(),
             **arguments,
         )
-        with self._lock:
-            self.ray_nodes[name] = started
-            self.address = str(self.ray_cluster.address)
+        self.ray_nodes[name] = started
+        self.address = str(self.ray_cluster.address)
 
     def _sockets(self) -> dict[str, str]:
-        """Unique socket names of the next node: Ray's own choice collides in parallel starts."""
+        """Socket names of a node but the first: Ray's own choice collides in parallel starts."""
         if not self.ray_nodes:
             return {}
-        with self._lock:
-            number = next(self._numbers)
         directory = Path(self.ray_cluster.head_node.get_sockets_dir_path())
+        key = os.urandom(4).hex()
         return {
-            "plasma_store_socket_name": str(directory / f"store-{number}"),
-            "raylet_socket_name": str(directory / f"node-{number}"),
+            "plasma_store_socket_name": str(directory / f"store-{key}"),
+            "raylet_socket_name": str(directory / f"node-{key}"),
         }
 
     def remove(self, name: str) -> None:

@@ -226,9 +226,7 @@ class OutcomeJudge:
         """Blame the card of a worker that did not come up, and the job if it happens repeatedly; a
         waiting gang is tried elsewhere."""
         slot = worker.slot
-        failure = failure or Failure(
-            failure_class=FailureClass.CRASH, message="the worker stopped while it was starting"
-        )
+        failure = failure or Failure(FailureClass.CRASH, "the worker stopped while it was starting")
         why = f"its worker did not start ({failure.failure_class}: {failure.message})"
         if lease is not None:
             record = lease.record
@@ -277,7 +275,7 @@ class OutcomeJudge:
     def lose(self, pool: Pool, lease: Lease, reason: str) -> Iterator[Command]:
         """End a lease that lost cards with their node."""
         if lease.running:
-            failure = Failure(failure_class=FailureClass.NODE_LOST, message=reason)
+            failure = Failure(FailureClass.NODE_LOST, reason)
             yield from self.conclude(pool, lease, made_up(lease, State.LOST, failure, self.ledger))
         else:
             yield from pool.leases.cancel(lease, reason)
@@ -406,4 +404,4 @@ class RunEnding:
 
 def hang(message: str) -> Failure:
     """Failure of a hung worker."""
-    return Failure(failure_class=FailureClass.HANG, message=message)
+    return Failure(FailureClass.HANG, message)

@@ -270,7 +270,7 @@ class Schedule:
             if lease is not None and lease.running:  # its end was not reported
                 stopping = was is WorkerState.STOPPING
                 kind = FailureClass.NODE_LOST if stopping else FailureClass.CRASH
-                failure = failure or Failure(failure_class=kind, message="its worker stopped")
+                failure = failure or Failure(kind, "its worker stopped")
                 outcome = made_up(lease, State.LOST, failure, self._ledger)
                 yield from self._verdicts.conclude(pool, lease, outcome)
             elif (

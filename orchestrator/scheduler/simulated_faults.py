@@ -190,7 +190,7 @@ class Chance:
         """Draw the state and failure of an attempt, and the share of its time that it ran."""
         faults, job = self._settings.faults, attempt.job
         if faults.fits_up_to is not None and int(job.batch_size) > faults.fits_up_to:
-            failure = Failure(failure_class=FailureClass.OUT_OF_MEMORY, message="simulated")
+            failure = Failure(FailureClass.OUT_OF_MEMORY, "simulated")
             return State.OUT_OF_MEMORY, failure, 0.3
         poisoned = faults.poison and Random(f"{self._settings.seed}{attempt.job_id}")
         if poisoned and poisoned.random() < faults.poison:
@@ -210,4 +210,4 @@ class Chance:
         self, failure_class: FailureClass, state: State, factor: float
     ) -> tuple[State, Failure, float]:
         self.faults += 1
-        return state, Failure(failure_class=failure_class, message="simulated"), factor
+        return state, Failure(failure_class, "simulated"), factor

@@ -213,7 +213,7 @@ class VirtualCluster:
         at = self.now + self.settings.start_s * self.chance.scatter()
         event: Event
         if self.chance.start_fails(bad=command.card in self.bad):
-            failure = Failure(failure_class=FailureClass.ACQUIRE, message="simulated")
+            failure = Failure(FailureClass.ACQUIRE, "simulated")
             event = WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)
         elif self.chance.happens(self.settings.faults.no_start):
             at = self.now + self.settings.watchdog_s
@@ -237,7 +237,7 @@ class VirtualCluster:
         if process.attempt_id is not None:
             attempt_id = process.attempt_id
             self._take_off(attempt_id)
-            failure = Failure(failure_class=FailureClass.NODE_LOST, message="stopped")
+            failure = Failure(FailureClass.NODE_LOST, "stopped")
             lost = outcome_of(attempt_id, State.LOST, 1, self.now, self.now, failure)
             self.later(self.now, AttemptEnded(at=self.now, outcome=lost))
         at = self.now + self.settings.stop_s

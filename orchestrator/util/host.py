@@ -38,7 +38,7 @@ def usable_cores() -> tuple[int, ...]:
 def _siblings(number: int) -> str:
     """Return a core's hardware threads as the kernel lists them, else the core alone."""
     try:
-        return Path(SIBLINGS.format(number)).readtext_of().strip() or str(number)
+        return Path(SIBLINGS.format(number)).read_text().strip() or str(number)
     except OSError:
         return str(number)
 
@@ -47,17 +47,17 @@ def _quotas() -> Iterator[float]:
     """Yield processor quotas of this process's cgroups; in a container, the root is its own."""
     own = ""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").readtext_of().splitlines():
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::/"):
                 own = line[4:]
     for directory in {GROUPS, GROUPS / own}:
         with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-            most, period = (directory / "cpu.max").readtext_of().split()
+            most, period = (directory / "cpu.max").read_text().split()
             yield float(most) / float(period)  # "max": no limit
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # cgroup v1
-        quota = float((GROUPS / _OLD_QUOTA).readtext_of())
+        quota = float((GROUPS / _OLD_QUOTA).read_text())
         if quota > 0:
-            yield quota / float((GROUPS / _OLD_PERIOD).readtext_of())
+            yield quota / float((GROUPS / _OLD_PERIOD).read_text())
 
 
 #: Larger than any error of reading two clocks: the time of day was set.
@@ -170,7 +170,7 @@ def meminfo(root: Path = Path("/")) -> dict[str, int]:
 def text_of(path: Path) -> str:
     """The text of a file; "" if it cannot be read."""
     try:
-        return path.readtext_of(errors="replace")
+        return path.read_text(errors="replace")
     except OSError:
         return ""
 

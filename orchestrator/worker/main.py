@@ -96,9 +96,7 @@ def _print_traceback() -> None:
 def _failure_of(error: Exception) -> Failure:
     text = redact(str(error).strip(), os.environ) or type(error).__name__
     tail = redact("".join(traceback.format_exception(error)), os.environ)
-    return Failure(
-        failure_class=classify(error), message=text.splitlines()[0], tail=tail[-TAIL_BYTES:]
-    )
+    return Failure(classify(error), text.splitlines()[0], tail=tail[-TAIL_BYTES:])
 
 
 def _report(worker: Any, channel: Connection, sending: threading.Lock) -> None:

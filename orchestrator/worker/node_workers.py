@@ -161,7 +161,7 @@ class NodeWorkers:
             self._respond(Ended(name, request.attempt.attempt_id, None, True), request)
             return
         message = "the worker was gone before it could open a rendezvous"
-        failure = Failure(failure_class=FailureClass.CRASH, message=message)
+        failure = Failure(FailureClass.CRASH, message)
         self._respond(Listened(name, request.attempt_id, failure), None)
 
     # ------------------------------------------------------------ a stop's thread

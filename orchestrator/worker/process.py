@@ -63,7 +63,7 @@ class WorkerProcess:
         except OSError as error:
             self._gone.set()
             message = f"the node's spawner does not answer: {error}"
-            return Failure(failure_class=FailureClass.NODE_LOST, message=message)
+            return Failure(FailureClass.NODE_LOST, message)
         finally:
             theirs.close()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -198,7 +198,7 @@ class WorkerProcess:
             died = status < 0
             how = f"died of {signal.Signals(-status).name}" if died else f"exited with {status}"
             failure_class, text = FailureClass.CRASH, f"the worker process {how} during {doing}"
-        return self._with_log(Failure(failure_class=failure_class, message=text))
+        return self._with_log(Failure(failure_class, text))
 
     def _with_log(self, failure: Failure) -> Failure:
         environment = {**os.environ, **self._request.environments.get(self._config.kind, {})}

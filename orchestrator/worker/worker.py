@@ -506,10 +506,7 @@ def describe(
     tail = trace.rstrip().splitlines()[-TAIL_LINES:]
     _let_go(error)
     return Failure(
-        failure_class=failure_class,
-        message=message,
-        tail="\n".join(tail),
-        log=_log_of_this_process(node_name),
+        failure_class, message, tail="\n".join(tail), log=_log_of_this_process(node_name)
     )
 
 

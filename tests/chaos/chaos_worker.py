@@ -79,7 +79,7 @@ class ChaosWorker(FakeWorker):
     def failure(self, error: BaseException) -> Failure:
         """A batch that does not fit is too large for the card; all else is as it is."""
         if isinstance(error, MemoryError) and self._grows:
-            return Failure(failure_class=FailureClass.OUT_OF_MEMORY, message="out of card memory")
+            return Failure(FailureClass.OUT_OF_MEMORY, "out of card memory")
         return super().failure(error)
 
     def work(self, attempt: Attempt, seconds: float) -> None:

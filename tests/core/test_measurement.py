@@ -299,7 +299,7 @@ def test_a_gang_with_a_silent_rank_claims_no_throughput() -> None:
 
 def test_a_failure_is_told_with_its_class_tail_and_log() -> None:
     tried = attempt(job())
-    failure = Failure(failure_class=FailureClass.CRASH, message="signal 11", log="hpu-1:/l/w.log")
+    failure = Failure(FailureClass.CRASH, "signal 11", log="hpu-1:/l/w.log")
     ended = rank(failure=failure, state=State.FAILED)
     row = measured(recorded(tried, ended, state=State.FAILED))
     assert (row.failure_class, row.failure_tail, row.log) == (

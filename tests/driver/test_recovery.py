@@ -220,7 +220,7 @@ def test_a_gang_needs_all_of_its_ranks() -> None:
 
 @pytest.mark.parametrize("purpose", ["probe", "measure"])
 def test_a_failure_and_a_probe_are_not_final(purpose: str) -> None:
-    failure = Failure(failure_class=FailureClass.CRASH, message="SIGSEGV")
+    failure = Failure(FailureClass.CRASH, "SIGSEGV")
     failed = kept(attempt(purpose=purpose), failure=failure)
     (record,) = recovered_records([failed], {"job-1"})
     assert (record.state, record.reason, record.final) == (State.FAILED, "SIGSEGV", False)

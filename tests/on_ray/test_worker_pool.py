@@ -80,7 +80,7 @@ def ended(
 ) -> Ended:
     outcome = RankOutcome(rank=int(worker[1:]), state=state, started_at=1.0, ended_at=2.0)
     if state is not State.SUCCEEDED:
-        failure = Failure(failure_class=failure_class, message="died")
+        failure = Failure(failure_class, "died")
         outcome = dataclasses.replace(outcome, failure=failure)
     return Ended(worker, name, outcome, gone)
 
@@ -118,7 +118,7 @@ def test_an_attempt_whose_worker_is_gone_is_lost(agent: Agent) -> None:
 
 def test_everything_on_a_lost_node_ends(agent: Agent) -> None:
     agent.run("a")
-    agent.pool.lose(NODE.node_id, Failure(failure_class=FailureClass.NODE_LOST, message="power"))
+    agent.pool.lose(NODE.node_id, Failure(FailureClass.NODE_LOST, "power"))
     events = agent.pool.take_events()
     assert ends(events) == {"a": State.LOST}
     assert [type(event) for event in events[1:]] == [WorkerStopped, WorkerStopped]
@@ -179,7 +179,7 @@ def test_the_cause_of_a_broken_exchange_is_the_rank_that_died(agent: Agent) -> N
 
 def test_a_gang_whose_rendezvous_cannot_be_opened_ends(agent: Agent) -> None:
     agent.run("a", "w0", "w1")
-    failure = Failure(failure_class=FailureClass.COLLECTIVE, message="no port")
+    failure = Failure(FailureClass.COLLECTIVE, "no port")
     agent.hear(Listened("w0", "a", failure))
     assert [request.rendezvous for request in agent.sent[1:]] == [failure, failure]
 

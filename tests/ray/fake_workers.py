@@ -55,7 +55,7 @@ class FakeWorker:
         return self._progress
 
     def failure(self, error: BaseException) -> Failure:
-        return Failure(failure_class=classify(error), message=str(error))
+        return Failure(classify(error), str(error))
 
     def run(self, attempt: Attempt, rank: int, rendezvous: Any) -> RankOutcome:
         started_at, began = time.time(), time.monotonic()

@@ -125,11 +125,6 @@ def test_the_shared_directory_is_found_shared_and_left_clean(examined, shared) -
     assert list(shared.iterdir()) == []
 
 
-class Clock:
-    def remote(self) -> float:
-        return 1002.0
-
-
 def test_the_shortest_round_trip_bounds_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of trips of 1.0, 0.2 and 0.6 s the second says most: two seconds less half of it."""
     import ray
@@ -137,6 +132,6 @@ def test_the_shortest_round_trip_bounds_the_offset(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ray, "get", lambda value, timeout: value)
     monkeypatch.setattr("orchestrator.on_ray.examination.ROUND_TRIPS", 3)
     times = iter([50.0, 51.0, 60.0, 60.2, 70.0, 70.6])
-    offset = clock_offset(Clock(), clock=lambda: 1000.0, steady=lambda: next(times))
+    offset = clock_offset(lambda: 1002.0, clock=lambda: 1000.0, steady=lambda: next(times))
     assert offset.offset_s == pytest.approx(1.9)
     assert offset.bound_s == pytest.approx(0.1)

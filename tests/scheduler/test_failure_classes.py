@@ -118,8 +118,8 @@ def test_a_job_that_always_fails_is_tried_as_often_as_its_class_says(
         assert len({card.node_id for card in cards}) == min(2, len(cards))
 
 
-ERROR = Failure(failure_class=FailureClass.ERROR, message="of no known class")
-CRASH = Failure(failure_class=FailureClass.CRASH, message="signal 9")
+ERROR = Failure(FailureClass.ERROR, "of no known class")
+CRASH = Failure(FailureClass.CRASH, "signal 9")
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_the_pause_doubles_up_to_a_limit() -> None:
 
 def test_out_of_memory_of_one_rank_explains_the_collective_failure_of_the_others() -> None:
     """The first to report is not always the first to fail."""
-    collective = Failure(failure_class=FailureClass.COLLECTIVE, message="peer closed connection")
-    memory = Failure(failure_class=FailureClass.OUT_OF_MEMORY, message="tried to allocate 2 GiB")
+    collective = Failure(FailureClass.COLLECTIVE, "peer closed connection")
+    memory = Failure(FailureClass.OUT_OF_MEMORY, "tried to allocate 2 GiB")
     ranks = tuple(
         RankOutcome(rank=rank, state=state, started_at=0.0, ended_at=1.0, failure=failure)
         for rank, (state, failure) in enumerate(

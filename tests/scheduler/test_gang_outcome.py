@@ -16,7 +16,7 @@ CARDS = tuple(Card(node_id="n", accelerator=Accelerator.HPU, index=index) for in
 
 
 def ended(rank: int, state: State, kind: FailureClass | None, at: float = 1.0) -> RankOutcome:
-    failure = kind and Failure(failure_class=kind, message=f"{kind} of {rank}")
+    failure = kind and Failure(kind, f"{kind} of {rank}")
     return RankOutcome(rank=rank, state=state, started_at=0.0, ended_at=at, failure=failure)
 
 

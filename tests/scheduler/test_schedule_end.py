@@ -142,7 +142,7 @@ def test_a_burst_of_kills_does_not_trip_the_breaker_of_a_driver_started_again() 
 
 
 def test_the_breaker_trips_when_no_worker_starts() -> None:
-    failure = Failure(failure_class=FailureClass.IMPORT, message="no module named torch")
+    failure = Failure(FailureClass.IMPORT, "no module named torch")
     cluster = cluster_of(*numbered(100), breaker_failures=4)
     cluster.stopped(*list(cluster.starting)[:4], failure=failure)
     assert {row.state for row in cluster.rows} == {State.NOT_STARTED}
@@ -151,7 +151,7 @@ def test_the_breaker_trips_when_no_worker_starts() -> None:
 
 
 def test_workers_that_did_not_start_because_their_node_was_lost_do_not_trip_the_breaker() -> None:
-    failure = Failure(failure_class=FailureClass.NODE_LOST, message="its spawner ended")
+    failure = Failure(FailureClass.NODE_LOST, "its spawner ended")
     jobs = planned(*numbered(20))
     cluster = cluster_of(*jobs, breaker_failures=4, card_failures=1)
     cluster.stopped(*list(cluster.starting), failure=failure)
@@ -162,7 +162,7 @@ def test_workers_that_did_not_start_because_their_node_was_lost_do_not_trip_the_
 
 def test_the_breaker_trips_when_every_gang_has_a_worker_that_does_not_start() -> None:
     """Those that are stopped with their gangs say nothing: the failed ones count in their order."""
-    failure = Failure(failure_class=FailureClass.IMPORT, message="no module named torch")
+    failure = Failure(FailureClass.IMPORT, "no module named torch")
     cluster = cluster_of(
         *numbered(50, cards=2), on=[node(f"n{n}", cards=2) for n in range(6)], breaker_failures=4
     )
@@ -175,7 +175,7 @@ def test_the_breaker_trips_when_every_gang_has_a_worker_that_does_not_start() ->
 
 
 def test_workers_that_were_lost_while_starting_do_not_keep_the_breaker_waiting() -> None:
-    failure = Failure(failure_class=FailureClass.IMPORT, message="no module named torch")
+    failure = Failure(FailureClass.IMPORT, "no module named torch")
     cluster = cluster_of(*numbered(100), on=nodes(2), breaker_failures=4)
     cluster.leave("n1")
     cluster.stopped(*list(cluster.starting)[:4], failure=failure)

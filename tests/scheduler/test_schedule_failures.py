@@ -93,7 +93,7 @@ def test_a_retry_goes_elsewhere_when_another_card_comes() -> None:
 
 
 def test_a_retry_goes_elsewhere_when_a_quarantine_ends() -> None:
-    failure = Failure(failure_class=FailureClass.ACQUIRE, message="held by another process")
+    failure = Failure(FailureClass.ACQUIRE, "held by another process")
     lasts = {"a": 300.0, "b": 200.0, "c": 100.0}
     cluster = cluster_of(*[job(name) for name in lasts], cards=2, estimates=Fixed(by_name=lasts))
     bad, good = cluster.starting

@@ -10,7 +10,7 @@ from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.topology import Node
 
-ACQUIRE = Failure(failure_class=FailureClass.ACQUIRE, message="card is held by pid 7")
+ACQUIRE = Failure(FailureClass.ACQUIRE, "card is held by pid 7")
 
 
 def test_a_card_rests_after_a_failed_start_and_is_quarantined_after_some() -> None:
@@ -177,7 +177,7 @@ def test_a_worker_that_did_not_start_is_not_waited_for() -> None:
     assert len(cards_of(cluster.tick(5.0))) == 2
 
 
-FAULTY = Failure(failure_class=FailureClass.CARD_FAULTY, message="a product has 3 wrong elements")
+FAULTY = Failure(FailureClass.CARD_FAULTY, "a product has 3 wrong elements")
 
 
 def test_a_card_that_computes_nonsense_is_quarantined_at_once() -> None:

@@ -150,7 +150,7 @@ def test_people_hear_of_nodes_and_deaths_but_not_of_orderly_stops(board: Board) 
     )
     gone = NodeLeft(at=MOMENT, node_id=node().node_id, reason="missed heartbeats")
     assert event_line(gone, board) == "LOST node hpu-1: missed heartbeats"
-    death = Failure(failure_class=FailureClass.CRASH, message="died of SIGSEGV")
+    death = Failure(FailureClass.CRASH, "died of SIGSEGV")
     stopped = WorkerStopped(at=MOMENT, worker_id="w1", failure=death)
     assert event_line(stopped, board) == "worker w1 died: died of SIGSEGV"
     assert event_line(replace(stopped, failure=None), board) is None

@@ -287,7 +287,7 @@ def test_a_worker_does_not_take_a_card_whose_memory_is_never_free(
     with pytest.raises(CardNotAcquired, match=r"GPU0 is not free after 30 s: .* 30720 MiB") as why:
         worker(monkeypatch, [], lambda: None).wait_until_free(CudaDevice())
     assert classify(why.value) is FailureClass.ACQUIRE
-    failure = Failure(failure_class=FailureClass.ACQUIRE, message=str(why.value))
+    failure = Failure(FailureClass.ACQUIRE, str(why.value))
     cluster = Cluster(planned(job("gang", cards=2)), card_failures=1, card_rest_s=1)
     cluster.join(node(cards=4))
     bad, *others = sorted(cluster.starting, key=lambda name: cluster.starting[name].card.index)
