@@ -204,13 +204,13 @@ def _end(orphans: Callable[[], list[ProcessStat]], limit_s: float = _END_S) -> d
             stuck = ", ".join(f"{one.pid} ({ended.get(one.pid, '')[:60]})" for one in alive[:5])
             raise TimeoutError(f"processes of an earlier driver do not end: {stuck}")
         for orphan in alive:
-            ended[orphan.pid] = ended.get(orphan.pid) or _command_of(orphan.pid)
+            ended[orphan.pid] = ended.get(orphan.pid) or command_of(orphan.pid)
             kill(orphan)
         time.sleep(0.02)
     return ended
 
 
-def _command_of(pid: int) -> str:
+def command_of(pid: int) -> str:
     """The command line of a process, for people; empty once it is gone."""
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")

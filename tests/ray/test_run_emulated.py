@@ -24,7 +24,12 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import RunStatus
 from orchestrator.store.store import Store
-from orchestrator.worker.orphans import Owner, abandoned_private_directories, orphans_of
+from orchestrator.worker.orphans import (
+    Owner,
+    abandoned_private_directories,
+    command_of,
+    orphans_of,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -235,10 +240,11 @@ def test_a_run_that_has_everything_starts_nothing(night: Night) -> None:
 
 
 def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) -> None:
-    """Ctrl-C reaches the whole process group: the first keeps the cluster alive and what runs,
-    the second stops that too. Every job has a row, and is run again the next time."""
+    """Signals reach the whole process group, SIGTERM as `timeout` sends it: the first keeps the
+    cluster alive and what runs, the second stops that too. Every job has a row, and is run again
+    the next time."""
     (tmp_path / "grid.yaml").write_text(LONG)
-    run = Run(tmp_path, "--emulate", "1x2:HPU", "--run", "stopped")
+    run = Run(tmp_path, "--emulate", "1x2:HPU", "--run", "stopped", "--no-restart")
     status = tmp_path / "results/stopped/status.json"
 
     def running() -> bool:
@@ -246,7 +252,7 @@ def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) 
         return status.exists() and RunStatus.from_json(status.read_text()).running == 2
 
     assert until(running, 120)
-    os.killpg(run.process.pid, signal.SIGINT)
+    os.killpg(run.process.pid, signal.SIGTERM)
     time.sleep(2)
     assert run.process.poll() is None  # what runs may end
     os.killpg(run.process.pid, signal.SIGINT)
@@ -269,7 +275,7 @@ def test_nothing_that_dead_drivers_started_lives_on(night: Night) -> None:
     while (left := orphans_of(Owner(run_id=run_id, invocation_id="the test's"))) and (
         time.monotonic() < deadline
     ):
-        assert all("Agent" in each.command for each in left), left
+        assert all("Agent" in command_of(each.pid) for each in left), left
         time.sleep(0.5)
     assert left == []
     assert not [each for each in abandoned_private_directories() if each.owner.startswith(run_id)]
