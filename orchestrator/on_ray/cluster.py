@@ -50,10 +50,7 @@ def new_token(directory: Path) -> dict[str, str | None]:
 
 @contextlib.contextmanager
 def ray_environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables (None: unset) for the block, and reset Ray's cached token before and after.
-
-    Raises ClusterError if this version of Ray has no tokens, so a cluster would be open to others.
-    """
+    """Set variables (None: unset) for the block, and reset Ray's cached token before and after."""
     try:
         with variables(values):
             _read_environment_again()
@@ -64,16 +61,10 @@ def ray_environment(values: Mapping[str, str | None]) -> Iterator[None]:
 
 def _read_environment_again() -> None:
     """Reset Ray's cached token, unless the new one is missing: Ray would abort the process."""
-    try:
-        from ray import _raylet
+    from ray import _raylet
 
-        loader: Any = _raylet.AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
-        config: Any = _raylet.Config  # type: ignore[attr-defined]
-    except (ImportError, AttributeError) as error:
-        raise ClusterError(
-            "this version of Ray cannot ask for a token, so that everyone who reaches a cluster's "
-            "ports could run code here; install Ray 2.52 or later (pip install 'ray>=2.52')"
-        ) from error
+    loader: Any = _raylet.AuthenticationTokenLoader  # type: ignore[attr-defined]  # compiled
+    config: Any = _raylet.Config  # type: ignore[attr-defined]
     if missing_token() is None:
         config.initialize("")  # first: threads that still end would look for a token that is gone
         loader.instance().reset_cache()

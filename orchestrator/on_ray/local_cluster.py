@@ -105,7 +105,7 @@ def emulate(nodes: Sequence[Node]) -> Iterator[LocalCluster]:
     """Start and join a cluster of these nodes, and end it afterwards, even if killed.
 
     Raises:
-        ClusterError: Ray cannot start or has no tokens, this process is on a cluster already, or
+        ClusterError: Ray cannot start, this process is on a cluster already, or
             ``NIGHTGRID_THREADS`` is invalid.
     """
     configured_threads()  # a bad one is reported before anything starts

@@ -35,23 +35,6 @@ def journal(store: Store) -> Path:
     return store.path / "begun.log"
 
 
-def test_attempts_without_rows_are_settled_by_the_next_driver(tmp_path: Path) -> None:
-    """Also where the one before ended in order, but at once."""
-    with Store.open(tmp_path, "night") as store:
-        store.begin(journal_row(0))
-        store.begin(journal_row(1))
-        assert len(journal(store).read_bytes().splitlines()) == 2
-        store.append(row(1))
-    with Store.open(tmp_path, "night") as store:
-        assert store.interrupted == (row(0).attempt_id,)
-        assert not journal(store).exists()
-        store.begin(journal_row(2))
-        store.append(row(2))
-    assert not journal(store).exists()  # all have their rows
-    states = [each.state for each in store.measurements()]
-    assert sorted(states) == [State.LOST, State.SUCCEEDED, State.SUCCEEDED]
-
-
 def test_a_note_whose_row_was_compacted_away_is_no_second_row(tmp_path: Path) -> None:
     with Store.open(tmp_path, "night") as store:
         store.begin(journal_row(0))
@@ -78,18 +61,6 @@ def test_a_torn_note_is_of_an_attempt_that_never_began(tmp_path: Path) -> None:
         with cut:
             assert cut.interrupted == (row(0).attempt_id,)
         assert cut.read().damaged == () and not journal(cut).exists()
-
-
-def test_a_damaged_note_is_set_aside(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night") as store:
-        store.begin(journal_row(0))
-        store.begin(journal_row(1))
-    data = bytearray(journal(store).read_bytes())
-    data[100] ^= 1
-    journal(store).write_bytes(data)
-    with Store.open(tmp_path, "night") as store:
-        assert store.interrupted == (row(1).attempt_id,)
-        assert [each.path.name for each in store.read().damaged] == ["begun.log"]
 
 
 def test_a_journal_of_a_newer_version_stays_where_it_is(tmp_path: Path) -> None:
