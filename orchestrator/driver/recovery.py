@@ -123,14 +123,13 @@ def recovered_records(
     """Rows of interrupted attempts with outcomes of all ranks, each numbered after the LOST one;
     failed ones are retried."""
     attempts: dict[str, RunningAttempt] = {}
-    for kept_outcome in kept_outcomes:
-        attempt = kept_outcome.attempt
-        rank_outcome = outcome_of(kept_outcome.ended, None)
+    for request, ended in kept_outcomes:
+        attempt, rank_outcome = request.attempt, outcome_of(ended, None)
         if attempt.attempt_id in interrupted and isinstance(rank_outcome, RankOutcome):
             running = attempts.setdefault(
                 attempt.attempt_id, RunningAttempt(attempt=attempt, worker_ids=())
             )
-            running.ended[kept_outcome.rank] = rank_outcome
+            running.ended[request.rank] = rank_outcome
     for running in attempts.values():
         if len(running.ended) < len(running.attempt.cards):
             continue

@@ -13,10 +13,8 @@ import os
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.outcome import Attempt
 from orchestrator.core.topology import Node
 from orchestrator.on_ray.channel import ask_nodes
 from orchestrator.util import output
@@ -29,13 +27,8 @@ FORGOTTEN_S = 7 * 24 * 3600.0
 _ANSWER_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class KeptOutcome:
-    """Stored outcome of one rank of an attempt."""
-
-    attempt: Attempt
-    rank: int
-    ended: Ended
+#: A stored outcome: one rank of an attempt, and its end.
+KeptOutcome = tuple[Run, Ended]
 
 
 class OutcomeKeeper:
@@ -58,7 +51,7 @@ class OutcomeKeeper:
         path = self._directory / f"{self._prefix}{ended.attempt_id}.{request.rank}"
         try:
             aside = path.with_name(f"{path.name}.part")
-            aside.write_bytes(pickled(KeptOutcome(request.attempt, request.rank, ended)))
+            aside.write_bytes(pickled((request, ended)))
             os.replace(aside, path)
         except OSError as error:
             output.say_aside(f"an outcome is not kept on this node: {error}")

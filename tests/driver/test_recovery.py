@@ -37,7 +37,7 @@ from orchestrator.planning.planner import make_plan
 from orchestrator.store import disk
 from orchestrator.store.store import Store
 from orchestrator.worker.orphans import Owner
-from orchestrator.worker.protocol import Ended
+from orchestrator.worker.protocol import Ended, Run
 from orchestrator.worker.worker import request_of
 from workloads.models.loading import open_model
 from workloads.models.products import ORIGIN, origin_by, write_origin
@@ -195,7 +195,7 @@ def kept(of: Attempt, rank: int = 0, failure: Failure | None = None) -> KeptOutc
         failure=failure,
         worker=a_worker(worker_id="w"),
     )
-    return KeptOutcome(of, rank, Ended("w", of.attempt_id, outcome, False))
+    return Run("w", of, rank), Ended("w", of.attempt_id, outcome, False)
 
 
 def test_an_outcome_becomes_the_next_attempt_at_its_job() -> None:

@@ -194,10 +194,13 @@ def test_an_outcome_is_kept_until_its_row_is_durable() -> None:
     keeper = OutcomeKeeper(FIRST)
     run(keeper, "job-1")
     run(keeper, "job-10", rank=1)
-    assert [(o.attempt.attempt_id, o.rank) for o in kept()] == [("job-1", 0), ("job-10", 1)]
-    assert kept()[0].ended == Ended("w", "job-1", b"outcome", False)
+    assert [(run.attempt.attempt_id, run.rank) for run, _ in kept()] == [
+        ("job-1", 0),
+        ("job-10", 1),
+    ]
+    assert kept()[0][1] == Ended("w", "job-1", b"outcome", False)
     keeper.durable(["job-1"])
-    assert [outcome.rank for outcome in kept()] == [1]
+    assert [run.rank for run, _ in kept()] == [1]
     keeper.durable(["job-10"])
     assert kept() == []
 
