@@ -1,14 +1,13 @@
 """The queue of runs on one cluster, by priority, then first come, first served; no preemption.
 
-Each run has one ticket; one with a ``turn`` may claim cards. Turns go in the order of the queue to
-runs that share no kind of card with an earlier turn. Tickets and turns are numbered by one
-sequence, so of two runs that take turns at once only the one with the lower number claims.
+Each run has one ticket, a key in the GCS that only its driver writes; one with a ``turn`` may claim
+cards. Turns go in the order of the queue to runs that share no kind of card with an earlier turn. A
+run writes that it is ``taking`` its turn before it looks whether a rival has or takes one, so that
+of two runs at once one sees the other.
 
 A ticket ends with its driver, as Ray reports it; a supervised run keeps its turn for ``GRACE_S``. A
-driver silent for ``SILENCE_S`` keeps its cards but blocks nobody.
-
-Tickets are keys in the GCS, written only if absent; the highest is never deleted, so numbers are
-unique. Everything here runs in the thread that calls the GCS (``gcs.py``).
+driver silent for ``SILENCE_S`` keeps its cards but blocks nobody. Everything here runs in the
+thread that calls the GCS (``gcs.py``).
 """
 
 from __future__ import annotations
@@ -54,16 +53,15 @@ class Ticket:
     driver: str  # Ray's id of it
     submission: str = ""  # id of the Ray job that the driver is, if it is one
     priority: int = 0  # higher goes first
-    number: int = 0  # in the sequence; 0: not there yet
-    turn: int = 0  # the number with which it may claim cards; 0: not yet
+    turn: bool = False  # it may claim cards
+    taking: bool = False  # it is about to have its turn
     supervised: bool = False  # another driver comes should this one die
     beat: int = 0  # changes while the driver lives
-    over: bool = False  # remains only to reserve its number
 
     @property
-    def order(self) -> tuple[int, float, int]:
-        """Sort key among waiting tickets."""
-        return -self.priority, self.since, self.number
+    def order(self) -> tuple[int, float, str]:
+        """Sort key among tickets."""
+        return -self.priority, self.since, self.run_id
 
     def rivals(self, other: Ticket) -> bool:
         """Return whether both want a kind of card."""
@@ -109,30 +107,15 @@ class Standing:
 
 def standing(mine: Ticket, others: Iterable[Ticket]) -> Standing:
     """The place of a run, given the tickets that count (``counting``)."""
-    rivals = [ticket for ticket in others if not ticket.over and ticket.rivals(mine)]
-    before = sorted(
-        (t for t in rivals if t.turn and (not mine.turn or t.turn < mine.turn)),
-        key=lambda ticket: ticket.turn,
+    rivals = sorted(
+        (ticket for ticket in others if ticket.rivals(mine)), key=lambda ticket: ticket.order
     )
-    if mine.turn:
-        return Standing(turn_due=False, may_claim=not before, ahead=tuple(before))
-    waiting = sorted(
-        (ticket for ticket in rivals if not ticket.turn and ticket.order < mine.order),
-        key=lambda ticket: ticket.order,
-    )
-    ahead = (*before, *waiting)
-    return Standing(turn_due=not ahead, may_claim=False, ahead=ahead)
-
-
-def inherited(mine: Ticket, tickets: Iterable[Ticket], living: Collection[str]) -> Ticket:
-    """My ticket with a dead predecessor's turn, unless a rival already has a later one."""
-    turns = [ticket for ticket in tickets if ticket.turn and not ticket.over]
-    dead = [t for t in turns if t.run_id == mine.run_id and t.driver not in living]
-    if not dead:
-        return mine
-    last = max(dead, key=lambda ticket: ticket.turn)
-    later = [t for t in turns if t.turn > last.turn and t.driver in living and t.rivals(mine)]
-    return mine if later else replace(mine, number=last.number, turn=last.turn)
+    having = [ticket for ticket in rivals if ticket.turn or ticket.taking]
+    if mine.turn:  # a driver that was silent may be back
+        before = tuple(t for t in having if t.turn and t.order < mine.order)
+        return Standing(turn_due=False, may_claim=not before, ahead=before)
+    waiting = [ticket for ticket in rivals if ticket not in having and ticket.order < mine.order]
+    return Standing(turn_due=not (having or waiting), may_claim=False, ahead=(*having, *waiting))
 
 
 class Watch:
@@ -141,8 +124,8 @@ class Watch:
     def __init__(self) -> None:
         self._time_s = 0.0  # in which the queue could be looked at
         self._looked_at: float | None = None
-        self._heard: dict[int, tuple[int, float]] = {}  # by number: beat, when it came
-        self._dead: dict[int, float] = {}  # by number: when that was seen first
+        self._heard: dict[str, tuple[int, float]] = {}  # by driver: beat, when it came
+        self._dead: dict[str, float] = {}  # by driver: when that was seen first
         self._expected: dict[str, float] = {}  # by submission: when it was seen first
 
     def counting(
@@ -163,18 +146,15 @@ class Watch:
         counted, arrived = [], set()
         for ticket in tickets:
             arrived.add(ticket.submission)
-            if ticket.over:
-                continue
             if ticket.driver not in living:
-                died = self._dead.setdefault(ticket.number, at)
+                died = self._dead.setdefault(ticket.driver, at)
                 if ticket.turn and ticket.supervised and at - died < GRACE_S:
                     counted.append(ticket)
                 continue
-            self._dead.pop(ticket.number, None)
-            beat, heard = self._heard.get(ticket.number, (None, at))
+            beat, heard = self._heard.get(ticket.driver, (None, at))
             if beat != ticket.beat:
                 heard = at
-                self._heard[ticket.number] = (ticket.beat, at)
+                self._heard[ticket.driver] = (ticket.beat, at)
             if at - heard < SILENCE_S:
                 counted.append(ticket)
         for ticket in submitted:
@@ -229,91 +209,60 @@ class RunQueue:
         """Renew the ticket, take a turn if one is due, and return the run's standing."""
         if self._store is None:
             self._store = self._make_client()
-        tickets, drivers = self._tickets(), self._drivers()
-        living = set(drivers)
         submitted = self._submitted()
-        if not self._mine.number:
-            self._arrive(tickets, living, submitted)
-            tickets = self._tickets()
-        self._mine = replace(self._mine, beat=self._mine.beat + 1)
-        self._put(self._mine, overwrite=True)
-        known = {ticket.driver for ticket in tickets.values()} | {self._mine.driver}
-        self.strangers = tuple(
-            drivers[ticket] for ticket in sorted(living - known) if drivers[ticket]
-        )
+        if not self._mine.driver:
+            self._arrive(submitted)
+        self._write(beat=self._mine.beat + 1)
+        drivers = self._drivers()
+        known = {ticket.driver for ticket in self._tickets().values()}
+        self.strangers = tuple(drivers[d] for d in sorted(drivers.keys() - known) if drivers[d])
         expected = [t for t in submitted.values() if t.submission != self._mine.submission]
-        place = self._place(tickets, living, expected)
-        if not place.turn_due:
-            return place
-        before = self._mine
-        self._number(turn=True)
-        self._delete(before.number)
-        # A concurrent turn was written before, or its run will see this one.
-        return self._place(self._tickets(), living, expected)
-
-    def _place(
-        self, tickets: Mapping[int, Ticket], living: set[str], expected: Iterable[Ticket]
-    ) -> Standing:
-        others = [ticket for number, ticket in tickets.items() if number != self._mine.number]
-        return standing(self._mine, self._watch.counting(self._clock(), others, living, expected))
+        place = self._place(set(drivers), expected)
+        if place.turn_due and not self._mine.taking:
+            self._write(taking=True)
+            place = self._place(set(drivers), expected)
+        if self._mine.taking:
+            is_free = not any(ticket.turn or ticket.taking for ticket in place.ahead)
+            self._write(taking=False, turn=is_free)
+            place = self._place(set(drivers), expected)
+        return place
 
     def leave(self) -> None:
         """Give the place back."""
-        if self._store is not None and self._mine.number:
-            self._mine = replace(self._mine, over=True)
-            self._put(self._mine, overwrite=True)
-            self._delete(self._mine.number)
+        if self._store is not None:
+            self._store.internal_kv_del(_key(self._mine.run_id), False, NAMESPACE, _TIMEOUT_S)
 
-    def _arrive(
-        self, tickets: Mapping[int, Ticket], living: set[str], submitted: Mapping[str, Ticket]
-    ) -> None:
-        """Take a ticket or inherit an earlier driver's; delete stale ones."""
-        mine = replace(self._mine, driver=self._driver())
-        if sent := submitted.get(mine.submission):
-            mine = replace(mine, since=sent.since)
-        self._mine = inherited(mine, tickets.values(), living)
-        for number, ticket in tickets.items():
-            stale = ticket.run_id == mine.run_id and ticket.driver not in living
-            if ticket.over or (stale and number != self._mine.number):
-                self._delete(number)
-        if not self._mine.number:
-            self._number(turn=False)
+    def _arrive(self, submitted: Mapping[str, Ticket]) -> None:
+        """Take a ticket, and the turn of the run's earlier driver unless it was given on."""
+        earlier, sent = self._tickets().get(self._mine.run_id), submitted.get(self._mine.submission)
+        self._mine = replace(
+            self._mine,
+            driver=self._driver(),
+            since=sent.since if sent is not None else self._mine.since,
+            taking=earlier is not None and earlier.turn,
+        )
 
-    def _number(self, *, turn: bool) -> None:
-        while True:
-            number = max(self._numbers(), default=0) + 1
-            ticket = replace(self._mine, number=number, turn=number if turn else 0)
-            if not self._put(ticket, overwrite=False):
-                continue
-            if max(self._numbers()) == number:
-                self._mine = ticket
-                return
-            self._delete(number)  # a higher one was given out meanwhile, and lower ones deleted
+    def _place(self, living: set[str], expected: Iterable[Ticket]) -> Standing:
+        others = [
+            ticket for ticket in self._tickets().values() if ticket.run_id != self._mine.run_id
+        ]
+        return standing(self._mine, self._watch.counting(self._clock(), others, living, expected))
 
     # ------------------------------------------------------------ what the GCS holds
 
-    def _put(self, ticket: Ticket, *, overwrite: bool) -> bool:
-        """Write a ticket; false if its number is taken and is not to be overwritten."""
-        added = self._store.internal_kv_put(
-            _key(ticket.number), ticket.to_json().encode(), overwrite, NAMESPACE, _TIMEOUT_S
-        )
-        return bool(added)
+    def _write(self, **changes: Any) -> None:
+        """Change the ticket and write it."""
+        self._mine = replace(self._mine, **changes)
+        text = self._mine.to_json().encode()
+        key = _key(self._mine.run_id)
+        self._store.internal_kv_put(key, text, True, NAMESPACE, _TIMEOUT_S)
 
-    def _numbers(self) -> list[int]:
+    def _tickets(self) -> dict[str, Ticket]:
+        """All tickets, by id of the run."""
         keys = self._store.internal_kv_keys(_PREFIX.encode(), NAMESPACE, _TIMEOUT_S)
-        return [int(key.decode().removeprefix(_PREFIX)) for key in keys]
-
-    def _tickets(self) -> dict[int, Ticket]:
-        keys = list(map(_key, self._numbers()))
-        if not keys:
-            return {}
-        texts = self._store.internal_kv_multi_get(keys, NAMESPACE, _TIMEOUT_S)
+        texts = self._store.internal_kv_multi_get(keys, NAMESPACE, _TIMEOUT_S) if keys else {}
         tickets = (Ticket.from_json(text) for text in texts.values())
-        return {ticket.number: ticket for ticket in tickets if ticket is not None}
-
-    def _delete(self, number: int) -> None:
-        if number < max(self._numbers(), default=0):
-            self._store.internal_kv_del(_key(number), False, NAMESPACE, _TIMEOUT_S)
+        return {ticket.run_id: ticket for ticket in tickets if ticket is not None}
 
     def _drivers(self) -> dict[str, str]:
         """Commands of living drivers by Ray's id; empty for Ray's own."""
@@ -363,8 +312,8 @@ def _is_rays_own(job: Any) -> bool:
     return str(job.config.ray_namespace).startswith("_ray_internal")
 
 
-def _key(number: int) -> bytes:
-    return f"{_PREFIX}{number:012d}".encode()
+def _key(run_id: str) -> bytes:
+    return f"{_PREFIX}{run_id}".encode()
 
 
 def _driver_here() -> str:

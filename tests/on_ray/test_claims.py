@@ -333,9 +333,7 @@ def test_agents_are_called_at_the_end_only_through_a_connection(case, monkeypatc
         ended()  # no call of Ray's
 
 
-RIVAL = Ticket(
-    run="first", run_id="i", host="h", kinds=("HPU",), since=0.0, driver="d", number=1, turn=1
-)
+RIVAL = Ticket(run="first", run_id="i", host="h", kinds=("HPU",), since=0.0, driver="d", turn=True)
 
 
 def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -14,7 +13,6 @@ from orchestrator.on_ray.run_queue import (
     SILENCE_S,
     Ticket,
     Watch,
-    inherited,
     standing,
 )
 
@@ -27,7 +25,6 @@ def ticket(number: int, **values: object) -> Ticket:
         "kinds": ("HPU",),
         "since": float(number),
         "driver": f"driver-{number}",
-        "number": number,
     }
     return Ticket(**known | values)  # type: ignore[arg-type]
 
@@ -37,20 +34,21 @@ def test_first_come_first_served() -> None:
     assert standing(first, [second]).turn_due
     waits = standing(second, [first])
     assert not waits.turn_due and waits.why == "run-1 (on h) came first or has a higher priority"
-    began = replace(first, number=3, turn=3)
+    assert not standing(first, [replace(second, taking=True)]).turn_due
+    began = replace(first, turn=True)
     assert standing(began, [second]).may_claim
     assert standing(second, [began]).why == "run-1 (on h) has the cards"
 
 
 def test_priority_overtakes_those_that_wait_and_preempts_nobody() -> None:
-    has, waits, urgent = ticket(1, turn=1), ticket(2), ticket(3, priority=5)
+    has, waits, urgent = ticket(1, turn=True), ticket(2), ticket(3, priority=5)
     assert [each.run for each in standing(waits, [has, urgent]).ahead] == ["run-1", "run-3"]
     assert [each.run for each in standing(urgent, [has, waits]).ahead] == ["run-1"]
     assert standing(has, [waits, urgent]).may_claim
 
 
 def test_runs_of_other_cards_do_not_wait_for_each_other() -> None:
-    gpu, hpu = ticket(1, kinds=("GPU",), turn=1), ticket(2)
+    gpu, hpu = ticket(1, kinds=("GPU",), turn=True), ticket(2)
     both = ticket(3, kinds=("GPU", "HPU"))
     assert standing(hpu, [gpu]).turn_due
     assert standing(both, [gpu, hpu]).ahead == (gpu, hpu)
@@ -59,8 +57,8 @@ def test_runs_of_other_cards_do_not_wait_for_each_other() -> None:
 def test_a_killed_driver_leaves_the_queue() -> None:
     """One that waited at once; one that had its turn, and has a supervisor, after its grace."""
     watch = Watch()
-    waiting, having = ticket(1, supervised=True), ticket(2, turn=2, supervised=True)
-    alone = ticket(3, turn=3)
+    waiting, having = ticket(1, supervised=True), ticket(2, turn=True, supervised=True)
+    alone = ticket(3, turn=True)
     everybody = {"driver-1", "driver-2", "driver-3"}
     assert watch.counting(0.0, [waiting, having, alone], everybody) == [waiting, having, alone]
     assert watch.counting(1.0, [waiting, having, alone], set()) == [having]
@@ -92,21 +90,13 @@ def test_a_submitted_run_keeps_its_place_while_its_driver_starts() -> None:
     looks = [watch.counting(float(at), [], {"driver-1"}, [sent]) for at in range(0, 140, 4)]
     assert [bool(look) for look in looks] == [at < ARRIVAL_S for at in range(0, 140, 4)]
     assert not standing(mine, looks[0]).turn_due
-    assert Watch().counting(0.0, [replace(sent, number=5)], {""}, [sent]) == [
-        replace(sent, number=5)
-    ]
+    assert Watch().counting(0.0, [replace(sent, beat=5)], {""}, [sent]) == [replace(sent, beat=5)]
 
 
-def test_the_next_driver_of_a_run_has_its_turn_back_unless_it_was_given_on() -> None:
-    """Killed under its supervisor, a run does not go to the end of the queue."""
-    dead = ticket(4, run_id="id", driver="old", turn=4)
-    mine = ticket(0, run_id="id", driver="new")
-    back = inherited(mine, [dead], {"new"})
-    assert (back.turn, back.number, back.driver) == (4, 4, "new")
-    assert inherited(mine, [replace(dead, driver="new")], {"new"}) == mine
-    rival = ticket(5, turn=5)
-    assert inherited(mine, [dead, rival], {"new", "driver-5"}) == mine
-    assert inherited(mine, [dead, rival], {"new"}).turn == 4
+def test_of_two_turns_the_first_in_the_queue_claims() -> None:
+    """A driver that was frozen may come back to a turn that was given on meanwhile."""
+    back, other = ticket(1, turn=True), ticket(2, turn=True)
+    assert standing(back, [other]).may_claim and not standing(other, [back]).may_claim
 
 
 def test_tickets_of_another_version_are_left_out() -> None:
@@ -123,15 +113,13 @@ def test_of_one_kind_one_run_claims_and_somebody_always_may(wishes: list[tuple[i
         ticket(number, priority=priority, kinds=(kind,))
         for number, (priority, kind) in enumerate(wishes, 1)
     ]
-    numbers = itertools.count(100)
     served: list[Ticket] = []
     having: list[Ticket] = []
     while waiting or having:
         for mine in list(waiting):
             if standing(mine, [*waiting, *having]).turn_due:
                 waiting.remove(mine)
-                number = next(numbers)
-                having.append(replace(mine, number=number, turn=number))
+                having.append(replace(mine, turn=True))
         claiming = [mine for mine in having if standing(mine, [*waiting, *having]).may_claim]
         assert claiming == having != []
         assert len({each.kinds for each in claiming}) == len(claiming)
