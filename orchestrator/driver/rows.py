@@ -171,25 +171,18 @@ class Patience:
 
 @dataclass(slots=True, kw_only=True)
 class RowWriter:
-    """Writes the rows of one run.
-
-    Attributes:
-        to_measurement: makes a row of the schedule's command.
-        durable: called with the ids of attempts whose rows are synced.
-        logged: called with each synced row, for trackers.
-        delayed: commands that wait while there is no room for rows.
-    """
+    """Writes the rows of one run."""
 
     store: Store
-    to_measurement: Callable[[RecordRow], Measurement]
+    to_measurement: Callable[[RecordRow], Measurement]  # makes a row of the schedule's command
     board: Board
     view: View
     patience: Patience
     clock: Callable[[], float]
     wall: Callable[[], float]  # the time of day, for the journal
-    durable: Callable[[Sequence[str]], object] = lambda _: None
-    logged: Callable[[Measurement], object] = lambda _: None
-    delayed: DelayedCommands | None = None
+    durable: Callable[[Sequence[str]], object] = lambda _: None  # attempts whose rows are synced
+    logged: Callable[[Measurement], object] = lambda _: None  # each synced row, for trackers
+    delayed: DelayedCommands | None = None  # what waits while there is no room for rows
     _pending: deque[Row] = field(default_factory=deque)
     _look_at: float = 0.0  # for room
     _parquet_wanted: bool = False  # there are rows that are safe, and not in Parquet

@@ -228,18 +228,12 @@ def decide(ends: Sequence[DriverEnd], *, stops: int, now: float, ends_at: float 
 
 @dataclass(slots=True, kw_only=True)
 class Supervisor:
-    """Watches the drivers of one run, one after the other.
+    """Watches the drivers of one run, one after the other."""
 
-    Attributes:
-        command: the driver's; with ``VARIABLE`` set it links to this supervisor.
-        notify: the hooks, as they were typed.
-        ends_at: the deadline of the report, seconds since the epoch.
-        report_command: writes the page and notifies; it gets a JSON object on standard input.
-    """
-
-    command: Sequence[str]
-    notify: Sequence[str] = ()
-    ends_at: float | None = None
+    command: Sequence[str]  # the driver's; with ``VARIABLE`` set it links to this supervisor
+    notify: Sequence[str] = ()  # the hooks, as they were typed
+    ends_at: float | None = None  # when the report must be there, seconds since the epoch
+    #: Writes the page and notifies; it gets a JSON object on standard input.
     report_command: Sequence[str] = (sys.executable, "-m", "orchestrator.driver.supervisor")
     _began: float = field(default_factory=time.time)
     _facts: dict[str, Any] = field(default_factory=dict)  # what drivers reported, the newest last

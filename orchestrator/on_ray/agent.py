@@ -57,22 +57,14 @@ _SILENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """Settings of an agent.
-
-    Attributes:
-        preload: modules to import before forking workers; none: fresh interpreters.
-        cards_on_host: number of cards that share the host's cores.
-        log_dir: where workers log; None: beside Ray's logs.
-        shared: a spawner of this host that was started for its nodes.
-        watched: whether the cards have sensors; emulated ones have none.
-    """
+    """Settings of an agent."""
 
     accelerator: Accelerator
-    preload: Sequence[str]
-    cards_on_host: int
-    log_dir: str | None = None
-    shared: SharedSpawner | None = None
-    watched: bool = False
+    preload: Sequence[str]  # modules to import before forking workers; none: fresh interpreters
+    cards_on_host: int  # that share the host's cores
+    log_dir: str | None = None  # where workers log; None: beside Ray's logs
+    shared: SharedSpawner | None = None  # of this host, started for its nodes
+    watched: bool = False  # whether the cards have sensors; emulated ones have none
 
 
 class NodeAgent:

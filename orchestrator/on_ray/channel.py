@@ -85,12 +85,7 @@ def ask_nodes(
 
 
 class AgentChannel:
-    """Sends requests to one agent and receives its responses.
-
-    Args:
-        arrived: called with each batch of new responses.
-        lost: called once, with Ray's exception, when the agent is lost.
-    """
+    """Sends requests to one agent and receives its responses."""
 
     def __init__(
         self,
@@ -98,8 +93,8 @@ class AgentChannel:
         *,
         calls: Calls,
         clock: Callable[[], float],
-        arrived: Callable[[ResponseBatch], None],
-        lost: Callable[[Exception], None],
+        arrived: Callable[[ResponseBatch], None],  # called with each batch of new responses
+        lost: Callable[[Exception], None],  # called once, with Ray's exception
     ) -> None:
         quiet: dict[str, Any] = {"enable_task_events": False}  # nothing for the dashboard
         self._submit = agent.submit.options(concurrency_group="submit", num_returns=0, **quiet)

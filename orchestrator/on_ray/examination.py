@@ -120,21 +120,14 @@ class ClusterFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """An examination of a cluster: its targets and its limits.
+    """An examination of a cluster: its targets and its limits."""
 
-    Attributes:
-        examine: examines the host that it runs on (``doctor.probe.examine``).
-        packages: to import on every node, besides those of its kind of card.
-        shared_dir: a directory that all nodes should see; None: not checked.
-        timeout_s: after which a node counts as silent.
-    """
-
-    examine: Callable[..., Probe]
-    packages: Sequence[str]
-    shared_dir: str | None = None
+    examine: Callable[..., Probe]  # of the host on which it runs (``doctor.probe.examine``)
+    packages: Sequence[str]  # to import on every node, besides those of its kind of card
+    shared_dir: str | None = None  # that all nodes should see; None: not checked
     results_dir: str = "results"
     expected_nodes: int | None = None
-    timeout_s: float = 120.0
+    timeout_s: float = 120.0  # after which a node counts as silent
 
     def of(self, cluster: RayCluster) -> ClusterFacts:
         """Examine the joined cluster, and leave nothing behind."""

@@ -127,21 +127,15 @@ def _is_collective(outcome: RankOutcome) -> bool:
 
 
 class WorkerPool:
-    """Performs commands on claimed nodes and reports events.
-
-    Args:
-        claim_of: the claim on a joined node, by id.
-        factory: "module:callable" that makes the worker inside its process.
-        label: of a job in Ray's list of tasks.
-    """
+    """Performs commands on claimed nodes and reports events."""
 
     def __init__(
         self,
         *,
-        claim_of: Callable[[str], Claim | None],
-        factory: str,
+        claim_of: Callable[[str], Claim | None],  # on a joined node, by id
+        factory: str,  # "module:callable" that makes the worker inside its process
         clock: Callable[[], float],
-        label: Callable[[Job], str],
+        label: Callable[[Job], str],  # in Ray's list of tasks
     ) -> None:
         self._claim_of, self._factory, self._label = claim_of, factory, label
         self._clock = clock
@@ -430,29 +424,19 @@ class WorkerPool:
 
 
 class RayExecutor(WorkerPool):
-    """An ``Executor`` on the joined Ray cluster (``cluster.py``).
-
-    Args:
-        run: the run's name, shown in the dashboard.
-        accelerators: claim only nodes with these kinds of cards; None: all.
-        log_dir: for workers' logs if every node can write there; else each node's Ray session.
-        preload: modules that CPU nodes import once before forking; none: fresh interpreters.
-        clock: monotonic, for events and timeouts.
-        queue: the run's place in the cluster's queue; None: the cluster is exclusive.
-        shared: the spawner of this host, for nodes that compute on it.
-    """
+    """An ``Executor`` on the joined Ray cluster (``cluster.py``)."""
 
     def __init__(
         self,
         *,
-        run: str,
-        accelerators: Collection[Accelerator] | None = None,
-        log_dir: Path | None = None,
+        run: str,  # its name, for the dashboard
+        accelerators: Collection[Accelerator] | None = None,  # whose nodes to claim; None: all
+        log_dir: Path | None = None,  # where every node can write; None: each node's Ray session
         factory: str = "orchestrator.worker.worker:CardWorker",
-        preload: Sequence[str] = PRELOAD,
+        preload: Sequence[str] = PRELOAD,  # what CPU nodes import once before forking
         clock: Callable[[], float] = time.monotonic,
-        queue: RunQueue | None = None,
-        shared: SharedSpawner | None = None,
+        queue: RunQueue | None = None,  # None: the cluster is exclusive
+        shared: SharedSpawner | None = None,  # of this host, for nodes that compute on it
         label: Callable[[Job], str] = lambda job: job.label,
     ) -> None:
         """Start claiming nodes; ControlStoreLost if the GCS is lost meanwhile."""

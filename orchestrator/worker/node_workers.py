@@ -38,6 +38,7 @@ from workloads.util.processes import ProcessStat, process_stat
 #: Consecutive looks, one a second, after which a rank counts as halted. With the executor's 20 s
 #: for an unconfirmed stop, a gang ends within 30 s.
 HALTED_LOOKS = 5
+_END_POLL_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,6 @@ class _Worker:
     requests: queue.SimpleQueue[Listen | Run | None] = field(default_factory=queue.SimpleQueue)
     thread: threading.Thread = field(init=False)
     attempt_id: str = ""  # that it runs
-    ended: threading.Event | None = None  # the end of that attempt, where a thread waits for it
     is_gang: bool = False  # whether that attempt has more ranks
     halted: int = 0  # looks in a row that found its process halted
 
@@ -81,12 +81,8 @@ class NodeWorkers:
 
     def wait_for_end(self, worker_id: str, attempt_id: str) -> None:
         """Wait until a worker has ended this attempt; not at all if it does not run it."""
-        with self._lock:
-            worker = self._workers.get(worker_id)
-            if worker is None or worker.attempt_id != attempt_id:
-                return
-            ended = worker.ended = worker.ended or threading.Event()
-        ended.wait()
+        while (worker := self._workers.get(worker_id)) and worker.attempt_id == attempt_id:
+            time.sleep(_END_POLL_S)
 
     def progress(self) -> Mapping[str, Progress]:
         """Last report of each busy worker, by worker id."""
@@ -143,10 +139,7 @@ class NodeWorkers:
         try:
             outcome = process.run(request)
         finally:
-            with self._lock:
-                worker.attempt_id, ended, worker.ended = "", worker.ended, None
-            if ended is not None:
-                ended.set()
+            worker.attempt_id = ""
         energy, readings = None, dict[str, str]()
         if self.sampler is not None and process.timed is not None:
             index = attempt.cards[request.rank].index

@@ -73,6 +73,7 @@ PRELOAD = (
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 _SOCKET = "s"
 _END_S = 10.0
+_LOOK_S = 0.05  # between two looks for workers that have ended
 
 # ---------------------------------------------------------------- in the client
 
@@ -133,9 +134,8 @@ class SharedSpawner:
 class OwnSpawner:
     """A spawner started by this process, which ends with it. Raises OSError if it cannot start.
 
-    Args:
-        preload: modules to import before forking workers; none: each is a fresh interpreter.
-        threads: OpenMP reads its variable when torch is imported, which may be in the spawner.
+    Without modules to ``preload``, each worker is a fresh interpreter. OpenMP reads ``threads``
+    when torch is imported, which may be in the spawner.
     """
 
     def __init__(self, preload: Sequence[str], *, threads: int, log: Path) -> None:
@@ -228,7 +228,6 @@ class _Worker:
     connection: Connection
     memory_kills_before: int
     status: int | None = None  # exit code, or minus the signal, once it is reaped
-    dead_since: float = 0.0  # monotonic
     tree: set[tuple[int, int]] = field(default_factory=set)  # its descendants, as far as known
 
     def kill(self) -> None:
@@ -250,16 +249,11 @@ class Spawner:
 
     def serve(self, *lifelines: int) -> None:
         """Serve, in one thread since it forks, until a lifeline pipe closes; kill all workers."""
-        wake_read, wake_write = os.pipe()
-        for end in (wake_read, wake_write):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        sources: tuple[Any, ...] = (self._listener, wake_read, *lifelines)
+        sources: tuple[Any, ...] = (self._listener, *lifelines)
         for source in sources:
             self._selector.register(source, selectors.EVENT_READ)
         while True:
-            for key, _ in self._selector.select(self._patience_s()):
+            for key, _ in self._selector.select(_LOOK_S if self._workers else None):
                 if key.fileobj is self._listener:
                     connection = Connection(self._listener.accept()[0].detach())
                     self._selector.register(connection, selectors.EVENT_READ)
@@ -268,20 +262,10 @@ class Spawner:
                     key.data.kill()
                 elif isinstance(key.fileobj, Connection):
                     self._start(key.fileobj)
-                elif key.fd == wake_read:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(wake_read, 4096)
                 elif not os.read(key.fd, 4096):
                     end_descendants()
                     return
             self._reap()
-
-    def _patience_s(self) -> float | None:
-        """Time to wait for a request: short while a process is ending; None for ever."""
-        dead = [w.dead_since for w in self._workers.values() if w.status is not None]
-        if not dead:
-            return None
-        return 0.02 if time.monotonic() - max(dead) < 2.0 else 0.5
 
     def _start(self, connection: Connection) -> None:
         """Take a request and start its process."""
@@ -316,8 +300,6 @@ class Spawner:
                 os._exit(status)
             with contextlib.suppress(OSError):
                 os.setpgid(0, 0)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for key in list(self._selector.get_map().values()):
                 if isinstance(key.fileobj, socket.socket | Connection):
                     key.fileobj.close()
@@ -356,7 +338,6 @@ class Spawner:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if worker := self._workers.get(ended[0]):
                     worker.status = os.waitstatus_to_exitcode(ended[1])
-                    worker.dead_since = time.monotonic()
         for worker in [w for w in self._workers.values() if w.status is not None]:
             if self._kill_remains(worker):
                 continue

@@ -162,11 +162,6 @@ RAYJOBS = ["clusters/rayjob-gaudi.yaml", "clusters/rayjob-gpu.yaml"]
 SCHEMA = json.loads((ROOT / "tests" / "rayjob.schema.json").read_text(encoding="utf-8"))
 
 
-def pod(spec: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = spec["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
-    return found
-
-
 def groups(name: str) -> list[dict[str, Any]]:
     cluster = load(name)["spec"]["rayClusterSpec"]
     return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
@@ -175,26 +170,6 @@ def groups(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", RAYJOBS)
 def test_the_manifest_is_a_rayjob(name: str) -> None:
     jsonschema.validate(load(name), SCHEMA)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda spec: spec.update(shutdownAfterJobFinished=True),
-        lambda spec: spec["rayClusterSpec"].update(rayVersion=2.6),
-        lambda spec: spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"].update(cpus=0),
-        lambda spec: spec["rayClusterSpec"]["workerGroupSpecs"][0].pop("groupName"),
-        lambda spec: pod(spec)["containers"][0]["securityContext"].update(capability={}),
-        lambda spec: pod(spec)["containers"][0].update(volumeMounts={}),
-        lambda spec: pod(spec).update(hostIPC="yes"),
-    ],
-)
-def test_a_mistake_in_a_manifest_is_found(change: Any) -> None:
-    manifest = load(RAYJOBS[0])
-    change(manifest["spec"])
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(manifest, SCHEMA)
 
 
 @pytest.mark.parametrize("name", RAYJOBS)
