@@ -17,9 +17,9 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from orchestrator import __version__
 from orchestrator.core.errors import ClusterError, ControlStoreLost
@@ -167,47 +167,38 @@ class ForeignCards:
             self._gcs.ask(self._queue.leave)
 
 
+@dataclass(slots=True, kw_only=True)
 class Claims:
-    """The nodes claimed by one executor.
+    """The nodes claimed by one executor."""
 
-    Args:
-        report: called with events of joined nodes, cards in use by others, and a silent GCS.
-        arrived: called with each response batch of a joined node.
-        left: called with the claim on a node that has left, and the failure.
-    """
+    poll_interval_s: ClassVar[float] = 1.0
+    run: str
+    accelerators: Collection[Accelerator] | None
+    log_dir: Path | None
+    preload: Sequence[str]
+    clock: Callable[[], float]
+    calls: Calls
+    gcs: Gcs
+    report: Callable[[Event], None]  # of joined nodes, cards in use by others, a silent GCS
+    arrived: Callable[[Claim, ResponseBatch], None]  # of a joined node
+    left: Callable[[Claim, Failure], None]  # a node that has left, and the failure
+    queue: InitVar[RunQueue | None] = None
+    shared: SharedSpawner | None = None
+    foreign: ForeignCards = field(init=False)
+    by_node: dict[str, Claim] = field(default_factory=dict)  # by node id
+    retry_at: dict[str, float] = field(default_factory=dict)
+    _next_poll: float = 0.0
+    _polled_at: float = 0.0
+    _empty_since: float = 0.0
+    _reported_silent: bool = False
+    _last_ours: float | None = None  # last time with a joined node
+    _trouble: str = ""  # why the last claim came to nothing
+    _looking: bool = False  # a query of the GCS is open
+    _error: Exception | None = None  # what its answer leads to, for ``poll``
 
-    poll_interval_s = 1.0
-
-    def __init__(
-        self,
-        *,
-        run: str,
-        accelerators: Collection[Accelerator] | None,
-        log_dir: Path | None,
-        preload: Sequence[str],
-        clock: Callable[[], float],
-        calls: Calls,
-        gcs: Gcs,
-        report: Callable[[Event], None],
-        arrived: Callable[[Claim, ResponseBatch], None],
-        left: Callable[[Claim, Failure], None],
-        queue: RunQueue | None = None,
-        shared: SharedSpawner | None = None,
-    ) -> None:
-        self._run, self._accelerators = run, accelerators
-        self._log_dir, self._preload, self._shared = log_dir, preload, shared
-        self._clock, self._calls, self._gcs = clock, calls, gcs
-        self._report, self._arrived, self._left = report, arrived, left
-        self.foreign = ForeignCards(queue, gcs, clock, report)
-        self.by_node: dict[str, Claim] = {}  # by node id
-        self.retry_at: dict[str, float] = {}
-        self._next_poll = 0.0
-        self._polled_at = self._empty_since = clock()
-        self._reported_silent = False
-        self._last_ours: float | None = None  # last time with a joined node
-        self._trouble = ""  # why the last claim came to nothing
-        self._looking = False  # a query of the GCS is open
-        self._error: Exception | None = None  # what its answer leads to, for ``poll``
+    def __post_init__(self, queue: RunQueue | None) -> None:
+        self.foreign = ForeignCards(queue, self.gcs, self.clock, self.report)
+        self._polled_at = self._empty_since = self.clock()
 
     def of(self, node_id: str) -> Claim | None:
         """The claim on a node that has joined and not left."""
@@ -224,8 +215,8 @@ class Claims:
         Raises ControlStoreLost if the GCS is silent and no node is left, ClusterError if no node
         could be claimed for a minute.
         """
-        self._gcs.collect()
-        now = self._clock()
+        self.gcs.collect()
+        now = self.clock()
         if now < self._next_poll:
             return
         self._next_poll = now + self.poll_interval_s
@@ -234,7 +225,7 @@ class Claims:
         self._polled_at = now
         if not self._looking:
             self._looking = True
-            self._gcs.ask(self._gcs.nodes, self._nodes_came, wait_s=_LOOK_S)
+            self.gcs.ask(self.gcs.nodes, self._nodes_came, wait_s=_LOOK_S)
         self._check_silence(now)
         if self._error is not None:
             error, self._error = self._error, None
@@ -250,7 +241,7 @@ class Claims:
             self._release(claim)
         self.by_node.clear()
         self.foreign.leave()
-        self._gcs.close(0.0 if self._gcs.silent_s else _CLOSE_S)
+        self.gcs.close(0.0 if self.gcs.silent_s else _CLOSE_S)
 
     def _close_agents(self) -> None:
         """Have agents end their workers, if connected: Ray could join another cluster otherwise."""
@@ -269,7 +260,7 @@ class Claims:
             if not is_absence(value):  # of a node's resources, say
                 self._error = value if isinstance(value, Exception) else ClusterError(str(value))
             return
-        now = self._clock()
+        now = self.clock()
         ray_nodes: Mapping[str, RayNode] = value
         self.foreign.retain(ray_nodes)
         for claim in list(self.by_node.values()):
@@ -288,7 +279,7 @@ class Claims:
         wanted = [
             node
             for node in nodes_of(ray_nodes.values())
-            if self._accelerators is None or node.accelerator in self._accelerators
+            if self.accelerators is None or node.accelerator in self.accelerators
         ]
         for node in wanted:
             new = unclaimed(node, self.by_node)
@@ -305,7 +296,7 @@ class Claims:
         if self.joined() or self.foreign:
             self._empty_since = now
         elif now - self._empty_since > CLAIM_PATIENCE_S + RETRY_S:
-            kinds = "/".join(sorted(self._accelerators or Accelerator))
+            kinds = "/".join(sorted(self.accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {CLAIM_PATIENCE_S:.0f} s: {why}")
 
@@ -314,16 +305,16 @@ class Claims:
         ours = bool(self.joined())
         if ours:
             self._last_ours = now
-        silent_s = self._gcs.silent_s
+        silent_s = self.gcs.silent_s
         if self._reported_silent is not (silent_s > 0):
             self._reported_silent = silent_s > 0
-            self._report(ClusterSilent(at=now, silent=self._reported_silent))
+            self.report(ClusterSilent(at=now, silent=self._reported_silent))
         if not silent_s:
             return
-        patience_s = RETRY_S if self._gcs.replaced else SILENCE_PATIENCE_S
+        patience_s = RETRY_S if self.gcs.replaced else SILENCE_PATIENCE_S
         bereft_s = 0.0 if self._last_ours is None else min(now - self._last_ours, silent_s)
         if not ours and (silent_s > patience_s or bereft_s > BEREFT_PATIENCE_S):
-            raise ControlStoreLost(f"{self._gcs.trouble}, and no node of the cluster is left")
+            raise ControlStoreLost(f"{self.gcs.trouble}, and no node of the cluster is left")
         self._empty_since = now
         for claim in self.by_node.values():
             if not claim.joined:
@@ -331,7 +322,7 @@ class Claims:
 
     def _check_agents(self, now: float, absent_s: float) -> None:
         """Give up nodes with silent agents; time in which this loop was frozen does not count."""
-        patience_s = ORPHANED_AGENT_PATIENCE_S if self._gcs.replaced else AGENT_PATIENCE_S
+        patience_s = ORPHANED_AGENT_PATIENCE_S if self.gcs.replaced else AGENT_PATIENCE_S
         for claim in self.joined():
             if absent_s > _ABSENCE_S:
                 claim.channel.heard_at = min(claim.channel.heard_at + absent_s, now)
@@ -339,7 +330,7 @@ class Claims:
 
     def lose_if_silent(self, claim: Claim, patience_s: float) -> bool:
         """Lose a node if its agent has been silent for ``patience_s``; return whether it was."""
-        silent = self._clock() - claim.channel.heard_at > patience_s
+        silent = self.clock() - claim.channel.heard_at > patience_s
         if silent:
             self.lose(claim, node_lost(f"its agent has not answered for {patience_s:.0f} s"))
         return silent
@@ -348,18 +339,18 @@ class Claims:
 
     def _claim(self, node: Node, ray_node: RayNode, cards_on_host: int) -> None:
         """Start claiming a node's free cards and its agent; callbacks continue."""
-        claim = Claim(node=node, ray_node=ray_node, since=self._clock())
+        claim = Claim(node=node, ray_node=ray_node, since=self.clock())
         self.by_node[node.node_id] = claim
         settings = AgentSettings(
             accelerator=node.accelerator,
-            preload=self._preload if node.computes_on_host else (),
+            preload=self.preload if node.computes_on_host else (),
             cards_on_host=cards_on_host,
-            log_dir=str(self._log_dir.resolve()) if self._log_dir else None,
-            shared=self._shared if node.computes_on_host else None,
+            log_dir=str(self.log_dir.resolve()) if self.log_dir else None,
+            shared=self.shared if node.computes_on_host else None,
             watched=not node.emulated,
         )
-        self._gcs.ask(
-            lambda: start_agent(self._run, node, claim.ray_id, settings),
+        self.gcs.ask(
+            lambda: start_agent(self.run, node, claim.ray_id, settings),
             lambda value: self._agent_placed(claim, value),
         )
 
@@ -370,14 +361,14 @@ class Claims:
         if isinstance(value, PlacedAgent):
             claim.placed = value
             if current:
-                self._calls.add(value.facts, lambda facts: self._facts_came(claim, facts))
+                self.calls.add(value.facts, lambda facts: self._facts_came(claim, facts))
             else:  # it was given up meanwhile
                 self._release(claim)
         elif current and value is not None:
             self._failed(claim, "its cards cannot be claimed", value)
         elif current:
             del self.by_node[node.node_id]
-            self.retry_at[node.node_id] = self._clock() + RETRY_S
+            self.retry_at[node.node_id] = self.clock() + RETRY_S
             self._trouble = f"{node.name} has no free {node.accelerator} card"
             self.foreign.add(node, taken=True)
 
@@ -416,16 +407,16 @@ class Claims:
         claim.facts = value
         claim.channel = AgentChannel(
             claim.placed.agent,
-            calls=self._calls,
-            clock=self._clock,
+            calls=self.calls,
+            clock=self.clock,
             arrived=lambda batch: self._responded(claim, batch),
             lost=lambda error: self.lose(claim, agent_failure(error)),
         )
         claim.joined = True
-        self._report(NodeJoined(at=self._clock(), node=claim.node))
+        self.report(NodeJoined(at=self.clock(), node=claim.node))
 
     def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
-        self._arrived(claim, batch)
+        self.arrived(claim, batch)
         if batch.server_gone:
             self.lose(claim, node_lost("its spawner died"))
 
@@ -442,19 +433,19 @@ class Claims:
         if self.by_node.get(claim.node.node_id) is not claim:
             return
         del self.by_node[claim.node.node_id]
-        self.retry_at[claim.node.node_id] = self._clock() + RETRY_S
+        self.retry_at[claim.node.node_id] = self.clock() + RETRY_S
         if claim.joined:
             claim.channel.close()
-            if trouble := self._gcs.trouble:  # the likely cause
+            if trouble := self.gcs.trouble:  # the likely cause
                 failure = replace(failure, message=f"{trouble}; {failure.message}")
-            self._left(claim, failure)
+            self.left(claim, failure)
         self._release(claim)
 
     def _release(self, claim: Claim) -> None:
         """Have Ray end the agent and free its cards, if it was placed."""
         if claim.placed is not None:
             placed, claim.placed = claim.placed, None
-            self._gcs.ask(lambda: end_agent(placed))
+            self.gcs.ask(lambda: end_agent(placed))
 
 
 # ---------------------------------------------------------------- pure
