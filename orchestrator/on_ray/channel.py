@@ -62,14 +62,14 @@ def answer_of(call: Any) -> Any:
         return error
 
 
-def task_on(node_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def task_on(node_id: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Call a function on the node of this id in Ray, once."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task: Any = ray.remote(num_cpus=0, max_retries=0)(function)
-    return task.options(scheduling_strategy=strategy).remote(*arguments)
+    return task.options(scheduling_strategy=strategy).remote(*arguments, **named)
 
 
 def ask_nodes(

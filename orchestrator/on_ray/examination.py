@@ -137,10 +137,8 @@ class Examination:
         deadline = started + self.timeout_s
         ray_nodes = sorted(ray.nodes(), key=lambda node: (name_of(node), node["NodeID"]))
         facts = {node["NodeID"]: _facts_of(node) for node in ray_nodes}
-        clocks, shared, trouble = dict[str, ClockOffset](), None, ""
-        with contextlib.ExitStack() as stack:
-            if self.shared_dir is not None:
-                shared, trouble = _write_shared(self.shared_dir, stack)
+        clocks: dict[str, ClockOffset] = {}
+        with _shared_file(self.shared_dir) as (shared, trouble):
             alive = [node_id for node_id, node in facts.items() if node.alive]
             calls = {node_id: task_on(node_id, _now) for node_id in alive}
             # A node that starts later than this would not finish its imports anyway.
@@ -153,10 +151,7 @@ class Examination:
                     clocks[node_id] = clock_offset(partial(task_on, node_id, _now))
             calls = {
                 node_id: task_on(
-                    node_id,
-                    _examine,
-                    self.examine,
-                    self._keywords(facts[node_id], shared, deadline),
+                    node_id, self.examine, **self._keywords(facts[node_id], shared, deadline)
                 )
                 for node_id in clocks
             }
@@ -205,10 +200,6 @@ def _failed(node: NodeFacts, error: object) -> NodeFacts:
 
 def _now() -> float:
     return time.time()
-
-
-def _examine(examine: Callable[..., Probe], keywords: Mapping[str, Any]) -> Probe:
-    return examine(**keywords)
 
 
 def clock_offset(
@@ -274,25 +265,26 @@ def _facts_of(ray_node: Mapping[str, Any]) -> NodeFacts:
     )
 
 
-def _write_shared(
-    directory: str, stack: contextlib.ExitStack
-) -> tuple[tuple[str, str, str] | None, str]:
-    """Write a file for the nodes to find; it is removed with the stack."""
+@contextlib.contextmanager
+def _shared_file(directory: str | None) -> Iterator[tuple[tuple[str, str, str] | None, str]]:
+    """Write a file for the nodes to find within the block; or say why there is none."""
+    if directory is None:
+        yield None, ""
+        return
     name, content = f".nightgrid-doctor-{uuid.uuid4().hex[:12]}", uuid.uuid4().hex
     base = Path(directory)
     try:
         base.mkdir(parents=True, exist_ok=True)
         (base / name).write_text(content, encoding="ascii")
     except OSError as error:
-        return None, str(error)
-
-    def remove() -> None:
+        yield None, str(error)
+        return
+    try:
+        yield (directory, name, content), ""
+    finally:
         for left in base.glob(f"{name}*"):
             with contextlib.suppress(OSError):
                 left.unlink()
-
-    stack.callback(remove)
-    return (directory, name, content), ""
 
 
 def _asks_for_token(address: str) -> bool:

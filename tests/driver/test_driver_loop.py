@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +45,6 @@ from orchestrator.core.status import RunStatus
 from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.supervisor import StopSignal
-from orchestrator.store.store import Store
 from orchestrator.watch.live import summary_line
 
 
@@ -247,15 +245,6 @@ def test_a_disk_that_stumbles_does_not_end_the_run() -> None:
 
 def lost(attempt_id: str, at: float = MOMENT) -> AttemptEnded:
     return AttemptEnded(at=at, outcome=Outcome(attempt_id=attempt_id, state=State.LOST, ranks=()))
-
-
-def test_every_row_reaches_a_real_store(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "case") as store:
-        case = Case(rows=store)
-        assert case.driver.drive().finished
-        assert {each.job_id for each in store.measurements()} == {ONE.job_id, TWO.job_id}
-    with Store.open(tmp_path, "case") as store:
-        assert not store.interrupted and len(store.measurements()) == 2
 
 
 def test_a_run_that_is_broken_off_writes_the_rows_that_it_has() -> None:
