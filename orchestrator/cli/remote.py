@@ -259,7 +259,7 @@ def _say_received(
     args: argparse.Namespace, name: str, received: list[str], damaged: list[str], finished: bool
 ) -> None:
     path = args.results / name
-    report = {"run": name, "path": str(path), "received": received}
+    report: dict[str, object] = {"run": name, "path": str(path), "received": received}
     report |= {"damaged": damaged, "finished": finished}
     print_answer(args, report, f"{name}: {plural(len(received), 'file')} came, all is in {path}")
 
