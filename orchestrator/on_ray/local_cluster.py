@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -124,7 +124,8 @@ def emulate(nodes: Sequence[Node]) -> Iterator[LocalCluster]:
         except Exception as error:  # Ray has many, none of them a TimeoutError
             raise ClusterError(f"cannot start a Ray cluster here: {error}") from error
         try:
-            with _joining_on_loopback():
+            # Ray would replace 127.0.0.1 by the host's outer address.
+            with _wrapped("resolve_ip_for_localhost", lambda _: lambda host: host):
                 join_cluster(cluster.address, _node_ip_address=LOOPBACK)
             yield cluster
         finally:
@@ -149,7 +150,10 @@ def _empty_cluster() -> Iterator[LocalCluster]:
         stack.enter_context(guarded(directory))
         stack.callback(_clear, directory)
         stack.enter_context(ray_environment(_environment(directory.path)))
-        stack.enter_context(_in_own_sessions())
+        # In own sessions, so that `timeout`'s SIGTERM to the group spares running jobs.
+        stack.enter_context(
+            _wrapped("ConsolePopen", lambda start: functools.partial(start, start_new_session=True))
+        )
         # Ray would set a handler of SIGTERM of its own; the guard ends what a killed driver leaves.
         ray_cluster = Cluster(shutdown_at_exit=False)
         cluster = LocalCluster(address="", directory=directory.path, ray_cluster=ray_cluster)
@@ -158,30 +162,16 @@ def _empty_cluster() -> Iterator[LocalCluster]:
 
 
 @contextlib.contextmanager
-def _in_own_sessions() -> Iterator[None]:
-    """Start Ray in own sessions, so that `timeout`'s SIGTERM to the group spares running jobs."""
-    from ray._private import services as typed
-
-    services: Any = typed
-    before = services.ConsolePopen
-    services.ConsolePopen = functools.partial(before, start_new_session=True)
-    try:
-        yield
-    finally:
-        services.ConsolePopen = before
-
-
-@contextlib.contextmanager
-def _joining_on_loopback() -> Iterator[None]:
-    """Keep 127.0.0.1 when joining: Ray would replace it by the host's outer address."""
+def _wrapped(name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Wrap a function of Ray's services within the block."""
     from ray._private import services
 
-    before = services.resolve_ip_for_localhost
-    services.resolve_ip_for_localhost = lambda host: host
+    before = getattr(services, name)
+    setattr(services, name, wrap(before))
     try:
         yield
     finally:
-        services.resolve_ip_for_localhost = before
+        setattr(services, name, before)
 
 
 def _environment(directory: Path) -> dict[str, str | None]:
