@@ -11,9 +11,7 @@ import importlib
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from orchestrator.core.events import (
     AttemptEnded,
@@ -34,6 +32,8 @@ from workloads.devices.monitor.host import CardTelemetry
 
 _CLOSE_PATIENCE_S = 5.0
 
+Command = StartWorker | StopWorker | RunAttempt
+
 
 class InProcessExecutor:
     """An ``Executor`` with one background thread that carries out commands in order; ``preload``
@@ -42,46 +42,37 @@ class InProcessExecutor:
     def __init__(self, nodes: Sequence[Node], *, preload: Sequence[str] = ()) -> None:
         self._nodes = {node.node_id: node for node in nodes}
         self._workers: dict[str, CardWorker] = {}
-        self._busy: set[str] = set()  # worker ids
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._tasks: list[Callable[[], None]] = []  # queued
-        at = time.monotonic()
-        self._events: deque[Event] = deque(NodeJoined(at=at, node=node) for node in nodes)
-        self._changed = threading.Condition()  # guards everything above
-        work_off = partial(self._work_off, tuple(preload))
-        self._thread = threading.Thread(target=work_off, name="cards", daemon=True)
+        self._commands: list[Command] = []  # that have not begun
+        self._work: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        for node in nodes:
+            self._events.put(NodeJoined(at=time.monotonic(), node=node))
+        self._thread = threading.Thread(
+            target=self._work_off, args=(tuple(preload),), name="cards", daemon=True
+        )
         self._thread.start()
 
-    def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
+    def perform(self, command: Command) -> None:
         """Queue one command."""
-        with self._changed:
-            if isinstance(command, StartWorker):
-                self._start(command)
-            elif isinstance(command, RunAttempt):
-                self._busy.update(command.worker_ids)
-                self._tasks.append(lambda: self._do_run(command))
-            else:
-                self._tasks.append(lambda: self._do_stop(command.worker_id))
+        self._commands.append(command)
 
     def events(self, timeout_s: float) -> list[Event]:
         """Events since the last call, waiting up to ``timeout_s`` for one. Jobs begin only in a
         call that may wait: all rows are written by then, and a job can kill this process."""
-        with self._changed:
-            if timeout_s > 0:
-                for task in self._tasks:
-                    self._work.put(task)
-                self._tasks.clear()
-            if not self._events:
-                self._changed.wait(timeout_s)
-            happened = list(self._events)
-            self._events.clear()
+        if timeout_s > 0:
+            for command in self._commands:
+                self._work.put(command)
+            self._commands.clear()
+        happened: list[Event] = []
+        with contextlib.suppress(queue.Empty):
+            happened.append(self._events.get(timeout_s > 0, timeout_s))
+            while True:
+                happened.append(self._events.get_nowait())
         return happened
 
     def progress(self) -> Mapping[str, Progress]:
         """The busy worker, if any."""
-        with self._changed:
-            workers = [self._workers[busy] for busy in self._busy if busy in self._workers]
-        heard = [worker.progress() for worker in workers]
+        heard = [worker.progress() for worker in list(self._workers.values())]
         return {progress.worker_id: progress for progress in heard if progress is not None}
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
@@ -93,18 +84,33 @@ class InProcessExecutor:
 
     def close(self) -> None:
         """Drop queued commands and all workers; a running attempt ends with the program."""
-        with self._changed:
-            self._tasks.clear()
-            while not self._work.empty():
+        self._commands.clear()
+        with contextlib.suppress(queue.Empty):
+            while True:
                 self._work.get_nowait()
-            self._work.put(None)
+        self._work.put(None)
         self._thread.join(_CLOSE_PATIENCE_S)
 
-    def _start(self, command: StartWorker) -> None:
-        node = self._nodes[command.card.node_id]
+    # ------------------------------------------------------------ on the thread
+
+    def _work_off(self, preload: Sequence[str]) -> None:
+        for name in preload:
+            with contextlib.suppress(Exception):  # one that is broken is the first job's to report
+                importlib.import_module(name)
+        while (command := self._work.get()) is not None:
+            if isinstance(command, StartWorker):
+                self._events.put(self._start(command))
+            elif isinstance(command, RunAttempt):
+                self._events.put(self._run(command))
+            elif self._workers.pop(command.worker_id, None):  # else it never came up
+                stopped = WorkerStopped(at=time.monotonic(), worker_id=command.worker_id)
+                self._events.put(stopped)
+
+    def _start(self, command: StartWorker) -> Event:
+        node, worker_id = self._nodes[command.card.node_id], command.worker_id
         worker = CardWorker(
             WorkerConfig(
-                worker_id=command.worker_id,
+                worker_id=worker_id,
                 card=command.card,
                 node_name=node.name,
                 emulated=node.emulated,
@@ -113,32 +119,15 @@ class InProcessExecutor:
                 passport=command.passport,
             )
         )
-        self._workers[command.worker_id] = worker
-        self._tasks.append(lambda: self._do_start(command.worker_id, worker))
-
-    # ------------------------------------------------------------ on the thread
-
-    def _work_off(self, preload: Sequence[str]) -> None:
-        for name in preload:
-            with contextlib.suppress(Exception):  # one that is broken is the first job's to report
-                importlib.import_module(name)
-        while (task := self._work.get()) is not None:
-            task()
-
-    def _do_start(self, worker_id: str, worker: CardWorker) -> None:
         try:
             info = worker.start()
         except Exception as error:
-            with self._changed:
-                del self._workers[worker_id]
-                failure = worker.failure(error)
-                at = time.monotonic()
-                self._report(WorkerStopped(at=at, worker_id=worker_id, failure=failure))
-            return
-        with self._changed:
-            self._report(WorkerReady(at=time.monotonic(), worker_id=worker_id, info=info))
+            failure = worker.failure(error)
+            return WorkerStopped(at=time.monotonic(), worker_id=worker_id, failure=failure)
+        self._workers[worker_id] = worker
+        return WorkerReady(at=time.monotonic(), worker_id=worker_id, info=info)
 
-    def _do_run(self, command: RunAttempt) -> None:
+    def _run(self, command: RunAttempt) -> Event:
         (worker_id,) = command.worker_ids
         rank = self._workers[worker_id].run(command.attempt)
         outcome = Outcome(
@@ -147,16 +136,4 @@ class InProcessExecutor:
             ranks=(rank,),
             failure=rank.failure,
         )
-        with self._changed:
-            self._busy.discard(worker_id)
-            self._report(AttemptEnded(at=time.monotonic(), outcome=outcome))
-
-    def _do_stop(self, worker_id: str) -> None:
-        with self._changed:
-            if worker_id in self._workers:  # else it never came up, and that was said
-                del self._workers[worker_id]
-                self._report(WorkerStopped(at=time.monotonic(), worker_id=worker_id))
-
-    def _report(self, event: Event) -> None:
-        self._events.append(event)
-        self._changed.notify_all()
+        return AttemptEnded(at=time.monotonic(), outcome=outcome)
