@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -79,6 +80,24 @@ class Defence:
         return False
 
 
+DEFENCES: list[Defence] = []
+
+
+def defence(name: str, without: str, owner: Any, part: str, **options: Any) -> Any:
+    """Register a stand-in for a part; it is called with the original before the arguments."""
+
+    def register(stand_in: Callable[..., Any]) -> None:
+        original = getattr(owner, part)
+
+        def replaced(*arguments: Any, **named: Any) -> Any:
+            return stand_in(original, *arguments, **named)
+
+        take_away = partial(patch.object, owner, part, replaced)
+        DEFENCES.append(Defence(name, without, take_away, **options))
+
+    return register
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     """Do not."""
 
@@ -87,182 +106,163 @@ def _no_commands(*_: Any, **__: Any) -> tuple[()]:
     return ()
 
 
-Handle = Callable[[Event], list[Command]]
+@defence("rows kept while the disk is full", "rows wait for room", Patience, "act", first=8)
+def _forget_full_rows(act: Any, *arguments: Any) -> Any:
+    with contextlib.suppress(StoreFull):
+        return act(*arguments)
 
 
-def _handling(
-    handled: Callable[[Handle, Event], list[Command]],
-) -> contextlib.AbstractContextManager[Any]:
-    handle = Schedule.handle
-    return patch.object(
-        Schedule,
-        "handle",
-        lambda schedule, event: handled(lambda other: handle(schedule, other), event),
-    )
+@defence(
+    "nothing started while rows wait for room",
+    "while rows wait for room",
+    DelayedCommands,
+    "take",
+    first=8,
+)
+def _start_while_full(take: Any, delayed: DelayedCommands, command: Any, at: float) -> Any:
+    return ([], True) if hasattr(command, "worker_id") else take(delayed, command, at)
 
 
-def _forget_full_rows() -> contextlib.AbstractContextManager[Any]:
-    act = Patience.act
-
-    def dropping(patience: Patience, what: str, attempt: Callable[[], Any], last: type) -> Any:
-        with contextlib.suppress(StoreFull):
-            return act(patience, what, attempt, last)
-
-    return patch.object(Patience, "act", dropping)
-
-
-def _start_while_full() -> contextlib.AbstractContextManager[Any]:
-    take = DelayedCommands.take
-
-    def at_once(held: DelayedCommands, command: Any, at: float) -> tuple[list[Event], bool]:
-        return ([], True) if hasattr(command, "worker_id") else take(held, command, at)
-
-    return patch.object(DelayedCommands, "take", at_once)
-
-
-def _count_late_rows() -> contextlib.AbstractContextManager[Any]:
+@defence("fencing by attempt id", "final row", Schedule, "handle", first=48)
+def _count_late_rows(handle: Any, schedule: Schedule, event: Event) -> list[Command]:
     """Count a result that comes after its attempt was given up."""
 
     def counted(command: Command) -> Command:
         late = isinstance(command, RecordRow) and command.reason.startswith("came after")
         return replace(command, reason="measured", final=True) if late else command
 
-    return _handling(lambda handle, event: [counted(command) for command in handle(event)])
+    return [counted(command) for command in handle(schedule, event)]
 
 
-def _any_set() -> contextlib.AbstractContextManager[Any]:
-    def any_set(_: Any, count: int, server_cards: int) -> tuple[tuple[int, ...], ...]:
-        starts = range(server_cards - count, -1, -1)
-        return tuple(tuple(range(start, start + count)) for start in starts)
-
-    return patch.object(state, "legal_groups", any_set)
+@defence("legal sets of cards only", "illegal card set", state, "legal_groups")
+def _any_set(_: Any, __: Any, count: int, server_cards: int) -> tuple[tuple[int, ...], ...]:
+    starts = range(server_cards - count, -1, -1)
+    return tuple(tuple(range(start, start + count)) for start in starts)
 
 
-def _reuse_workers() -> contextlib.AbstractContextManager[Any]:
-    idle = property(lambda worker: worker.state is state.WorkerState.IDLE)
-    return patch.object(state.Worker, "fresh", idle)
+@defence("a card is free when its process is gone", "the card has a worker already", Leases, "stop")
+def _free_at_once(stop: Any, leases: Leases, worker: Any, reason: str) -> Iterator[Command]:
+    yield from stop(leases, worker, reason)
+    yield from leases.gone(worker, 0.0)
 
 
-def _free_at_once() -> contextlib.AbstractContextManager[Any]:
-    stop = Leases.stop
-
-    def at_once(leases: Leases, worker: Any, reason: str) -> Iterator[Command]:
-        yield from stop(leases, worker, reason)
-        yield from leases.gone(worker, 0.0)
-
-    return patch.object(Leases, "stop", at_once)
+@defence("a write until all is written", "is lost", SimulatedDisk, "write", first=8, on_disk=True)
+def _half_writes(write: Any, disk: SimulatedDisk, handle: int, data: bytes | memoryview) -> int:
+    with contextlib.suppress(OSError):
+        write(disk, handle, data)
+    return len(data)
 
 
-def _half_writes() -> contextlib.AbstractContextManager[Any]:
-    write = SimulatedDisk.write
-
-    def once(disk: SimulatedDisk, handle: int, data: bytes | memoryview) -> int:
-        with contextlib.suppress(OSError):
-            write(disk, handle, data)
-        return len(data)
-
-    return patch.object(SimulatedDisk, "write", once)
+@defence("a limit to retries", "and is tried again", outcomes, "judge", first=2)
+def _retry_for_ever(judge: Any, *arguments: Any, **counts: int) -> retry.Verdict:
+    return replace(judge(*arguments, **counts), retry=True)
 
 
-def _retry_for_ever() -> contextlib.AbstractContextManager[Any]:
-    judge = retry.judge
-
-    def always(kind: Any, message: str = "", **counts: int) -> retry.Verdict:
-        return replace(judge(kind, message, **counts), retry=True)
-
-    return patch.object(outcomes, "judge", always)
+@defence("a pause before a retry", " s after ", Ledger, "retry", first=59)
+def _retry_at_once(_: Any, __: Ledger, pool: Pool, record: JobState, ___: float) -> tuple[()]:
+    pool.enqueue(record)
+    return ()
 
 
-def _retry_at_once() -> contextlib.AbstractContextManager[Any]:
-    return patch.object(Ledger, "retry", lambda _, pool, record, __: pool.enqueue(record) or ())
-
-
-def _watch_the_first_only() -> contextlib.AbstractContextManager[Any]:
+@defence(
+    "a breaker that counts who has failed already", "others are tried", Breaker, "begun", first=867
+)
+def _watch_the_first_only(begun: Any, breaker: Breaker, subject: str) -> None:
     """A place that becomes free goes to the next that is begun, whoever has failed meanwhile."""
-    begin = Breaker.begun
-
-    def while_there_is_room(breaker: Breaker, subject: str) -> None:
-        if len(breaker.subjects) < breaker.limit:
-            begin(breaker, subject)
-
-    return patch.object(Breaker, "begun", while_there_is_room)
+    if len(breaker.subjects) < breaker.limit:
+        begun(breaker, subject)
 
 
-def _trust_nodes() -> contextlib.AbstractContextManager[Any]:
+@defence(
+    "quarantine of nodes that are lost again and again",
+    "times and is used after",
+    Pool,
+    "join",
+    first=4,
+)
+def _trust_nodes(_: Any, pool: Pool, node: Any) -> Generator[Command, None, list[Any]]:
     """A node that comes back is as good as a new one, however often it was lost."""
-
-    def join(pool: Pool, node: Any) -> Generator[Command, None, list[Any]]:
-        yield from ()
-        lost = pool.leave(node.node_id) if node.node_id in pool.cards.servers else []
-        pool.cards.add(node)
-        return lost
-
-    return patch.object(Pool, "join", join)
+    yield from ()
+    lost = pool.leave(node.node_id) if node.node_id in pool.cards.servers else []
+    pool.cards.add(node)
+    return lost
 
 
-def _deaf_to_clocks() -> contextlib.AbstractContextManager[Any]:
-    def deaf(handle: Handle, event: Event) -> list[Command]:
-        set_again = isinstance(event, ClockSet) and event.by_s
-        return handle(Tick(at=event.at) if set_again else event)
+@defence(
+    "a deadline that follows the time of day", "the end of the time", Schedule, "handle", first=14
+)
+def _deaf_to_clocks(handle: Any, schedule: Schedule, event: Event) -> list[Command]:
+    set_again = isinstance(event, ClockSet) and event.by_s
+    return handle(schedule, Tick(at=event.at) if set_again else event)
 
-    return _handling(deaf)
 
-
-def _watch_by_the_time_of_day() -> contextlib.AbstractContextManager[Any]:
+@defence(
+    "a watchdog whose clock never jumps",
+    "a healthy worker is called hung",
+    Night,
+    "watchdog",
+    first=47,
+)
+def _watch_by_the_time_of_day(_: Any, night: Night) -> Watchdog | None:
     """Count a worker's time in its phase by the time of day, and all of a pause
     counts: else a step forward would pass for a pause of the driver."""
 
-    def watchdog(night: Night) -> Watchdog | None:
-        class Watch(Watchdog):
-            def overdue(self, cards: Any, now: float) -> list[WorkerOverdue]:
-                return super().overdue(cards, night.wall())
+    class Watch(Watchdog):
+        def overdue(self, cards: Any, now: float) -> list[WorkerOverdue]:
+            return super().overdue(cards, night.wall())
 
-        return Watch(longest_pause_s=math.inf) if night.shape.watched else None
-
-    return patch.object(Night, "watchdog", watchdog)
+    return Watch(longest_pause_s=math.inf) if night.shape.watched else None
 
 
-def _moving_budgets() -> contextlib.AbstractContextManager[Any]:
-    handle = Schedule.handle
-
-    def move(schedule: Schedule, event: Event) -> list[Command]:
-        if isinstance(event, ClockSet):
-            schedule.settings = replace(schedule.settings, follow_clock=True)
-        return handle(schedule, event)
-
-    return patch.object(Schedule, "handle", move)
+@defence("a budget that does not", "finished with workers left", Schedule, "handle", first=122)
+def _moving_budgets(handle: Any, schedule: Schedule, event: Event) -> list[Command]:
+    if isinstance(event, ClockSet):
+        schedule.settings = replace(schedule.settings, follow_clock=True)
+    return handle(schedule, event)
 
 
-def _impatient() -> contextlib.AbstractContextManager[Any]:
-    def at_once(patience: Patience, what: str, attempt: Callable[[], Any], last: type) -> Any:
-        return attempt()
-
-    return patch.object(Patience, "act", at_once)
+@defence("patience with what fails for a moment", "was away for a moment", Patience, "act", first=4)
+def _impatient(_: Any, __: Patience, what: str, attempt: Callable[[], Any], ___: type) -> Any:
+    return attempt()
 
 
-def _free_what_was_not_stopped() -> contextlib.AbstractContextManager[Any]:
+@defence(
+    "a worker is stopped when the executor took the command",
+    "has a process of driver",
+    driver_module,
+    "refusal",
+    first=9,
+)
+def _free_what_was_not_stopped(refusal: Any, command: Any, error: Any, at: float) -> list[Event]:
     """A worker counts as stopped, although the executor did not take the command."""
-    refusal = driver_module.refusal
-
-    def believed(command: Any, error: Exception, at: float) -> list[Event]:
-        if isinstance(command, StopWorker):
-            return [WorkerStopped(at=at, worker_id=command.worker_id)]
-        return refusal(command, error, at)
-
-    return patch.object(driver_module, "refusal", believed)
+    if isinstance(command, StopWorker):
+        return [WorkerStopped(at=at, worker_id=command.worker_id)]
+    return refusal(command, error, at)
 
 
-def _run_what_has_ended() -> contextlib.AbstractContextManager[Any]:
-    """An attempt that waits for room is started, though its node went meanwhile."""
-    return patch.object(DelayedCommands, "forget_attempt", _nothing)
+@defence(
+    "numbers of requests",
+    "requests were read out of order or twice",
+    protocol.Inbox,
+    "new",
+    of_channel=True,
+)
+def _as_they_come(_: Any, inbox: protocol.Inbox[Any], first: int, messages: Any) -> Any:
+    inbox.received = max(inbox.received, first + len(messages) - 1)
+    return messages
 
 
-def _as_they_come() -> contextlib.AbstractContextManager[Any]:
-    def new(inbox: protocol.Inbox[Any], first: int, messages: Any) -> Any:
-        inbox.received = max(inbox.received, first + len(messages) - 1)
-        return messages
-
-    return patch.object(protocol.Inbox, "new", new)
+@defence(
+    "messages kept until they are confirmed",
+    "out of order",
+    protocol.Outbox,
+    "pending",
+    of_channel=True,
+)
+def _once_only(pending: Any, outbox: protocol.Outbox[Any], *timeout_s: float) -> tuple[int, Any]:
+    first, messages = pending(outbox, *timeout_s)
+    outbox.confirm(first + len(messages) - 1)
+    return first, messages
 
 
 @contextlib.contextmanager
@@ -274,22 +274,11 @@ def _no_checksums() -> Iterator[None]:
         yield
 
 
-def _once_only() -> contextlib.AbstractContextManager[Any]:
-    pending = protocol.Outbox.pending
-
-    def forgetting(outbox: protocol.Outbox[Any], timeout_s: float = 0.0) -> tuple[int, Any]:
-        first, messages = pending(outbox, timeout_s)
-        outbox.confirm(first + len(messages) - 1)
-        return first, messages
-
-    return patch.object(protocol.Outbox, "pending", forgetting)
-
-
 def _of(owner: Any, name: str, new: Any = _nothing) -> Callable[[], Any]:
-    return lambda: patch.object(owner, name, new)
+    return partial(patch.object, owner, name, new)
 
 
-DEFENCES = (
+DEFENCES += [
     Defence(
         "the run's lock",
         "two drivers hold the run at once",
@@ -312,19 +301,6 @@ DEFENCES = (
         "the driver waits and rows are not safe",
         _of(RowWriter, "write"),
     ),
-    Defence("rows kept while the disk is full", "rows wait for room", _forget_full_rows, first=8),
-    Defence(
-        "nothing started while rows wait for room",
-        "while rows wait for room",
-        _start_while_full,
-        first=8,
-    ),
-    Defence("fencing by attempt id", "final row", _count_late_rows, first=48),
-    Defence(
-        "a card is free when its process is gone", "the card has a worker already", _free_at_once
-    ),
-    Defence("legal sets of cards only", "illegal card set", _any_set),
-    Defence("fresh processes where they are asked for", "is not fresh", _reuse_workers),
     Defence(
         "cards drained for gangs", "starves: ", _of(Placement, "_reserve", _no_commands), first=7
     ),
@@ -366,8 +342,6 @@ DEFENCES = (
         first=38,
         on_disk=True,
     ),
-    Defence("a write until all is written", "is lost", _half_writes, first=8, on_disk=True),
-    Defence("checksums of rows", "", _no_checksums, first=44, on_disk=True),
     Defence(
         "numbers of attempts whose rows are damaged",
         "used twice",
@@ -388,43 +362,19 @@ DEFENCES = (
         first=39,
     ),
     Defence(
-        "a watchdog whose clock never jumps",
-        "a healthy worker is called hung",
-        _watch_by_the_time_of_day,
-        first=47,
-    ),
-    Defence(
         "timers by a clock that never jumps",
         "s late",
         _of(Night, "steady", lambda night: night.now + night.set_by()),
         first=8,
     ),
-    Defence(
-        "a deadline that follows the time of day", "the end of the time", _deaf_to_clocks, first=14
-    ),
-    Defence("a budget that does not", "finished with workers left", _moving_budgets, first=122),
     Defence("the watchdog", "no end after", _of(Watchdog, "overdue", lambda *_: []), first=45),
-    Defence("a limit to retries", "and is tried again", _retry_for_ever, first=2),
-    Defence("a pause before a retry", " s after ", _retry_at_once, first=59),
     Defence("a card's rest after a failed start", "s of rest", _of(Pool, "rest", _no_commands)),
-    Defence(
-        "quarantine of nodes that are lost again and again",
-        "times and is used after",
-        _trust_nodes,
-        first=4,
-    ),
     Defence("the circuit breaker", "others are tried", _of(Breaker, "failure"), first=3),
     Defence(
         "a breaker that watches others for those withdrawn",
         "others are tried",
         _of(Breaker, "withdrawn"),
         first=387,
-    ),
-    Defence(
-        "a breaker that counts who has failed already",
-        "others are tried",
-        _watch_the_first_only,
-        first=867,
     ),
     Defence(
         "jobs that wait for those they need",
@@ -442,30 +392,11 @@ DEFENCES = (
         _of(Pool, "lock_away"),
         first=11,
     ),
-    Defence("patience with what fails for a moment", "was away for a moment", _impatient, first=4),
     Defence(
         "a command that is refused is an event",
         "no end after",
         _of(driver_module, "refusal", lambda *_: []),
         first=4,
-    ),
-    Defence(
-        "a worker is stopped when the executor took the command",
-        "has a process of driver",
-        _free_what_was_not_stopped,
-        first=9,
-    ),
-    Defence(
-        "no start of what has ended while it waited for room",
-        "has ended and is started",
-        _run_what_has_ended,
-        first=588,
-    ),
-    Defence(
-        "numbers of requests",
-        "requests were read out of order or twice",
-        _as_they_come,
-        of_channel=True,
     ),
     Defence(
         "requests sent again until they are confirmed",
@@ -474,11 +405,22 @@ DEFENCES = (
         of_channel=True,
         first=6,
     ),
-    Defence("messages kept until they are confirmed", "out of order", _once_only, of_channel=True),
     Defence(
         "messages forgotten when they are confirmed",
         "responses were heard out of order or twice",
         _of(protocol.Outbox, "confirm"),
         of_channel=True,
     ),
-)
+    Defence(
+        "fresh processes where they are asked for",
+        "is not fresh",
+        _of(state.Worker, "fresh", property(lambda worker: worker.state is state.WorkerState.IDLE)),
+    ),
+    Defence(
+        "no start of what has ended while it waited for room",
+        "has ended and is started",
+        _of(DelayedCommands, "forget_attempt"),
+        first=588,
+    ),
+    Defence("checksums of rows", "", _no_checksums, first=44, on_disk=True),
+]
