@@ -85,17 +85,8 @@ _LOAD_SPREAD, _PRIOR_LOAD_SPREAD = (0.3, 4.0), (0.05, 4.0)
 _LEAST_SPREAD = (0.5, 2.0)
 
 
-@dataclass(slots=True)
-class _Sorted:
-    values: list[float] = field(default_factory=list)
-
-    def add(self, value: float) -> None:
-        insort(self.values, value)
-
-    @property
-    def median(self) -> float:
-        values, middle = self.values, len(self.values) // 2
-        return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+#: Values in ascending order.
+_Sorted = list[float]
 
 
 @dataclass(slots=True)
@@ -159,7 +150,7 @@ class Estimator:
 
     def _spread(self, distance: Distance) -> tuple[float, float]:
         """Factors between which nine of ten times at a distance lie."""
-        errors = self._errors.get(distance, _Sorted()).values
+        errors = self._errors.get(distance, [])
         low, high = _SPREAD[distance]
         outside = int((1 - COVERED) / 2 * (len(errors) + 1))  # rows beyond either end
         if outside:
@@ -173,22 +164,22 @@ class Estimator:
     ) -> None:
         for distance, foretold in self._foretold(job_id, known, size, None):
             if run_s > 0 and foretold > 0:
-                self._errors.setdefault(distance, _Sorted()).add(log(run_s / foretold))
-        self._runs.setdefault(job_id, _Sorted()).add(run_s)
-        self._runs.setdefault(_model(known), _Sorted()).add(run_s)
+                insort(self._errors.setdefault(distance, []), log(run_s / foretold))
+        for key in (job_id, _model(known)):
+            insort(self._runs.setdefault(key, []), run_s)
         if size is not None:
             for key in (_settings(known), _precision(known)):
-                self._batches.setdefault(key, {}).setdefault(size, _Sorted()).add(run_s)
+                insort(self._batches.setdefault(key, {}).setdefault(size, []), run_s)
         if load_s > 0:
             for key in _loading(job_id, known):
-                self._loads.setdefault(key, _Sorted()).add(load_s)
+                insort(self._loads.setdefault(key, []), load_s)
 
     def _foretold(
         self, job_id: str, known: Job | PastRow, size: int | None, prior_s: float | None
     ) -> Iterator[tuple[Distance, float]]:
         """Yield the running time as estimated at each distance that has rows, the nearest first."""
         if (runs := self._runs.get(job_id)) is not None:
-            yield Distance.JOB, runs.median
+            yield Distance.JOB, _median(runs)
         for distance, key in (
             (Distance.SETTINGS, _settings(known)),
             (Distance.PRECISION, _precision(known)),
@@ -196,18 +187,18 @@ class Estimator:
             if (sizes := self._batches.get(key)) is not None:
                 yield distance, _at_size(sizes, size)
         if (runs := self._runs.get(_model(known))) is not None:
-            yield Distance.MODEL, runs.median
+            yield Distance.MODEL, _median(runs)
         if prior_s is not None:
             yield Distance.PRIOR, prior_s
 
     def _load_s(self, job_id: str, known: Job | PastRow) -> float:
         for key in _loading(job_id, known):
             if (loads := self._loads.get(key)) is not None:
-                return loads.median
+                return _median(loads)
         return PRIOR_LOAD_S
 
     def _margin(self, distance: Distance) -> float:
-        errors = self._errors.get(distance, _Sorted()).values
+        errors = self._errors.get(distance, [])
         rank = ceil(COVERED * (len(errors) + 1))
         if rank > len(errors):  # too few to tell
             worst = exp(errors[-1]) if errors else 1.0
@@ -235,9 +226,14 @@ def _loading(job_id: str, known: Job | PastRow) -> tuple[Hashable, ...]:
 def _at_size(sizes: dict[int, _Sorted], size: int | None) -> float:
     """The time at the nearest batch size; for a search the median of all."""
     if size is None:
-        return median(times.median for times in sizes.values())
+        return median(map(_median, sizes.values()))
     wanted = log(size)
-    return sizes[min(sizes, key=lambda known: (abs(log(known) - wanted), known))].median
+    return _median(sizes[min(sizes, key=lambda known: (abs(log(known) - wanted), known))])
+
+
+def _median(values: _Sorted) -> float:
+    middle = len(values) // 2
+    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
 
 
 def _span(middle_s: float, spread: tuple[float, float]) -> Span:
