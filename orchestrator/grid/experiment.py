@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orchestrator.core.errors import Problem
 from orchestrator.core.job import Accelerator, Job, Parameters, Scalar
 from orchestrator.grid.axes import (
     RANGE_HINT,
@@ -27,12 +26,11 @@ from orchestrator.grid.vocabulary import (
     ExperimentBlock,
     Fault,
     JobFields,
-    Vocabulary,
     foreign_spelling,
     has_a_choice,
     shown,
 )
-from orchestrator.grid.yaml import Document, Path_
+from orchestrator.grid.yaml import Path_
 from workloads.base import MeasureSettings, WorkloadError
 
 STRUCTURE = tuple(ExperimentBlock.model_fields)
@@ -360,12 +358,10 @@ _FIXED = _FIELDS - {"engine", "dataset"}
 
 
 class Expander:
-    """Expands the experiments of one grid; collects problems that only expansion shows."""
+    """Expands the experiments of one grid, and notes problems that only expansion shows."""
 
-    def __init__(self, document: Document, vocabulary: Vocabulary) -> None:
-        self.document = document
-        self.vocabulary = vocabulary
-        self.problems: list[Problem] = []
+    def __init__(self, findings: Findings) -> None:
+        self.findings, self.vocabulary = findings, findings.vocabulary
         self.repeated: dict[tuple[str, str], int] = {}  # (experiment, first experiment) -> jobs
         self._revisions: dict[tuple[str, str], str] = {}  # of datasets: as written, and pinned
         self._parameters: dict[str, Parameters] = {}  # equal ones are one tuple, as rules want it
@@ -400,8 +396,7 @@ class Expander:
     def _complain(
         self, experiment: Experiment, where: tuple[str | int, ...], message: str, hint: str
     ) -> None:
-        path = where or experiment.path
-        self.problems.append(self.document.problem(path, message, hint))
+        self.findings.complain(where or experiment.path, message, hint)
 
     def _replicated(self, experiment: Experiment) -> Iterator[Job]:
         if experiment.replicates == 1:
@@ -443,7 +438,7 @@ class Expander:
             yield experiment.axes, without(points, patterns, used) if patterns else points
         for (path, pattern), matched in zip(experiment.exclude, used, strict=True):
             if not matched:
-                hint = self._why_unmatched(experiment, pattern)
+                hint = "" if self.findings.full else self._why_unmatched(experiment, pattern)
                 self._complain(experiment, path, "this pattern matches no job", hint)
         for axes in experiment.include:
             yield axes, product(experiment.fixed, axes)

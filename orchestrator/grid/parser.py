@@ -136,9 +136,8 @@ class GridReader:
         experiments = self._experiments(top, measure)
         if not self._check_size(experiments):
             experiments = []
-        expander = Expander(self.document, self.vocabulary)
+        expander = Expander(self.findings)
         planned = expander.expand(experiments)
-        self.findings.add(expander.problems)
         revisions = self.vocabulary.revisions
         grid = Grid(
             name=top.get("name", ""),

@@ -72,7 +72,7 @@ BAD: list[tuple[str, bytes | None, str, tuple[str, ...]]] = [
     ("a.csv", b'prompt,completion\n"a,b\n', "", ('a field that begins with " ends with one',)),
     ("a.csv", b"prompt,completion\na\n", "", ("a.csv:2", "each of the columns prompt, completion")),
     ("a.csv", b"prompt;completion\na;b\n", "", ("a.csv:1", "divided by ';'; .csv wants ','")),
-    ("a.xlsx", b"PK\x03\x04", "", ("ends in none of .json, .jsonl, .ndjson", "it is no JSON")),
+    ("a.xlsx", b"PK\x03\x04", "", ("7:14", "it is a ZIP archive (as .xlsx is): unpack it")),
     ("a.jsonl.gz", b"\x1f\x8b\x08", "", ("a.jsonl.gz: damaged",)),
     ("a.jsonl", PAIR, "columns: prompt", ("8:14", "'prompt' is no pair", "prompt=question, comp")),
     ("a.jsonl", PAIR, "columns: promt=a", ("8:14", "there is no 'promt'", "did you mean prompt?")),

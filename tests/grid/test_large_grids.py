@@ -35,6 +35,9 @@ GRIDS: dict[str, Callable[[int], str]] = {
     "values": lambda count: listed("axes", "#", count),
     "wrong values": lambda count: listed("axes", "x#", count),
     "refused entries": lambda count: repeated("      - 1", count, f"{ONE}    exclude:\n"),
+    "exclusions": lambda count: repeated(
+        "      - {batch_size: #, cards: 1}", count, listed("axes", "#", count) + "    exclude:\n"
+    ),
     "experiments": lambda count: repeated("  - {name: e#}", count),
     "missing models": lambda count: repeated("  - {name: e#, model: m#}", count),
 }
