@@ -32,8 +32,8 @@ from workloads.models.rules import ATTENTION_TARGETS
 
 #: Values that share one scale in the usual int4 formats.
 INT4_GROUP = 64
-#: Limits of the process: seconds to import libraries, and bytes, a third of which those take.
-_IMPORT_SECONDS, _MEMORY_BYTES = 60.0, 3 * 2**29
+#: Limits of the process: seconds to import libraries, and bytes, of which those take up to half.
+_IMPORT_SECONDS, _MEMORY_BYTES = 60.0, 2**31
 _LIBRARY = process.Bounded(memory_bytes=_MEMORY_BYTES, of="DATA")
 _LAYER_NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 
