@@ -140,7 +140,7 @@ def write_aside(path: Path, content: str | bytes | Iterable[str]) -> Path:
         disk.make_directory(path.parent)
     except OSError as error:
         raise disk.write_error(path, error) from error
-    if not isinstance(content, bytes):
-        texts = [content] if isinstance(content, str) else content
-        content = (text.encode() for text in texts)
-    return disk.replace_file(path.parent, path.name, content)
+    if isinstance(content, str):
+        content = content.encode()
+    data = content if isinstance(content, bytes) else (text.encode() for text in content)
+    return disk.replace_file(path.parent, path.name, data)
