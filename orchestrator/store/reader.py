@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 ROW_KEY = ("invocation_id", "attempt_id", "recorded_at", "state", "final")
 #: A Parquet file may decode to this many values and bytes, and to so many more for each of its
 #: bytes: real rows have one or two, and sixty kilobytes can hold millions of empty lists.
-MOST_VALUES, MOST_DECODED_BYTES, MOST_FOR_A_BYTE = 5_000_000, 256 * 2**20, 64
+MOST_VALUES, MOST_DECODED_BYTES, MOST_FOR_A_BYTE = 5_000_000, 256 * 2**20, 32
 
 _NAME = re.compile(
     r"(?P<head>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<number>\d{1,9})-(?P<digest>[0-9a-f]{16})\.\w+"

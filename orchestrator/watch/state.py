@@ -7,7 +7,6 @@ was seen to change, and before that against the driver's clock.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -304,9 +303,7 @@ def _entry(store: Store) -> RunEntry:
             best = best_text(ranking, summary.chosen(ranking.fastest))
     except StoreError as error:
         note = str(error).splitlines()[0]
-    status = None
-    with contextlib.suppress(StoreError):
-        status = read_status(store)
+    status = read_status(store)
     if status is None:
         return RunEntry(run=store.run, state="", best=best, note=note)
     return RunEntry(

@@ -161,6 +161,20 @@ def rows(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
     return pa.concat_tables([table] * times), f"rows {times} times"
 
 
+def many(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
+    """One record of a nested column over and over, which takes a few bytes in a file."""
+    lists = [i for i, field in enumerate(table.schema) if pa.types.is_list(field.type)]
+    if not lists or not table.num_rows:
+        return table, "nothing"
+    at, count = random.choice(lists), random.choice([1000, 500_000])
+    field = table.schema.field(at)
+    known = table.column(at).combine_chunks().flatten()
+    one = known[:1] if len(known) else pa.nulls(1, field.type.value_type)
+    ends = [0, *[count] * table.num_rows]
+    column = pa.ListArray.from_arrays(ends, one.take(pa.repeat(0, count)))
+    return table.set_column(at, field.name, column), f"{count:,} {field.name} in one row"
+
+
 def metadata(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
     meta = dict(table.schema.metadata or {})
     action = random.choice(["none", "version", "more"])
@@ -208,7 +222,7 @@ def ends(random: Random, table: pa.Table) -> tuple[pa.Table, str]:
 
 CHANGES = [
     *(*[value] * 8, *[ends] * 4, *[kind] * 5, *[null] * 2, *[columns] * 2),
-    *(binary, rows, metadata),
+    *(binary, rows, many, metadata),
 ]
 
 
