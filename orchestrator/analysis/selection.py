@@ -166,16 +166,16 @@ def _parameters(row: Measurement) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=65_536)
 def stated_parameters(setting: Setting) -> dict[str, str]:
-    """Return a setting's parameters, name and value, as far as they enter a job's id: without
-    defaults of settings that came later, or that only rows of earlier versions have."""
+    """Return a setting's parameters, name and value, without defaults. Work that every job id has,
+    such as ``output_tokens`` and ``method``, is stated whether or not it was set."""
     engine = setting.engine or usual_engine(setting.workload)
     declared = registry.declared_in_rows(setting.workload, engine)
     return {
         name: value
         for name, value in setting.parameters
-        if name not in declared
-        or declared[name].always_in_id
-        or scalar(declared[name].default) != value
+        if (own := declared.get(name)) is None
+        or (own.role == "work" and own.always_in_id)
+        or scalar(own.default) != value
     }
 
 

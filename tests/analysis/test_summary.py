@@ -112,7 +112,7 @@ def test_unequal_work_is_not_in_one_table_nor_ranked_together() -> None:
     assert [len(table.cells) for table in summary.tables] == [2, 1, 1]
     assert len(summary.rankings) == 4 and summary.tables[0].best == frozenset()
     assert set(summary.tables[0].lines) == {"output tokens 128", "output tokens 16"}
-    assert summary.shared["text-generation"]["attention"] == "sdpa"
+    assert summary.shared["text-generation"]["engine"] == "transformers"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_differences_are_what_some_settings_have_otherwise() -> None:
     assert Differences.among([blank]).of(blank) == {}
 
 
-def test_a_default_that_no_job_id_has_is_stated_only_against_another_value() -> None:
+def test_a_default_of_a_choice_is_stated_only_against_another_value() -> None:
     texts = dict.fromkeys(("model", "dataset", "accelerator", "device", "isolation"), "w")
     one = Setting(
         **texts,
@@ -60,7 +60,7 @@ def test_a_default_that_no_job_id_has_is_stated_only_against_another_value() -> 
         engine="transformers",
         emulated=False,
         cards=1,
-        parameters=(("output_tokens", "128"), ("packed_weights", "false"), ("too_long", "error")),
+        parameters=(("attention", "sdpa"), ("output_tokens", "128"), ("too_long", "error")),
     )
     training = replace(one, workload="pretraining", parameters=())
     cut = replace(one, parameters=(*one.parameters[:2], ("too_long", "cut")))
