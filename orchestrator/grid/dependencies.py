@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.core.errors import Problem
 from orchestrator.core.job import Job, Scalar
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid
 
 
+#: What a job that a plan adds has in the place of its job's own.
+_PLAIN: Mapping[str, Any] = {"batch_size": 1, "isolation": "warm", "replicate": 1}
+
+
 def calibration_of(job: Job) -> Job | None:
     """The calibration that a job needs; None if it needs none."""
     spec = ENGINES.get(job.engine)
@@ -41,18 +45,12 @@ def calibration_of(job: Job) -> Job | None:
         return None
     if not spec.runs_on(job.accelerator.device):
         return None
-    return Job(
-        experiment=job.experiment,
+    return replace(
+        job,
         workload=workload,
-        model=job.model,
-        dataset=job.dataset,
-        accelerator=job.accelerator,
-        cards=job.cards,
         precision="bf16",  # in which it is measured
-        batch_size=1,
-        engine=job.engine,
         parameters=_parameters(workload, job.engine),
-        measure=job.measure,
+        **_PLAIN,
     )
 
 
@@ -82,18 +80,15 @@ def quality_reference_of(job: Job) -> Job | None:
     of = settings.get("quality_of")
     own = {"prompts", "output_tokens", *(["adapter"] if of else [])}
     given = {name: settings[name] for name in work - own if name in settings}
-    return Job(
-        experiment=job.experiment,
+    return replace(
+        job,
         workload=_REFERENCE,
         model=str(of or job.model),
-        dataset=job.dataset,
-        accelerator=job.accelerator,
         cards=1,
         precision="fp32",
-        batch_size=1,
         engine=engine,
         parameters=tuple(sorted(spec.validate(given, engine).items())),
-        measure=job.measure,
+        **_PLAIN,
     )
 
 

@@ -486,17 +486,12 @@ class Expander:
 
 
 def _job(experiment: Experiment, settings: dict[str, Scalar], parameters: Parameters) -> Job:
+    fields: dict[str, Any] = {name: settings[name] for name in FIELD_NAMES if name != "workload"}
+    fields["accelerator"] = Accelerator(fields["accelerator"])
     return Job(
         experiment=experiment.name,
         workload=experiment.workload,
-        model=settings["model"],  # type: ignore[arg-type]
-        dataset=settings["dataset"],  # type: ignore[arg-type]
-        accelerator=Accelerator(settings["accelerator"]),  # type: ignore[arg-type]
-        cards=settings["cards"],  # type: ignore[arg-type]
-        precision=settings["precision"],  # type: ignore[arg-type]
-        batch_size=settings["batch_size"],  # type: ignore[arg-type]
-        engine=settings["engine"],  # type: ignore[arg-type]
-        isolation=settings["isolation"],  # type: ignore[arg-type]
         parameters=parameters,
         measure=experiment.measure,
+        **fields,
     )

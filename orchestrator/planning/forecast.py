@@ -50,18 +50,16 @@ class Startup:
 
     def span(self, cards: int) -> Span:
         """Range of the time to the first job on so many cards; in process with ``FIRST_USE``."""
-        first_use = FIRST_USE if self.kind == IN_PROCESS else NOTHING
-        return self._to_first_job(cards) + first_use
-
-    def _to_first_job(self, cards: int) -> Span:
         if self.earlier_s:
             known = sorted(self.earlier_s)
             middle = known[len(known) // 2]
             low, high = min(known[0], middle / START_FACTOR), max(known[-1], middle * START_FACTOR)
-            return Span(low, middle, high)
-        if self.kind == PRIVATE:  # its head and nodes, torch's import, and a process a card
-            return Span(5.0 + 0.5 * cards, 12.0 + cards, 40.0 + 3.0 * cards)
-        return Span(1.0, 6.0, 25.0) if self.kind == IN_PROCESS else Span(3.0, 12.0, 60.0)
+            span = Span(low, middle, high)
+        elif self.kind == PRIVATE:  # its head and nodes, torch's import, and a process a card
+            span = Span(5.0 + 0.5 * cards, 12.0 + cards, 40.0 + 3.0 * cards)
+        else:
+            span = Span(1.0, 6.0, 25.0) if self.kind == IN_PROCESS else Span(3.0, 12.0, 60.0)
+        return span + FIRST_USE if self.kind == IN_PROCESS else span
 
 
 def duration(

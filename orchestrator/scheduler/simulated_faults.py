@@ -22,7 +22,7 @@ from orchestrator.core.outcome import (
     WorkerInfo,
 )
 from orchestrator.core.topology import Card, Node
-from workloads.base import Result, Sample
+from workloads.base import Result, whole_sample
 
 _FIXED, _LIMIT = 2 * 10**9, 10**11  # bytes: of the weights, and of a card
 _REPEATS = 3
@@ -33,11 +33,8 @@ def simulated_result(job: Job, fits_up_to: int | None, noise: float, random: Ran
     assert isinstance(job.batch_size, int)
     rate = true_rate(job)
     samples = tuple(
-        Sample(
+        whole_sample(
             repeat=repeat,
-            batch=0,
-            warmup=False,
-            complete=True,
             wall_s=job.batch_size / (rate * exp(random.gauss(0.0, noise))),
             cpu_s=0.0,
             items=job.batch_size,

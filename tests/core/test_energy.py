@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
+from core_cases import a_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
-from measurements import attempt, job, rank, recorded, sample
+from measurements import attempt, job, rank, recorded
 from patience import until
 
 from orchestrator.analysis.measurement import measurement_of

@@ -6,9 +6,10 @@ import math
 from dataclasses import replace
 
 import pytest
+from core_cases import a_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
-from measurements import attempt, job, rank, recorded, sample, worker
+from measurements import attempt, job, rank, recorded, worker
 
 from orchestrator.analysis.measurement import Provenance, measurement_of, to_microseconds
 from orchestrator.analysis.samples import metrics_of
