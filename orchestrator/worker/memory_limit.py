@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from orchestrator.util.host import memory_use
+
 STATUS = Path("/proc/self/status")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
@@ -72,14 +74,12 @@ class MemoryLimit:
 
 
 def share_of_host(cards: int) -> int:
-    """Bytes per emulated card: an even share of 80 % of the memory of the host or its cgroup."""
-    import psutil
-
-    total = int(psutil.virtual_memory().total)
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # absent, or "max"
-            total = min(total, int(Path(path).read_text()))
-    return int(0.8 * total) // max(1, cards) // 2**20 * 2**20
+    """Bytes per emulated card: an even share of 80 % of the memory of the host or its cgroup, or of
+    90 % of what is free now below the share from which Ray's memory monitor ends all jobs."""
+    use = memory_use()
+    free = (use.killed_from or 1.0) * use.limit_bytes - use.used_bytes
+    total = min(0.8 * use.limit_bytes, 0.9 * max(free, 0.1 * use.limit_bytes))
+    return int(total) // max(1, cards) // 2**20 * 2**20
 
 
 # ---------------------------------------------------------------- out-of-memory kills

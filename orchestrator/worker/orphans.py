@@ -34,6 +34,7 @@ from workloads.util.processes import (
     make_owned_directory,
     owned_directory,
     process_stat,
+    remove_unmarked,
     started_ticks,
     variables,
 )
@@ -266,6 +267,8 @@ def remove_abandoned() -> None:
         with contextlib.suppress(TimeoutError):  # then it stays, for the next run
             end_users_of(directory)
             directory.remove()
+    for base in base_directories():
+        remove_unmarked(_PREFIX, base)
 
 
 # ---------------------------------------------------------------- the guard of a driver

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.main import main
-from orchestrator.util.host import memory_use
+from orchestrator.util.host import MemoryUse, memory_use
+from orchestrator.worker import memory_limit
+from orchestrator.worker.memory_limit import share_of_host
 from workloads.base import DataMissing
 from workloads.data.cache import cache_root
 
@@ -126,6 +128,20 @@ def test_memory_is_counted_as_rays_monitor_counts_it(
     assert use.share == pytest.approx(share)
     assert bool(use.problem) == bool(words)
     assert re.search(words, use.problem)
+
+
+@pytest.mark.parametrize(
+    ("used", "killed_from", "share"),
+    [(0, 0.95, 80), (40, 0.95, 49.5), (40, 0.0, 54), (90, 0.95, 9)],
+    ids=["idle", "busy", "no monitor", "full"],
+)
+def test_emulated_cards_leave_room_below_rays_memory_monitor(
+    used: int, killed_from: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gib = 2**30
+    use = MemoryUse(used_bytes=used * gib, limit_bytes=100 * gib, killed_from=killed_from)
+    monkeypatch.setattr(memory_limit, "memory_use", lambda: use)
+    assert share_of_host(4) == pytest.approx(share * gib / 4, abs=2**20)
 
 
 def test_memory_of_this_host_is_known() -> None:

@@ -1,8 +1,8 @@
 """Processes of this host: their state, their environment, and directories that they own.
 
 An owned directory has a marker file with its process's id, start time (ids are reused), pid
-namespace and boot. Directories without one, or with one from another namespace or boot, are left
-alone: they may be in use.
+namespace and boot. Directories with one from another namespace or boot are left alone, as are those
+without one that hold anything: they may be in use.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -182,6 +183,21 @@ def abandoned_directories(prefix: str, base: Path) -> list[OwnedDirectory]:
         return []
     directories = (owned_directory(base / name) for name in names)
     return [directory for directory in directories if directory and directory.is_abandoned]
+
+
+def remove_unmarked(prefix: str, base: Path) -> None:
+    """Remove this user's directories of that name whose creators were killed while they made or
+    removed them: they hold nothing, or a marker that was not written to its end."""
+    for path in base.glob(f"{prefix}*"):
+        made = re.fullmatch(rf"{prefix}([0-9]+)-[a-z0-9_]{{8}}", path.name)
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            gone = made is not None and started_ticks(int(made[1])) is None
+            if own and gone and owned_directory(path) is None:
+                if os.listdir(path) == [MARKER]:
+                    os.unlink(path / MARKER)
+                os.rmdir(path)  # fails unless it is empty
 
 
 def owned_directory(path: Path) -> OwnedDirectory | None:

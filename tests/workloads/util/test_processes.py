@@ -24,6 +24,7 @@ from workloads.util.processes import (
     abandoned_directories,
     make_owned_directory,
     owned_directory,
+    remove_unmarked,
     started_ticks,
 )
 
@@ -51,6 +52,7 @@ def marker_of(process: ProcessIdentity, **other: Any) -> dict[str, Any]:
 def remove_from(base: Path) -> None:
     for directory in abandoned_directories("ng-", base):
         directory.remove()
+    remove_unmarked("ng-", base)
 
 
 def fill(directory: Path) -> None:
@@ -161,6 +163,27 @@ def test_a_dead_processs_directory_is_removed(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == [mine.path.name]
     mine.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "stays"),
+    [
+        (f"ng-{DEAD.pid}-ab12_xyz", None, False),
+        (f"ng-{DEAD.pid}-ab12_xyz", b'{"format": 1, "pid', False),
+        (f"ng-{os.getpid()}-ab12_xyz", None, True),
+        (f"ng-{DEAD.pid}-results", None, True),
+        ("ng-2026-11-21-results", None, True),
+    ],
+    ids=["empty", "half a marker", "being made", "another name", "a date"],
+)
+def test_what_was_killed_before_it_had_its_marker_is_removed(
+    name: str, content: bytes | None, stays: bool, tmp_path: Path
+) -> None:
+    (tmp_path / name).mkdir()
+    if content is not None:
+        (tmp_path / name / MARKER).write_bytes(content)
+    remove_from(tmp_path)
+    assert (tmp_path / name).exists() == stays
 
 
 def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
