@@ -156,6 +156,13 @@ class Injector:
                     there.append((self.cluster.node_of(process.pid), process.pid))
         return sorted((node, pid) for node, pid in there if node)
 
+    def kill_all_of_nodes(self) -> None:
+        """``kill -9`` of every agent, spawner and worker."""
+        named = [pid for words in (AGENT, "worker.spawn") for _, pid in self._named(words)]
+        for pid in (*named, *(pid for _, pid in self.cluster.worker_processes())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _hit_named(self, kind: str, words: str, frozen_s: float | None = None) -> Fault | None:
         """Kill a process with these words in its title, or freeze it for a while."""
         there = self._named(words) if self._outage is None else []

@@ -22,7 +22,7 @@ from chaos_drivers import RUN, Drivers
 from chaos_faults import Injector, flip_a_bit
 from chaos_files import Canaries, FileFaults
 from chaos_invariants import OF_CLUSTER
-from chaos_plan import KINDS, ON_A_FULL_DISK, ROT, Fault, counts
+from chaos_plan import ALL_AT_ONCE, KINDS, ON_A_FULL_DISK, ROT, Fault, counts
 from small_disks import disk_of, fill
 
 from orchestrator.core.measurement import Measurement
@@ -95,6 +95,7 @@ class Night:
             **self.files.acts(),
             "kill the driver": lambda: self._kill_the_driver("kill the driver"),
             ON_A_FULL_DISK: lambda: self._kill_the_driver(ON_A_FULL_DISK),
+            ALL_AT_ONCE: self._kill_all_of_the_run,
             "kill the driver under its supervisor": self._kill_the_child,
         }
 
@@ -267,6 +268,18 @@ class Night:
         if flipped is not None:
             self.rotten.append(flipped[1])
             self.injector.faults.append(Fault(kind=ROT, at=time.time(), note=flipped[1]))
+        self.drivers.start("--resume")
+        return fault
+
+    def _kill_all_of_the_run(self) -> Fault | None:
+        first = self._kill_the_driver("kill the driver")
+        if first is None:
+            return None
+        self.injector.faults.append(first)
+        time.sleep(self.injector.random.uniform(0.0, 1.0))
+        fault = Fault(kind=ALL_AT_ONCE, at=time.time())
+        self.injector.kill_all_of_nodes()
+        fault.pid = self.drivers.kill()
         self.drivers.start("--resume")
         return fault
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from chaos_plan import ON_A_FULL_DISK, Fault
+from chaos_plan import ALL_AT_ONCE, ON_A_FULL_DISK, Fault
 
 from orchestrator.core.job import State, supersedes
 from orchestrator.core.measurement import Measurement
@@ -38,6 +38,7 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     "kill the driver": ("driver",),
     "kill the driver under its supervisor": ("driver",),
     ON_A_FULL_DISK: ("driver",),
+    ALL_AT_ONCE: ("driver",),
     "kill the control store": _CLUSTER_GONE,
     "restart the head": _CLUSTER_GONE,
     "restart the cluster": _CLUSTER_GONE,
@@ -46,7 +47,12 @@ SAYS: Mapping[str, tuple[str, ...]] = {
 INTERRUPTING = (*SAYS, "fill the disk")
 #: What all nodes and the driver may die of, a while later.
 OF_CLUSTER = ("kill the control store", "restart the head", "restart the cluster")
-OF_DRIVER = ("kill the driver", ON_A_FULL_DISK, "kill the driver under its supervisor")
+OF_DRIVER = (
+    "kill the driver",
+    ON_A_FULL_DISK,
+    ALL_AT_ONCE,
+    "kill the driver under its supervisor",
+)
 #: From a fault to the end of the attempt that it hit, at most: a frozen worker is noticed last.
 _NOTICED_WITHIN_S = 60.0
 #: No attempt of these nights works for longer.

@@ -25,6 +25,7 @@ class Kind:
 
 
 ON_A_FULL_DISK = "kill the driver on a full disk"
+ALL_AT_ONCE = "kill all of a run at once"
 KINDS: Mapping[str, Kind] = {
     "kill a worker": Kind(how="`kill -9` while its job runs", weight=8),
     "segfault a worker": Kind(how="SIGSEGV while its job runs", weight=4),
@@ -69,6 +70,10 @@ KINDS: Mapping[str, Kind] = {
     ON_A_FULL_DISK: Kind(
         how="the same when the results' file system has been full for 4 s; with room again, rows "
         "are made of the outcomes that the nodes have kept"
+    ),
+    ALL_AT_ONCE: Kind(
+        how="`kill -9` of the driver, and within a second of the next one's start of that one, its "
+        "supervisor and all agents, spawners and workers at once"
     ),
     "kill the driver under its supervisor": Kind(
         how="`kill -9` of the process that `nightgrid run` watches: it starts the next one"

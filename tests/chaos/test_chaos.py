@@ -11,6 +11,7 @@ from chaos_clock import stepped_clock
 from chaos_cluster import ChaosCluster
 from chaos_harness import Night
 from chaos_plan import (
+    ALL_AT_ONCE,
     KINDS,
     NEED_SMALL_DISKS,
     ON_A_FULL_DISK,
@@ -33,6 +34,7 @@ TOO_LONG = (
     *(kind for kind in KINDS if KINDS[kind].heavy),
     "freeze a raylet",
     "open a copied run",
+    ALL_AT_ONCE,
     "kill the driver under its supervisor",
 )
 #: One death of a driver, the harder one where a small file system can be mounted.

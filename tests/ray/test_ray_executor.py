@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ from orchestrator.core.topology import legal_card_sets
 from orchestrator.on_ray import claims, executor
 from orchestrator.on_ray.claims import node_lost
 from orchestrator.util.host import usable_cores
+from orchestrator.worker import orphans
+from orchestrator.worker.orphans import processes
 
 pytestmark = pytest.mark.ray
 
@@ -337,3 +341,38 @@ def test_nothing_is_left_of_a_driver_that_was_killed() -> None:
     assert until(lambda: not remaining(), 30, every_s=0.2), remaining()
     assert gone_soon(int(pid))
     assert until(lambda: not Path(temp_dir).exists(), 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.3, 1.0, None], ids=["at once", "soon", "at work"])
+def test_the_next_run_ends_and_removes_what_is_left_of_a_driver_killed_with_its_guard(
+    after_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, root = Path(__file__).parent, Path(__file__).parents[2]
+    base = Path(tempfile.mkdtemp(prefix="k-", dir="/tmp"))  # short: sockets lie below
+    monkeypatch.setattr(orphans, "base_directories", lambda: [base])
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER],
+        env=os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{root}", "TMPDIR": str(base)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with driver:
+        assert driver.stdout is not None
+        if after_s is None:
+            assert driver.stdout.readline()
+        else:
+            time.sleep(after_s)
+        for child in psutil.Process(driver.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if "orchestrator.worker.orphans" in child.cmdline():
+                    child.kill()
+        driver.kill()
+
+    def left() -> list[str]:
+        users = (process.variable("RAY_TMPDIR") or "" for process in processes().values())
+        orphans.remove_abandoned()
+        return [*map(str, base.glob("ng-*")), *(user for user in users if str(base) in user)]
+
+    assert until(lambda: not left(), 30, every_s=0.2), left()
+    shutil.rmtree(base)
