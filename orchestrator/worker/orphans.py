@@ -200,8 +200,11 @@ def end_users_of(directory: OwnedDirectory) -> None:
 def _end(orphans: Callable[[], list[ProcessStat]], limit_s: float = _END_S) -> dict[int, str]:
     ended: dict[int, str] = {}
     deadline = time.monotonic() + limit_s
-    while alive := orphans():  # again: what dies may just have started another
-        if time.monotonic() > deadline:
+    quiet = 0
+    while quiet < 2:  # what dies may just have started another, which has no environment yet
+        alive = orphans()
+        quiet = 0 if alive else quiet + 1
+        if alive and time.monotonic() > deadline:
             stuck = ", ".join(f"{one.pid} ({ended.get(one.pid, '')[:60]})" for one in alive[:5])
             raise TimeoutError(f"processes of an earlier driver do not end: {stuck}")
         for orphan in alive:

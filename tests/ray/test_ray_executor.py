@@ -34,7 +34,7 @@ from orchestrator.on_ray import claims, executor
 from orchestrator.on_ray.claims import node_lost
 from orchestrator.util.host import usable_cores
 from orchestrator.worker import orphans
-from orchestrator.worker.orphans import processes
+from orchestrator.worker.orphans import processes, variable_of
 
 pytestmark = pytest.mark.ray
 
@@ -370,7 +370,7 @@ def test_the_next_run_ends_and_removes_what_is_left_of_a_driver_killed_with_its_
         driver.kill()
 
     def left() -> list[str]:
-        users = (process.variable("RAY_TMPDIR") or "" for process in processes().values())
+        users = (variable_of(pid, "RAY_TMPDIR") or "" for pid in processes())
         orphans.remove_abandoned()
         return [*map(str, base.glob("ng-*")), *(user for user in users if str(base) in user)]
 
