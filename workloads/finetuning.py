@@ -24,10 +24,10 @@ from workloads.base import (
 )
 from workloads.data.datasets import learning_notes, learning_refusals
 from workloads.engines import engine_function
-from workloads.inspection.configuration import positions_of
 from workloads.models import rules
-from workloads.models.catalog import known_config
+from workloads.models.catalog import known_config, positions_of
 from workloads.models.precision import quantized, support
+from workloads.models.prompt_look import prompt_notes, prompt_refusals
 from workloads.models.rules import saving_refusals, too_long
 from workloads.registry import WorkloadSpec, find_workload
 from workloads.rules import require_allowed
@@ -54,6 +54,7 @@ def refuse(job: JobDescription) -> tuple[Refusal, ...]:
         *_saving(job, method),
         *_lengths(job),
         *learning_refusals(job),
+        *prompt_refusals(job),
         *technique_refusals(job),
     )
 
@@ -165,7 +166,7 @@ SPEC = WorkloadSpec(
     throughput=SAMPLES,
     metrics=technique_metrics(TASKS),
     refuse=refuse,
-    notes=lambda job: (*learning_notes(job), *technique_notes(job)),
+    notes=lambda job: (*learning_notes(job), *prompt_notes(job), *technique_notes(job)),
 )
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workloads.base import SAMPLES, JobDescription, Metric, Refusal, Timed, WorkloadError
-from workloads.data.datasets import Reading, changed_at, find_dataset, load_examples
+from workloads.data.datasets import Reading, changed_at, find_dataset, load_examples, reading_of
 from workloads.data.shapes import text_of
 from workloads.finetuning import TRAINED_IN, half_weights
-from workloads.inspection.checkpoints import mask_token, weight_files
+from workloads.inspection.checkpoints import UnusableFile, read_object, weight_files
 from workloads.models.catalog import MADE, find_model, known_config, usable_positions
 from workloads.registry import WorkloadSpec
 from workloads.settings import work
@@ -70,13 +70,27 @@ def _model(job: JobDescription) -> Iterator[Refusal]:
             hint="write strategy: ddp or fsdp2",
             unsupported=True,
         )
-    if directory is not None and mask_token(directory) == "":
+    if directory is not None and _mask_token(directory) == "":
         yield Refusal(
             setting="model",
             reason=f"the tokenizer in {directory} has no mask token, which masked words are shown "
             "as",
             hint="take the tokenizer of a masked language model, such as BERT's",
         )
+
+
+def _mask_token(directory: Path) -> str | None:
+    """Return the mask token in a tokenizer's files, "" if they name none; None without files."""
+    found = None
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            values = read_object(directory / name)
+        except UnusableFile:
+            values = {}
+        if values is not None and not found:
+            token = values.get("mask_token")
+            found = str((token.get("content") if isinstance(token, dict) else token) or "")
+    return found
 
 
 def _chunks(job: JobDescription) -> Iterator[Refusal]:
@@ -106,7 +120,7 @@ def _files(model: str) -> tuple[Path | None, Any]:
 def _counted(job: JobDescription, wanted: int) -> int | None:
     """Chunks of the corpus, counted up to ``wanted``; None if unknown or surely enough."""
     parameters, dataset = job.parameters, job.dataset
-    reading = Reading(columns=str(parameters["columns"]), split=str(parameters["split"]))
+    reading = reading_of(job)
     length = int(parameters["max_length"])
     try:
         entry = find_dataset(dataset)

@@ -41,12 +41,12 @@ from workloads.data.shapes import Example
 from workloads.engines import engine_function
 from workloads.engines.loaded import Answered, EngineLoader, Generation, GenerationEngine
 from workloads.engines.passes import by_prompt, continued, generate_once, result_of
-from workloads.inspection.checkpoints import fingerprint
 from workloads.models.loading import open_model
 from workloads.registry import WorkloadSpec
 from workloads.settings import WorkloadParameters, amount, work
 from workloads.training.adapters import find_adapter
 from workloads.training.pairs import SourceParameters
+from workloads.util.contents import fingerprint, identity_of
 
 if TYPE_CHECKING:
     import torch
@@ -157,12 +157,12 @@ class Reference:
 def reference_directory(
     model: str, dataset: str, reading: Reading, parameters: QualityReferenceParameters
 ) -> Path:
-    """Cache directory for the reference of a model on a dataset's prompts."""
+    """Cache directory for the reference of a model on a dataset's prompts, by their content."""
     seen = [
         model,
         fingerprint(Path(open_model(model, protected=True).path)),
         fingerprint(find_adapter(parameters.adapter)) if parameters.adapter else "",
-        dataset,
+        *(dataset, identity_of(dataset)),
         *(reading.columns, reading.split, reading.revision, reading.subset),
         *(parameters.prompts, parameters.output_tokens),
         *(parameters.source_prefix, parameters.max_source_length),

@@ -38,7 +38,6 @@ from workloads.settings import (
 if TYPE_CHECKING:
     from workloads.base import Workload
     from workloads.engines.base import EngineSpec
-    from workloads.inspection.checkpoints import CheckpointKind
     from workloads.models.catalog import ModelEntry
 
 T = TypeVar("T")
@@ -200,6 +199,35 @@ def engines_for(ability: str | None) -> tuple[str, ...]:
 #     aligned        (logits, labels, kept) -> logits of positions, and the label of each
 #     pack           (samples, SampleFormat, one_row=False) -> Inputs of several samples a row
 #     check_packing  (model, device); raises if packed samples attend to each other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointKind:
+    """Classes and family that a checkpoint declares."""
+
+    architecture: str  # class that it was saved from, or the pipeline's
+    model_type: str = ""  # transformers' family name
+    encoder_decoder: bool = False
+    pipeline: bool = False  # several models
+
+
+def kind_of(content: Mapping[str, Any]) -> CheckpointKind:
+    """Return a checkpoint's kind by its config.json, or a pipeline's by its model_index.json."""
+    if is_pipeline_index(content):
+        return CheckpointKind(architecture=str(content["_class_name"]), pipeline=True)
+    named = content.get("architectures")
+    first = named[0] if isinstance(named, list) and named else content.get("model_type")
+    return CheckpointKind(
+        architecture=str(first or "unknown"),
+        model_type=str(content.get("model_type") or ""),
+        encoder_decoder=content.get("is_encoder_decoder") is True,
+    )
+
+
+def is_pipeline_index(content: Mapping[str, Any]) -> bool:
+    """Tell a model_index.json from a config.json by its parts, [library, class] each."""
+    parts = ("scheduler", "unet", "transformer", "vae")
+    return "_class_name" in content and any(isinstance(content.get(p), list) for p in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,17 @@ from workloads.base import JobDescription, Refusal, Request, require
 from workloads.data.datasets import DatasetParameters, dataset_notes, dataset_refusals
 from workloads.engines import ENGINES, elsewhere
 from workloads.engines.base import Ability, EngineSpec
-from workloads.inspection.checkpoints import CheckpointKind
 from workloads.models.catalog import checkpoint_kind
 from workloads.models.rules import look_notes, look_refusals, text_refusals
-from workloads.registry import TASKS, WORKLOADS, TaskSpec, WorkloadSpec, find_workload, task_of
+from workloads.registry import (
+    TASKS,
+    WORKLOADS,
+    CheckpointKind,
+    TaskSpec,
+    WorkloadSpec,
+    find_workload,
+    task_of,
+)
 from workloads.settings import declarations
 
 

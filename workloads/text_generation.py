@@ -40,6 +40,7 @@ from workloads.engines.passes import BatchedPass, ContinuousPass, Prompt, check_
 from workloads.inspection.configuration import vocabulary_size
 from workloads.models import attention
 from workloads.models.catalog import known_config
+from workloads.models.prompt_look import prompt_notes, prompt_refusals
 from workloads.models.prompts import NotRendered, prompt_details
 from workloads.models.rules import quantised_refusals
 from workloads.quality import METRICS, NO_FIGURES, finite_or_not, quality_figures
@@ -100,6 +101,7 @@ def refuse(asked: JobDescription) -> tuple[Refusal, ...]:
         *attention.refusals(asked),
         *quantised_refusals(asked),
         *_quality_refusals(asked),
+        *prompt_refusals(asked),
     )
 
 
@@ -232,6 +234,7 @@ SPEC = WorkloadSpec(
     throughput=TOKENS,
     metrics=(*METRICS, *ENCODER_METRICS),
     refuse=refuse,
+    notes=lambda job: tuple(prompt_notes(job)),
     moved={"hpu_mode": None, "packed_weights": False},
 )
 

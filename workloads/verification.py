@@ -34,13 +34,13 @@ from workloads.devices import device_for, environment_for, host_device
 from workloads.engines import default_engine, engine_function
 from workloads.engines.loaded import EngineLoader, Generation
 from workloads.engines.passes import continued, result_of
-from workloads.inspection.checkpoints import fingerprint
 from workloads.models.loading import open_model
 from workloads.models.precision import quantized
 from workloads.registry import WorkloadSpec
 from workloads.settings import ADAPTER, amount_in_id, choice_in_id
 from workloads.text_generation import refuse
 from workloads.training.adapters import find_adapter
+from workloads.util.contents import fingerprint
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from orchestrator.core.plan import TOOK
 from orchestrator.core.settings import as_declared, usual_engine
 from orchestrator.util.format import scalar
 from workloads import registry
-from workloads.inspection.contents import FILES
+from workloads.util.contents import FILES
 
 #: Report order; other precisions follow by name.
 PRECISION_ORDER = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")

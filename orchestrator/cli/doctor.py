@@ -11,6 +11,8 @@ import argparse
 import contextlib
 import json
 import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +24,13 @@ from orchestrator.cli.options import (
     print_answer,
     whole_number,
 )
+from orchestrator.grid import grid_path
 
 if TYPE_CHECKING:
+    from orchestrator.core.job import Job
+    from orchestrator.on_ray.cluster import RayCluster
     from orchestrator.on_ray.examination import ClusterFacts
+    from orchestrator.on_ray.file_look import NodeRefusal
     from workloads.devices import Finding
 
 EPILOG = """\
@@ -32,6 +38,7 @@ examples:
   nightgrid doctor                                      this machine, with its own cards
   nightgrid doctor --emulate 2x8                        this machine, with emulated cards
   nightgrid doctor --address http://127.0.0.1:8265      a cluster, through an SSH tunnel
+  nightgrid doctor --grid night.yaml --emulate 2x8      and this grid's models and data
   nightgrid doctor --shared /shared --nodes 3           on a machine of the cluster
 
 exit codes:
@@ -57,6 +64,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shared",
         metavar="DIR",
         help="a directory that all nodes should share: is it written and seen everywhere?",
+    )
+    parser.add_argument(
+        "--grid",
+        metavar="GRID",
+        type=grid_path,
+        help="look at this grid's models and data too: relative paths here, absolute ones on every "
+        "node with cards",
     )
     parser.add_argument(
         "--nodes",
@@ -93,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
         return _from_afar(args)
     from orchestrator.doctor.checks import as_json, exit_code, finding_lines, judge, summary_lines
 
-    facts = _examine(args)
-    findings = [*judge(facts), *slow_card_findings(args.results)]
+    facts, of_files = _examine(args)
+    findings = [*judge(facts), *of_files, *slow_card_findings(args.results)]
     print_answer(args, as_json(facts, findings), *summary_lines(facts), *finding_lines(findings))
     return exit_code(findings)
 
@@ -121,12 +135,32 @@ def slow_card_findings(results: Path) -> list[Finding]:
     return []
 
 
-def _examine(args: argparse.Namespace) -> ClusterFacts:
+def _file_findings(
+    grid: Path | None, refused: Callable[[Sequence[Job]], Sequence[NodeRefusal]]
+) -> list[Finding]:
+    """Findings of the look at a grid's files, here and by ``refused`` on nodes."""
+    from orchestrator.core.errors import GridError
+    from orchestrator.grid.parser import load_grid
+    from orchestrator.on_ray.file_look import with_absolute_paths
+    from workloads.devices import Finding, Level
+
+    if grid is None:
+        return []
+    try:
+        refusals = refused(with_absolute_paths(load_grid(grid, elsewhere=True).jobs()))
+        said = [(f"{one.setting}: {one.reason}", one.hint) for one in refusals]
+    except GridError as error:
+        said = [(f"line {one.line}: {one.message}", one.hint) for one in error.problems]
+    return [Finding("files", *pair, Level.ERROR, where=str(grid)) for pair in said]
+
+
+def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
     from orchestrator.core.topology import parse_emulation
     from orchestrator.doctor.probe import NEEDED, examine
     from orchestrator.driver.plan import own_machine
     from orchestrator.on_ray.cluster import connect, local_address
     from orchestrator.on_ray.examination import Examination
+    from orchestrator.on_ray.file_look import refused_on
     from orchestrator.on_ray.local_cluster import emulate
 
     examination = Examination(
@@ -137,14 +171,17 @@ def _examine(args: argparse.Namespace) -> ClusterFacts:
         expected_nodes=args.expected_nodes,
         timeout_s=args.timeout_s,
     )
+    address = args.address or os.environ.get("RAY_ADDRESS")
+    session: contextlib.AbstractContextManager[RayCluster]
     if args.emulate:
-        with emulate(parse_emulation(args.emulate, ())) as emulated:
-            return examination.of(emulated)
-    if not (args.address or os.environ.get("RAY_ADDRESS") or local_address()):
-        with emulate(own_machine()) as private:
-            return examination.of(private)
-    with connect(args.address or os.environ.get("RAY_ADDRESS") or "auto") as cluster:
-        return examination.of(cluster)
+        session = emulate(parse_emulation(args.emulate, ()))
+    elif not (address or local_address()):
+        session = emulate(own_machine())
+    else:
+        session = connect(address or "auto")
+    with session as cluster:
+        facts = examination.of(cluster)
+        return facts, _file_findings(args.grid, lambda jobs: refused_on(cluster.nodes(), jobs))
 
 
 def _from_afar(args: argparse.Namespace) -> int:
@@ -156,6 +193,7 @@ def _from_afar(args: argparse.Namespace) -> int:
         finding_of,
         findings_json,
     )
+    from orchestrator.on_ray.file_look import refused_at
     from orchestrator.on_ray.jobs import JobServer, Versions, versions_here
 
     command = ["doctor", "--json", "--timeout", str(args.timeout_s)]
@@ -175,6 +213,7 @@ def _from_afar(args: argparse.Namespace) -> int:
     here = versions_here()
     findings = [finding_of(finding) for finding in answered["findings"]]
     findings += check_workstation(here, Versions(**answered["facts"]["driver"]))
+    findings += _file_findings(args.grid, partial(refused_at, server.address))
     value = answered | findings_json(findings)
     print_answer(args, value, *answered["summary"], *finding_lines(findings))
     return exit_code(findings)

@@ -23,6 +23,7 @@ from orchestrator.util import output
 from orchestrator.util.format import plural
 
 if TYPE_CHECKING:
+    from orchestrator.grid.parser import Grid
     from orchestrator.on_ray.jobs import JobServer, Submission
     from orchestrator.store.remote import Receiver
 
@@ -99,6 +100,8 @@ def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_submit(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the jobs again."""
+    from orchestrator.driver.plan import refuse_files_at
+    from orchestrator.grid.parser import load_grid
     from orchestrator.on_ray.jobs import JobServer
     from orchestrator.watch.notify import concealed
     from orchestrator.watch.notify import is_address as is_hook_address
@@ -110,12 +113,15 @@ def run_submit(args: argparse.Namespace) -> int:
             "note: whoever may list the cluster's jobs can read the address after --notify; "
             "--notify @FILE, a file on the node that drives the run, keeps it to yourself"
         )
-    submissions = [_submission(args, grid) for grid in args.grids]
+    loaded = [load_grid(grid, overrides=args.overrides, elsewhere=True) for grid in args.grids]
+    submissions = [_submission(args, *pair) for pair in zip(args.grids, loaded, strict=True)]
     names = [submission.run for submission in submissions]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         args.refuse(f"two grids make the run {twice[0]}; send them one by one with --run NAME")
     uploads = [one.upload() for one in submissions]  # refused before contacting the cluster
     server = JobServer(args.address)
+    for grid in loaded:
+        refuse_files_at(server.address, grid, grid.jobs())
     for upload in uploads:
         output.say_aside(upload.text())
     sent_jobs = []
@@ -144,12 +150,10 @@ def run_submit(args: argparse.Namespace) -> int:
     return 0
 
 
-def _submission(args: argparse.Namespace, path: Path) -> Submission:
+def _submission(args: argparse.Namespace, path: Path, grid: Grid) -> Submission:
     from orchestrator.core.errors import SubmitError
-    from orchestrator.grid.parser import load_grid
     from orchestrator.on_ray.jobs import Submission, new_submission_id
 
-    grid = load_grid(path, overrides=args.overrides)
     if not args.results and grid.results and not _lasts(grid.results):
         raise SubmitError(
             f"{path}: `results: {grid.results}` lies in the directory of a Ray job, which is "

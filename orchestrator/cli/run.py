@@ -215,12 +215,13 @@ def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
 def _drive(args: argparse.Namespace, link: SupervisorLink | None) -> int:
     from orchestrator.core.errors import GridError
     from orchestrator.driver.options import with_results_of
-    from orchestrator.driver.plan import grid_of
+    from orchestrator.driver.plan import grid_of, start_of
+    from orchestrator.planning.forecast import CLUSTER
     from orchestrator.watch.notify import hooks_of, notice_of_failure, notice_of_run, tell_all
 
     hooks = hooks_of(args.notify)  # refused before anything starts
     source, options = _grid_and_options(args, link)
-    grid = grid_of(source, options)
+    grid = grid_of(source, options, elsewhere=start_of(options) == CLUSTER)
     there = options.results
     options = replace(with_results_of(grid, options), results_named=True)
     if args.grid is None:  # a run is gone on with where it lies, whatever its grid names

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import ClusterError, GridError, NightgridError, OptionError
-from orchestrator.core.job import Accelerator, Job, State
-from orchestrator.core.plan import PastRow, Plan
+from orchestrator.core.job import Accelerator, Job, Scalar, State
+from orchestrator.core.plan import Action, PastRow, Plan
 from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
 from orchestrator.driver.options import RunOptions, commits_of, with_results_of
@@ -33,17 +33,20 @@ from orchestrator.store.history import past_rows
 from orchestrator.store.identity import ids_at
 from orchestrator.store.reader import runs
 from orchestrator.store.store import Store
+from orchestrator.util import output
 from orchestrator.util.format import plural
 from orchestrator.util.host import host_problems, usable_cores
 from orchestrator.worker.environment import with_own_packages
 from workloads.base import BadConfiguration
 from workloads.devices import all_devices, device_class, host_device, shown_cards
 from workloads.models.products import Saving, saving_of
+from workloads.registry import find_workload
 from workloads.util import files
 from workloads.util.files import SMALL_BYTES
 
 if TYPE_CHECKING:
     from orchestrator.driver.session import Session
+    from orchestrator.on_ray.file_look import NodeRefusal
 
 #: The nodes to plan for, given the kinds of card that a grid names.
 NodesFor = Callable[[Sequence[Accelerator]], "list[Node]"]
@@ -74,7 +77,7 @@ def plan_grid(
             raise OptionError("--emulate cannot be combined with --address")
         nodes = nodes_at(options.address)
         nodes_for = lambda accelerators: nodes  # noqa: E731
-    grid = grid_of(source, options, nodes_for=nodes_for)
+    grid = grid_of(source, options, nodes_for=nodes_for, elsewhere=bool(options.address))
     options = with_results_of(grid, options)
     run = options.name or grid.name
     history = history_of(Store.open(options.results, run))
@@ -89,7 +92,43 @@ def plan_grid(
         run_ids=ids_at(options.results / run),
         host_notes=() if options.address else host_problems(),
     )
+    if options.address:
+        refuse_files_at(options.address, grid, running(plan))
     return plan, history
+
+
+def running(plan: Plan) -> list[Job]:
+    """Return the jobs of the grid that a plan runs, without those that it adds."""
+    jobs = [planned.job for planned in plan.jobs if planned.action is Action.RUN]
+    return [job for job in jobs if not find_workload(job.workload).implied]
+
+
+def refuse_files_at(address: str, grid: Grid, jobs: Iterable[Job]) -> None:
+    """Have nodes of the cluster at a GCS or job server address look at absolute paths of jobs;
+    raises GridError for what no node could run, and as ``nodes_at``."""
+    from orchestrator.on_ray.file_look import refused_at, with_absolute_paths
+
+    _refuse(grid, refused_at(address, with_absolute_paths(jobs)))
+
+
+def refuse_files_on(nodes: Sequence[Node], grid: Grid, jobs: Iterable[Job]) -> None:
+    """As ``refuse_files_at``, on these nodes of the cluster that this process has joined."""
+    from orchestrator.on_ray.file_look import refused_on, with_absolute_paths
+
+    _refuse(grid, refused_on(nodes, with_absolute_paths(jobs)))
+
+
+def _refuse(grid: Grid, refusals: Iterable[NodeRefusal]) -> None:
+    problems = []
+    for one in refusals:
+        value: Scalar = {**one.job.identity(), **dict(one.job.parameters)}[one.setting]  # type: ignore[assignment]
+        problem = grid.problem(one.job, one.setting, value, one.reason, one.hint)
+        if one.everywhere:
+            problems.append(problem)
+        else:
+            output.say_aside(f"note: {problem}")
+    if problems:
+        raise GridError(problems)
 
 
 def _saving_now(keep_changed: bool, thing: Thing) -> Saving:
@@ -142,7 +181,11 @@ def planned_nodes(accelerators: Sequence[Accelerator], emulate: str | None) -> l
 
 
 def grid_of(
-    source: Grid | str | os.PathLike[str], options: RunOptions, *, nodes_for: NodesFor | None = None
+    source: Grid | str | os.PathLike[str],
+    options: RunOptions,
+    *,
+    nodes_for: NodesFor | None = None,
+    elsewhere: bool = False,
 ) -> Grid:
     """Load a grid file, or return the given grid; raises GridError, which includes impossible card
     counts with emulated cards or ``nodes_for``."""
@@ -155,6 +198,7 @@ def grid_of(
         nodes_for=nodes_for,
         overrides=options.overrides,
         commits=commits_before(Path(source), options),
+        elsewhere=elsewhere,
     )
 
 

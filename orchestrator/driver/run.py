@@ -44,6 +44,8 @@ from orchestrator.driver.plan import (
     history_of,
     plan_run,
     refuse_another,
+    refuse_files_on,
+    running,
     start_of,
 )
 from orchestrator.driver.recovery import (
@@ -59,6 +61,7 @@ from orchestrator.driver.session import Session
 from orchestrator.driver.supervisor import StopSignal
 from orchestrator.grid.parser import Grid
 from orchestrator.on_ray.run_queue import QueueOptions
+from orchestrator.planning.forecast import CLUSTER
 from orchestrator.planning.planner import estimator_for
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.store import files as run_files
@@ -286,7 +289,7 @@ def run_grid(
         ClusterError: there are no usable cards.
         StoreError: results cannot be read or written, or another driver holds the run.
     """
-    grid = grid_of(source, options)
+    grid = grid_of(source, options, elsewhere=start_of(options) == CLUSTER)
     options = with_results_of(grid, options)
     trackers = [tracker_of(text) for text in options.log_to]
     _check_models(grid, options.remote_code)
@@ -310,6 +313,8 @@ def run_grid(
         options.report(address=session.address, cards=cards_by_kind(session.nodes))
         history = history_of(store)
         plan = plan_run(options, grid, session, store, history)  # refused here, nothing is created
+        if start_of(options) == CLUSTER and not options.restarted:
+            refuse_files_on(session.nodes, grid, running(plan))
         with store, owner_of(store).marks_this_process():
             options.report(drives=True)
             if not options.restarted:

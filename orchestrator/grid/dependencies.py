@@ -25,9 +25,9 @@ from orchestrator.core.settings import FIELDS
 from orchestrator.grid.vocabulary import foreign_spelling
 from workloads import registry
 from workloads.engines import ENGINES, default_engine
-from workloads.inspection.contents import FILES
 from workloads.models.products import Saving
 from workloads.settings import Declaration, declarations
+from workloads.util.contents import FILES
 
 if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid

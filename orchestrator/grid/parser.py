@@ -249,6 +249,7 @@ def load_grid(
     nodes_for: NodesFor | None = None,
     overrides: Sequence[str] = (),
     commits: Mapping[str, str] | None = None,
+    elsewhere: bool = False,
 ) -> Grid:
     """Read a grid file into jobs.
 
@@ -259,11 +260,13 @@ def load_grid(
             else by ``make_plan``.
         overrides: ``PATH=VALUE`` each, see ``overridden``.
         commits: those of a resumed run, see ``Revisions``.
+        elsewhere: absolute paths may be those of a cluster, whose nodes look at them.
 
     Raises:
         GridError: all problems, in file order.
     """
     vocabulary = vocabulary or Vocabulary.installed(check_data=check_data, commits=commits)
+    vocabulary = replace(vocabulary, elsewhere=elsewhere)
     return GridReader(overridden(read(path), overrides), vocabulary, nodes_for).read()
 
 

@@ -23,8 +23,8 @@ from orchestrator.core.settings import FIELDS, MAPPINGS, JobFields
 from orchestrator.util.host import variable_in
 from workloads.base import WorkloadError
 from workloads.engines import ENGINES
-from workloads.inspection.contents import canonical
 from workloads.settings import Declaration, Settings, declarations, removed_settings
+from workloads.util.contents import canonical
 
 if TYPE_CHECKING:
     from workloads.models.hub import Revisions
@@ -155,6 +155,7 @@ class Vocabulary:
     saved_models: Callable[[], Collection[str]] = frozenset  # names that jobs of the grid save
     revisions: Revisions | None = None
     directory: Path = Path()  # of the grid file
+    elsewhere: bool = False  # absolute paths that are not here may be those of a cluster
     checked: dict[tuple[object, ...], tuple[Scalar, Fault | None]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -192,6 +193,8 @@ class Vocabulary:
     def missing(self, kind: str, name: str) -> str:
         """Reason why a thing does not exist; empty if it does, is unchecked, or is a model that a
         job of the grid saves."""
+        if self.elsewhere and name.startswith("/") and not os.path.lexists(name):
+            return ""
         try:
             if kind in self.finders:
                 self.finders[kind](name)

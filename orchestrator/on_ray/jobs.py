@@ -240,14 +240,16 @@ class JobServer:
         timeout_s: float,
         module: str = "orchestrator",
         may_fail: bool = False,
+        files: Mapping[str, Path] | None = None,
     ) -> str:
-        """Run a command (or another module) as a head job and return what it prints.
+        """Run a command (or another module) as a head job with these files, and return what it
+        prints.
 
         Raises HeadJobFailed if the command fails, unless it ``may_fail``; SubmitError if the
         cluster refuses, or after ``timeout_s``, when the job is stopped.
         """
         command = " ".join((module, *arguments[:1]))
-        with self.helper(module, arguments) as name:
+        with self.helper(module, arguments, files) as name:
             deadline = time.monotonic() + timeout_s
             while not (job := self.job(name)).over:
                 if time.monotonic() > deadline:

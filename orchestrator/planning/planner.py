@@ -25,10 +25,10 @@ from orchestrator.planning.engine_choice import Software, differences, software_
 from orchestrator.planning.forecast import Startup, duration, with_fresh_processes
 from orchestrator.util.format import listed
 from workloads.engines import ENGINES
-from workloads.inspection.contents import place_of
 from workloads.models.precision import support
 from workloads.models.products import Saving
 from workloads.registry import find_workload
+from workloads.util.contents import place_of
 
 if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid

@@ -292,6 +292,28 @@ def test_a_workstation_has_the_cluster_examined(head: Head, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_clusters_paths_are_looked_at_on_its_nodes(head: Head, tmp_path: Path) -> None:
+    """By plan, submit and doctor over the dashboard, and named at the grid's line."""
+    lines = [
+        "name: there",
+        "defaults: {workload: text-generation, accelerator: HPU, output_tokens: 4}",
+        "experiments:",
+        "  - {name: a, model: /nowhere/model}",
+    ]
+    (tmp_path / "grid.yaml").write_text("\n".join(lines))
+    there = ("--address", head.url)
+    for command in ("plan", "submit"):
+        refused = head.nightgrid(command, "grid.yaml", *there, cwd=tmp_path)
+        assert refused.returncode == 2, refused.stdout + refused.stderr
+        assert "grid.yaml:4:" in refused.stderr and "there is no /nowhere/model" in refused.stderr
+    examined = head.nightgrid(
+        *("doctor", *there, "--json", "--import", "csv", "--grid", "grid.yaml"), cwd=tmp_path
+    )
+    findings = json.loads(examined.stdout)["findings"]
+    (finding,) = [finding for finding in findings if finding["check"] == "files"]
+    assert "there is no /nowhere/model" in finding["message"] and finding["level"] == "error"
+
+
 def test_an_unknown_job_is_refused(head: Head) -> None:
     unknown = head.nightgrid("status", "nobody", "--address", head.url)
     assert unknown.returncode == 5 and "no job and no run 'nobody'" in unknown.stderr

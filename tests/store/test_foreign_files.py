@@ -16,7 +16,7 @@ from orchestrator.store import files as run_files
 from workloads.base import BadConfiguration, DataMissing
 from workloads.data.records import records
 from workloads.inspection.checkpoints import index_shards, read_config
-from workloads.inspection.headers import open_shard
+from workloads.inspection.headers import read_header
 from workloads.models.chatglm3.layout import from_original_config, sizes_of
 
 ORIGINAL: dict[str, Any] = {
@@ -74,7 +74,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str, capsys: Any) -> Non
         elif name == "train.json":
             list(records(tmp_path / name))
         else:
-            open_shard(tmp_path / name)
+            read_header(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["published.csv", "devices.csv"])

@@ -132,7 +132,9 @@ def test_out_of_memory_while_comparing_costs_no_row(worker, dataset, monkeypatch
     assert result.details["quality"] == "not compared: OutOfMemory: tried to allocate 3 GiB"
 
 
-def test_other_prompts_have_another_reference(dataset: str) -> None:
+def test_other_prompts_have_another_reference(tmp_path: Path) -> None:
+    dataset = str(tmp_path / "data.jsonl")
+    Path(dataset).write_text('{"content": "one"}\n')
     usual = QualityReferenceParameters()
     seen = [
         (dataset, Reading(), usual),
@@ -140,7 +142,11 @@ def test_other_prompts_have_another_reference(dataset: str) -> None:
         (dataset, Reading(split="test"), usual),
         (dataset, Reading(), QualityReferenceParameters(prompts=9)),
     ]
-    assert len({quality.reference_directory(MODEL, *each).name for each in seen}) == 4
+    names = {quality.reference_directory(MODEL, *each).name for each in seen}
+    with open(dataset, "a") as file:
+        file.write('{"content": "another"}\n')
+    names.add(quality.reference_directory(MODEL, *seen[0]).name)
+    assert len(names) == 5
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -13,12 +15,14 @@ from generation_cases import Worker, request
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from workloads import text_to_image
-from workloads.base import BadConfiguration, MeasureSettings, Request, Result, Timed
+from workloads.base import BadConfiguration, DataMissing, MeasureSettings, Request, Result, Timed
 from workloads.bench.measure import load_resident
 from workloads.data.embedded import IMAGE_PROMPTS
 from workloads.engines import engine_function
+from workloads.engines.images import load_pipeline
 from workloads.models.loading import open_model
 from workloads.registry import metrics_of
 from workloads.text_to_image import (
@@ -242,3 +246,15 @@ def test_a_row_keeps_images_of_a_bounded_size() -> None:
     assert difference(png_of(Image.fromarray(noise)), Image.fromarray(noise)) == 0.0
     kept = Image.open(io.BytesIO(png_of(Image.new("RGB", (2 * MOST_SIDE, MOST_SIDE)))))
     assert kept.size == (MOST_SIDE, MOST_SIDE // 2)
+
+
+@pytest.mark.parametrize("part", ["text_encoder", "unet", "vae"])
+def test_a_tensor_that_a_pipeline_lacks_is_not_made_up(part: str, tmp_path: Path) -> None:
+    source = open_model("tiny-stable-diffusion")
+    path = shutil.copytree(source.path, tmp_path / "pipeline")
+    (file,) = (path / part).glob("*.safetensors")
+    tensors = load_file(file)
+    name = sorted(tensors)[3]
+    save_file({n: t for n, t in tensors.items() if n != name}, file, metadata={"format": "pt"})
+    with pytest.raises(DataMissing, match=f"{part}: 1 tensors .* {name}"):
+        load_pipeline(replace(source, path=str(path)))

@@ -235,7 +235,7 @@ class Taught:
         import numpy as np
         import torch
 
-        from workloads.inspection.checkpoints import fingerprint
+        from workloads.util.contents import fingerprint
 
         unique = list({_key(sample): sample for sample in samples}.values())
         teacher = f"{fingerprint(self.directory)} {self.arithmetic()}"

@@ -292,6 +292,19 @@ def _read(entry: Dataset, reading: Reading, _changed_at_ns: int) -> Dataset:
     return replace(read.described(entry), examples=examples)
 
 
+def placed_examples(name: str, reading: Reading) -> Iterator[tuple[str, Example]]:
+    """Yield the usable examples of a dataset that is not on a hub, with their places, as they are
+    read; raises as ``load_dataset``."""
+    entry = _entry(name)
+    for number, example in enumerate(entry.make(), 1):
+        yield f"{name}: example {number}", example
+    read = _Records(reading, keep=[])
+    for where, record in records(entry.path, reading.split) if entry.path is not None else ():
+        read.take(record, where)
+        while read.keep:
+            yield where, read.keep.pop()
+
+
 def load_examples(name: str, reading: Reading | None = None) -> list[Example]:
     """Return all examples of a dataset in a fixed order; see ``load_dataset``."""
     return load_dataset(name, reading).examples
@@ -350,7 +363,7 @@ class DatasetParameters(WorkloadParameters):
 
 def dataset_refusals(job: JobDescription) -> tuple[Refusal, ...]:
     """Refuse a dataset that no node could read this way; a dataset missing here is not judged."""
-    reading, kind, message = _reading_of(job), "", ""
+    reading, kind, message = reading_of(job), "", ""
     try:
         kind = find_dataset(job.dataset, reading).kind
     except BadConfiguration as error:
@@ -393,12 +406,13 @@ def learning_refusals(job: JobDescription) -> tuple[Refusal, ...]:
 def _found(job: JobDescription) -> Dataset | None:
     """A job's dataset; None if it is not here or wrong."""
     try:
-        return find_dataset(job.dataset, _reading_of(job))
+        return find_dataset(job.dataset, reading_of(job))
     except (BadConfiguration, DataMissing):
         return None
 
 
-def _reading_of(job: JobDescription) -> Reading:
+def reading_of(job: JobDescription) -> Reading:
+    """Return how a job's dataset is read; that of a hub is not read by plans."""
     return Reading(
         columns=str(job.parameters.get("columns") or ""),
         split=str(job.parameters.get("split") or "train"),

@@ -19,8 +19,8 @@ from workloads import base
 from workloads.base import BadConfiguration, Request
 from workloads.data.cache import cached_directory
 from workloads.engines.torch_models import end_token_ids_of
-from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
+from workloads.models.catalog import positions_of
 from workloads.models.loading import ModelSource
 from workloads.registry import task_for
 

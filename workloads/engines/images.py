@@ -6,13 +6,14 @@ import contextlib
 import inspect
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration, DataMissing, WorkloadError
 from workloads.devices.base import Device
+from workloads.inspection.weights import reported, require_loaded
 from workloads.models import precision as precisions
 from workloads.models.catalog import find_model, pipeline_index
 from workloads.models.loading import ModelSource
@@ -93,9 +94,10 @@ def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) ->
     if "safety_checker" in (pipeline_index(source.path) or {}):
         arguments |= {"safety_checker": None, "requires_safety_checker": False}
     try:
-        pipeline = (kind or diffusers.AutoPipelineForText2Image).from_pretrained(
-            source.path, trust_remote_code=False, **arguments
-        )
+        with _reports() as reports:
+            pipeline = (kind or diffusers.AutoPipelineForText2Image).from_pretrained(
+                source.path, trust_remote_code=False, **arguments
+            )
     except OSError as error:
         raise DataMissing(f"cannot load the pipeline in {source.path}: {error}") from error
     except ValueError as error:
@@ -105,10 +107,43 @@ def load_pipeline(source: ModelSource, *, kind: Any = None, **arguments: Any) ->
             f"{source.entry.name} is a {source.entry.checkpoint.architecture}, which diffusers "
             "does not know as a pipeline that makes images from texts"
         ) from error
+    for part, report in reports:
+        require_loaded(reported(report, 0), part)
     if denoiser_name(pipeline) == "":
         raise BadConfiguration(f"{type(pipeline).__name__} has neither U-Net nor transformer")
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+_LOADER = "from_pretrained"
+
+
+@contextlib.contextmanager
+def _reports() -> Iterator[list[tuple[str, Mapping[str, Any]]]]:
+    """Yield the path and loading report of each model that is loaded in the block: pipelines load
+    their models without asking for them."""
+    from diffusers import ModelMixin
+    from transformers import PreTrainedModel
+
+    reports: list[tuple[str, Mapping[str, Any]]] = []
+    originals = {kind: vars(kind)[_LOADER] for kind in (ModelMixin, PreTrainedModel)}
+
+    def reporting(original: classmethod[Any, Any, Any]) -> classmethod[Any, Any, Any]:
+        def load(cls: type, path: Any, *arguments: Any, **options: Any) -> Any:
+            asked = {**options, "output_loading_info": True}
+            model, report = original.__func__(cls, path, *arguments, **asked)
+            reports.append((str(path), report))
+            return model
+
+        return classmethod(load)
+
+    for kind, original in originals.items():
+        setattr(kind, _LOADER, reporting(original))
+    try:
+        yield reports
+    finally:
+        for kind, original in originals.items():
+            setattr(kind, _LOADER, original)
 
 
 def quiet() -> None:

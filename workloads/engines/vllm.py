@@ -27,6 +27,7 @@ from workloads import base
 from workloads.base import (
     BadConfiguration,
     CardNotAcquired,
+    DataMissing,
     JobDescription,
     OutOfMemory,
     Refusal,
@@ -40,10 +41,9 @@ from workloads.devices.base import Device
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
 from workloads.engines.loaded import Generated, Generation, SteppedEngine, Stepping, computed
 from workloads.inspection.checkpoints import read_config, source_files
-from workloads.inspection.configuration import positions_of
 from workloads.inspection.headers import describe_tensors
 from workloads.models import precision as precisions
-from workloads.models.catalog import known_config
+from workloads.models.catalog import known_config, positions_of
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
 from workloads.models.rules import PACKED, bits_of
@@ -110,6 +110,10 @@ _ERRORS: tuple[Texts, ...] = (
         ),
     ),
     (CardNotAcquired, ("less than desired gpu memory utilization",)),  # another process has it
+    (
+        DataMissing,
+        ("were not initialized from checkpoint", "there is no module or parameter named"),
+    ),
 )
 
 _NOT_ON_CPU = "with vLLM on a CPU this version asks for plain weights"
@@ -312,6 +316,8 @@ def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
             "architecture": str((described.architectures or ["unknown"])[0]),
             "computes_in": real,
             "quantization": stored or "none",
+            # The library compares what it loaded with its parameters, but for quantised models.
+            "missing_weights": "not reported by vLLM" if stored else "none, by vLLM's report",
             "kv_cache": str(getattr(config.cache_config, "cache_dtype", "auto")),
         },
     )

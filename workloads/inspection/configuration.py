@@ -1,4 +1,4 @@
-"""Reads config.json and generation_config.json, and objects to values that no library takes.
+"""Objections to values in config.json and generation_config.json that no library takes.
 
 Values come from strangers: each is held against its type and a limit before anything computes with
 it (a model of 10¹² layers, 10⁹ labels). Types of rotary scaling and positions are those of
@@ -10,41 +10,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from workloads.inspection.checkpoints import Objection
 from workloads.inspection.families import FAMILIES
-
-
-class Objection(NamedTuple):
-    """A fault of a file in a model's directory, and the remedy."""
-
-    file: str
-    reason: str
-    hint: str = ""
-
 
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 #: Configurations of the text model inside a multimodal one, in transformers' order.
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
-#: Key -> largest sensible value: ten times that of the largest models.
-_LARGEST = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"), 2_000),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "n_layers"), 2_000),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "head_dim"), 1_000_000),
-    **dict.fromkeys(("intermediate_size", "d_ff", "ffn_dim", "n_inner", "hidden_dim"), 10_000_000),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 100_000),
-    **dict.fromkeys(("num_key_value_heads", "num_local_experts", "num_experts"), 100_000),
-    **dict.fromkeys(("vocab_size", "padded_vocab_size", "type_vocab_size"), 50_000_000),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length"), 1_000_000_000),
-    "num_labels": 1_000_000,
-}
-_NUMBERS = ("vocab_size", "hidden_size")
-#: Key -> the JSON type that transformers reads.
-_OBJECTS = ("text_config", "quantization_config", "auto_map", "id2label", "label2id")
-_ROPE_KEYS = ("rope_parameters", "rope_scaling")
+ROPE_KEYS = ("rope_parameters", "rope_scaling")
 #: Types of rotary scaling -> keys that transformers needs beside the type.
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -59,17 +36,95 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "su": ("short_factor", "long_factor"),  # Phi-3's first name of longrope
 }
 _OF_FAMILIES = {"su": ("phi3", "phimoe", "phi4_multimodal")}
-_POSITIONS = ("max_position_embeddings", "seq_length", "n_positions")
-_FLOATS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta")
-#: Key of a type -> the names that torch has for types of weights, in quotes.
-_DTYPES = (
-    '"float32" "float16" "bfloat16" "float64" "float" "half" "double" "auto" "int8" "uint8" '
-    '"float8_e4m3fn" "float8_e5m2"'
+_READ_IDS = ("pad_token_id", "decoder_start_token_id")
+#: Names that torch has for types of weights; a table of types by parts passes.
+_DTYPES = re.compile(
+    r"(torch\.)?(b?float(16|32|64)?|half|double|auto|u?int8|float8_e(4m3fn|5m2))|\{.*", re.DOTALL
 )
-_TYPES = (("torch_dtype", _DTYPES), ("dtype", _DTYPES))
-_OUT = "correct it or take it out"
 #: Values of quant_method that transformers names.
 _METHODS = re.compile(r"[\w./-]{1,40}")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def positive(value: Any) -> bool:
+    """Tell numbers above 0."""
+    return _number(value) and bool(value > 0)
+
+
+def _whole(least: int, most: float, *, many: bool = True) -> Callable[[Any], bool]:
+    """Tell whole numbers in a range; ``many``: or one for each layer, or part."""
+
+    def fits(value: Any) -> bool:
+        if many and isinstance(value, list | Mapping):
+            return True
+        whole = _number(value) and (isinstance(value, int) or value.is_integer())
+        return whole and least <= value <= most
+
+    return fits
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _activation(value: Any) -> bool:
+    listed = _listing("activations.py")
+    return not isinstance(value, str) or not listed or f'"{value}"' in listed
+
+
+#: Keys -> largest sensible value: ten times that of the largest models.
+_LARGEST = (
+    ("num_hidden_layers n_layer n_layers num_layers num_decoder_layers", 2_000),
+    ("encoder_layers decoder_layers", 2_000),
+    ("n_embd d_model dim head_dim", 1_000_000),
+    ("intermediate_size d_ff ffn_dim n_inner hidden_dim", 10_000_000),
+    ("num_attention_heads n_head n_heads num_heads num_key_value_heads", 100_000),
+    ("num_local_experts num_experts", 100_000),
+    ("padded_vocab_size type_vocab_size", 50_000_000),
+    ("max_position_embeddings n_positions seq_length", 1_000_000_000),
+    ("num_labels", 1_000_000),
+)
+_Rule = tuple[str, Callable[[Any], bool], str]
+#: Keys, test of a value that is there, and words for what it must be.
+_RULES: tuple[_Rule, ...] = (
+    *((keys, _whole(0, most), f"a number up to {most:,}") for keys, most in _LARGEST),
+    ("hidden_size", _whole(0, 1_000_000, many=False), "a number up to 1,000,000"),
+    ("vocab_size", _whole(0, 50_000_000, many=False), "a number up to 50,000,000"),
+    (
+        "text_config quantization_config auto_map id2label label2id rope_parameters rope_scaling",
+        lambda value: isinstance(value, Mapping),
+        "an object",
+    ),
+    ("layer_types", _names, "a list of names"),
+    ("tie_word_embeddings", lambda value: isinstance(value, bool), "true or false"),
+    ("rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps rope_theta", _number, "a number"),
+    ("hidden_act", _activation, "an activation that transformers knows"),
+    ("torch_dtype dtype", lambda value: bool(_DTYPES.fullmatch(str(value))), "a type of torch"),
+)
+_QUANTIZATION: tuple[_Rule, ...] = (
+    ("quant_method", lambda value: bool(_METHODS.fullmatch(str(value))), "a name"),
+    ("bits w_bit", _whole(1, 32, many=False), "a number of bits"),
+)
+_ROPE: tuple[_Rule, ...] = (
+    ("factor rope_theta original_max_position_embeddings", positive, "above 0"),
+)
+_LENGTHS: tuple[_Rule, ...] = (
+    ("max_new_tokens num_beams", _whole(1, 10**12, many=False), "above 0"),
+    ("max_length", _whole(-(10**12), 10**12, many=False), "a whole number"),
+    ("early_stopping", lambda value: value in (True, False, "never"), 'true, false or "never"'),
+)
+
+
+def broken(values: Mapping[str, Any], rules: tuple[_Rule, ...], where: str = "") -> Iterator[str]:
+    """Yield in words which values break a rule."""
+    for keys, fits, what in rules:
+        for key in keys.split():
+            value = values.get(key)
+            if value is not None and not fits(value):
+                yield f"{where}{key} is {shown(value)}, not {what}"
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -80,40 +135,9 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rotary parameters of a text model's full attention; empty if it has none."""
-    for key in _ROPE_KEYS:
-        rope = config.get(key)
-        if isinstance(rope, Mapping) and rope:
-            nested = rope.get("full_attention")
-            return nested if isinstance(nested, Mapping) else rope
-    return {}
-
-
 def rope_type(rope: Mapping[str, Any]) -> str:
     """Return the type of rotary scaling, by its new or old key."""
     return str(rope.get("rope_type") or rope.get("type") or "default")
-
-
-def positions_of(config: Mapping[str, Any]) -> int | None:
-    """Return the most tokens that a model takes, as vLLM reckons them; None if unknown.
-
-    yarn multiplies the positions before its scaling; linear and dynamic multiply those that are
-    written; longrope's and llama3's are written scaled. T5's ``n_positions`` are no limit.
-    """
-    config = text_part(config)
-    names = _POSITIONS[:1] if config.get("is_encoder_decoder") else _POSITIONS
-    positions = next((config[name] for name in names if config.get(name)), None)
-    if type(positions) is not int:
-        return None
-    rope = rope_of(config)
-    kind, factor = rope_type(rope), rope.get("factor")
-    if not isinstance(factor, int | float) or not 0 < factor < 1e6:
-        return positions
-    if kind == "yarn":
-        original = rope.get("original_max_position_embeddings")
-        return int((original if type(original) is int else positions) * factor)
-    return int(positions * factor) if kind in ("linear", "dynamic") else positions
 
 
 def vocabulary_size(config: Mapping[str, Any]) -> int | None:
@@ -125,108 +149,60 @@ def vocabulary_size(config: Mapping[str, Any]) -> int | None:
 
 def objections(config: Mapping[str, Any]) -> Iterator[Objection]:
     """Objections to a config.json: types, sizes, heads, rotary scaling, quantization."""
-    for where, part in (("", config), *_nested(config)):
-        for problem, hint in _values(part, where):
-            yield Objection(_CONFIG, problem, hint)
+    for name in ("", *_TEXT_PARTS):
+        part = config.get(name) if name else config
+        if not isinstance(part, Mapping):
+            continue
+        where = f"{name}." if name else ""
+        described = part.get("quantization_config")
+        quantization = described if isinstance(described, Mapping) else {}
+        for reason in (
+            *broken(part, _RULES, where),
+            *broken(quantization, _QUANTIZATION, f"{where}quantization_config."),
+        ):
+            yield Objection(_CONFIG, reason, "correct it or take it out")
+        for reason, hint in (*_sizes(part), *_rope(part)):
+            yield Objection(_CONFIG, f"{where}{reason}", hint)
 
 
-def _nested(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for key in _TEXT_PARTS:
-        if isinstance(part := config.get(key), Mapping):
-            yield f"{key}.", part
-
-
-def _values(config: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
-    for key, most in _LARGEST.items():
-        value = config.get(key)
-        if value is None or (isinstance(value, list | Mapping) and key not in _NUMBERS):
-            continue  # a number for each layer, or part
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if type(value) is not int or not 0 <= value <= most:
-            yield f"{where}{key} is {shown(value)}, not a number up to {most:,}", "correct it"
-    for key in _OBJECTS:
-        if not isinstance(config.get(key), Mapping | None):
-            yield (
-                f"{where}{key} is {shown(config[key])}, not an object",
-                "correct it or take it out",
-            )
-    kinds = config.get("layer_types")
-    layers = config.get("num_hidden_layers")
-    if kinds is not None and not (
-        isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
-    ):
-        yield f"{where}layer_types is {shown(kinds)}, not a list of names", "correct it"
-    elif kinds and type(layers) is int and len(kinds) != layers:
-        yield f"{where}layer_types names {len(kinds):,} layers of {layers:,}", "correct either"
+def _sizes(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Sizes that contradict each other."""
+    kinds, layers = config.get("layer_types"), config.get("num_hidden_layers")
+    if _names(kinds) and type(layers) is int and kinds and len(kinds) != layers:
+        yield f"layer_types names {len(kinds):,} layers of {layers:,}", "correct either"
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     groups = config.get("num_key_value_heads")
-    if type(heads) is int and type(hidden) is int:
-        family = FAMILIES.get(str(config.get("model_type")))
-        derived = family and "head_dim" not in family.usual and not config.get("head_dim")
-        if heads == 0 or (derived and hidden % heads):
-            yield (
-                f"{where}hidden_size {hidden:,} is not a multiple of {heads:,} heads",
-                "correct it",
-            )
-        elif type(groups) is int and (groups == 0 or heads % groups):
-            yield (
-                f"{where}num_attention_heads {heads:,} is not a multiple of num_key_value_heads "
-                f"{groups:,}",
-                "correct it",
-            )
-    if not isinstance(config.get("tie_word_embeddings"), bool | None):
-        yield f"{where}tie_word_embeddings is {shown(config['tie_word_embeddings'])}", "correct it"
-    for key in _FLOATS:
-        value = config.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            yield f"{where}{key} is {shown(value)}, not a number", "correct it"
-    for key, listed in (("hidden_act", _listing("activations.py")), *_TYPES):
-        value = config.get(key)
-        if isinstance(value, str) and listed and f'"{value.removeprefix("torch.")}"' not in listed:
-            yield f"{where}{key} is the unknown {value!r:.40}", "correct it"
-    yield from _rope(config, where)
-    quantization = config.get("quantization_config")
-    if isinstance(quantization, Mapping) and quantization:
-        method = quantization.get("quant_method")
-        bits = quantization.get("bits", quantization.get("w_bit", 4))
-        if method is not None and not (isinstance(method, str) and _METHODS.fullmatch(method)):
-            yield f"{where}quantization_config.quant_method is {shown(method)}, not a name", ""
-        if type(bits) is not int or not 1 <= bits <= 32:
-            yield f"{where}quantization_config.bits is {shown(bits)}, not a number of bits", ""
+    if type(heads) is not int or type(hidden) is not int:
+        return
+    family = FAMILIES.get(str(config.get("model_type")))
+    derived = family and "head_dim" not in family.usual and not config.get("head_dim")
+    if heads == 0 or (derived and hidden % heads):
+        yield f"hidden_size {hidden:,} is not a multiple of {heads:,} heads", "correct it"
+    elif type(groups) is int and (groups == 0 or heads % groups):
+        of = f"num_key_value_heads {groups:,}"
+        yield f"num_attention_heads {heads:,} is not a multiple of {of}", "correct it"
 
 
-def _rope(config: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
-    for key in _ROPE_KEYS:
+def _rope(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    family = str(config.get("model_type"))
+    for key in ROPE_KEYS:
         rope = config.get(key)
-        if rope is None or rope == {}:
+        if not isinstance(rope, Mapping) or not rope:
             continue
-        if not isinstance(rope, Mapping):
-            yield f"{where}{key} is {shown(rope)}, not an object", _OUT
-            continue
-        nested = [part for part in rope.values() if isinstance(part, Mapping)]
-        for part in nested or [rope]:
+        for part in [part for part in rope.values() if isinstance(part, Mapping)] or [rope]:
             kind = rope_type(part)
             if config.get("auto_map") and kind not in ROPE_TYPES:
                 continue  # of the model's own code
-            families = _OF_FAMILIES.get(kind)
-            family = str(config.get("model_type"))
-            if kind not in ROPE_TYPES or (families and not family.startswith(families)):
+            if kind not in ROPE_TYPES or not family.startswith(_OF_FAMILIES.get(kind, "")):
                 known = ", ".join(name for name in ROPE_TYPES if name not in _OF_FAMILIES)
                 other = "; 'su' is longrope's old name, with other keys" if kind == "su" else ""
-                yield (
-                    f"{where}{key} names the unknown type {kind!r:.40}",
-                    f"transformers knows {known}{other}",
-                )
+                hint = f"transformers knows {known}{other}"
+                yield f"{key} names the unknown type {kind!r:.40}", hint
                 continue
             if lacking := [name for name in ROPE_TYPES[kind] if part.get(name) is None]:
-                yield f"{where}{key} of type {kind} lacks {' and '.join(lacking)}", "add it"
-            for name in ("factor", "rope_theta", "original_max_position_embeddings"):
-                number = part.get(name)
-                if number is not None and not (
-                    isinstance(number, int | float) and not isinstance(number, bool) and number > 0
-                ):
-                    yield f"{where}{key}.{name} is {shown(number)}, not above 0", "correct it"
+                yield f"{key} of type {kind} lacks {' and '.join(lacking)}", "add it"
+            for reason in broken(part, _ROPE, f"{key}."):
+                yield reason, "correct it"
 
 
 def generation_objections(
@@ -234,14 +210,8 @@ def generation_objections(
 ) -> Iterator[Objection]:
     """Objections to a generation_config.json: values on which loading ends, ids of no token."""
     hint = f"correct it, or delete {_GENERATION}: a job has its own lengths"
-    for key in ("max_new_tokens", "max_length", "num_beams"):
-        value = generation.get(key)
-        if value is not None and (type(value) is not int or (value <= 0 and key != "max_length")):
-            yield Objection(_GENERATION, f"{key} is {shown(value)}, not above 0", hint)
-    if generation.get("early_stopping") not in (None, True, False, "never"):
-        yield Objection(
-            _GENERATION, f"early_stopping is {shown(generation['early_stopping'])}", hint
-        )
+    for reason in broken(generation, _LENGTHS):
+        yield Objection(_GENERATION, reason, hint)
     yield from id_objections(_GENERATION, generation, vocabulary)
 
 
@@ -252,21 +222,14 @@ def id_objections(
     for key in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
         value = values.get(key)
         ids = value if isinstance(value, list) else [value]
-        for number in ids:
-            if number is None or (key == "pad_token_id" and number == -1):
-                continue
-            if type(number) is not int or number < -1:
-                yield Objection(
-                    file, f"{key} is {shown(value)}, not a token's number", "correct it"
-                )
-                break
-            # An end beyond the vocabulary never comes; these two are read by the model.
-            read = key in ("pad_token_id", "decoder_start_token_id")
-            if read and vocabulary is not None and number >= vocabulary:
-                yield Objection(
-                    file, f"{key} is {number:,}, and vocab_size {vocabulary:,}", "correct it"
-                )
-                break
+        given = [number for number in ids if number is not None]
+        if any(type(number) is not int or number < -1 for number in given):
+            reason = f"{key} is {shown(value)}, not a token's number"
+            yield Objection(file, reason, "correct it")
+        # An end beyond the vocabulary never comes; these two are read by the model.
+        elif vocabulary and key in _READ_IDS and max(given, default=-1) >= vocabulary:
+            reason = f"{key} is {max(given):,}, and vocab_size {vocabulary:,}"
+            yield Objection(file, reason, "correct it")
 
 
 @cache
@@ -274,22 +237,15 @@ def _listing(*names: str) -> str:
     """Return the text in which transformers lists its names; "" if it is not installed."""
     spec = importlib.util.find_spec("transformers")
     places = (spec.submodule_search_locations or ()) if spec else ()
-    text = ""
-    for place in places:
-        for name in names:
-            file = Path(place) / name
-            if file.is_file():
-                text += file.read_text(encoding="utf-8")
-    return text
+    found = [Path(place) / name for place in places for name in names]
+    return "".join(file.read_text(encoding="utf-8") for file in found if file.is_file())
 
 
 def own_code(config: Mapping[str, Any]) -> str:
     """Return why a model needs Python code of its own, or a newer transformers; "" if neither."""
     kind = config.get("model_type")
     listed = _listing("models/auto/auto_mappings.py", "models/auto/configuration_auto.py")
-    if not listed:
-        return ""
-    if isinstance(kind, str) and f'"{kind}"' in listed:
+    if not listed or (isinstance(kind, str) and f'"{kind}"' in listed):
         return ""
     if module := _module(config.get("auto_map")):
         return f"it brings Python code of its own ({module:.60}.py)"
@@ -313,11 +269,6 @@ def own_tokenizer(settings: Mapping[str, Any]) -> str:
     if not listed or not module or f'"{kind}"' in listed or f'"{kind}Fast"' in listed:
         return ""
     return f"its tokenizer is Python code of its own ({module:.60}.py)"
-
-
-def whole_number(value: object) -> int:
-    """Return a configuration's number; 0 if it is none, to which the look objects."""
-    return value if type(value) is int else 0
 
 
 def shown(value: Any) -> str:

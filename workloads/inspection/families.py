@@ -1,15 +1,17 @@
 """Tensors that each family of models needs, by arithmetic on config.json: a table of shapes.
 
 A line names a module, the shape of its weight, and when it has a bias (``b``: always; else the key
-of config.json that says so). ``*`` counts layers, ``=`` begins the full name of a tensor, ``?key``
-and ``!key`` make a line depend on a key. Sizes are products and sums of letters (``3E``, ``P+2``)
-that ``Family.sizes`` finds in config.json. Tests hold the table against transformers' own models.
+of config.json that says so). ``[a|b]`` stands for two names, ``*`` counts layers, ``+`` those of a
+second stack, ``=`` begins the full name of a tensor, ``?key`` and ``!key`` make a line depend on a
+key. Sizes are products and sums of letters (``3H``, ``P+2``), which stand for keys of config.json.
+Tests hold the table against transformers' own models.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,11 +24,9 @@ class Family:
 
     prefix: str  # of the base model, which a checkpoint may lack
     lines: str
-    #: Letter -> keys of config.json, the first that has a value counts.
-    sizes: Mapping[str, str]
+    keys: str = ""  # others than ``_KEYS``
     #: Values of keys that config.json leaves out, as in transformers' class.
     usual: Mapping[str, Any] = field(default_factory=dict)
-    layers: str = "num_hidden_layers"
     #: Names that share a tensor while ``tie_word_embeddings`` holds.
     tied: tuple[str, ...] = ()
     always_tied: tuple[tuple[str, ...], ...] = ()
@@ -41,15 +41,12 @@ class Needed:
     tied: tuple[Collection[str], ...]
 
 
-_SIZES = {
-    "V": "vocab_size",
-    "H": "hidden_size",
-    "I": "intermediate_size",
-    "N": "num_attention_heads",
-    "G": "num_key_value_heads num_attention_heads",
-    "P": "max_position_embeddings",
-}
-_HEAD = ("lm_head.weight", "model.embed_tokens.weight")
+#: Letter or mark, and keys of config.json, of which the first that has a value counts. D is else H
+#: over N.
+_KEYS = """V:vocab_size H:hidden_size I:intermediate_size N:num_attention_heads D:head_dim
+G:num_key_value_heads,num_attention_heads P:max_position_embeddings T:type_vocab_size
+*:num_hidden_layers"""
+_LARGEST, _MOST_LAYERS = 10**9, 2_000
 
 
 def _decoder(lines: str, *, tie: bool = False, **usual: Any) -> Family:
@@ -57,104 +54,72 @@ def _decoder(lines: str, *, tie: bool = False, **usual: Any) -> Family:
     inside = "\n".join(f"model.layers.*.{line}" for line in lines.strip().splitlines())
     return Family(
         prefix="model",
-        lines=f"model.embed_tokens V,H\n{inside}\nmodel.norm H\nlm_head V,H",
-        sizes=_SIZES,
+        lines=f"[model.embed_tokens|lm_head] V,H\nmodel.norm H\n{inside}",
         usual={"tie_word_embeddings": tie, **usual},
-        tied=_HEAD,
+        tied=("lm_head.weight", "model.embed_tokens.weight"),
     )
 
 
 def _attention(inputs: str = "", output: str = "") -> str:
+    """Attention whose products have a bias under these flags."""
     return f"""self_attn.q_proj ND,H {inputs}
-self_attn.k_proj GD,H {inputs}
-self_attn.v_proj GD,H {inputs}
+self_attn.[k_proj|v_proj] GD,H {inputs}
 self_attn.o_proj H,ND {output}
 """
 
 
-_MLP = """mlp.gate_proj I,H mlp_bias
-mlp.up_proj I,H mlp_bias
-mlp.down_proj H,I mlp_bias
-"""
+_MLP = "mlp.[gate_proj|up_proj] I,H\nmlp.down_proj H,I\n"
 _FUSED = "mlp.gate_up_proj 2I,H\nmlp.down_proj H,I\n"
-_NORMS = "input_layernorm H\npost_attention_layernorm H\n"
-_AROUND = "pre_feedforward_layernorm H\npost_feedforward_layernorm H\n"
-_PLAIN_MLP = _MLP.replace(" mlp_bias", "")
+_NORMS = "[input_layernorm|post_attention_layernorm] H\n"
+_AROUND = "[pre_feedforward_layernorm|post_feedforward_layernorm] H\n"
 _BOTH = _attention("attention_bias", "attention_bias")
-_LLAMA = _decoder(_BOTH + _MLP + _NORMS)
-_QK = "self_attn.q_norm D\nself_attn.k_norm D\n"
+_LLAMA = _BOTH + "mlp.[gate_proj|up_proj] I,H mlp_bias\nmlp.down_proj H,I mlp_bias\n" + _NORMS
+_QK = "self_attn.[q_norm|k_norm] D\n"
 _GLM = _attention("attention_bias") + _FUSED + _NORMS
+_GLM_USUAL: dict[str, Any] = {"head_dim": 128, "num_key_value_heads": 2, "attention_bias": True}
 
-_ENCODER = """{0}.embeddings.word_embeddings V,H
-{0}.embeddings.position_embeddings P,H
-{0}.embeddings.token_type_embeddings T,H
-{0}.embeddings.LayerNorm H b
-{0}.encoder.layer.*.attention.self.query H,H b
-{0}.encoder.layer.*.attention.self.key H,H b
-{0}.encoder.layer.*.attention.self.value H,H b
-{0}.encoder.layer.*.attention.output.dense H,H b
-{0}.encoder.layer.*.attention.output.LayerNorm H b
-{0}.encoder.layer.*.intermediate.dense I,H b
-{0}.encoder.layer.*.output.dense H,I b
-{0}.encoder.layer.*.output.LayerNorm H b
-"""
-_WORDS = {**_SIZES, "T": "type_vocab_size"}
-_BERT = Family(
-    prefix="bert",
-    lines=_ENCODER.format("bert")
-    + """=cls.predictions.bias V
-cls.predictions.transform.dense H,H b
-cls.predictions.transform.LayerNorm H b
-cls.predictions.decoder V,H b""",
-    sizes=_WORDS,
-    usual={"tie_word_embeddings": True, "type_vocab_size": 2},
-    tied=("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-    always_tied=(("cls.predictions.bias", "cls.predictions.decoder.bias"),),
+_ENCODER = """embeddings.word_embeddings V,H
+embeddings.position_embeddings P,H
+embeddings.token_type_embeddings T,H
+embeddings.LayerNorm H b
+encoder.layer.*.attention.[self.query|self.key|self.value|output.dense] H,H b
+encoder.layer.*.[attention.output|output].LayerNorm H b
+encoder.layer.*.intermediate.dense I,H b
+encoder.layer.*.output.dense H,I b"""
+
+
+def _encoder(name: str, head: str, output: str, bias: str) -> Family:
+    """BERT's encoder and a ``head``, whose ``output`` and ``bias`` are tied to others."""
+    lines = "\n".join(f"{name}.{line}" for line in _ENCODER.splitlines())
+    return Family(
+        prefix=name,
+        lines=f"{lines}\n={bias} V\n{output} V,H b\n{head}",
+        usual={"tie_word_embeddings": True, "type_vocab_size": 2},
+        tied=(f"{output}.weight", f"{name}.embeddings.word_embeddings.weight"),
+        always_tied=((bias, f"{output}.bias"),),
+    )
+
+
+_ROBERTA = _encoder(
+    "roberta", "lm_head.dense H,H b\nlm_head.layer_norm H b", "lm_head.decoder", "lm_head.bias"
 )
-_ROBERTA = Family(
-    prefix="roberta",
-    lines=_ENCODER.format("roberta")
-    + "=lm_head.bias V\nlm_head.dense H,H b\nlm_head.layer_norm H b\nlm_head.decoder V,H b",
-    sizes=_WORDS,
-    usual={"tie_word_embeddings": True, "type_vocab_size": 2},
-    tied=("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
-    always_tied=(("lm_head.bias", "lm_head.decoder.bias"),),
-)
-_T5_ATTENTION = "".join(
-    f"{{0}}.{name} {shape}\n"
-    for name, shape in zip("qkvo", ("ND,H", "ND,H", "ND,H", "H,ND"), strict=True)
-)
-_T5_SIZES = {
-    "V": "vocab_size",
-    "H": "d_model",
-    "I": "d_ff",
-    "N": "num_heads",
-    "D": "d_kv",
-    "B": "relative_attention_num_buckets",
-}
-
-
-def _t5_stack(stack: str, layer: str, wide: str) -> str:
-    block = f"{stack}.block.{layer}.layer"
-    lines = f"{stack}.embed_tokens V,H\n{stack}.final_layer_norm H\n"
-    lines += _T5_ATTENTION.format(f"{block}.0.SelfAttention") + f"{block}.0.layer_norm H\n"
-    lines += f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias B,N\n"
-    if stack == "decoder":
-        lines += _T5_ATTENTION.format(f"{block}.1.EncDecAttention") + f"{block}.1.layer_norm H\n"
-    lines += f"{block}.{wide}.DenseReluDense.wi I,H !gated\n"
-    lines += f"{block}.{wide}.DenseReluDense.wi_0 I,H ?gated\n"
-    lines += f"{block}.{wide}.DenseReluDense.wi_1 I,H ?gated\n"
-    return lines + f"{block}.{wide}.DenseReluDense.wo H,I\n{block}.{wide}.layer_norm H\n"
-
-
 _T5 = Family(
     prefix="transformer",
-    lines="shared V,H\nlm_head V,H\n"
-    + _t5_stack("encoder", "*", "1")
-    + _t5_stack("decoder", "+", "2"),
-    sizes=_T5_SIZES,
+    lines="""[shared|encoder.embed_tokens|decoder.embed_tokens|lm_head] V,H
+[encoder|decoder].final_layer_norm H
+[encoder|decoder].block.0.layer.0.SelfAttention.relative_attention_bias B,N
+[encoder.block.*|decoder.block.+].layer.[0|1].layer_norm H
+decoder.block.+.layer.2.layer_norm H
+[encoder.block.*|decoder.block.+].layer.0.SelfAttention.[q|k|v] ND,H
+[encoder.block.*|decoder.block.+].layer.0.SelfAttention.o H,ND
+decoder.block.+.layer.1.EncDecAttention.[q|k|v] ND,H
+decoder.block.+.layer.1.EncDecAttention.o H,ND
+[encoder.block.*.layer.1|decoder.block.+.layer.2].DenseReluDense.wi I,H !gated
+[encoder.block.*.layer.1|decoder.block.+.layer.2].DenseReluDense.[wi_0|wi_1] I,H ?gated
+[encoder.block.*.layer.1|decoder.block.+.layer.2].DenseReluDense.wo H,I""",
+    keys="""H:d_model I:d_ff N:num_heads D:d_kv B:relative_attention_num_buckets
+*:num_layers +:num_decoder_layers,num_layers""",
     usual={"tie_word_embeddings": True, "relative_attention_num_buckets": 32},
-    layers="num_layers num_decoder_layers",
     always_tied=(
         (
             "shared.weight",
@@ -164,129 +129,101 @@ _T5 = Family(
         ),
     ),
 )
-
-
-def _bart_stack(stack: str, layer: str, wide: str, end: str) -> str:
-    at = f"model.{stack}.layers.{layer}"
-    lines = f"model.{stack}.embed_tokens V,H\nmodel.{stack}.embed_positions P+2,H\n"
-    for attention in ("self_attn", "encoder_attn")[: 1 + (stack == "decoder")]:
-        lines += "".join(f"{at}.{attention}.{x}_proj H,H b\n" for x in ("k", "v", "q", "out"))
-        lines += f"{at}.{attention}_layer_norm H b\n"
-    lines += f"{at}.fc1 {wide},H b\n{at}.fc2 H,{wide} b\n{at}.final_layer_norm H b\n"
-    lines += f"model.{stack}.layernorm_embedding H b\n"
-    return lines + (f"model.{stack}.layer_norm H b\n" if end else "")
-
-
-def _bart(end: str) -> Family:
-    return Family(
-        prefix="model",
-        lines="model.shared V,H\nlm_head V,H\n"
-        + _bart_stack("encoder", "*", "I", end)
-        + _bart_stack("decoder", "+", "J", end),
-        sizes={
-            "V": "vocab_size",
-            "H": "d_model",
-            "P": "max_position_embeddings",
-            "I": "encoder_ffn_dim",
-            "J": "decoder_ffn_dim",
-        },
-        usual={"tie_word_embeddings": True},
-        layers="encoder_layers decoder_layers",
-        tied=("lm_head.weight", "model.shared.weight"),
-        always_tied=(
-            (
-                "model.shared.weight",
-                *(f"model.{s}.embed_tokens.weight" for s in ("encoder", "decoder")),
-            ),
+_BART = Family(
+    prefix="model",
+    lines="""[model.shared|model.encoder.embed_tokens|model.decoder.embed_tokens|lm_head] V,H
+model.[encoder|decoder].embed_positions P+2,H
+model.[encoder|decoder].layernorm_embedding H b
+model.encoder.layers.*.self_attn.[k_proj|v_proj|q_proj|out_proj] H,H b
+model.encoder.layers.*.[self_attn_layer_norm|final_layer_norm] H b
+model.encoder.layers.*.fc1 I,H b
+model.encoder.layers.*.fc2 H,I b
+model.decoder.layers.+.[self_attn|encoder_attn].[k_proj|v_proj|q_proj|out_proj] H,H b
+model.decoder.layers.+.[self_attn_layer_norm|encoder_attn_layer_norm|final_layer_norm] H b
+model.decoder.layers.+.fc1 J,H b
+model.decoder.layers.+.fc2 H,J b""",
+    keys="""H:d_model I:encoder_ffn_dim J:decoder_ffn_dim
+*:encoder_layers +:decoder_layers,encoder_layers""",
+    usual={"tie_word_embeddings": True},
+    tied=("lm_head.weight", "model.shared.weight"),
+    always_tied=(
+        (
+            "model.shared.weight",
+            "model.encoder.embed_tokens.weight",
+            "model.decoder.embed_tokens.weight",
         ),
-    )
-
+    ),
+)
 
 #: By ``model_type``.
 FAMILIES: dict[str, Family] = {
-    "llama": _LLAMA,
-    "granite": _LLAMA,
-    "smollm3": _decoder(_BOTH + _MLP + _NORMS, tie=True),
-    "mistral": _decoder(_attention() + _PLAIN_MLP + _NORMS, num_key_value_heads=8),
-    "qwen2": _decoder(_attention("b") + _PLAIN_MLP + _NORMS),
-    "qwen3": _decoder(_BOTH + _QK + _PLAIN_MLP + _NORMS, head_dim=128),
+    "llama": _decoder(_LLAMA),
+    "granite": _decoder(_LLAMA),
+    "smollm3": _decoder(_LLAMA, tie=True),
+    "mistral": _decoder(_attention() + _MLP + _NORMS, num_key_value_heads=8),
+    "qwen2": _decoder(_attention("b") + _MLP + _NORMS),
+    "qwen3": _decoder(_BOTH + _QK + _MLP + _NORMS, head_dim=128),
     "olmo2": _decoder(
         _BOTH
         + "self_attn.q_norm ND\nself_attn.k_norm GD\n"
-        + _PLAIN_MLP
-        + "post_attention_layernorm H\npost_feedforward_layernorm H"
+        + _MLP
+        + "[post_attention_layernorm|post_feedforward_layernorm] H"
     ),
-    "gemma": _decoder(_BOTH + _PLAIN_MLP + _NORMS, tie=True, head_dim=256),
-    "gemma2": _decoder(_BOTH + _PLAIN_MLP + _NORMS + _AROUND, tie=True, head_dim=256),
-    "gemma3_text": _decoder(_BOTH + _QK + _PLAIN_MLP + _NORMS + _AROUND, tie=True, head_dim=256),
+    "gemma": _decoder(_BOTH + _MLP + _NORMS, tie=True, head_dim=256),
+    "gemma2": _decoder(_BOTH + _MLP + _NORMS + _AROUND, tie=True, head_dim=256),
+    "gemma3_text": _decoder(_BOTH + _QK + _MLP + _NORMS + _AROUND, tie=True, head_dim=256),
     "phi3": _decoder("self_attn.qkv_proj ND+2GD,H\nself_attn.o_proj H,ND\n" + _FUSED + _NORMS),
-    "glm": _decoder(_GLM, head_dim=128, num_key_value_heads=2, attention_bias=True),
-    "glm4": _decoder(
-        _GLM + "post_self_attn_layernorm H\npost_mlp_layernorm H",
-        head_dim=128,
-        num_key_value_heads=2,
-        attention_bias=True,
-    ),
+    "glm": _decoder(_GLM, **_GLM_USUAL),
+    "glm4": _decoder(_GLM + "[post_self_attn_layernorm|post_mlp_layernorm] H", **_GLM_USUAL),
     "gpt2": Family(
         prefix="transformer",
-        lines="""transformer.wte V,H
+        lines="""[transformer.wte|lm_head] V,H
 transformer.wpe P,H
-transformer.h.*.ln_1 H b
+transformer.[ln_f|h.*.ln_1|h.*.ln_2] H b
 transformer.h.*.attn.c_attn H,3H b
 transformer.h.*.attn.c_proj H,H b
-transformer.h.*.ln_2 H b
-transformer.h.*.mlp.c_fc H,I b
-transformer.h.*.mlp.c_proj I,H b
-transformer.ln_f H b
-lm_head V,H""",
-        sizes={
-            "V": "vocab_size",
-            "H": "n_embd hidden_size",
-            "N": "n_head num_attention_heads",
-            "P": "n_positions max_position_embeddings",
-            "I": "n_inner",
-        },
+transformer.h.*.mlp.c_fc H,I b ?n_inner
+transformer.h.*.mlp.c_proj I,H b ?n_inner
+transformer.h.*.mlp.c_fc H,4H b !n_inner
+transformer.h.*.mlp.c_proj 4H,H b !n_inner""",
+        keys="""H:n_embd,hidden_size I:n_inner P:n_positions,max_position_embeddings
+*:n_layer,num_hidden_layers""",
         usual={"tie_word_embeddings": True},
-        layers="n_layer num_hidden_layers",
         tied=("lm_head.weight", "transformer.wte.weight"),
     ),
     "gpt_neox": Family(
         prefix="gpt_neox",
-        lines="""gpt_neox.embed_in V,H
-gpt_neox.layers.*.input_layernorm H b
-gpt_neox.layers.*.post_attention_layernorm H b
+        lines="""[gpt_neox.embed_in|lm_head] V,H
+gpt_neox.[final_layer_norm|layers.*.input_layernorm|layers.*.post_attention_layernorm] H b
 gpt_neox.layers.*.attention.query_key_value 3H,H attention_bias
 gpt_neox.layers.*.attention.dense H,H attention_bias
 gpt_neox.layers.*.mlp.dense_h_to_4h I,H b
-gpt_neox.layers.*.mlp.dense_4h_to_h H,I b
-gpt_neox.final_layer_norm H b
-lm_head V,H""",
-        sizes=_SIZES,
+gpt_neox.layers.*.mlp.dense_4h_to_h H,I b""",
         usual={"tie_word_embeddings": False, "attention_bias": True},
         tied=("lm_head.weight", "gpt_neox.embed_in.weight"),
         always_tied=(("lm_head.weight", "embed_out.weight"),),
     ),
     "opt": Family(
         prefix="model",
-        lines="""model.decoder.embed_tokens V,W
+        lines="""[model.decoder.embed_tokens|lm_head] V,W
 model.decoder.embed_positions P+2,H
 model.decoder.project_in H,W ?projected
 model.decoder.project_out W,H ?projected
 model.decoder.final_layer_norm H b ?do_layer_norm_before
-model.decoder.layers.*.self_attn.k_proj H,H enable_bias
-model.decoder.layers.*.self_attn.v_proj H,H enable_bias
-model.decoder.layers.*.self_attn.q_proj H,H enable_bias
-model.decoder.layers.*.self_attn.out_proj H,H enable_bias
-model.decoder.layers.*.self_attn_layer_norm H b
+model.decoder.layers.*.self_attn.[k_proj|v_proj|q_proj|out_proj] H,H enable_bias
+model.decoder.layers.*.[self_attn_layer_norm|final_layer_norm] H b
 model.decoder.layers.*.fc1 I,H enable_bias
-model.decoder.layers.*.fc2 H,I enable_bias
-model.decoder.layers.*.final_layer_norm H b
-lm_head V,W""",
-        sizes={**_SIZES, "I": "ffn_dim", "W": "word_embed_proj_dim hidden_size"},
+model.decoder.layers.*.fc2 H,I enable_bias""",
+        keys="I:ffn_dim W:word_embed_proj_dim,hidden_size",
         usual={"tie_word_embeddings": True, "do_layer_norm_before": True, "enable_bias": True},
         tied=("lm_head.weight", "model.decoder.embed_tokens.weight"),
     ),
-    "bert": _BERT,
+    "bert": _encoder(
+        "bert",
+        "cls.predictions.transform.dense H,H b\ncls.predictions.transform.LayerNorm H b",
+        "cls.predictions.decoder",
+        "cls.predictions.bias",
+    ),
     "roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "xlm-roberta": _ROBERTA,
@@ -295,31 +232,21 @@ lm_head V,W""",
         lines="""distilbert.embeddings.word_embeddings V,H
 distilbert.embeddings.position_embeddings P,H
 distilbert.embeddings.LayerNorm H b
-distilbert.transformer.layer.*.attention.q_lin H,H b
-distilbert.transformer.layer.*.attention.k_lin H,H b
-distilbert.transformer.layer.*.attention.v_lin H,H b
-distilbert.transformer.layer.*.attention.out_lin H,H b
-distilbert.transformer.layer.*.sa_layer_norm H b
+distilbert.transformer.layer.*.attention.[q_lin|k_lin|v_lin|out_lin] H,H b
+distilbert.transformer.layer.*.[sa_layer_norm|output_layer_norm] H b
 distilbert.transformer.layer.*.ffn.lin1 I,H b
 distilbert.transformer.layer.*.ffn.lin2 H,I b
-distilbert.transformer.layer.*.output_layer_norm H b
 vocab_transform H,H b
 vocab_layer_norm H b
 vocab_projector V,H b""",
-        sizes={
-            "V": "vocab_size",
-            "H": "dim hidden_size",
-            "I": "hidden_dim",
-            "P": "max_position_embeddings",
-        },
+        keys="H:dim,hidden_size I:hidden_dim *:n_layers,num_hidden_layers",
         usual={"tie_word_embeddings": True},
-        layers="n_layers num_hidden_layers",
         tied=("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
     ),
     "t5": _T5,
     "mt5": replace(_T5, usual={**_T5.usual, "feed_forward_proj": "gated-gelu"}),
-    "bart": _bart(""),
-    "mbart": _bart("end"),
+    "bart": _BART,
+    "mbart": replace(_BART, lines=f"{_BART.lines}\nmodel.[encoder|decoder].layer_norm H b"),
 }
 _TERM = re.compile(r"(\d*)([A-Z]*)")
 
@@ -331,73 +258,69 @@ def needed(config: Mapping[str, Any]) -> Needed | None:
     if family is None:
         return None
     values = {**family.usual, **{k: v for k, v in config.items() if v is not None}}
-    sizes = _sizes(family, values)
-    counts = [values.get(key) for key in family.layers.split()]
-    if family.layers.startswith(("n_", "num_hidden")):  # two names of one number
-        counts = [next((count for count in counts if count is not None), None)]
-    elif counts[-1] is None:  # T5's decoder has as many layers as its encoder
-        counts[-1] = counts[0]
-    if sizes is None or not all(type(count) is int and 0 <= count <= 2_000 for count in counts):
+    width = values.get("hidden_size")
+    values["projected"] = values.get("word_embed_proj_dim", width) != width
+    values["gated"] = "gated" in str(values.get("feed_forward_proj", ""))
+    try:
+        keys = dict(pair.split(":") for pair in f"{_KEYS} {family.keys}".split())
+        shapes = dict(_tensors(family.lines, _Sizes(keys, values)))
+    except (LookupError, ZeroDivisionError):
         return None
-    shapes: dict[str, Shape] = {}
-    for line in family.lines.splitlines():
-        shapes.update(_line(line, sizes, values, counts))
-    if not all(all(size > 0 for size in shape) for shape in shapes.values()):
-        return None
-    tied = list(family.always_tied)
-    if values.get("tie_word_embeddings"):
-        tied.append(family.tied)
+    tied = [*family.always_tied, *([family.tied] if values.get("tie_word_embeddings") else [])]
     return Needed(shapes=shapes, prefix=family.prefix, tied=tuple(tied))
 
 
-def _sizes(family: Family, values: dict[str, Any]) -> dict[str, int] | None:
-    sizes: dict[str, int] = {}
-    for letter, keys in family.sizes.items():
-        value = next((values[key] for key in keys.split() if values.get(key) is not None), None)
-        if value is None and family is FAMILIES["gpt2"] and letter == "I":
-            value = 4 * sizes["H"]
-        if type(value) is not int or not 0 <= value <= 10**9:
-            return None
-        sizes[letter] = value
-    if "D" not in family.sizes and "G" in sizes:
-        head = values.get("head_dim") or (sizes["H"] // sizes["N"] if sizes["N"] else 0)
-        if type(head) is not int:
-            return None
-        sizes["D"] = head
-    values["projected"] = sizes.get("W") != sizes["H"]
-    values["gated"] = "gated" in str(values.get("feed_forward_proj", ""))
-    return sizes
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes of one configuration."""
 
+    keys: Mapping[str, str]  # by letter or mark
+    values: Mapping[str, Any]
 
-def _line(
-    line: str, sizes: Mapping[str, int], values: Mapping[str, Any], counts: list[Any]
-) -> dict[str, Shape]:
-    name, dimensions, *rest = line.split()
-    for word in rest:
-        if word[0] in "?!" and bool(values.get(word[1:])) != (word[0] == "?"):
-            return {}
-    shape = tuple(_size(text, sizes) for text in dimensions.split(","))
-    tensors = {name[1:]: shape} if name[0] == "=" else {f"{name}.weight": shape}
-    if any(word == "b" or values.get(word) for word in rest if word[0] not in "?!"):
-        bias = shape[-1:] if "c_" in name else shape[:1]  # GPT-2's are transposed
-        tensors[f"{name}.bias"] = bias
-    for mark, count in (("*", counts[0]), ("+", counts[-1])):
-        if f".{mark}." in name:
-            return {
-                key.replace(f".{mark}.", f".{layer}."): tensor
-                for layer in range(count)
-                for key, tensor in tensors.items()
-            }
-    return tensors
+    def of(self, letter: str) -> int:
+        """Return a letter's size or a mark's number of layers; LookupError if it is no number."""
+        given = (self.values.get(key) for key in self.keys[letter].split(","))
+        value = next((value for value in given if value is not None), None)
+        if value is None and letter == "D":
+            return self.of("H") // self.of("N")
+        least, most = (0, _MOST_LAYERS) if letter in "*+" else (1, _LARGEST)
+        if type(value) is not int or not least <= value <= most:
+            raise LookupError(letter)
+        return value
 
-
-def _size(text: str, sizes: Mapping[str, int]) -> int:
-    """Evaluate ``3H``, ``ND+2GD`` or ``P+2``."""
-    total = 0
-    for term in text.split("+"):
+    def product(self, term: str) -> int:
+        """Evaluate ``3H``."""
         number, letters = _TERM.fullmatch(term).groups()  # type: ignore[union-attr]
-        product = int(number or 1)
-        for letter in letters:
-            product *= sizes[letter]
-        total += product
-    return total
+        return math.prod([int(number or 1), *map(self.of, letters)])
+
+
+def _tensors(lines: str, sizes: _Sizes) -> Iterator[tuple[str, Shape]]:
+    for line in lines.splitlines():
+        names, dimensions, *flags = line.split()
+        conditions = [flag for flag in flags if flag[0] in "?!"]
+        if any(bool(sizes.values.get(flag[1:])) != (flag[0] == "?") for flag in conditions):
+            continue
+        shape = tuple(sum(map(sizes.product, text.split("+"))) for text in dimensions.split(","))
+        biases = [flag for flag in flags if flag not in conditions]
+        biased = any(flag == "b" or sizes.values.get(flag) for flag in biases)
+        for name in _expanded(names, sizes):
+            if name.startswith("="):
+                yield name[1:], shape
+                continue
+            yield f"{name}.weight", shape
+            if biased:  # GPT-2's matrices are transposed
+                yield f"{name}.bias", shape[-1:] if "c_" in name else shape[:1]
+
+
+def _expanded(name: str, sizes: _Sizes) -> list[str]:
+    """Return the names for which one with ``[a|b]``, ``*`` and ``+`` stands."""
+    before, bracket, rest = name.partition("[")
+    if bracket:
+        words, _, after = rest.partition("]")
+        parts = [f"{before}{word}{after}" for word in words.split("|")]
+        return [full for part in parts for full in _expanded(part, sizes)]
+    for mark in "*+":
+        if f".{mark}." in name:
+            layers = range(sizes.of(mark))
+            return [name.replace(f".{mark}.", f".{layer}.") for layer in layers]
+    return [name]

@@ -14,13 +14,14 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from workloads.base import BadConfiguration, DataMissing
+from workloads.base import BadConfiguration
+from workloads.inspection.checkpoints import FETCH, UnusableFile
+from workloads.inspection.process import stage
 from workloads.util import files
 
 if TYPE_CHECKING:
@@ -31,18 +32,18 @@ HEADER_BYTES = 100_000_000
 _PICKLE_BYTES = 64 * files.MIB
 #: Most tensors and dimensions that a file may declare.
 _MOST_TENSORS, _MOST_DIMENSIONS = 1_000_000, 16
-#: First bytes of files that are no weight file -> what they are, and the remedy.
+#: First bytes, in lower case, of what is no weight file -> what it is, and the remedy. The last is
+#: one under another name.
 _OTHER_FILES = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file: run `git lfs pull` there"),
-    (b"GGUF", "a GGUF file: name the model that it was made from, in safetensors"),
+    (b"gguf", "a GGUF file: name the model that it was made from, in safetensors"),
     (b"\x1f\x8b", "compressed with gzip: unpack it"),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it"),
-    (b"<!DOCTYPE", "a web page, not the file: fetch it again, with a token if it needs one"),
     (b"<!doctype", "a web page, not the file: fetch it again, with a token if it needs one"),
     (b"<html", "a web page, not the file: fetch it again, with a token if it needs one"),
-    (b"\x89HDF", "an HDF5 file of Keras: convert it to safetensors"),
+    (b"\x89hdf", "an HDF5 file of Keras: convert it to safetensors"),
+    (b"pk\x03\x04", "a file of torch.save: call it pytorch_model.bin"),
 )
-_AGAIN = "It is truncated or not a weight file; fetch it again (with Git LFS: git lfs pull)"
 _NAMES = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint", "C": "complex"}
 
 
@@ -53,15 +54,12 @@ class TensorInfo:
     file: Path
     shape: tuple[int, ...]
     dtype: str  # torch's name, e.g. "float16"
-    bytes: int
 
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """An open weight file: its tensors' headers in file order, and their values."""
-
-    tensors: Mapping[str, TensorInfo]
-    tensor: Callable[[str], torch.Tensor]  # by name; may be a view into the mapped file
+    @property
+    def bytes(self) -> int:
+        """Bytes of its values, by the number of bits in its type's name (bool has 8)."""
+        bits = re.search(r"\d+", self.dtype)
+        return math.prod(self.shape) * (int(bits[0]) if bits else 8) // 8
 
 
 def describe_tensors(
@@ -82,22 +80,6 @@ def describe_tensors(
     return tensors
 
 
-def open_shard(file: Path) -> Shard:
-    """Open a ``.safetensors`` or ``.bin`` file; raises DataMissing if truncated or invalid."""
-    tensors = read_header(file)
-
-    @cache
-    def values() -> Callable[[str], torch.Tensor]:
-        if file.suffix == ".safetensors":
-            from safetensors import safe_open
-
-            getter: Callable[[str], torch.Tensor] = safe_open(str(file), framework="pt").get_tensor
-            return getter
-        return _load_bin(file).__getitem__
-
-    return Shard(tensors, lambda name: values()(name))
-
-
 class NeedsTorch(Exception):
     """Only torch can say what this file holds."""
 
@@ -110,43 +92,37 @@ def read_header(file: Path, *, torch_allowed: bool = True) -> dict[str, TensorIn
         NeedsTorch: it is in the format before torch 1.6, and torch is not ``torch_allowed``.
     """
     size = 0
+    stage(str(file))
     try:
         with files.opened(file) as content:  # refuses anything but regular files
             content.seek(0, 2)
             size = content.tell()
             content.seek(0)
-            _refuse_other_files(content.read(32), size)
+            beginning = content.read(32).lower()
             content.seek(0)
+            if size == 0:
+                raise ValueError("it is empty")
+            if not beginning.strip(b"\0"):
+                raise ValueError("it begins with zeros, as a file does whose copy was interrupted")
+            for magic, what in _OTHER_FILES[: None if file.suffix == ".safetensors" else -1]:
+                if beginning.startswith(magic):
+                    raise ValueError(f"it is {what}")
             if file.suffix == ".safetensors":
                 return _safetensors_header(file, content, size)
             if zipfile.is_zipfile(content):
                 return _zip_header(file, content, torch_allowed)
-            content.seek(0)
-            if content.read(4) == b"PK\x03\x04":
+            if beginning.startswith(b"pk\x03\x04"):
                 raise ValueError("it is a zip archive without its end")
         return _from_torch(file, torch_allowed)
     except NeedsTorch:
         raise
     except Exception as error:  # arbitrary bytes make the libraries raise anything
         why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise DataMissing(f"{file} ({size} bytes) cannot be read: {why}. {_AGAIN}") from error
-
-
-def _refuse_other_files(begin: bytes, size: int) -> None:
-    if size == 0:
-        raise ValueError("it is empty")
-    for magic, what in _OTHER_FILES:
-        if begin.startswith(magic):
-            raise ValueError(f"it is {what}")
-    if not begin.strip(b"\0"):
-        raise ValueError("it begins with zeros, as a file does whose copy was interrupted")
+        raise UnusableFile(file, f"it cannot be read ({size:,} bytes): {why}", FETCH) from error
 
 
 def _safetensors_header(file: Path, content: BinaryIO, size: int) -> dict[str, TensorInfo]:
     """Read a header, and hold it against the file's size and itself."""
-    if content.read(4) == b"PK\x03\x04":
-        raise ValueError("it is a file of torch.save: call it pytorch_model.bin")
-    content.seek(0)
     length = int.from_bytes(content.read(8), "little")
     if size < 10 or not 2 <= length <= size - 8:
         raise ValueError(f"its header would be {length:,} bytes long")
@@ -191,13 +167,8 @@ def _declared(file: Path, name: str, entry: Any) -> TensorInfo:
     except (TypeError, ValueError, LookupError) as error:
         raise ValueError(f"its entry of {name:.80} is not that of a tensor") from error
     plain = re.fullmatch(r"(F|BF|I|U|C)(\d+)", stored)
-    bits = re.match(r"[A-Z]+(\d+)", stored)  # BOOL has 8, and F8_E4M3 and F6_E2M3 say theirs
-    return TensorInfo(
-        file=file,
-        shape=shape,
-        dtype=f"{_NAMES[plain[1]]}{plain[2]}" if plain else stored.lower(),
-        bytes=math.prod(shape) * (int(bits[1]) if bits else 8) // 8,
-    )
+    dtype = f"{_NAMES[plain[1]]}{plain[2]}" if plain else stored.lower()
+    return TensorInfo(file=file, shape=shape, dtype=dtype)
 
 
 # ---------------------------------------------------------------- files of torch.save
@@ -210,20 +181,10 @@ class _Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
-_STORAGES = {
-    "Double": "float64",
-    "Float": "float32",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-    "Untyped": "uint8",
-}
-_WIDTH = re.compile(r"\d+")
+_KINDS = "Double Float Half BFloat16 Long Int Short Char Byte Bool Untyped"
+_TYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool uint8"
+#: Storage of torch -> type of its values.
+_STORAGES = dict(zip(_KINDS.split(), _TYPES.split(), strict=True))
 
 
 class _Names(pickle.Unpickler):
@@ -255,24 +216,14 @@ def _zip_header(file: Path, content: BinaryIO, torch_allowed: bool) -> dict[str,
             state = _Names(pickled).load()
     if isinstance(state, dict) and all(isinstance(value, _Stored) for value in state.values()):
         return {
-            str(name): TensorInfo(
-                file=file,
-                shape=stored.shape,
-                dtype=stored.dtype,
-                bytes=math.prod(stored.shape) * _bytes_of(stored.dtype),
-            )
+            str(name): TensorInfo(file=file, shape=stored.shape, dtype=stored.dtype)
             for name, stored in state.items()
         }
     return _from_torch(file, torch_allowed)  # holds more: torch says if it is a state
 
 
-def _bytes_of(dtype: str) -> int:
-    width = _WIDTH.search(dtype)
-    return int(width[0]) // 8 if width else 1
-
-
-def _load_bin(file: Path) -> dict[str, torch.Tensor]:
-    """Use torch's restricted unpickler, which runs no code."""
+def load_bin(file: Path) -> dict[str, torch.Tensor]:
+    """Load a file of torch.save by torch's restricted unpickler, which runs no code."""
     import torch
 
     try:
@@ -294,7 +245,6 @@ def _from_torch(file: Path, torch_allowed: bool) -> dict[str, TensorInfo]:
             file=file,
             shape=tuple(tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
-            bytes=tensor.numel() * tensor.element_size(),
         )
-        for name, tensor in _load_bin(file).items()
+        for name, tensor in load_bin(file).items()
     }

@@ -11,17 +11,22 @@ import atexit
 import contextlib
 import importlib
 import json
+import math
 import os
 import resource
-import select
+import signal
 import subprocess
 import sys
 import threading
 import time
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
-#: Limits of a request that needs no torch.
+#: Limits of a request that needs no torch: CPU time, memory.
 SECONDS, BYTES = 10.0, 2**30
+#: How many times its CPU time a request may take, on a busy host or a slow file system.
+_PATIENCE = 6
 _IDLE_S = 10.0
 #: Limit of an answer.
 _ANSWER_BYTES = 16 * 2**20
@@ -39,11 +44,12 @@ class Bounded:
     ) -> None:
         """``of``: AS limits all that is mapped, DATA leaves out mapped files (large libraries)."""
         self.seconds = seconds
-        self.memory_bytes = memory_bytes
-        self._limit = of
+        self._limits = (of, str(memory_bytes))
         self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection
         self._owner = 0
         self._lock = threading.Lock()
+        atexit.register(self.end)
 
     def call(self, function: str, **arguments: Any) -> Any:
         """Return what ``module:function`` returns, both ways as JSON.
@@ -51,123 +57,109 @@ class Bounded:
         Raises:
             Ended: it took too long or too much memory, or died.
         """
-        line = json.dumps([function, arguments]).encode() + b"\n"
+        request = json.dumps([function, arguments, os.getcwd(), self.seconds]).encode()
         with self._lock:
-            for attempt in range(2):
+            for _ in range(2):
                 process = self._running()
-                try:
-                    assert process.stdin is not None
-                    process.stdin.write(line)
-                    process.stdin.flush()
+                with contextlib.suppress(BrokenPipeError, _Idle):
+                    self._pipe.send_bytes(request)
                     return self._answer(process)
-                except (BrokenPipeError, _Gone):  # it was idle for too long just now
-                    self.end()
-                    if attempt:
-                        raise Ended("the process that reads ended at once") from None
-        raise AssertionError("unreachable")
+                self.end()  # it was idle for too long just now
+        raise Ended("the process that reads ended at once")
 
     def _running(self) -> subprocess.Popen[bytes]:
-        alive = self._process is not None and self._process.poll() is None
-        if self._process is None or not alive or self._owner != os.getpid():
-            if self._owner == os.getpid():
-                self.end()
-            paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, self._limit, str(self.memory_bytes)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": paths},
-            )
+        mine = self._owner == os.getpid()
+        if self._process is None or not mine or self._process.poll() is not None:
+            self.end()
             self._owner = os.getpid()
-            atexit.register(self.end)
+            self._pipe, theirs = Pipe()
+            paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, *self._limits, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,  # what libraries print is no answer
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": paths},
+                    pass_fds=(theirs.fileno(),),
+                )
         return self._process
 
     def _answer(self, process: subprocess.Popen[bytes]) -> Any:
-        assert process.stdout is not None
-        stage, pending = "", b""
-        until = time.monotonic() + self.seconds
+        reading = "it"
+        until = time.monotonic() + _PATIENCE * self.seconds
         while True:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            if not self._pipe.poll(max(until - time.monotonic(), 0)):
                 self.end()
-                raise Ended(f"{stage or 'it'}: reading took more than {self.seconds:.0f} s")
-            piece = os.read(process.stdout.fileno(), 2**16)
-            pending += piece
-            if not piece or len(pending) > _ANSWER_BYTES:
-                code = process.wait(5) if not piece else 0
-                if not piece and not stage and code == 0:
-                    raise _Gone
+                raise Ended(f"{reading}: reading took more than {_PATIENCE * self.seconds:.0f} s")
+            try:
+                kind, value = json.loads(self._pipe.recv_bytes(_ANSWER_BYTES))
+            except (EOFError, OSError):  # it ended, or says too much
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
                 self.end()
-                limit = f"{self.memory_bytes / 2**30:.0f} GB of memory"
-                raise Ended(f"{stage or 'it'}: reading ended the process (status {code}; {limit})")
-            *lines, pending = pending.split(b"\n")
-            for text in lines:
-                kind, value = json.loads(text)
-                if kind == "stage":
-                    stage = value
-                elif kind == "memory":
-                    self.end()
-                    limit = f"{self.memory_bytes / 2**30:.0f} GB"
-                    raise Ended(f"{stage or 'it'}: reading takes more than {limit} of memory")
-                elif kind == "error":
-                    raise Ended(f"{stage or 'it'}: {value}")
-                else:
-                    return value
+                if process.returncode == 0 and reading == "it":
+                    raise _Idle from None
+                code = process.returncode
+                ended = f"ended the process (status {code})"
+                if code == -signal.SIGXCPU:
+                    ended = f"took more than {self.seconds:.0f} s of CPU time"
+                raise Ended(f"{reading}: reading {ended}") from None
+            if kind == "error":
+                raise Ended(f"{reading}: {value}")
+            if kind == "value":
+                return value
+            reading = value
 
     def end(self) -> None:
         """End the child, if there is one."""
         process, self._process = self._process, None
-        if process is None or self._owner != os.getpid():
-            return
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        if process is not None and self._owner == os.getpid():
+            self._pipe.close()
+            process.kill()
+            process.wait()
 
 
-class _Gone(Exception):
+class _Idle(Exception):
     """The child ended by itself between two requests."""
 
 
-_output: Any = None
+_pipe: Connection | None = None
 
 
 def stage(name: str) -> None:
     """Say what is read next; outside of a child this does nothing."""
-    if _output is not None:
-        _send("stage", name)
+    if _pipe is not None:
+        _pipe.send_bytes(json.dumps(["stage", name]).encode())
 
 
-def _send(kind: str, value: Any) -> None:
-    _output.write(json.dumps([kind, value]).encode() + b"\n")
-    _output.flush()
-
-
-def main(of: str, memory_bytes: int) -> None:
-    """Answer requests from standard input until it ends or none has come for a while."""
-    global _output  # stages are reported from anywhere below
-    _output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+def main(of: str, memory_bytes: int, descriptor: int) -> None:
+    """Answer requests from a pipe until it ends or none has come for a while."""
+    global _pipe  # stages are reported from anywhere below
+    _pipe = Connection(descriptor)
     resource.setrlimit(getattr(resource, f"RLIMIT_{of}"), (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while select.select([sys.stdin], [], [], _IDLE_S)[0]:
-        line = sys.stdin.readline()
-        if not line:
-            return
-        name, arguments = json.loads(line)
-        module, _, function = name.partition(":")
+    answer: tuple[str, Any] = ("value", None)
+    while answer[0] == "value" and _pipe.poll(_IDLE_S):
         try:
-            _send("value", getattr(importlib.import_module(module), function)(**arguments))
+            name, arguments, directory, seconds = json.loads(_pipe.recv_bytes())
+        except EOFError:
+            return
+        module, _, function = name.partition(":")
+        used = sum(os.times()[:2])
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + seconds), resource.RLIM_INFINITY))
+        try:
+            os.chdir(directory)
+            value = getattr(importlib.import_module(module), function)(**arguments)
+            answer = ("value", value)
         except MemoryError:
-            _send("memory", "")
+            answer = ("error", f"reading takes more than {memory_bytes / 2**30:.0f} GB of memory")
         except Exception as error:  # of any library, over any file
-            _send("error", f"{type(error).__name__}: {error}"[:500])
+            answer = ("error", f"{type(error).__name__}: {error}"[:500])
+        _pipe.send_bytes(json.dumps(answer).encode())
 
 
 if __name__ == "__main__":
     from workloads.inspection import process  # the module that others import, not __main__
 
-    process.main(sys.argv[1], int(sys.argv[2]))
+    process.main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -6,154 +6,123 @@ text. Templates are rendered as transformers renders them, in Jinja's sandbox, w
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from workloads.inspection.configuration import Objection, id_objections
+from workloads.inspection.checkpoints import FETCH, Objection, UnusableFile, read_object
+from workloads.inspection.configuration import broken, id_objections, positive, shown
 from workloads.inspection.process import stage
 from workloads.util import files
 
 #: Limits: ten times those of the largest models.
-_JSON_BYTES, _TEMPLATE_BYTES = 256 * files.MIB, files.MIB
-_MOST_ADDED, _MOST_GROWTH, _MOST_OUTPUT = 200_000, 64, 4 * files.MIB
+_TEMPLATE_BYTES, _MOST_ADDED, _MOST_GROWTH, _MOST_OUTPUT = files.MIB, 200_000, 64, 4 * files.MIB
 _MODELS = ("BPE", "WordPiece", "Unigram", "WordLevel")
 #: The date that templates are given, in place of the day on which a job happens to run: that of
 #: Llama 3's own template where it is told none.
 TEMPLATE_DATE = (2024, 7, 26)
+_LENGTH = (("model_max_length", positive, "above 0"),)
+_JSON = (b"{", b"\xef\xbb\xbf", b"\n", b" ")
 #: Tokenizer file -> first bytes that it may have; empty: any.
-VOCABULARIES: dict[str, tuple[bytes, ...]] = {
-    "tokenizer.json": (b"{", b"\xef\xbb\xbf", b"\n", b" "),
-    "tokenizer.model": (),  # SentencePiece, or tiktoken's lines
-    "tokenizer.model.v3": (),
-    "vocab.json": (b"{", b"\xef\xbb\xbf", b"\n", b" "),
-    "vocab.txt": (),
-    "merges.txt": (),
-    "spiece.model": (b"\x0a",),
-    "spm.model": (b"\x0a",),
-    "sentencepiece.bpe.model": (b"\x0a",),
-    "sentencepiece.model": (b"\x0a",),
-    "source.spm": (b"\x0a",),
-    "target.spm": (b"\x0a",),
-    "tekken.json": (b"{", b"\n", b" "),
-    "tiktoken.model": (),
-    "qwen.tiktoken": (),
+_BEGINNINGS: dict[str, tuple[bytes, ...]] = {
+    **dict.fromkeys(("tokenizer.json", "vocab.json", "tekken.json"), _JSON),
+    **dict.fromkeys(("spiece.model", "spm.model", "sentencepiece.model"), (b"\x0a",)),
+    **dict.fromkeys(("sentencepiece.bpe.model", "source.spm", "target.spm"), (b"\x0a",)),
+    **dict.fromkeys(("tokenizer.model", "tokenizer.model.v3", "vocab.txt", "merges.txt"), ()),
+    **dict.fromkeys(("tiktoken.model", "qwen.tiktoken"), ()),
 }
-_FETCH = "fetch it again (with Git LFS: git lfs pull)"
 
 
-def read_object(directory: Path, name: str, limit_bytes: int = _JSON_BYTES) -> Any:
-    """Return a file's JSON object, None if there is none; raises Unusable."""
-    file = directory / name
-    if not file.is_file():
-        return None
-    stage(str(file))
-    try:
-        data = files.read_bytes(file, limit_bytes=limit_bytes)
-        if data.startswith(codecs.BOM_UTF8):
-            hint = "save it without one"
-            raise Unusable(name, "it begins with a byte order mark, which libraries refuse", hint)
-        value = json.loads(data)
-    except (OSError, ValueError, RecursionError) as error:
-        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        size = f"{file.stat().st_size:,} bytes"
-        raise Unusable(name, f"it cannot be read as JSON ({size}): {text:.200}", _FETCH) from error
-    if not isinstance(value, dict):
-        raise Unusable(name, f"it holds a {type(value).__name__}, not an object", _FETCH)
-    return value
-
-
-class Unusable(Exception):
-    """A file that cannot be used; the arguments are those of an Objection."""
-
-    def __init__(self, file: str, reason: str, hint: str = "") -> None:
-        super().__init__(reason)
-        self.objection = Objection(file, reason, hint)
+def has_tokenizer(directory: Path) -> bool:
+    """Tell if a model's directory has any tokenizer file."""
+    return any((directory / name).is_file() for name in _BEGINNINGS if name != "merges.txt")
 
 
 def objections(directory: Path, rows: int | None) -> Iterator[Objection]:
     """Objections to tokenizer files; ``rows`` is the embedding's number of rows, if known."""
-    unusable = {one.file: one for name in VOCABULARIES for one in _begin(directory, name)}
-    yield from unusable.values()
+    unusable = [one for name in _BEGINNINGS for one in _beginning(directory / name)]
+    yield from unusable
     for read in (_vocabulary, _settings):
         try:
             yield from read(directory, rows)
-        except Unusable as error:
-            if error.objection.file not in unusable:
+        except UnusableFile as error:
+            if error.objection.file not in [one.file for one in unusable]:
                 yield error.objection
 
 
-def _begin(directory: Path, name: str) -> Iterator[Objection]:
+def _beginning(file: Path) -> Iterator[Objection]:
     """Objections to a file's first bytes."""
-    file = directory / name
     if not file.is_file():
         return
     stage(str(file))
     with files.opened(file) as content:
-        begin = content.read(64)
-    begins = VOCABULARIES[name]
-    if begin.startswith(b"version https://git-lfs"):
-        yield Objection(name, "it is a Git LFS pointer", "run `git lfs pull` there")
-    elif not begin.strip(b"\0\r\n\t "):
-        yield Objection(name, "it is empty", _FETCH)
-    elif begins and not begin.startswith(begins):
-        yield Objection(name, "it is not what its name says", _FETCH)
+        beginning = content.read(64)
+    if beginning.startswith(b"version https://git-lfs"):
+        yield Objection(file.name, "it is a Git LFS pointer", "run `git lfs pull` there")
+    elif not beginning.strip(b"\0\r\n\t "):
+        yield Objection(file.name, "it is empty", FETCH)
+    elif not beginning.startswith(_BEGINNINGS[file.name] or b""):
+        yield Objection(file.name, "it is not what its name says", FETCH)
 
 
 def _vocabulary(directory: Path, rows: int | None) -> Iterator[Objection]:
     """Objections to tokenizer.json, else to vocab.json and added_tokens.json."""
     name = "tokenizer.json"
-    whole = read_object(directory, name)
+    whole = read_object(directory / name)
     if whole is None:
-        name = "vocab.json"
-        vocabulary = read_object(directory, name) or {}
-        added = read_object(directory, "added_tokens.json") or {}
-        yield from _ids(name, {**vocabulary, **added}, rows)
+        vocabulary = read_object(directory / "vocab.json") or {}
+        added = read_object(directory / "added_tokens.json") or {}
+        yield from _ids("vocab.json", vocabulary, rows, added)
         return
     model = whole.get("model")
+    tokens = whole.get("added_tokens") or []
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
-        yield Objection(name, "it has no model with a vocabulary", _FETCH)
-        return
-    if model.get("type", "BPE") not in _MODELS:
-        yield Objection(name, f"its model is of the unknown type {model.get('type')!r:.40}", _FETCH)
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, list):  # Unigram's [token, score] by number
-        vocabulary = {f"number {len(vocabulary) - 1}": len(vocabulary) - 1} if vocabulary else {}
-    added = whole.get("added_tokens") or []
-    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
-        yield Objection(name, "its added_tokens are no list of tokens", _FETCH)
-        return
+        yield Objection(name, "it has no model with a vocabulary", FETCH)
+    elif not isinstance(tokens, list) or not all(isinstance(token, dict) for token in tokens):
+        yield Objection(name, "its added_tokens are no list of tokens", FETCH)
+    else:
+        if model.get("type", "BPE") not in _MODELS:
+            yield Objection(name, f"its model is of the unknown type {shown(model['type'])}", FETCH)
+        vocabulary = model["vocab"]
+        if isinstance(vocabulary, list):  # Unigram's [token, score] by number
+            last = len(vocabulary) - 1
+            vocabulary = {f"number {last}": last} if vocabulary else {}
+        numbers = {str(token.get("content")): token.get("id") for token in tokens}
+        yield from _ids(name, vocabulary, rows, numbers)
+        if (growth := _growth(whole.get("normalizer"))) > _MOST_GROWTH:
+            yield Objection(name, f"its normalizer makes texts {growth:,.0f} times as long")
+
+
+def _ids(
+    name: str, vocabulary: Mapping[str, Any], rows: int | None, added: Mapping[str, Any]
+) -> Iterator[Objection]:
+    """Objections to the numbers of tokens, and to more ``added`` ones than load in a minute."""
     if len(added) > _MOST_ADDED:
-        yield Objection(name, f"it adds {len(added):,} tokens, which take hours to load", "")
-    numbers = {str(token.get("content")): token.get("id") for token in added}
-    yield from _ids(name, {**vocabulary, **numbers}, rows)
-    if (growth := _growth(whole.get("normalizer"))) > _MOST_GROWTH:
-        yield Objection(name, f"its normalizer makes texts {growth:,.0f} times as long", "")
-
-
-def _ids(name: str, vocabulary: Mapping[str, Any], rows: int | None) -> Iterator[Objection]:
+        yield Objection(name, f"it adds {len(added):,} tokens, which take hours to load")
+    vocabulary = {**vocabulary, **added}
     odd = [token for token, number in vocabulary.items() if type(number) is not int or number < 0]
+    beyond = {} if odd or rows is None else {t: n for t, n in vocabulary.items() if n >= rows}
     if odd:
-        yield Objection(name, f"the token {odd[0]!r:.60} has no number", _FETCH)
-    elif vocabulary and rows is not None:
-        token, largest = max(vocabulary.items(), key=lambda item: item[1])
-        if largest >= rows:
-            beyond = sum(number >= rows for number in vocabulary.values())
-            yield Objection(
-                name,
-                f"{beyond:,} tokens have no row in the embedding: {token!r:.60} is number "
-                f"{largest:,}, and vocab_size is {rows:,}",
-                "take the tokenizer of this very model, or resize the model's embedding",
-            )
+        yield Objection(name, f"the token {odd[0]!r:.60} has no number", FETCH)
+    elif beyond:
+        token = max(beyond, key=lambda one: beyond[one])
+        yield Objection(
+            name,
+            f"{len(beyond):,} tokens have no row in the embedding: {token!r:.60} is number "
+            f"{beyond[token]:,}, and vocab_size is {rows:,}",
+            "take the tokenizer of this very model, or resize the model's embedding",
+        )
 
 
 def _growth(part: Any, depth: int = 0) -> float:
     """Return how many times as long a normalizer may make a text."""
-    if not isinstance(part, dict) or depth > 20:
-        return 1.0 if depth <= 20 else float("inf")
+    if depth > 20:
+        return float("inf")
+    if not isinstance(part, dict):
+        return 1.0
     if part.get("type") == "Sequence":
         growth = 1.0
         for inner in part.get("normalizers") or ():
@@ -162,99 +131,86 @@ def _growth(part: Any, depth: int = 0) -> float:
     pattern = part.get("pattern")
     old = next(iter(pattern.values()), "") if isinstance(pattern, dict) and pattern else ""
     new = str(part.get("content") or part.get("prepend") or "")
-    return max(len(new.encode()) / max(len(str(old).encode()), 1), 1.0) if new else 1.0
+    return max(len(new.encode()) / max(len(str(old).encode()), 1), 1.0)
 
 
 def _settings(directory: Path, rows: int | None) -> Iterator[Objection]:
     """Objections to tokenizer_config.json and special_tokens_map.json."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        values = read_object(directory, name)
-        if values is None:
-            continue
+        values = read_object(directory / name) or {}
         yield from id_objections(name, values, None)
-        added = values.get("added_tokens_decoder")
-        if added is not None and not isinstance(added, dict):
+        added = values.get("added_tokens_decoder") or {}
+        if not isinstance(added, dict):
             yield Objection(name, "its added_tokens_decoder is not an object", "take it out")
-        elif added:
-            if len(added) > _MOST_ADDED:
-                yield Objection(
-                    name, f"it adds {len(added):,} tokens, which take hours to load", ""
-                )
+        else:
             numbers = {key: int(key) if re.fullmatch(r"\d{1,9}", key) else None for key in added}
-            yield from _ids(name, numbers, rows)
-        limit = values.get("model_max_length")
-        if limit is not None and (
-            not isinstance(limit, int | float) or isinstance(limit, bool) or limit <= 0
-        ):
-            yield Objection(name, f"model_max_length is {limit!r:.40}, not above 0", "correct it")
+            yield from _ids(name, {}, rows, numbers)
+        for reason in broken(values, _LENGTH):
+            yield Objection(name, reason, "correct it")
 
 
 # ---------------------------------------------------------------- chat templates
 
 
-def chat_template(directory: Path) -> tuple[str, str]:
+def chat_template(directory: Path) -> tuple[Path, str]:
     """Return the file of a model's chat template, and the template; "" if it has none.
 
     Raises:
-        Unusable: it is no text, or larger than a template is.
+        UnusableFile: it is no text, or larger than a template is.
     """
-    for name in ("chat_template.jinja",):
-        file = directory / name
-        if file.is_file():
-            stage(str(file))
-            try:
-                return name, files.read_bytes(file, limit_bytes=_TEMPLATE_BYTES).decode()
-            except (OSError, UnicodeDecodeError) as error:
-                raise Unusable(name, f"it cannot be read: {error}"[:200], _FETCH) from error
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        template = (read_object(directory, name) or {}).get("chat_template")
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        stage(str(file))
+        try:
+            return file, files.read_bytes(file, limit_bytes=_TEMPLATE_BYTES).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnusableFile(file, f"it cannot be read: {error}"[:200], FETCH) from error
+    for file in (directory / "tokenizer_config.json", directory / "chat_template.json"):
+        template = (read_object(file) or {}).get("chat_template")
         if isinstance(template, list):  # several by name
             named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
             if "default" not in named:
-                raise Unusable(name, "none of its chat templates is named default", "name one so")
+                reason = "none of its chat templates is named default"
+                raise UnusableFile(file, reason, "name one so")
             template = named["default"]
         if template is None:
             continue
         if not isinstance(template, str) or len(template) > _TEMPLATE_BYTES:
-            raise Unusable(name, "its chat_template is not a text, or too long", "correct it")
-        return name, template
-    return "", ""
+            raise UnusableFile(file, "its chat_template is not a text, or too long", "correct it")
+        return file, template
+    return file, ""
 
 
 def template_objections(directory: Path) -> Iterator[Objection]:
     """Objections to a model's chat template: it does not render a user's turn."""
     try:
-        name, template = chat_template(directory)
-    except Unusable as error:
+        file, template = chat_template(directory)
+        tokens = special_tokens(directory)
+    except UnusableFile as error:
         yield error.objection
         return
-    if not template:
-        return
+    asked = "What is a card?"
+    stage(f"the chat template in {file}")
     try:
-        settings = read_object(directory, "tokenizer_config.json") or {}
-    except Unusable:
-        return  # said already
-    stage(f"the chat template in {directory / name}")
-    try:
-        render = compiled(template)
-        turn = {"role": "user", "content": "What is a card?"}
-        text = render([turn], special_tokens(settings))
+        text = compiled(template, tokens)([{"role": "user", "content": asked}])
     except MemoryError:
         raise
     except Exception as error:  # templates raise anything
         why = f"{type(error).__name__}: {error}"
         yield Objection(
-            name,
+            file.name,
             f"the chat template does not render a user's turn: {why:.200}",
             "correct the template, or take the model's own of its repository",
         )
-        return
-    if "What is a card?" not in text:
-        yield Objection(name, "the chat template leaves out what a user writes", "correct it")
+    else:
+        if template and asked not in text:
+            reason = "the chat template leaves out what a user writes"
+            yield Objection(file.name, reason, "correct it")
 
 
-def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that templates may name."""
+def special_tokens(directory: Path) -> dict[str, str]:
+    """Return the special tokens that templates may name; raises UnusableFile."""
+    settings = read_object(directory / "tokenizer_config.json") or {}
     tokens = {}
     for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = settings.get(key)
@@ -266,13 +222,12 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def fixed_date(form: str) -> str:
     """Return ``TEMPLATE_DATE`` in a format: one prompt every night."""
-    import datetime
-
-    return datetime.datetime(*TEMPLATE_DATE).strftime(form)
+    return datetime(*TEMPLATE_DATE).strftime(form)
 
 
-def compiled(template: str) -> Callable[[list[dict[str, Any]], Mapping[str, str]], str]:
-    """Return a function that renders turns, with transformers' filters and limits of output."""
+def compiled(template: str, tokens: Mapping[str, str]) -> Callable[..., str]:
+    """Return a function from turns to text, up to where an answer begins unless ``answers=False``,
+    with transformers' filters and limits of output."""
     import jinja2
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -296,14 +251,14 @@ def compiled(template: str) -> Callable[[list[dict[str, Any]], Mapping[str, str]
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = as_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = fixed_date
+    environment.globals |= {"raise_exception": refuse, "strftime_now": fixed_date}
     program = environment.from_string(template)
+    always = {"tools": None, "documents": None, **tokens}
 
-    def render(turns: list[dict[str, Any]], tokens: Mapping[str, str]) -> str:
+    def render(turns: Sequence[Mapping[str, Any]], *, answers: bool = True) -> str:
         pieces, size = [], 0
-        given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
-        for piece in program.generate(messages=turns, **given):
+        given = {"messages": turns, "add_generation_prompt": answers}
+        for piece in program.generate(**always, **given):
             pieces.append(piece)
             size += len(piece)
             if size > _MOST_OUTPUT:

@@ -25,12 +25,7 @@ _WRAPPERS = {
     ".base_layer": ("PEFT", "call merge_and_unload() and save_pretrained()"),
     "module.": ("DistributedDataParallel or DeepSpeed", "save the state_dict of model.module"),
     "pretrained_model.": ("TRL's value head", "save the model inside"),
-    "_model.": ("a wrapper", "save the model inside"),
     "language_model.": ("a multimodal model", "name a checkpoint of the text model alone"),
-    "llm.": ("a multimodal model", "name a checkpoint of the text model alone"),
-    "student.": ("distillation", "save the student alone"),
-    "actor.": ("reinforcement learning", "save the actor alone"),
-    "policy.": ("reinforcement learning", "save the policy alone"),
 }
 #: Tensors that a release of transformers computes and another one stores.
 _DISPENSABLE = re.compile(
@@ -39,15 +34,13 @@ _DISPENSABLE = re.compile(
 )
 #: Heads that a masked language model gets anew where its checkpoint is of the encoder alone.
 NEW_HEADS = (
-    r"^cls\.",
-    r"^lm_head\.",
-    r"^(vocab_transform|vocab_layer_norm|vocab_projector)\.",
+    r"^(cls|lm_head|head|decoder|vocab_transform|vocab_layer_norm|vocab_projector)\.",
     r"^(generator_predictions|generator_lm_head|predictions|lm_predictions)\.",
-    r"^(head|decoder)\.",
 )
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_layer|cls|score)\.")
 _LAYER = re.compile(r"\.(\d+)\.")
 _NAMED = 3
+_ONE_MODEL = "take config.json and weights from one and the same model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,23 +75,27 @@ def difference(
         new: patterns of names that the task declares new.
     """
     renamed = {_renamed(name, expected, prefix): tuple(shape) for name, shape in stored.items()}
-    missing = [name for name in expected if name not in renamed]
-    unexpected = [n for n in renamed if n not in expected and not _DISPENSABLE.search(n)]
-    misshapen = [
-        (name, renamed[name], tuple(shape))
-        for name, shape in expected.items()
-        if name in renamed and renamed[name] != tuple(shape)
-    ]
-    if packed:
-        modules = {name.rpartition(".")[0] for name in renamed}
-        layers = {name.rpartition(".")[0] for name, shape in expected.items() if len(shape) == 2}
-        missing = [n for n in missing if n.rpartition(".")[0] not in modules & layers]
-        unexpected = [n for n in unexpected if n.rpartition(".")[0] not in layers]
-        misshapen = [entry for entry in misshapen if entry[0].rpartition(".")[0] not in layers]
-    for names in tied:
-        if any(name in renamed for name in names):
-            missing = [name for name in missing if name not in names]
-    return _judged(expected, missing, unexpected, misshapen, new)
+    if packed:  # its linear layers are there in any form
+        modules = {_module(name) for name in renamed}
+        layers = {_module(name) for name, shape in expected.items() if len(shape) == 2} & modules
+        renamed = {name: shape for name, shape in renamed.items() if _module(name) not in layers}
+        expected = {name: shape for name, shape in expected.items() if _module(name) not in layers}
+    shared = {name for names in tied if any(name in renamed for name in names) for name in names}
+    return _judged(
+        len(expected),
+        [name for name in expected if name not in renamed and name not in shared],
+        [name for name in renamed if name not in expected],
+        [
+            (name, renamed[name], tuple(shape))
+            for name, shape in expected.items()
+            if renamed.get(name, tuple(shape)) != tuple(shape)
+        ],
+        new,
+    )
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def reported(report: Mapping[str, Any], expected: int, new: Sequence[str] = ()) -> Difference:
@@ -107,12 +104,11 @@ def reported(report: Mapping[str, Any], expected: int, new: Sequence[str] = ()) 
         (str(name), tuple(has), tuple(needs)) for name, has, needs in report["mismatched_keys"]
     ]
     missing = sorted({*report["missing_keys"]} - {name for name, *_ in shapes})
-    unexpected = [n for n in sorted(report["unexpected_keys"]) if not _DISPENSABLE.search(n)]
-    return _judged(range(expected), missing, unexpected, sorted(shapes), new)
+    return _judged(expected, missing, sorted(report["unexpected_keys"]), sorted(shapes), new)
 
 
 def _judged(
-    expected: Collection[Any],
+    expected: int,
     missing: Iterable[str],
     unexpected: Iterable[str],
     misshapen: Iterable[tuple[str, tuple[int, ...], tuple[int, ...]]],
@@ -122,9 +118,9 @@ def _judged(
     allowed = re.compile("|".join(new)) if new else None
     fresh = tuple(name for name in missing if allowed is not None and allowed.search(name))
     return Difference(
-        expected=len(expected),
+        expected=expected,
         missing=tuple(name for name in missing if name not in fresh),
-        unexpected=tuple(unexpected),
+        unexpected=tuple(name for name in unexpected if not _DISPENSABLE.search(name)),
         misshapen=tuple(misshapen),
         new=fresh,
     )
@@ -132,24 +128,21 @@ def _judged(
 
 def _renamed(name: str, expected: Mapping[str, Any], prefix: str) -> str:
     """Return the model's name of a stored tensor, as transformers finds it."""
-    for old, now in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
-        name = name.replace(old, now)
-    if not prefix or name in expected:
-        return name
-    bare = name.removeprefix(f"{prefix}.")
-    if bare in expected:
-        return bare
-    return f"{prefix}.{name}" if f"{prefix}.{name}" in expected else name
+    name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+    name = name.replace("LayerNorm.beta", "LayerNorm.bias")
+    names = (name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}")
+    return next((one for one in names if one in expected), name)
 
 
 # ---------------------------------------------------------------- in words
 
 
-def objection(found: Difference) -> tuple[str, str]:
+def objection(found: Difference, own: Iterable[str] = ()) -> tuple[str, str]:
     """Return why a checkpoint is refused, and the remedy; both "" if every tensor is there.
 
-    A tensor that nothing reads is no reason, unless it belongs to a module that the model has
-    without it (a bias), or to a layer behind the last: then the configuration is another model's.
+    A tensor that nothing reads is no reason, unless it belongs to a module of the model (a bias of
+    a layer without one), or to a layer behind the last: then the configuration is another model's.
+    ``own`` are the model's names by which to tell; none: not told.
     """
     if found.missing:
         of = f" of the {found.expected:,}" if found.expected else ""
@@ -159,46 +152,32 @@ def objection(found: Difference) -> tuple[str, str]:
             reason += f"; {len(found.unexpected):,} others are: {_first(found.unexpected)}"
         return reason, _remedy(found)
     if found.misshapen:
-        name, has, needs = found.misshapen[0]
-        reason = (
-            f"{len(found.misshapen):,} tensors have another shape than its configuration asks for: "
-            f"{name} is {_shape(has)}, not {_shape(needs)}"
-        )
-        return reason, "take config.json and weights from one and the same model"
-    return "", ""
-
-
-def unread(found: Difference, expected: Iterable[str]) -> tuple[str, ...]:
-    """Return unexpected tensors that belong to the model's own layers, whose result would differ.
-
-    A bias of a layer that the model has without one, or whole layers behind the last.
-    """
-    expected = set(expected)
-    modules = {name.rpartition(".")[0] for name in expected}
-    shapes = {_LAYER.sub(".*.", name) for name in expected}
-    return tuple(
+        name, *shapes = found.misshapen[0]
+        has, needs = ("×".join(map(str, shape)) or "a number" for shape in shapes)
+        reason = f"{len(found.misshapen):,} tensors have another shape than its configuration asks"
+        return f"{reason} for: {name} is {has}, not {needs}", _ONE_MODEL
+    names = set(own)
+    modules = {_module(name) for name in names}
+    in_any_layer = {_LAYER.sub(".*.", name) for name in names}
+    left = [
         name
         for name in found.unexpected
-        if name.rpartition(".")[0] in modules or _LAYER.sub(".*.", name) in shapes
-    )
+        if _module(name) in modules or _LAYER.sub(".*.", name) in in_any_layer
+    ]
+    if not left:
+        return "", ""
+    reason = f"its configuration has no place for {len(left):,} tensors of the model's own layers "
+    return f"{reason}({_first(left)}), so it is another model's", _ONE_MODEL
 
 
-def left_over(names: Sequence[str]) -> str:
-    """Return in words that a model would leave out tensors of its own layers."""
-    return (
-        f"its configuration has no place for {len(names):,} tensors of the model's own layers "
-        f"({_first(names)}), so it is another model's; take config.json and weights from one and "
-        "the same model"
-    )
-
-
-def require_loaded(found: Difference, where: str) -> tuple[str, ...]:
+def require_loaded(found: Difference, where: str, own: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the tensors that the task declares new, all others having been read.
 
     Raises:
-        DataMissing: a library made up a tensor that should have been in the checkpoint.
+        DataMissing: a library made up a tensor that should have been in the checkpoint, or left out
+            one of the model's ``own`` layers.
     """
-    reason, hint = objection(found)
+    reason, hint = objection(found, own)
     if reason:
         raise DataMissing(f"{where}: {reason}; {hint}")
     return found.new
@@ -221,16 +200,12 @@ def _remedy(found: Difference) -> str:
         return "it holds an adapter: name its base model, and the adapter with `adapter:`"
     layers = sorted({int(m[1]) for name in found.missing if (m := _LAYER.search(name))})
     if not found.unexpected and all(_HEAD.search(name) for name in found.missing):
-        return (
-            "if it was saved from a model whose head is its embedding, write "
-            "tie_word_embeddings: true in config.json; else save it with its head"
-        )
+        tied = "if it was saved from a model whose head is its embedding, write "
+        return f"{tied}tie_word_embeddings: true in config.json; else save it with its head"
     if layers and layers[0] > 0 and all(_LAYER.search(name) for name in found.missing):
-        return (
-            f"its weights end with layer {layers[0] - 1}: correct the number of layers in "
-            "config.json, or fetch the other weight files"
-        )
-    return "fetch its weights again, or take config.json and weights from one and the same model"
+        end = f"its weights end with layer {layers[0] - 1}"
+        return f"{end}: correct the number of layers in config.json, or fetch the other files"
+    return f"fetch its weights again, or {_ONE_MODEL}"
 
 
 def _explains(found: Difference, names: Iterable[str]) -> bool:
@@ -242,7 +217,3 @@ def _explains(found: Difference, names: Iterable[str]) -> bool:
 def _first(names: Sequence[str]) -> str:
     more = " …" if len(names) > _NAMED else ""
     return ", ".join(name[:120] for name in names[:_NAMED]) + more
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "a number"

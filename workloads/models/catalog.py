@@ -20,17 +20,16 @@ from typing import Any, Literal
 from workloads.base import DataMissing, WorkloadError
 from workloads.data.cache import cache_root
 from workloads.inspection.checkpoints import (
-    CheckpointKind,
-    is_pipeline_index,
-    kind_of,
+    PIPELINE_INDEX,
     read_config,
-    read_pipeline_index,
+    read_object,
     weight_files,
 )
-from workloads.inspection.configuration import whole_number
+from workloads.inspection.configuration import ROPE_KEYS, rope_type, text_part
 from workloads.models import hub, products, random_weights
 from workloads.models.chatglm3.layout import is_original, sizes_of
 from workloads.models.embedded import smollm2
+from workloads.registry import CheckpointKind, is_pipeline_index, kind_of
 
 TINY, SMOLLM2 = "tiny-chatglm3", "smollm2-135m-instruct"
 TINY_BERT, MINILM, TINY_T5 = "tiny-bert", "all-minilm-l6-v2", "tiny-t5"
@@ -55,6 +54,8 @@ MADE: dict[str, str] = {
 }
 #: Families whose positions start after the padding token's.
 _SHIFTED = frozenset({"roberta", "camembert", "xlm-roberta", "mpnet"})
+
+_POSITIONS = ("max_position_embeddings", "seq_length", "n_positions")
 
 _Kind = Literal["embedded", "directory", "hub", "random"]
 
@@ -116,7 +117,7 @@ def _described(name: str) -> tuple[_Kind, str, Mapping[str, Any]]:
         kind, directory = "hub", snapshot
     else:
         return "hub", name, hub.fetch_config(name)
-    return kind, str(directory), read_pipeline_index(directory) or read_config(directory)
+    return kind, str(directory), read_object(directory / PIPELINE_INDEX) or read_config(directory)
 
 
 def known_content(name: str) -> Mapping[str, Any] | None:
@@ -217,3 +218,39 @@ def usable_positions(config: Mapping[str, Any]) -> int | None:
     if config.get("model_type") not in _SHIFTED:
         return positions
     return positions - whole_number(config.get("pad_token_id")) - 1
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Return the most tokens that a model takes, as vLLM reckons them; None if unknown.
+
+    yarn multiplies the positions before its scaling; linear and dynamic multiply those that are
+    written; longrope's and llama3's are written scaled. T5's ``n_positions`` are no limit.
+    """
+    config = text_part(config)
+    names = _POSITIONS[:1] if config.get("is_encoder_decoder") else _POSITIONS
+    positions = next((config[name] for name in names if config.get(name)), None)
+    if type(positions) is not int:
+        return None
+    rope = rope_of(config)
+    kind, factor = rope_type(rope), rope.get("factor")
+    if not isinstance(factor, int | float) or not 0 < factor < 1e6:
+        return positions
+    if kind == "yarn":
+        original = rope.get("original_max_position_embeddings")
+        return int((original if type(original) is int else positions) * factor)
+    return int(positions * factor) if kind in ("linear", "dynamic") else positions
+
+
+def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the rotary parameters of a text model's full attention; empty if it has none."""
+    for key in ROPE_KEYS:
+        rope = config.get(key)
+        if isinstance(rope, Mapping) and rope:
+            nested = rope.get("full_attention")
+            return nested if isinstance(nested, Mapping) else rope
+    return {}
+
+
+def whole_number(value: object) -> int:
+    """Return a configuration's number; 0 if it is none, to which the look objects."""
+    return value if type(value) is int else 0

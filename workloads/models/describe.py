@@ -21,7 +21,7 @@ from typing import Any
 
 from workloads.base import BadConfiguration
 from workloads.inspection import configuration, process
-from workloads.inspection.checkpoints import kind_of, read_config
+from workloads.inspection.checkpoints import read_config
 from workloads.inspection.look import look
 from workloads.models import hub
 from workloads.models.catalog import EMBEDDED, find_model
@@ -29,6 +29,7 @@ from workloads.models.chatglm3 import layout
 from workloads.models.loading import open_model
 from workloads.models.prompts import Prompt, example_prompt
 from workloads.models.rules import ATTENTION_TARGETS
+from workloads.registry import kind_of
 
 #: Values that share one scale in the usual int4 formats.
 INT4_GROUP = 64

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from workloads.base import DataMissing
 from workloads.data.datasets import find_dataset
-from workloads.inspection.checkpoints import PIPELINE_INDEX, read_pipeline_index, weight_files
+from workloads.inspection.checkpoints import PIPELINE_INDEX, read_object, weight_files
 from workloads.util import files
 
 DEADLINE_S = 4.0
@@ -97,7 +97,7 @@ def _cached_commits(kind: Kind, repository: str, revision: str) -> Iterator[str]
 
 def _pipeline_is_whole(snapshot: Path) -> bool:
     """Tell if a directory has a pipeline's index and the weights of all its models."""
-    index = read_pipeline_index(snapshot)
+    index = read_object(snapshot / PIPELINE_INDEX)
     if index is None:
         return False
     for part, of in index.items():

@@ -19,19 +19,13 @@ from typing import Any
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.data.cache import cached_directory
 from workloads.inspection.checkpoints import (
-    has_tokenizer,
-    no_tokenizer,
     read_config,
     weight_files,
 )
-from workloads.inspection.headers import NeedsTorch, read_header
-from workloads.inspection.weights import (
-    NEW_HEADS,
-    left_over,
-    reported,
-    require_loaded,
-    unread,
-)
+from workloads.inspection.headers import NeedsTorch, describe_tensors, read_header
+from workloads.inspection.process import stage
+from workloads.inspection.tokenizers import has_tokenizer
+from workloads.inspection.weights import NEW_HEADS, objection, reported, require_loaded
 from workloads.models import encryption, hub, precision, random_weights, rules
 from workloads.models.catalog import MADE, SMOLLM2, ModelEntry, find_model
 from workloads.models.chatglm3.conversion import in_layout, tokenizer_directory
@@ -242,12 +236,10 @@ def _whole(
     """Return a model of which every tensor was read; ``new_weights`` names those that are new."""
     names = model.state_dict()
     found = reported(report, len(names), new)
-    model.new_weights = require_loaded(found, source.path)
     quantised = getattr(model.config, "quantization_config", None) is not None
     later = getattr(model.config, "num_nextn_predict_layers", 0)
     strict = own_config and not quantised and not later
-    if strict and (left := unread(found, names)):
-        raise DataMissing(f"{source.path}: {left_over(left)}")
+    model.new_weights = require_loaded(found, source.path, names if strict else ())
     return model
 
 
@@ -346,6 +338,26 @@ def _from_memory(
     return model
 
 
+def compare_without_values(directory: str, loader: str, new: Sequence[str]) -> tuple[str, str]:
+    """Return why a checkpoint is refused, and the remedy, by transformers' own report over tensors
+    without storage; for the look's process."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    stage(str(Path(directory) / "config.json"))
+    config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    tensors = describe_tensors(weight_files(Path(directory)))
+    with torch.device("meta"):
+        chosen = type(getattr(transformers, loader).from_config(config, trust_remote_code=False))
+        state = {n: torch.empty(t.shape, dtype=torch.float16) for n, t in tensors.items()}
+    options = {"config": config, "state_dict": state, "device_map": {"": "meta"}}
+    model, report = chosen.from_pretrained(None, trust_remote_code=False, **_REPORTED, **options)
+    names = model.state_dict()
+    strict = not getattr(config, "num_nextn_predict_layers", 0)
+    return objection(reported(report, len(names), new), names if strict else ())
+
+
 def check_attention(model: Any, attention: str) -> None:
     """Raise Unsupported if the class lacks this attention, BadConfiguration if another one runs."""
     running = getattr(model.config, "_attn_implementation", None)
@@ -366,7 +378,7 @@ def load_tokenizer(source: ModelSource, **arguments: Any) -> Any:
     from transformers import AutoTokenizer
 
     if not has_tokenizer(Path(source.tokenizer_path)):
-        lacking = no_tokenizer(source.tokenizer_path, source.entry.checkpoint)
+        lacking = rules.no_tokenizer(source.tokenizer_path, source.entry.checkpoint)
         raise DataMissing(f"{lacking[0]}; {lacking[1]}")
     with _reading(source, f"the tokenizer in {source.tokenizer_path} cannot be read"):
         tokenizer = AutoTokenizer.from_pretrained(

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from workloads.base import DataMissing
 from workloads.data.cache import build_aside, cache_root, file_lock, remove_abandoned
 from workloads.inspection.checkpoints import side_files
-from workloads.inspection.contents import identity_of
 from workloads.util import files
+from workloads.util.contents import identity_of
 
 if TYPE_CHECKING:
     from workloads.base import Request

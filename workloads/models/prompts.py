@@ -16,12 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jinja2 import TemplateError
-
 from workloads.base import BadConfiguration
 from workloads.data.shapes import Turn
-from workloads.inspection.checkpoints import has_tokenizer
-from workloads.inspection.tokenizers import TEMPLATE_DATE, fixed_date
+from workloads.inspection.tokenizers import TEMPLATE_DATE, fixed_date, has_tokenizer
 from workloads.models.chatglm3 import layout as chatglm3_layout
 from workloads.models.chatglm3.conversion import tokenizer_directory
 from workloads.models.chatglm3.tokenizer import PROMPT_LAYOUT
@@ -107,7 +104,7 @@ def _id(tokenizer: Any, token: str) -> int:
 
 
 def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: bool) -> str:
-    messages = [_message(turn) for turn in turns]
+    messages = [message_of(turn) for turn in turns]
     try:
         with _fixed_day():
             return str(
@@ -115,7 +112,7 @@ def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: b
                     messages, add_generation_prompt=add_generation_prompt, tokenize=False
                 )
             )
-    except TemplateError as error:  # e.g. system turns are not supported
+    except Exception as error:  # e.g. system turns are not supported; templates raise anything
         roles = ", ".join(turn.role for turn in turns)
         raise NotRendered(
             f"the model's chat template refuses the turns {roles}: {error}"
@@ -143,8 +140,8 @@ def _fixed_day() -> Iterator[None]:
         names["datetime"] = before
 
 
-def _message(turn: Turn) -> dict[str, Any]:
-    """A turn as templates expect it; arguments of calls are objects, not their JSON."""
+def message_of(turn: Turn) -> dict[str, Any]:
+    """Return a turn as templates expect it; arguments of calls are objects, not their JSON."""
     if not turn.tool_calls:
         return {"role": turn.role, "content": turn.text}
     calls = []

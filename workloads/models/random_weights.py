@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from workloads.base import DataMissing
-from workloads.inspection.checkpoints import has_tokenizer, read_config, side_files
+from workloads.inspection.checkpoints import read_config, side_files
+from workloads.inspection.tokenizers import has_tokenizer
 
 PREFIX = "random:"
 #: Published configurations, with the byte tokenizer's special tokens.

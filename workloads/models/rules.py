@@ -14,15 +14,14 @@ from typing import Any
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported, WorkloadError
 from workloads.devices import DeviceSpec, device_spec
 from workloads.inspection.checkpoints import (
-    has_tokenizer,
-    no_tokenizer,
     protected_files,
     read_config,
     weight_files,
 )
-from workloads.inspection.configuration import positions_of, text_part, whole_number
+from workloads.inspection.configuration import text_part
 from workloads.inspection.headers import describe_tensors
 from workloads.inspection.look import MODEL, Look, look
+from workloads.inspection.tokenizers import has_tokenizer
 from workloads.models import hub
 from workloads.models.catalog import (
     MADE,
@@ -30,11 +29,13 @@ from workloads.models.catalog import (
     ModelEntry,
     find_model,
     known_config,
+    positions_of,
     refuse_name,
+    whole_number,
 )
 from workloads.models.chatglm3.layout import is_original
 from workloads.models.products import origin_of
-from workloads.registry import ENGINES
+from workloads.registry import ENGINES, CheckpointKind
 
 # Quantised checkpoints: the package that reads each kind, and its precision.
 #
@@ -322,16 +323,26 @@ def _look(job: JobDescription, task: str) -> Look:
         directory,
         task=task,
         read_weights=entry.kind != "random" and begins != "fresh" and _has_weights(directory),
-        chats=begins is None and not job.parameters.get("tokenizer"),
+        chats=begins is None,
         code_allowed=allowed(job.model),
         own_loader=engine is not None and engine.own_loader,
+    )
+
+
+def no_tokenizer(directory: str, kind: CheckpointKind) -> tuple[str, str]:
+    """Return the message for a missing tokenizer, and the remedy."""
+    glm = kind.model_type in ("glm", "chatglm")
+    return f"{directory} has no tokenizer", (
+        "put ChatGLM3's tokenizer.model beside its weights and convert again"
+        if glm
+        else "put tokenizer.json, or the files it is made of, of the model's own repository there"
     )
 
 
 def _file_refusals(job: JobDescription, entry: ModelEntry, directory: Path) -> Iterator[Refusal]:
     """Objections by a model's files."""
     parameters = job.parameters
-    if not has_tokenizer(directory) and not parameters.get("tokenizer"):
+    if not has_tokenizer(directory):
         if entry.kind != "random":
             reason, hint = no_tokenizer(entry.location, entry.checkpoint)
             yield Refusal(setting="model", reason=reason, hint=hint)

@@ -22,8 +22,8 @@ from workloads.bench.profiling import Profile, profiled
 from workloads.bench.warmup import WarmupPlan, repeated_if_compiled
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines import find_engine
-from workloads.inspection.configuration import positions_of
 from workloads.models import precision as weights
+from workloads.models.catalog import positions_of
 from workloads.models.loading import (
     ModelSource,
     load_config,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
-from workloads.inspection.checkpoints import CheckpointKind
+from workloads.registry import CheckpointKind
 from workloads.settings import WorkloadParameters, work
 from workloads.training.data import NOT_LEARNED, Encoded, SampleFormat, rows_of
 from workloads.training.parallel.layout import model_parallel_size

@@ -96,6 +96,11 @@ def test_files_of_each_kind_hold_the_same(tmp_path: Path, ending: str) -> None:
     ]
 
 
+def test_blanks_around_names_of_columns_are_no_part_of_them(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("prompt, completion\nq,a\n")
+    assert [(e.content, e.summary) for e in load_examples(str(tmp_path / "d.csv"))] == [("q", "a")]
+
+
 def test_columns_have_other_names(tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", {"question": "Two?", "reply": "2", "id": 3})
     with pytest.raises(BadConfiguration, match=r"has question, reply, id; .* or name them"):

@@ -16,9 +16,17 @@ from orchestrator.core.topology import Node
 from orchestrator.grid.parser import parse_grid
 from orchestrator.planning.planner import make_plan
 from workloads.base import BadConfiguration, Unsupported
-from workloads.inspection.checkpoints import CheckpointKind, kind_of
 from workloads.models.catalog import EMBEDDED, MADE, checkpoint_kind, find_model
-from workloads.registry import TASKS, WORKLOADS, TaskSpec, function_of, task_for, task_of
+from workloads.registry import (
+    TASKS,
+    WORKLOADS,
+    CheckpointKind,
+    TaskSpec,
+    function_of,
+    kind_of,
+    task_for,
+    task_of,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 BERT = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_size": 32}

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import chatglm3_reference as reference
@@ -16,11 +15,11 @@ from local_hub import local_hub
 from patience import patience
 
 from workloads.base import BadConfiguration, DataMissing
-from workloads.inspection.checkpoints import kind_of, read_config
+from workloads.inspection.checkpoints import read_config
 from workloads.models import catalog, hub
 from workloads.models.catalog import find_model
 from workloads.models.embedded import smollm2
-from workloads.util import files
+from workloads.registry import kind_of
 
 
 @pytest.fixture(autouse=True)
@@ -90,15 +89,12 @@ def test_a_directory(tmp_path):
     assert entry.random_weights
 
 
-def test_a_config_is_read_once_until_it_changes(tmp_path, monkeypatch):
-    reads: list[Path] = []
-    read_text = files.read_text
-    monkeypatch.setattr(files, "read_text", lambda file: reads.append(file) or read_text(file))
+def test_each_reader_has_a_config_of_its_own_and_sees_its_changes(tmp_path):
     model = write_model(tmp_path / "m", random_weights=True)
     read_config(model).clear()
-    assert read_config(model)["random_weights"] and len(reads) == 1
+    assert read_config(model)["random_weights"]
     (model / "config.json").write_text('{"random_weights": false}')
-    assert read_config(model) == {"random_weights": False} and len(reads) == 2
+    assert read_config(model) == {"random_weights": False}
 
 
 def test_incomplete_directories(tmp_path):

@@ -174,7 +174,7 @@ def test_a_truncated_file_is_named(tmp_path, state, form):
     source = reference.write_checkpoint(tmp_path / "src", state, form=form)
     (file,) = [f for f in source.iterdir() if f.suffix in (".bin", ".safetensors")]
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    refuse(source, tmp_path / "dst", DataMissing, f"{file.name}.*truncated")
+    refuse(source, tmp_path / "dst", DataMissing, f"{file.name} cannot be read")
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
     refuse(source, tmp_path / "dst", DataMissing, "git lfs pull")
 

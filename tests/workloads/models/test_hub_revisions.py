@@ -42,7 +42,10 @@ def model_files(size: int) -> dict[str, bytes]:
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": size}
     header = b"{}".ljust(size)
     weights = len(header).to_bytes(8, "little") + header
-    return {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
+    tokenizer = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}
+    files = {"config.json": config, "tokenizer.json": tokenizer}
+    written = {name: json.dumps(content).encode() for name, content in files.items()}
+    return {**written, "model.safetensors": weights}
 
 
 @pytest.fixture

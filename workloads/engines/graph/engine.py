@@ -25,8 +25,8 @@ from workloads.engines.loaded import (
     GenerationEngine,
 )
 from workloads.engines.torch_models import end_token_ids_of, pad_token_id_of
-from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
+from workloads.models.catalog import positions_of
 from workloads.models.loading import load_config, load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
 from workloads.registry import task_for

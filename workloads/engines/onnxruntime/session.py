@@ -31,10 +31,10 @@ from workloads.engines.onnxruntime.export import (
     in_precision,
     key_of,
 )
-from workloads.inspection.checkpoints import content_digest, fingerprint
 from workloads.models import precision as precisions
 from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
+from workloads.util.contents import fingerprint
 
 #: ONNX's type numbers.
 _ELEMENTS = {torch.float32: 1, torch.int32: 6, torch.int64: 7, torch.bool: 9, torch.float16: 10}
@@ -305,7 +305,7 @@ def open_graphs(
     base = exported_directory(
         key_of(kind, fingerprint(model), options),
         build,
-        untimed=lambda: {IDENTITY: key_of(kind, content_digest(model), options)},
+        untimed=lambda: {IDENTITY: key_of(kind, fingerprint(model), options)},
     )
     execution = Execution(
         device=device, graph_optimization=str(settings.get("graph_optimization") or "all")

@@ -48,11 +48,11 @@ from workloads.engines.loaded import (
     computed,
 )
 from workloads.engines.openvino import BF16_THREADS, SPEC
-from workloads.inspection.checkpoints import fingerprint
 from workloads.models import precision as precisions
 from workloads.models import rules
 from workloads.models.loading import ModelSource, load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
+from workloads.util.contents import fingerprint
 
 GRAPH = "openvino_model.xml"
 _RECIPE = 2  # part of the cache's keys; raise it when conversions change

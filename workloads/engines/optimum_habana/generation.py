@@ -37,8 +37,8 @@ from workloads.engines.torch_models import (
 )
 from workloads.engines.transformers.generation import Steps, TransformersEngine
 from workloads.inspection.checkpoints import read_config
-from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
+from workloads.models.catalog import positions_of
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.registry import task_for
 from workloads.training import adapters

@@ -31,8 +31,8 @@ from workloads.bench.warmup import Warmth, repeated_if_compiled
 from workloads.devices.base import Compilations
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines.optimum_habana import SPEC, generation, mode_of, prepare
-from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
+from workloads.models.catalog import positions_of
 from workloads.models.loading import load_tokenizer, open_model, with_new_weights
 from workloads.models.products import origin_by
 from workloads.registry import task_for

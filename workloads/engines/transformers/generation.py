@@ -26,10 +26,9 @@ from workloads.engines.torch_models import (
     reading,
 )
 from workloads.inspection.checkpoints import read_config
-from workloads.inspection.configuration import positions_of
 from workloads.models import precision as precisions
 from workloads.models.attention import PACKAGES, make_ready
-from workloads.models.catalog import usable_positions
+from workloads.models.catalog import positions_of, usable_positions
 from workloads.models.loading import (
     check_attention,
     load_config,

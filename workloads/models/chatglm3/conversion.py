@@ -14,14 +14,15 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.data.cache import build_aside, cached_directory, remove_abandoned
 from workloads.inspection import weights
-from workloads.inspection.checkpoints import fingerprint, kind_of, read_config, source_files
-from workloads.inspection.headers import TensorInfo, describe_tensors, open_shard
+from workloads.inspection.checkpoints import read_config, source_files
+from workloads.inspection.headers import TensorInfo, describe_tensors, load_bin
 from workloads.models.chatglm3 import layout
 from workloads.models.chatglm3.layout import Layout, Sizes
 from workloads.models.chatglm3.tokenizer import (
@@ -31,6 +32,8 @@ from workloads.models.chatglm3.tokenizer import (
     read_pieces,
     write_tokenizer,
 )
+from workloads.registry import kind_of
+from workloads.util.contents import fingerprint
 
 if TYPE_CHECKING:
     import torch
@@ -309,8 +312,17 @@ def restore_into(source: Path, directory: Path) -> None:
 
 def _reader(tensors: Mapping[str, TensorInfo]) -> Callable[[str], torch.Tensor]:
     """Return a function that reads a tensor by name, possibly as a view; each file opens once."""
-    shards = {file: open_shard(file) for file in {tensor.file for tensor in tensors.values()}}
-    return lambda name: shards[tensors[name].file].tensor(name)
+    values_of = cache(_values)
+    return lambda name: values_of(tensors[name].file)(name)
+
+
+def _values(file: Path) -> Callable[[str], torch.Tensor]:
+    if file.suffix != ".safetensors":
+        return load_bin(file).__getitem__
+    from safetensors import safe_open
+
+    getter: Callable[[str], torch.Tensor] = safe_open(str(file), framework="pt").get_tensor
+    return getter
 
 
 def _write_shards(

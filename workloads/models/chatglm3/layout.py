@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from workloads.base import BadConfiguration
-from workloads.inspection.checkpoints import kind_of
+from workloads.registry import kind_of
 
 #: Appended to the SentencePiece pieces, spelled as in ChatGLM3's id table except ``<sop>`` and
 #: ``<eop>``: plain ``sop`` would match inside ordinary words.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.inspection.contents import FILES, canonical, identity_of
+from workloads.util.contents import FILES, canonical, identity_of
 
 
 @pytest.fixture

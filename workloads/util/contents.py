@@ -49,6 +49,12 @@ def identity_of(path: str) -> str:
         return ""
 
 
+def fingerprint(directory: Path) -> str:
+    """Return the identity of a directory's files for keys of caches; the path's if it has none."""
+    path = str(directory.resolve())
+    return identity_of(path) or hashlib.sha256(path.encode()).hexdigest()[:16]
+
+
 def _files(root: Path) -> list[Path]:
     """The files of a directory that are not hidden and hold no documentation."""
     found: list[Path] = []
