@@ -127,7 +127,7 @@ def _start_while_full(take: Any, delayed: DelayedCommands, command: Any, at: flo
 def _count_late_rows(handle: Any, schedule: Schedule, event: Event) -> list[Command]:
     """Count a result that comes after its attempt was given up."""
 
-    def counted(command: Command) -> Command:
+    def counted(command: Any) -> Any:
         late = isinstance(command, RecordRow) and command.reason.startswith("came after")
         return replace(command, reason="measured", final=True) if late else command
 
