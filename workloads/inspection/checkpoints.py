@@ -88,6 +88,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     _refuse_odd_files(directory, directory.stat().st_mtime_ns)
     if (config := read_object(directory / "config.json")) is not None:
         return config
+    _refuse_no_files(directory, "config.json")
     other = _instead(directory)
     raise DataMissing(
         f"{directory} has no config.json, so it is not a model's directory "
@@ -120,6 +121,14 @@ def refuse_odd_files(directory: Path) -> None:
             raise DataMissing(
                 f"{entry} cannot be read: {size:,} bytes are too many for a {entry.suffix}"
             )
+
+
+def _refuse_no_files(directory: Path, *names: str) -> None:
+    """Raise DataMissing if a name is there and leads to no file: a broken link, a directory."""
+    for path in (directory / name for name in names):
+        if os.path.lexists(path) and not path.is_file():
+            reason = files.no_file(path) or "it is a directory, not a file"
+            raise DataMissing(f"{path} cannot be read: {reason}")
 
 
 def side_files(directory: Path) -> list[Path]:
@@ -163,6 +172,7 @@ def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
                 lacks = f"{directory} lacks {len(missing)} of its {len(shards)} weight files"
                 raise DataMissing(f"{lacks}: {names} (named in {index})")
             return [directory / name for name in shards]
+        _refuse_no_files(directory, single, index)
     other = _instead(directory)
     raise DataMissing(
         f"{directory} has no weights: no model.safetensors, no pytorch_model.bin and no index "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -46,7 +47,9 @@ _METHODS = re.compile(r"[\w./-]{1,40}")
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Tell finite numbers: Python's JSON has NaN and Infinity, too."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole or (isinstance(value, float) and math.isfinite(value))
 
 
 def positive(value: Any) -> bool:
@@ -66,6 +69,11 @@ def _whole(least: int, most: float, *, many: bool = True) -> Callable[[Any], boo
     return fits
 
 
+def _layers(value: Any) -> bool:
+    """Tell numbers of layers; 2.0 ends loading."""
+    return isinstance(value, list | Mapping) or (type(value) is int and 1 <= value <= 2_000)
+
+
 def _names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
@@ -77,7 +85,6 @@ def _activation(value: Any) -> bool:
 
 #: Keys -> largest sensible value: ten times that of the largest models.
 _LARGEST = (
-    ("num_hidden_layers n_layer n_layers num_layers num_decoder_layers", 2_000),
     ("encoder_layers decoder_layers", 2_000),
     ("n_embd d_model dim head_dim", 1_000_000),
     ("intermediate_size d_ff ffn_dim n_inner hidden_dim", 10_000_000),
@@ -87,12 +94,14 @@ _LARGEST = (
     ("max_position_embeddings n_positions seq_length", 1_000_000_000),
     ("num_labels", 1_000_000),
 )
+_LAYERS = "num_hidden_layers n_layer n_layers num_layers num_decoder_layers"
 _Rule = tuple[str, Callable[[Any], bool], str]
 #: Keys, test of a value that is there, and words for what it must be.
 _RULES: tuple[_Rule, ...] = (
-    *((keys, _whole(0, most), f"a number up to {most:,}") for keys, most in _LARGEST),
-    ("hidden_size", _whole(0, 1_000_000, many=False), "a number up to 1,000,000"),
-    ("vocab_size", _whole(0, 50_000_000, many=False), "a number up to 50,000,000"),
+    (_LAYERS, _layers, "a whole number from 1 to 2,000"),
+    *((keys, _whole(0, most), f"a whole number up to {most:,}") for keys, most in _LARGEST),
+    ("hidden_size", _whole(0, 1_000_000, many=False), "a whole number up to 1,000,000"),
+    ("vocab_size", _whole(0, 50_000_000, many=False), "a whole number up to 50,000,000"),
     (
         "text_config quantization_config auto_map id2label label2id rope_parameters rope_scaling",
         lambda value: isinstance(value, Mapping),

@@ -205,6 +205,10 @@ def _tensors(place: Path, task: str) -> tuple[list[Objection], str]:
         packed=packed,
         new=LOADERS[task][1],
     )
+    whole = {name: (info.dtype, info.shape) for name, info in stored.items()}
+    if not packed and (cut := weights.without_fractions(whole)):
+        reason = f"{cut[0]} holds whole numbers, and its config.json has no quantization_config"
+        return [Objection("", reason, "fetch the weights, or its quantization_config, again")], ""
     strict = not packed and not config.get("num_nextn_predict_layers")
     reason, hint = weights.objection(found, described.shapes if strict else ())
     return ([Objection("", reason, hint)] if reason else []), ""

@@ -251,6 +251,7 @@ def compiled(template: str, tokens: Mapping[str, str]) -> Callable[..., str]:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = as_json
+    environment.filters["random"] = lambda _: refuse("random: its prompts differ every night")
     environment.globals |= {"raise_exception": refuse, "strftime_now": fixed_date}
     program = environment.from_string(template)
     always = {"tools": None, "documents": None, **tokens}

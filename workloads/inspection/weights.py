@@ -134,6 +134,18 @@ def _renamed(name: str, expected: Mapping[str, Any], prefix: str) -> str:
     return next((one for one in names if one in expected), name)
 
 
+def without_fractions(stored: Mapping[str, tuple[str, Sequence[int]]]) -> tuple[str, ...]:
+    """Return the tensors of a model that is not quantised, by type and shape, that hold whole
+    numbers: what made them cut their fractions off."""
+    return tuple(
+        name
+        for name, (dtype, shape) in stored.items()
+        if dtype.startswith(("int", "uint", "bool"))
+        and len(shape) > 1
+        and not _DISPENSABLE.search(name)
+    )
+
+
 # ---------------------------------------------------------------- in words
 
 
@@ -146,16 +158,21 @@ def objection(found: Difference, own: Iterable[str] = ()) -> tuple[str, str]:
     """
     if found.missing:
         of = f" of the {found.expected:,}" if found.expected else ""
-        reason = f"{len(found.missing):,}{of} tensors that its configuration asks for are not in it"
-        reason += f": {_first(found.missing)}"
+        reason = f"{len(found.missing):,}{of} tensors that its configuration asks for "
+        reason += f"{'is' if len(found.missing) == 1 else 'are'} not in it: {_first(found.missing)}"
         if found.unexpected:
             reason += f"; {len(found.unexpected):,} others are: {_first(found.unexpected)}"
         return reason, _remedy(found)
     if found.misshapen:
         name, *shapes = found.misshapen[0]
         has, needs = ("×".join(map(str, shape)) or "a number" for shape in shapes)
-        reason = f"{len(found.misshapen):,} tensors have another shape than its configuration asks"
-        return f"{reason} for: {name} is {has}, not {needs}", _ONE_MODEL
+        count = len(found.misshapen)
+        have = "1 tensor has" if count == 1 else f"{count:,} tensors have"
+        reason = f"{have} another shape than its configuration asks for"
+        return f"{reason}: {name} is {has}, not {needs}", _ONE_MODEL
+    if adapter := [name for name in found.unexpected if "lora_" in name]:
+        reason = f"it holds an adapter's tensors, which nothing adds to its own: {_first(adapter)}"
+        return reason, "call merge_and_unload() and save_pretrained(), or keep the adapter apart"
     names = set(own)
     modules = {_module(name) for name in names}
     in_any_layer = {_LAYER.sub(".*.", name) for name in names}

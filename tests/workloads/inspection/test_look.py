@@ -26,6 +26,7 @@ from workloads.models.loading import load_masked_model, open_model
 
 MANY = {str(n): {"content": f"<{n}>"} for n in range(200_001)}
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+LORA = "model.layers.0.self_attn.q_proj.lora_A.weight"
 GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 99}
 
 
@@ -121,13 +122,32 @@ REFUSED: dict[str, tuple[Sequence[Change], str]] = {
     "rope-is-a-text": ([cases.values(CONFIG, rope_parameters="yarn")], "not an object"),
     "text-config-number": ([cases.values(CONFIG, text_config=5)], "text_config is 5"),
     "quantization-list": ([cases.values(CONFIG, quantization_config=["gptq"])], "not an object"),
-    "layers-beyond-reason": ([cases.values(CONFIG, num_hidden_layers=10**12)], "up to 2,000"),
+    "layers-beyond-reason": ([cases.values(CONFIG, num_hidden_layers=10**12)], "to 2,000"),
     "labels-beyond-reason": ([cases.values(CONFIG, num_labels=10**9)], "up to 1,000,000"),
+    "no-layers": ([cases.values(CONFIG, num_hidden_layers=0)], "from 1 to 2,000"),
+    "layers-with-fractions": ([cases.values(CONFIG, num_hidden_layers=2.0)], "not a whole number"),
+    "epsilon-is-no-number": ([cases.values(CONFIG, rms_norm_eps=float("nan"))], "not a number"),
     "unknown-family": ([cases.values(CONFIG, model_type="llama9")], "knows no model_type"),
     "padding-beyond-vocabulary": ([cases.values(GENERATION, pad_token_id=400)], "vocab_size 320"),
     "unknown-activation": ([cases.values(CONFIG, hidden_act="swiglu")], 'is "swiglu"'),
     "unknown-dtype": ([cases.values(CONFIG, dtype="float99")], 'is "float99"'),
     "epsilon-is-a-text": ([cases.values(CONFIG, rms_norm_eps="1e-6")], "not a number"),
+    "whole-numbers": (
+        [cases.weights(lambda w: {n: t.long() for n, t in w.items()})],
+        "holds whole numbers",
+    ),
+    "adapter-beside": (
+        [cases.weights(lambda w: w | {LORA: torch.ones(2, 16)})],
+        "an adapter's tensors",
+    ),
+    "weights-linked-to-nowhere": (
+        [cases.without(WEIGHTS), lambda d: (d / WEIGHTS).symlink_to("../blobs/4d")],
+        "a link to ../blobs/4d, which is not there",
+    ),
+    "weights-are-a-directory": (
+        [cases.without(WEIGHTS), lambda d: (d / WEIGHTS).mkdir()],
+        "a directory, not a file",
+    ),
     # tokenizer and template
     "byte-order-mark": (
         [lambda d: (d / SETTINGS).write_bytes(b"\xef\xbb\xbf" + (d / SETTINGS).read_bytes())],
@@ -169,6 +189,7 @@ REFUSED: dict[str, tuple[Sequence[Change], str]] = {
     "template-imports": ([cases.written(TEMPLATE, "{% import 'x' as y %}")], "does not render"),
     "template-divides": ([cases.written(TEMPLATE, "{{ 1 / 0 }}")], "ZeroDivisionError"),
     "template-adds-types": ([cases.written(TEMPLATE, "{{ messages + 1 }}")], "TypeError"),
+    "template-random": ([cases.written(TEMPLATE, "{{ [1, 2] | random }}")], "differ every night"),
     "template-deaf": ([cases.written(TEMPLATE, "Hello.")], "leaves out what a user writes"),
     "template-of-gigabytes": ([cases.written(TEMPLATE, "{{ 'x' * 10**10 }}")], "memory"),
 }
