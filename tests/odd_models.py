@@ -30,7 +30,7 @@ def million_added() -> str:
 #: Kind -> what a stranger's directory has beside or in place of a small model's configuration,
 #: and words of the refusal.
 ODD: dict[str, tuple[dict[str, object], str]] = {
-    "layers": ({"config.json": LLAMA | {"num_hidden_layers": 10**12}}, "up to 2,000"),
+    "layers": ({"config.json": LLAMA | {"num_hidden_layers": 10**12}}, "to 2,000"),
     "labels": ({"config.json": LLAMA | {"num_labels": 10**9}}, "up to 1,000,000"),
     "epsilon": ({"config.json": LLAMA | {"rms_norm_eps": 10**400}}, "rms_norm_eps"),
     "depth": ({"config.json": "[" * 100_000}, "cannot be read as JSON"),

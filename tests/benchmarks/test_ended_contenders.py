@@ -68,6 +68,7 @@ def _benchmark(
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
 
     def prepare() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         if ignored is not None:
             signal.signal(ignored, signal.SIG_IGN)
 
