@@ -32,17 +32,12 @@ HEADER_BYTES = 100_000_000
 _PICKLE_BYTES = 64 * files.MIB
 #: Most tensors and dimensions that a file may declare.
 _MOST_TENSORS, _MOST_DIMENSIONS = 1_000_000, 16
-#: First bytes, in lower case, of what is no weight file -> what it is, and the remedy. The last is
-#: one under another name.
-_OTHER_FILES = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file: run `git lfs pull` there"),
+_ZIP = b"pk\x03\x04"
+#: First bytes, in lower case, of what is no weight file -> what it is, and the remedy.
+_OTHER_WEIGHTS = (
     (b"gguf", "a GGUF file: name the model that it was made from, in safetensors"),
-    (b"\x1f\x8b", "compressed with gzip: unpack it"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it"),
-    (b"<!doctype", "a web page, not the file: fetch it again, with a token if it needs one"),
-    (b"<html", "a web page, not the file: fetch it again, with a token if it needs one"),
     (b"\x89hdf", "an HDF5 file of Keras: convert it to safetensors"),
-    (b"pk\x03\x04", "a file of torch.save: call it pytorch_model.bin"),
+    (_ZIP, "a file of torch.save: call it pytorch_model.bin"),
 )
 _NAMES = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint", "C": "complex"}
 
@@ -104,14 +99,15 @@ def read_header(file: Path, *, torch_allowed: bool = True) -> dict[str, TensorIn
                 raise ValueError("it is empty")
             if not beginning.strip(b"\0"):
                 raise ValueError("it begins with zeros, as a file does whose copy was interrupted")
-            for magic, what in _OTHER_FILES[: None if file.suffix == ".safetensors" else -1]:
-                if beginning.startswith(magic):
-                    raise ValueError(f"it is {what}")
+            if file.suffix == ".safetensors" or not beginning.startswith(_ZIP):
+                own = (what for magic, what in _OTHER_WEIGHTS if beginning.startswith(magic))
+                if kind := next(own, "") or files.other_kind(beginning):
+                    raise ValueError(f"it is {kind}")
             if file.suffix == ".safetensors":
                 return _safetensors_header(file, content, size)
             if zipfile.is_zipfile(content):
                 return _zip_header(file, content, torch_allowed)
-            if beginning.startswith(b"pk\x03\x04"):
+            if beginning.startswith(_ZIP):
                 raise ValueError("it is a zip archive without its end")
         return _from_torch(file, torch_allowed)
     except NeedsTorch:

@@ -60,8 +60,8 @@ def _beginning(file: Path) -> Iterator[Objection]:
     stage(str(file))
     with files.opened(file) as content:
         beginning = content.read(64)
-    if beginning.startswith(b"version https://git-lfs"):
-        yield Objection(file.name, "it is a Git LFS pointer", "run `git lfs pull` there")
+    if kind := files.other_kind(beginning):
+        yield Objection(file.name, f"it is {kind}", FETCH)
     elif not beginning.strip(b"\0\r\n\t "):
         yield Objection(file.name, "it is empty", FETCH)
     elif not beginning.startswith(_BEGINNINGS[file.name] or b""):

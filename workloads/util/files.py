@@ -30,10 +30,10 @@ _KINDS = {
 #: First bytes of files under another's name -> what they are, and the remedy.
 _OTHER_FILES = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file: run `git lfs pull` there"),
-    (b"\x1f\x8b", "compressed with gzip: unpack it, or let its name end in .gz"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, or let its name end in .zst"),
-    (b"BZh", "compressed with bzip2: unpack it, or let its name end in .bz2"),
-    (b"\xfd7zXZ", "compressed with xz: unpack it, or let its name end in .xz"),
+    (b"\x1f\x8b\x08", "compressed with gzip (.gz): unpack it"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd (.zst): unpack it"),
+    (b"BZh", "compressed with bzip2 (.bz2): unpack it"),
+    (b"\xfd7zXZ", "compressed with xz (.xz): unpack it"),
     (b"PK\x03\x04", "a ZIP archive (as .xlsx is): unpack it, or save it in another format"),
     (b"<!doctype", "a web page, not the file: fetch it again, with a token if it needs one"),
     (b"<html", "a web page, not the file: fetch it again, with a token if it needs one"),

@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[Sequence[Change], str]] = {
     "web-page": ([cases.written(WEIGHTS, "<!DOCTYPE html><html>401</html>")], "a web page"),
     "empty-file": ([cases.written(WEIGHTS, "")], "it is empty"),
     "file-of-zeros": ([cases.written(WEIGHTS, bytes(5000))], "begins with zeros"),
-    "compressed": ([cases.written(WEIGHTS, b"\x1f\x8b" + bytes(99))], "gzip"),
+    "compressed": ([cases.written(WEIGHTS, b"\x1f\x8b\x08" + bytes(99))], "gzip"),
     "torch-file-renamed": (
         [cases.as_bin, lambda d: (d / "pytorch_model.bin").rename(d / WEIGHTS)],
         "a file of torch.save",
