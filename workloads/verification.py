@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -217,6 +218,7 @@ def compare(
         # Output layers may be padded to different sizes.
         width = min(my_logits.shape[-1], their_logits.shape[-1])
         apart = (my_logits[:steps, :width] - their_logits[:steps, :width]).abs()
+        apart = apart.nan_to_num(nan=math.inf, posinf=math.inf)  # no number is as far as can be
         largest = max(largest, float(apart.max()))
         total += float(apart.mean()) * steps
         compared += steps

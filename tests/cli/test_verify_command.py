@@ -45,6 +45,7 @@ REFERENCE = Reference(tokens=torch.tensor([[0, 1]]), logits=LOGITS)
         ([0, 1], LOGITS[0], {"fp32": EQUAL, "bf16": EQUAL}),
         ([0, 1], LOGITS[0] + 0.01, {"fp32": NO, "bf16": EQUAL}),
         ([0, 1], LOGITS[0] * 2, {"bf16": NO, "fp8": QUANTIZED}),
+        ([0, 1], LOGITS[0] * torch.tensor([1, 1, torch.nan]), {"bf16": NO}),
         ([2, 1], LOGITS[0], {"bf16": NO}),  # the reference did not nearly choose it
     ],
 )
