@@ -64,24 +64,40 @@ def answer_of(call: Any) -> Any:
 
 def task_on(node_id: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Call a function on the node of this id in Ray, once."""
+    return _task(node_id, function).remote(*arguments, **named)
+
+
+def _task(
+    node_id: str, function: Callable[..., Any], variables: Mapping[str, str] | None = None
+) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    environment = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
     task: Any = ray.remote(num_cpus=0, max_retries=0)(function)
-    return task.options(scheduling_strategy=strategy).remote(*arguments, **named)
+    return task.options(scheduling_strategy=strategy, **environment)
 
 
 def ask_nodes(
-    function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]], timeout_s: float
+    function: Callable[..., Any],
+    arguments: Mapping[str, Sequence[Any]],
+    timeout_s: float,
+    *,
+    variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Call a function on nodes, with arguments by Ray's node id; return values or exceptions."""
+    """Call a function on nodes, with arguments by Ray's node id; return values or exceptions. Calls
+    without an answer in time are ended. ``variables``: of the environment of the calls."""
     import ray
 
-    calls = {node_id: task_on(node_id, function, *them) for node_id, them in arguments.items()}
+    calls = {i: _task(i, function, variables).remote(*them) for i, them in arguments.items()}
+    silent: list[Any] = []
     if calls:
-        ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)
-    return {node_id: answer_of(call) for node_id, call in calls.items()}
+        _, silent = ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)
+    answers = {node_id: answer_of(call) for node_id, call in calls.items()}
+    for call in silent:
+        ray.cancel(call, force=True)
+    return answers
 
 
 class AgentChannel:

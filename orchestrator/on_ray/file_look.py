@@ -19,7 +19,7 @@ from typing import Any
 from orchestrator.core.job import Job
 from orchestrator.core.topology import Node
 from orchestrator.on_ray.agent import WORKER_VARIABLES
-from orchestrator.on_ray.channel import answer_of
+from orchestrator.on_ray.channel import ask_nodes
 from orchestrator.on_ray.cluster import connect
 from orchestrator.on_ray.jobs import ANSWER_S, JobServer, is_job_address
 from orchestrator.util import output
@@ -113,30 +113,18 @@ def _refusals(jobs: Sequence[Job], answers: Sequence[Sequence[Any]]) -> list[Nod
 
 def _ask(nodes: Sequence[Node], questions: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return name, kind of card and objections of each node that answers in time."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from ray.exceptions import GetTimeoutError
 
-    task: Any = ray.remote(answers)
-    calls = {
-        task.options(
-            num_cpus=0,
-            max_retries=0,
-            runtime_env={"env_vars": WORKER_VARIABLES},
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-        ).remote(str(node.accelerator), questions): node
-        for node in nodes
-    }
-    ready, silent = ray.wait(list(calls), num_returns=len(calls), timeout=ANSWER_S / 2)
-    for call in silent:
-        ray.cancel(call, force=True)
+    arguments = {node.node_id: (str(node.accelerator), questions) for node in nodes}
+    by_node = ask_nodes(answers, arguments, ANSWER_S / 2, variables=WORKER_VARIABLES)
     said = []
-    for call, node in calls.items():
-        answer = answer_of(call) if call in ready else "it did not answer in time"
+    for node in nodes:
+        answer = by_node[node.node_id]
         if isinstance(answer, list):
             said.append([node.name, str(node.accelerator), answer])
         else:
-            text = f"note: {node.name} could not look at the grid's files: {answer}"
-            output.say_aside(text[:300])
+            why = "it did not answer in time" if isinstance(answer, GetTimeoutError) else answer
+            output.say_aside(f"note: {node.name} could not look at the grid's files: {why}"[:300])
     return said
 
 

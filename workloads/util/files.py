@@ -65,7 +65,7 @@ def no_file(path: _Path) -> str:
         return ""
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return ""
-    return f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not an ordinary file"
+    return _not_ordinary(mode)
 
 
 def read_bytes(path: _Path, *, limit_bytes: int = SMALL_BYTES, follow: bool = True) -> bytes:
@@ -179,9 +179,13 @@ def _ordinary(handle: int, path: _Path) -> int:
 
 
 def _no_ordinary_file(path: _Path, mode: int) -> OSError:
-    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
     code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-    return OSError(code, f"it is {kind}, not an ordinary file", str(path))
+    return OSError(code, _not_ordinary(mode), str(path))
+
+
+def _not_ordinary(mode: int) -> str:
+    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+    return f"it is {kind}, not an ordinary file"
 
 
 def _too_large(path: _Path, limit_bytes: int) -> OSError:
