@@ -100,9 +100,10 @@ def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_submit(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the jobs again."""
-    from orchestrator.driver.plan import refuse_files_at
+    from orchestrator.driver.plan import refuse_files_at, refuse_sent_by_another
     from orchestrator.grid.parser import load_grid
-    from orchestrator.on_ray.jobs import JobServer
+    from orchestrator.on_ray.jobs import JobServer, owner_of
+    from orchestrator.on_ray.run_queue import RESULTS
     from orchestrator.watch.notify import concealed
     from orchestrator.watch.notify import is_address as is_hook_address
 
@@ -120,7 +121,11 @@ def run_submit(args: argparse.Namespace) -> int:
         args.refuse(f"two grids make the run {twice[0]}; send them one by one with --run NAME")
     uploads = [one.upload() for one in submissions]  # refused before contacting the cluster
     server = JobServer(args.address)
-    for grid in loaded:
+    jobs = server.jobs()
+    for grid, submission in zip(loaded, submissions, strict=True):
+        if "--resume" not in submission.arguments:
+            owner = owner_of(jobs, submission.run, submission.metadata[RESULTS])
+            refuse_sent_by_another(grid, submission.run, owner)
         refuse_files_at(server.address, grid, grid.jobs())
     for upload in uploads:
         output.say_aside(upload.text())

@@ -104,6 +104,7 @@ def job_lines(job: JobInfo, *, details: bool) -> str:
         return line
     from orchestrator.watch.notify import concealed
 
+    line += f"  by {job.submitter}" if job.submitter else ""
     lines = [line, f"  {concealed(job.entrypoint)}"]
     if job.exit_code is not None:
         lines.append(f"  exit code {job.exit_code}")

@@ -91,7 +91,14 @@ def with_results_of(grid: Grid, options: RunOptions) -> RunOptions:
 def kept_options(options: RunOptions, seed: int, cards: Mapping[str, int]) -> str:
     """Content of ``options.json``; ``seed`` orders replicates, ``cards`` counts cards by kind."""
     place = {name: getattr(options, name) for name in _PLACE}
-    return json.dumps(place | {"seed": seed, "cards": dict(cards)})
+    known = {"seed": seed, "cards": dict(cards), "submitter": run_files.submitter()}
+    return json.dumps(place | known)
+
+
+def submitter_of(run: Path) -> str:
+    """The person to whom a run belongs; empty if unknown."""
+    submitter = _content_of(run).get("submitter")
+    return submitter if isinstance(submitter, str) else ""
 
 
 def kinds_of(run: Path) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections import Counter
@@ -14,21 +15,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.core.deadline import Deadline
-from orchestrator.core.errors import ClusterError, GridError, NightgridError, OptionError
+from orchestrator.core.errors import ClusterError, GridError, NightgridError, OptionError, Problem
 from orchestrator.core.job import Accelerator, Job, Scalar, State
 from orchestrator.core.plan import Action, PastRow, Plan
 from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
-from orchestrator.driver.options import RunOptions, commits_of, with_results_of
+from orchestrator.driver.options import RunOptions, commits_of, submitter_of, with_results_of
 from orchestrator.grid.dependencies import Thing
 from orchestrator.grid.overrides import overridden
-from orchestrator.grid.parser import Grid, load_grid
+from orchestrator.grid.parser import Grid, load_grid, parse_grid
+from orchestrator.grid.vocabulary import Vocabulary
 from orchestrator.grid.yaml import read as read_yaml
 from orchestrator.planning.forecast import CLUSTER, IN_PROCESS, PRIVATE, Forecast, Startup, forecast
 from orchestrator.planning.planner import estimator_for, make_plan
 from orchestrator.store import disk
 from orchestrator.store import files as run_files
-from orchestrator.store.files import directory_of, is_address
+from orchestrator.store.files import directory_of, is_address, submitter
 from orchestrator.store.history import past_rows
 from orchestrator.store.identity import ids_at
 from orchestrator.store.reader import runs
@@ -363,7 +365,9 @@ def change_of(grid: Grid, run: Path) -> GridChange | None:
     with contextlib.suppress(OSError, ValueError, NightgridError):
         if files.read_text(path) == grid.text:
             return None
-        before = load_grid(path, commits=commits_of(run))  # as --resume reads it
+        # Its relative paths are those of the given grid, wherever this process and the copy are.
+        vocabulary = Vocabulary.installed(check_data=False, commits=commits_of(run))
+        before = parse_grid(files.read_text(path).encode(), grid.file, vocabulary=vocabulary)
         known = {job.job_id for job in before.jobs()}
         now = {job.job_id for job in grid.jobs()}
         return GridChange(
@@ -391,6 +395,42 @@ def refuse_another(grid: Grid, change: GridChange, run: str, measured: Collectio
         f"experiments to its grid, or name this one {change.name_before!r}, too"
     )
     raise GridError([grid.document.problem(("name",), message, hint)])
+
+
+def refuse_anothers(grid: Grid, run: Path, change: GridChange | None) -> None:
+    """Raise GridError for a run of another person; of one name on two hosts if they share no job.
+
+    A run that says of nobody who submitted it is open to all.
+    """
+    owner = submitter_of(run)
+    if owner and owner != submitter() and not (_same_user(owner) and _shares_jobs(change)):
+        name_before = grid.name if change is None else change.name_before
+        raise GridError([_anothers(grid, run.name, owner, name_before)])
+
+
+def refuse_sent_by_another(grid: Grid, run: str, owner: str) -> None:
+    """As ``refuse_anothers``, for a run that ``owner`` sent to a cluster; empty if unknown."""
+    if owner and not _same_user(owner):
+        raise GridError([_anothers(grid, run, owner, "")])
+
+
+def _same_user(owner: str) -> bool:
+    return owner.rsplit("@", 1)[0] == submitter().rsplit("@", 1)[0]
+
+
+def _shares_jobs(change: GridChange | None) -> bool:
+    return change is None or change.equal > 0
+
+
+def _anothers(grid: Grid, run: str, owner: str, name_before: str) -> Problem:
+    what = f" and its grid {name_before!r}" if name_before else ""
+    user = re.sub(r"[^\w.+-]+", "-", submitter().rsplit("@", 1)[0])
+    message = f"run {run!r} belongs to {owner}{what}; {grid.name!r} is sent by {submitter()}"
+    hint = (
+        f"give it a run of its own with --run {run}-{user}; to go on with that person's run, add "
+        "--resume (with `submit` after --)"
+    )
+    return grid.document.problem(("name",), message, hint)
 
 
 def _experiments(what: str, jobs: Collection[Job]) -> Iterator[str]:

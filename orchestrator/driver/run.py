@@ -44,6 +44,7 @@ from orchestrator.driver.plan import (
     history_of,
     plan_run,
     refuse_another,
+    refuse_anothers,
     refuse_files_on,
     running,
     start_of,
@@ -300,6 +301,8 @@ def run_grid(
         options = with_cards_of(store.path, options)
     store.refuse_if_held()  # before contacting the cluster, which may be away
     change = None if options.restarted else change_of(grid, store.path)
+    if not options.resume:
+        refuse_anothers(grid, store.path, change)
     if change is not None:
         refuse_another(grid, change, store.run, {row.job_id for row in history_of(store)})
     with (
@@ -316,6 +319,8 @@ def run_grid(
         if start_of(options) == CLUSTER and not options.restarted:
             refuse_files_on(session.nodes, grid, running(plan))
         with store, owner_of(store).marks_this_process():
+            if not options.resume:  # another's may have begun meanwhile
+                refuse_anothers(grid, store.path, change)
             options.report(drives=True)
             if not options.restarted:
                 remove_stop_requests(store.path)  # those for drivers that have ended

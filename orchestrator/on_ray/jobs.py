@@ -24,7 +24,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,10 +41,10 @@ from orchestrator.on_ray.cluster import (
     take_own_token,
     token_advice,
 )
-from orchestrator.on_ray.run_queue import KINDS, MADE_BY, PRIORITY, RESULTS, RUN
+from orchestrator.on_ray.run_queue import KINDS, MADE_BY, PRIORITY, RESULTS, RUN, SUBMITTER
 from orchestrator.on_ray.upload import Upload, program_files, upload_of
+from orchestrator.store.files import SUBMITTER_VARIABLE, is_address, submitter
 from orchestrator.store.files import VARIABLE as RESULTS_VARIABLE
-from orchestrator.store.files import is_address
 from orchestrator.util import output
 from orchestrator.util.host import bypass_proxies
 from orchestrator.util.redaction import error_line
@@ -59,6 +59,7 @@ _CHATTERERS = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray._private.runtime_env.packaging",
 )
+_REFUSED = (2, 3, 4)  # exit codes of a job that may have left its run as it was
 _HELPER_END_S = 10.0  # Ray kills a job 3 s after it was asked to end
 #: Time for a stopped job to end its workers and write its last rows (Ray's own: 3 s).
 _STOP_WAIT_S = 120
@@ -118,6 +119,7 @@ class Submission:
             RUN: self.run,
             RESULTS: self.results or os.environ.get(RESULTS_VARIABLE, ""),
             PRIORITY: str(self.priority),
+            SUBMITTER: submitter(),
         }
         return known | ({KINDS: ",".join(kinds)} if kinds else {})
 
@@ -129,6 +131,7 @@ class Submission:
         """The runtime environment: ``directory`` to upload, and variables."""
         state = git_state()
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S), "PYTHONUNBUFFERED": "1"}
+        variables[SUBMITTER_VARIABLE] = submitter()
         if state.commit is not None:
             variables[GIT_COMMIT_VARIABLE] = state.commit
         if state.dirty is not None:
@@ -152,7 +155,7 @@ class JobInfo:
 
     run: str = ""  # its name, where Nightgrid sent it
     results: str = ""  # directory on the cluster, where one was named
-
+    submitter: str = ""  # user@host
     submission_id: str
     status: str  # PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED
     entrypoint: str
@@ -322,10 +325,13 @@ class JobServer:
         return info
 
     def sent(self, run: str) -> JobInfo | None:
-        """The job of this submission id, else the newest of this run name, else None."""
+        """The job of this submission id, else the newest of this run name, one's own before those
+        of others, else None."""
         jobs = self.jobs()
         by_id = [job for job in jobs if job.submission_id == run]
-        return next(iter(by_id or [job for job in jobs if job.run == run]), None)
+        named = [job for job in jobs if job.run == run]
+        own = [job for job in named if job.submitter == submitter()]
+        return next(iter(by_id or own or named), None)
 
     def jobs(self) -> list[JobInfo]:
         """Every submitted job that Nightgrid made, the newest first."""
@@ -384,6 +390,15 @@ class JobServer:
             if "404" in str(error) or "does not exist" in str(error):
                 return None
             raise SubmitError(f"{self.address}: {error_line(error)}") from error
+
+
+def owner_of(jobs: Iterable[JobInfo], run: str, results: str) -> str:
+    """The submitter of a run in a results directory of the cluster, by its newest job that was not
+    refused (``JobServer.jobs``); empty if there is none."""
+    for job in jobs:
+        if (job.run, job.results) == (run, results) and job.exit_code not in _REFUSED:
+            return job.submitter
+    return ""
 
 
 # ---------------------------------------------------------------- head jobs
@@ -515,6 +530,7 @@ def _info(job: Any) -> JobInfo:
         exit_code=job.driver_exit_code,
         run=str((job.metadata or {}).get(RUN, "")),
         results=str((job.metadata or {}).get(RESULTS, "")),
+        submitter=str((job.metadata or {}).get(SUBMITTER, "")),
     )
 
 

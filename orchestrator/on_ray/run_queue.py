@@ -171,6 +171,7 @@ _TIMEOUT_S = 10
 _JOBS_NAMESPACE, _JOB_PREFIX = b"job", b"_ray_internal_job_info_"
 #: Metadata of a submitted run (``jobs.py``).
 MADE_BY, RUN, RESULTS, KINDS, PRIORITY = "made_by", "run", "results", "kinds", "priority"
+SUBMITTER = "submitter"
 
 
 class RunQueue:

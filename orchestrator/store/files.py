@@ -150,6 +150,23 @@ def remove_reserve(run: Path) -> None:
         disk.remove(run / RESERVE)
 
 
+# ---------------------------------------------------------------- whose a run is
+
+#: Names the submitter in a Ray job, whose user is the cluster's; people may set it, too.
+SUBMITTER_VARIABLE = "NIGHTGRID_SUBMITTER"
+
+
+def submitter() -> str:
+    """``user@host`` of the person whom this process works for."""
+    if chosen := os.environ.get(SUBMITTER_VARIABLE):
+        return chosen[:200]
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        user = f"user {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
 # ---------------------------------------------------------------- requests to stop
 
 #: The first request lets running jobs end, the second stops them too.
@@ -160,7 +177,7 @@ def request_stop(run: Path, *, at_once: bool = False) -> int:
     """Ask a run's driver to stop; return the number of requests. May raise StoreError."""
     before, _ = stop_requests(run)
     count = MOST_STOP_REQUESTS if at_once else min(MOST_STOP_REQUESTS, before + 1)
-    by = f"{_user()} on {socket.gethostname()}"
+    by = " on ".join(submitter().rsplit("@", 1))
     write_side_file(run, STOP, json.dumps({"requests": count, "by": by}))
     return count
 
@@ -182,13 +199,6 @@ def remove_stop_requests(run: Path) -> None:
     """Remove the requests from a run's directory."""
     with contextlib.suppress(OSError):
         os.unlink(run / STOP)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may have no name for its user
-        return f"user {os.getuid()}"
 
 
 #: Side files that are copied with a run. Status last: the rows that it counts precede it.

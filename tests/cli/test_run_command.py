@@ -100,6 +100,39 @@ def test_an_altogether_other_grid_is_refused_the_run_of_another(run: Run) -> Non
     assert "0 run, 2 reuse" in run(other, "--run", "tiny-run")
 
 
+def test_a_run_belongs_to_its_submitter(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def came_from(submitter: str) -> None:
+        monkeypatch.setenv("NIGHTGRID_SUBMITTER", submitter)
+
+    came_from("anna@laptop")
+    run(GRID)
+    before, kept = rows(), Path("results/tiny-run/grid.yaml")
+    other = GRID.replace("[1, 2]", "[4]")
+    for grid in (GRID, other):
+        came_from("ben@desk")
+        refused = run(grid, code=2)
+        assert "run 'tiny-run' belongs to anna@laptop and its grid 'tiny-run'" in refused
+        assert "is sent by ben@desk" in refused and "--run tiny-run-ben" in refused
+    came_from("anna@desk")  # who may be the same person, if it is the same grid
+    assert "belongs to anna@laptop" in run(other, code=2)
+    assert rows() == before and kept.read_text() == GRID
+    assert "0 run, 2 reuse" in run(GRID)
+    came_from("ben@desk")
+    assert "1 run" in run(other, "--resume") and kept.read_text() == other
+
+
+def test_a_changed_grid_is_noticed_wherever_its_files_are(run: Run) -> None:
+    """The working directory of a Ray job has the files of the grid that is sent, no others."""
+    text = '{"content": "A", "summary": "B"}\n' * 4
+    for name in ("first", "second"):
+        Path(f"{name}.jsonl").write_text(text)
+    grid = GRID.replace("advertisegen-synthetic", "first.jsonl")
+    run(grid)
+    Path("first.jsonl").unlink()
+    changed = run(grid.replace("first", "second"))
+    assert "grid changed since this run began: 0 jobs as before, 2 new, 2 gone" in changed
+
+
 def test_force_measures_all_anew_with_new_numbers_and_quiet_says_less(run: Run) -> None:
     assert "on hpu-1/HPU0: " in run(GRID)
     quiet = run(GRID, "--quiet", "--force")

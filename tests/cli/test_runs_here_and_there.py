@@ -19,7 +19,7 @@ from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.core.topology import parse_emulation
 from orchestrator.on_ray.jobs import JobInfo
 from orchestrator.store import files as run_files
-from orchestrator.store.files import remove_stop_requests, stop_requests
+from orchestrator.store.files import remove_stop_requests, stop_requests, submitter
 from orchestrator.store.store import Store
 
 GRID = (
@@ -164,6 +164,7 @@ def test_several_grids_are_sent_in_their_order(
     assert (first.run, second.run) == ("a", "b") and printed.count("  sent:") == 2
     assert first.metadata == {
         "made_by": "nightgrid", "run": "a", "results": "/data", "priority": "3", "kinds": "HPU",
+        "submitter": submitter(),
     }  # fmt: skip
     assert "--priority 3" in second.entrypoint and "--wait-for-cards=600" in second.entrypoint
     sent = json.loads(nightgrid(*both, "--json").out.splitlines()[0])
@@ -187,3 +188,24 @@ def test_results_that_a_grid_names_are_those_of_the_head(
     run = build_parser(["run"]).parse_args(typed[typed.index("run") :])
     assert run.results == Path.home() / "bench"  # no shell on the head has expanded it
     assert "thrown away with the job" in submit("nights", code=5)
+
+
+def test_a_run_that_another_person_sent_is_refused_before_anything_is_uploaded(
+    there: Path, head: type[Head], nightgrid: Nightgrid
+) -> None:
+    def sent(owner: str, exit_code: int | None = None) -> JobInfo:
+        return job_there("a", results="/data", submitter=owner, exit_code=exit_code)
+
+    Path("a.yaml").write_text(GRID.format(name="a"))
+    submit = ("submit", "a.yaml", *THERE, "--results", "/data")
+    head.known[:] = [sent("ben@desk", 2), sent("anna@laptop", 0)]
+    refused = nightgrid(*submit, code=2).err
+    assert "a.yaml:1:" in refused and "run 'a' belongs to anna@laptop" in refused
+    assert f"is sent by {submitter()}" in refused and "--run a-" in refused
+    assert not head.submissions
+    nightgrid(*submit, "--run", "b")
+    nightgrid(*submit[:-1], "/elsewhere")
+    nightgrid(*submit, "--", "--resume")
+    head.known[:] = [sent(submitter()), *head.known]
+    nightgrid(*submit)
+    assert len(head.submissions) == 4
