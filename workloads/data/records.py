@@ -284,11 +284,11 @@ def _json_lines(path: Path, content: io.BufferedReader, encoding: str) -> Iterat
     if _AROUND.match(content.peek(4096)[:4096]):
         yield from _in_one_object(path, content.read(MAX_OBJECT_BYTES), str(path))
         return
-    lines = _lines(path, content, encoding)
+    lines, name = _lines(path, content, encoding), str(path)
     for number, line in enumerate(lines, 1):
-        if not line.strip():
+        if line.isspace():
             continue
-        where = f"{path}:{number}"
+        where = f"{name}:{number}"
         try:
             record = _json(line, where)
         except BadExample:
@@ -337,7 +337,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 def _json_list(path: Path, pieces: Iterator[str]) -> Iterator[Placed]:
     """The entries of a JSON list, of which memory holds a few pieces at a time."""
-    decoder = json.JSONDecoder()
+    decoder, name = json.JSONDecoder(), str(path)
     text, at, line, number = next(pieces, ""), 0, 1, 0
     at = text.index("[") + 1
     closed = False
@@ -350,7 +350,7 @@ def _json_list(path: Path, pieces: Iterator[str]) -> Iterator[Placed]:
                 break
             text, at = piece, 0
             continue
-        where = f"{path}:{line}: example {number + 1}"
+        where = f"{name}:{line}: example {number + 1}"
         if closed:
             raise BadExample(f"{path}:{line}: something stands behind the list")
         if text[at] == "]" and (not comma or not number):
@@ -393,7 +393,7 @@ def _end_of_space(text: str, at: int) -> int:
 def _json(text: bytes, where: str) -> Any:
     expected = 'one JSON object a line is expected, such as {"content": "…", "summary": "…"}'
     try:
-        return json.loads(text.decode("utf-8-sig"))
+        return json.loads(text.removeprefix(codecs.BOM_UTF8).decode())
     except UnicodeDecodeError as error:
         raise BadExample(f"{_not_utf8(where, error.start)}; {expected}") from error
     except (ValueError, RecursionError) as error:

@@ -316,19 +316,20 @@ class Columns:
             record = {name: record.get(self.names.get(name, name)) for name in columns}
         try:
             example = self.shape.read(record)
-            _check_text(text_of(example))
+            _check_texts(example)
         except Unusable as error:
             text = f"{error}; expected {self.shape.written}"
             renamed = re.sub(r'"(\w+)"', lambda m: f'"{self.names.get(m[1], m[1])}"', text)
             unusable = Unusable(error.kind)
             unusable.args = (f"{where}: {renamed}",)
             raise unusable from None
-        return replace(example, synthetic=record.get("synthetic", False) is True)
+        synthetic = record.get("synthetic") is True
+        return replace(example, synthetic=True) if synthetic else example
 
 
-def _check_text(text: str) -> None:
+def _check_texts(example: Example) -> None:
     try:
-        if not text.isascii():
+        for text in (example.content, example.summary, *(turn.text for turn in example.earlier)):
             text.encode()
     except UnicodeEncodeError:
         raise Unusable("half a character (a lone surrogate) in its text") from None

@@ -26,8 +26,8 @@ _WEIGHT_FILES = (
 PROTECTED = ".protected"
 #: Endings of the files beside the weights.
 TEXT_FILES = frozenset({".json", ".txt", ".model", ".jinja", ".py", ".md"})
-#: Limit of such a file, and of an index: ten times the largest tokenizers.
-SIDE_FILE_BYTES = 256 * files.MIB
+#: Limits of such a file, and of a configuration or an index of shards: several times the largest.
+SIDE_FILE_BYTES, _LISTING_BYTES = 256 * files.MIB, 64 * files.MIB
 _SHARD = re.compile(r"[^/]+\.(safetensors|bin)")
 _NUMBERED = re.compile(r".+-(?P<number>\d+)-of-(?P<count>\d+)(\.safetensors|\.bin)")
 #: Remedy for a damaged file.
@@ -86,7 +86,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not os.path.isdir(directory):
         raise DataMissing(f"{directory} is a file; a model is a directory with a config.json")
     _refuse_odd_files(directory, directory.stat().st_mtime_ns)
-    if (config := read_object(directory / "config.json")) is not None:
+    if (config := read_object(directory / "config.json", _LISTING_BYTES)) is not None:
         return config
     _refuse_no_files(directory, "config.json")
     other = _instead(directory)
@@ -240,7 +240,7 @@ def _protected_weights(directory: Path, present: list[Path]) -> list[Path]:
 
 def index_shards(index_file: Path) -> list[str]:
     """Return the sorted file names of an index of shards; raises DataMissing if malformed."""
-    placed = (read_object(index_file) or {}).get("weight_map")
+    placed = (read_object(index_file, _LISTING_BYTES) or {}).get("weight_map")
     names = list(placed.values()) if isinstance(placed, dict) else []
     odd = [n for n in names if not (_SHARD.fullmatch(str(n)) and str(n).isprintable())]
     if odd or not names:

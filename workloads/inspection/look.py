@@ -26,7 +26,7 @@ from workloads.inspection.families import FAMILIES, needed
 from workloads.inspection.headers import NeedsTorch, describe_tensors
 from workloads.util import files
 
-#: Limits of the process with torch, whose import alone takes seconds and some hundred MB.
+#: Limits of the process with torch, whose import alone takes seconds and up to a GB.
 _TORCH_SECONDS, _TORCH_BYTES = 60.0, 4 * 2**30
 #: Reads configurations and headers, and renders templates.
 READER = process.Bounded()

@@ -23,8 +23,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-#: Limits of a request that needs no torch: CPU time, memory.
-SECONDS, BYTES = 10.0, 2**30
+#: Limits of a request: CPU time, so that its answer comes within 10 s on a quiet host, and memory
+#: beside what the process has when the request comes.
+SECONDS, BYTES = 8.0, 2**30
 #: How many times its CPU time a request may take, on a busy host or a slow file system.
 _PATIENCE = 6
 _IDLE_S = 10.0
@@ -137,7 +138,6 @@ def main(of: str, memory_bytes: int, descriptor: int) -> None:
     """Answer requests from a pipe until it ends or none has come for a while."""
     global _pipe  # stages are reported from anywhere below
     _pipe = Connection(descriptor)
-    resource.setrlimit(getattr(resource, f"RLIMIT_{of}"), (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answer: tuple[str, Any] = ("value", None)
     while answer[0] == "value" and _pipe.poll(_IDLE_S):
@@ -146,6 +146,8 @@ def main(of: str, memory_bytes: int, descriptor: int) -> None:
         except EOFError:
             return
         module, _, function = name.partition(":")
+        most = memory_bytes + _mapped_bytes(of)
+        resource.setrlimit(getattr(resource, f"RLIMIT_{of}"), (most, resource.RLIM_INFINITY))
         used = sum(os.times()[:2])
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + seconds), resource.RLIM_INFINITY))
         try:
@@ -157,6 +159,13 @@ def main(of: str, memory_bytes: int, descriptor: int) -> None:
         except Exception as error:  # of any library, over any file
             answer = ("error", f"{type(error).__name__}: {error}"[:500])
         _pipe.send_bytes(json.dumps(answer).encode())
+
+
+def _mapped_bytes(of: str) -> int:
+    """Bytes of this process that count for RLIMIT_AS or RLIMIT_DATA."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        pages = file.read().split()
+    return int(pages[0 if of == "AS" else 5]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ from workloads.registry import kind_of
 
 #: Values that share one scale in the usual int4 formats.
 INT4_GROUP = 64
-#: Limits of the process: seconds to import libraries, and bytes, of which those take up to half.
-_IMPORT_SECONDS, _MEMORY_BYTES = 60.0, 2**31
-_LIBRARY = process.Bounded(memory_bytes=_MEMORY_BYTES, of="DATA")
+#: Seconds to import libraries in the process that reads.
+_IMPORT_SECONDS = 60.0
+_LIBRARY = process.Bounded(of="DATA")
 _LAYER_NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.)")
 
 
