@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from orchestrator.grid import grid_path
 from orchestrator.store.files import is_address
 from orchestrator.util import output
 from orchestrator.util.format import plural
+from orchestrator.worker.orphans import private_directory
 
 if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid
@@ -277,8 +277,8 @@ def _transfer(
     server: JobServer, run_name: str, there: str, have: dict[str, str], receiver: Receiver
 ) -> None:
     """Have a job on the head print what is not here, and write it."""
-    with tempfile.TemporaryDirectory(prefix="nightgrid-fetch-") as directory:
-        known = Path(directory, "have.json")
+    with private_directory() as directory:
+        known = directory / "have.json"
         known.write_text(json.dumps(have), encoding="ascii")
         arguments = [run_name, "--have", known.name]
         arguments += ["--results", there] if there else []

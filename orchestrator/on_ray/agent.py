@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ from orchestrator.util import output
 from orchestrator.util.redaction import error_line, redact
 from orchestrator.worker.environment import lost_cards, threads_of_worker
 from orchestrator.worker.node_workers import CardSampler, NodeWorkers
-from orchestrator.worker.orphans import VARIABLE, Owner, end_orphans
+from orchestrator.worker.orphans import VARIABLE, Owner, end_orphans, make_private_directory
 from orchestrator.worker.protocol import (
     Durable,
     Ended,
@@ -247,7 +246,7 @@ def _log_directory(named: str | None) -> Path:
     stdout = Path(os.path.realpath("/proc/self/fd/1"))
     if stdout.is_file():
         return stdout.parent
-    return Path(tempfile.mkdtemp(prefix="nightgrid-logs-"))
+    return make_private_directory(os.environ.get(VARIABLE, "")).path
 
 
 # ---------------------------------------------------------------- placing an agent

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from orchestrator.on_ray.cluster import connect
 from orchestrator.on_ray.jobs import ANSWER_S, JobServer, is_job_address
 from orchestrator.util import output
 from orchestrator.util.format import plural
+from orchestrator.worker.orphans import private_directory
 
 _QUESTIONS = "questions.json"
 #: Most jobs of a grid that are looked at: those of one model, data and settings are one.
@@ -62,8 +62,8 @@ def refused_at(address: str, jobs: Sequence[Job]) -> list[NodeRefusal]:
     if not is_job_address(address):
         with connect(address) as cluster:
             return refused_on(cluster.nodes(), jobs)
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / _QUESTIONS
+    with private_directory() as directory:
+        file = directory / _QUESTIONS
         file.write_text(json.dumps(list(map(_question, jobs))), encoding="utf-8")
         printed = JobServer(address).ask(
             (_QUESTIONS,), module=__name__, timeout_s=ANSWER_S, files={_QUESTIONS: file}

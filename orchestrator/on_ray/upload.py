@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import SubmitError
 from orchestrator.grid.dependencies import things
+from orchestrator.worker.orphans import private_directory
 
 if TYPE_CHECKING:
     from orchestrator.core.job import Job
@@ -71,12 +71,12 @@ class Upload:
     @contextmanager
     def staged(self) -> Iterator[Path]:
         """A directory that holds these files and nothing else, while the block runs."""
-        with tempfile.TemporaryDirectory(prefix="nightgrid-upload-") as directory:
+        with private_directory() as directory:
             for name, path in self.files.items():
-                to = Path(directory, name)
+                to = directory / name
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, to)
-            yield Path(directory)
+            yield directory
 
 
 def upload_of(

@@ -252,6 +252,22 @@ def make_private_directory(owner: str) -> OwnedDirectory:
     return make_owned_directory(_PREFIX, base_directories()[0], owner)
 
 
+@contextlib.contextmanager
+def private_directory() -> Iterator[Path]:
+    """An empty directory of this user for the block; a later run removes it if this one is killed.
+
+    Raises OSError if it cannot be made.
+    """
+    remove_abandoned()
+    directory = make_private_directory(os.environ.get(VARIABLE, ""))
+    try:
+        content = directory.path / "content"
+        content.mkdir()
+        yield content
+    finally:
+        directory.remove()
+
+
 def abandoned_private_directories() -> list[OwnedDirectory]:
     """Directories of this user's killed processes, of this boot and pid namespace."""
     bases = base_directories()

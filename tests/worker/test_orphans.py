@@ -22,6 +22,7 @@ from orchestrator.worker.orphans import (
     Owner,
     end_orphans,
     orphans_of,
+    private_directory,
     remove_abandoned,
 )
 from workloads.util.processes import MARKER, ProcessIdentity, make_owned_directory
@@ -119,6 +120,36 @@ def test_the_cluster_of_a_killed_driver_goes_with_its_directory(start: Start, ba
     remove_abandoned()
     assert not alive(agent) and not directory.exists()
     assert all(map(alive, bystanders)) and len(list(base.iterdir())) == 1
+
+
+_UPLOADING = """
+import sys
+from pathlib import Path
+from orchestrator.worker import orphans
+
+orphans.base_directories = lambda: [Path(sys.argv[1])]
+with orphans.private_directory() as directory:
+    (directory / "model.bin").write_bytes(b"x")
+    print(flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_upload_left_goes_with_the_next(base: Path) -> None:
+    uploading = subprocess.Popen(
+        [sys.executable, "-c", _UPLOADING, str(base)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert uploading.stdout is not None and uploading.stdout.readline()
+    with private_directory() as mine:
+        assert len(list(base.glob("*/content/model.bin"))) == 1  # it is alive
+    uploading.kill()
+    uploading.communicate()
+    with private_directory() as mine:
+        assert [path.parent for path in base.glob("*/content")] == [mine.parent]
+    assert list(base.iterdir()) == []
 
 
 _DRIVER = """
