@@ -4,6 +4,8 @@
     decoder            slots (keys, values and state of each row), prefill, recorded steps
     single_row         a single row's step as five Triton kernels a layer
     few_rows           several rows times a packed matrix, by Triton
+    continuous         continuous batching over the slots; texts may come from any thread
+    server             the same behind OpenAI's protocol, as a process of its own
 
 A step is a CUDA graph on NVIDIA cards and compiled by the bridge on Gaudi cards (not run yet); on a
 CPU it is plain or compiled torch, for tests rather than speed.

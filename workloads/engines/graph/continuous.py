@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from workloads.engines.graph.decoder import STEPS, Generator, Slots, length_for
+from workloads.engines.graph.decoder import STEPS, Generator, Slots, length_for, rows_for
 from workloads.engines.loaded import ContinuousGeneration
 
 #: Most tokens of a prefill of several prompts: more take memory and gain no speed.
@@ -24,6 +24,7 @@ class Text:
     number: int
     prompt: Sequence[int]
     output_tokens: int  # most to generate
+    ends: Collection[int]  # ids that end it
     tokens: list[int] = field(default_factory=list)
 
     @property
@@ -50,7 +51,9 @@ class ContinuousBatch:
     """Texts in the slots of a generator, which nothing else may use meanwhile.
 
     ``positions`` is the most of a prompt and its answer together. Callbacks get the numbers of
-    texts: ``on_admit`` before their prompts are read, ``on_step`` once a token.
+    texts: ``on_admit`` before their prompts are read, ``on_step`` once a token. For a server
+    (``serving``) launches are single steps, so that tokens leave at once and new prompts do not
+    wait, and compute rows up to the last running slot only: few may run for long.
     """
 
     @torch.inference_mode()
@@ -61,10 +64,11 @@ class ContinuousBatch:
         *,
         positions: int,
         on_end: Callable[[Text], None],
+        serving: bool = False,
     ) -> None:
         self._generator, self._generation = generator, generation
         self._positions = positions
-        self._ends = frozenset(generation.ends)
+        self._serving = serving
         self._on_end = on_end
         self._together = max(1, generation.slots // 8)  # free slots to wait for
         self._changed = threading.Condition()
@@ -76,17 +80,39 @@ class ContinuousBatch:
         self.steps_apart = True
         self._state = generator.ready(generation.slots, positions)
         self._state.set_ends(generation.ends)
-        counts = (1, STEPS) if generator.device.records else (1,)
+        self._several = generator.device.records and not serving
+        counts = (1, STEPS) if self._several else (1,)
         capacity = self._state.capacity
         lengths = {length_for(p, capacity) for p in range(1, positions + 1)}
+        rows = self._state.rows
+        sizes = {rows_for(n) for n in range(1, rows + 1)} if serving else {rows}
         with generator.room():
             for length in sorted(lengths):
                 for count in counts:
-                    generator.launch(self._state, length, count)
+                    for size in sorted(sizes, reverse=True):
+                        generator.launch(self._rows(size), length, count)
 
-    def submit(self, prompt: Sequence[int], output_tokens: int) -> int:
-        """Queue a request, from any thread, and return its number; ValueError if the batch is
-        closed, or the text does not fit into a slot."""
+    @property
+    def waiting(self) -> int:
+        """Texts that have no slot yet."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Texts in slots."""
+        return len(self._running)
+
+    def _rows(self, rows: int) -> Slots:
+        return self._state if rows >= self._state.rows else self._state.first(rows)
+
+    def submit(
+        self, prompt: Sequence[int], output_tokens: int, ends: Collection[int] | None = None
+    ) -> Text:
+        """Queue a request, from any thread, and return it; its tokens grow.
+
+        ``ends`` replaces the batch's own; it must include those. ValueError if the batch is closed,
+        or the text does not fit into a slot.
+        """
         if len(prompt) + output_tokens > self._positions:
             raise ValueError(
                 f"{len(prompt)} tokens and {output_tokens} more need more than the "
@@ -95,11 +121,20 @@ class ContinuousBatch:
         with self._changed:
             if self._closed:
                 raise ValueError("this batch takes no more requests")
-            text = Text(number=self._submitted, prompt=prompt, output_tokens=output_tokens)
+            text = Text(
+                number=self._submitted,
+                prompt=prompt,
+                output_tokens=output_tokens,
+                ends=frozenset(self._generation.ends if ends is None else ends),
+            )
             self._submitted += 1
             self._waiting.append(text)
             self._changed.notify_all()
-        return text.number
+        return text
+
+    def cancel(self, text: Text) -> None:
+        """End a text at its next token, from any thread; nothing if it has ended."""
+        text.output_tokens = len(text.tokens)
 
     def close(self) -> None:
         """Accept no more requests, so that ``run`` returns when all texts have ended."""
@@ -152,11 +187,12 @@ class ContinuousBatch:
 
     def _step(self) -> None:
         """Launch one step, or ``STEPS`` if every text needs them, and fetch the tokens."""
-        state, running = self._state, dict(self._running)
+        running = dict(self._running)
+        state = self._rows(rows_for(max(running) + 1)) if self._serving else self._state
         longest = max(text.positions for text in running.values())
         left = min(text.left for text in running.values())
         length = length_for(longest, state.capacity)
-        several = self._generator.device.records and left >= STEPS
+        several = self._several and left >= STEPS
         count = STEPS if several and longest + STEPS - 1 <= length else 1
         self._rest(state)
         self._generator.launch(state, length, count)()
@@ -185,7 +221,7 @@ class ContinuousBatch:
                     continue
                 text.tokens.append(token)
                 fresh.append(text)
-                if token in self._ends or not text.left:
+                if token in text.ends or text.left <= 0:
                     ended.append(self._running.pop(slot))
             if fresh:
                 self._generation.on_step([text.number for text in fresh])
