@@ -60,6 +60,10 @@ class CollectiveFailed(WorkloadError):
     """A collective operation between the ranks of a gang failed."""
 
 
+class ServerSilent(WorkloadError):
+    """A server runs and emits nothing, though requests wait."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
     """Support of a precision on a device: how it is done, or why it cannot be."""

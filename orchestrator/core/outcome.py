@@ -59,6 +59,7 @@ _BY_TYPE: tuple[tuple[type[BaseException], FailureClass], ...] = (
     (base.CardNotAcquired, FailureClass.ACQUIRE),
     (base.CardFaulty, FailureClass.CARD_FAULTY),
     (base.CollectiveFailed, FailureClass.COLLECTIVE),
+    (base.ServerSilent, FailureClass.HANG),
     (MemoryError, FailureClass.HOST_OUT_OF_MEMORY),
     (ImportError, FailureClass.IMPORT),
     (FileNotFoundError, FailureClass.DATA_MISSING),

@@ -7,6 +7,7 @@ process that runs them imports:
     generate   load(request, device) -> loaded.GenerationEngine    text, token by token
     train      run(request, context) -> Result                     optimizer steps, each timed
     calibrate  run(request, context) -> Result                     what a precision starts from
+    serve      serve(request, place) -> ServerCommand              a server of OpenAI's protocol
 
 A workload runs on every engine with its ability (``WorkloadSpec.ability``); packages may add more.
 """
@@ -55,6 +56,50 @@ class Ability:
     def takes(self, task: str) -> bool:
         """Return whether it supports a task, by name."""
         return not self.tasks or task in self.tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlace:
+    """Place of a server that is to be started: its address, its key and its cards."""
+
+    host: str
+    port: int
+    key: str = field(repr=False)  # that requests must bear
+    device: str  # by name
+    cards: int = 1  # which the environment of its process shows it
+    threads: int = 1  # of the host, to compute with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCommand:
+    """What an engine's ``serve`` returns: how its server is started, asked and read."""
+
+    #: Command line; empty: the server at ``url`` is there already.
+    arguments: tuple[str, ...] = ()
+    #: Variables, which may hold the key; None: unset.
+    environment: Mapping[str, str | None] = field(default_factory=dict, repr=False)
+    model: str  # its name in requests
+    url: str = ""  # up to and without ``/v1``; "": the place's
+    key: str = field(default="", repr=False)  # "": the place's
+    health: str = "/health"
+    token_ids: bool = True  # completions take prompts as token ids
+    usage: bool = True  # streams report token counts when asked (``stream_options``)
+    ignore_eos: bool = True  # requests may ask to go on past the end
+    body: Mapping[str, Any] = field(default_factory=dict)  # more fields of each request
+    #: Figure (``SERVER_FIGURES``) -> name of a gauge or counter in ``/metrics``.
+    counters: Mapping[str, str] = field(default_factory=dict)
+
+
+#: Figures of a server's own counters: name -> title, what it is. Gauges are means over the load,
+#: names ending in ``_total`` the increase during it.
+SERVER_FIGURES: Mapping[str, tuple[str, str]] = {
+    "server_running": ("running", "Requests that the server worked on, in the mean."),
+    "server_waiting": ("waiting", "Requests that waited in the server, in the mean."),
+    "server_kv_cache": ("KV cache", "Share of the key/value cache in use, in the mean."),
+    "server_preemptions_total": ("preemptions", "Requests whose cache was given to others."),
+    "server_prefix_queries_total": ("prefix queries", "Tokens of prompts looked up in the cache."),
+    "server_prefix_hits_total": ("prefix hits", "Tokens of prompts that the cache had."),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +246,25 @@ class GaudiSettings(Settings):
         "operation after the other. Left out: lazy with optimum-habana, compile with "
         "vllm-gaudi, eager with others; where the grid names no engine either, the plan "
         "chooses (docs/gaudi.md).",
+    )
+
+
+class ServerSettings(Settings):
+    """Settings that every server has."""
+
+    max_sequences: int | None = choice(
+        None,
+        loads=True,
+        ge=1,
+        description="Most requests that a server works on at a time (vLLM: max_num_seqs); the "
+        "others wait. Left out: the engine's own default, 16 with the engine graph.",
+    )
+    max_model_len: int | None = choice(
+        None,
+        loads=True,
+        ge=2,
+        description="Most tokens of a prompt and its answer, for which a server makes room. Left "
+        "out: what the model allows, with the engine graph at most 4,096.",
     )
 
 

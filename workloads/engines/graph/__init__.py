@@ -13,9 +13,11 @@ CPU it is plain or compiled torch, for tests rather than speed.
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 
-from workloads.base import JobDescription, Refusal, Support, supported, unsupported
+from workloads.base import JobDescription, Refusal, Request, Support, supported, unsupported
 from workloads.devices import device_spec
 from workloads.engines.base import (
     Ability,
@@ -24,6 +26,9 @@ from workloads.engines.base import (
     GaudiSettings,
     Modes,
     Package,
+    ServerCommand,
+    ServerPlace,
+    ServerSettings,
 )
 
 _STORED = {
@@ -35,6 +40,43 @@ _STORED = {
 
 class StepSettings(GaudiSettings, CompileSettings):
     """Settings of how a step runs."""
+
+
+class ServedStepSettings(StepSettings, ServerSettings):
+    """Settings of a server's steps."""
+
+
+#: Holds the key that requests to a server must bear.
+KEY_VARIABLE = "NIGHTGRID_SERVER_KEY"
+_SERVED_TEXTS = 16  # at a time, unless the job says otherwise
+
+
+def serve(request: Request, place: ServerPlace) -> ServerCommand:
+    """The command of ``server.py`` for a job; see ``engines.base``."""
+    settings = dict(request.settings)
+    slots, positions = settings.pop("max_sequences", None), settings.pop("max_model_len", None)
+    arguments = {
+        "model": request.model,
+        "precision": request.precision,
+        "device": place.device,
+        "host": place.host,
+        "port": place.port,
+        "threads": place.threads,
+        "max-num-seqs": slots or _SERVED_TEXTS,
+        "max-model-len": positions,
+        "settings": json.dumps({n: v for n, v in settings.items() if v is not None}),
+    }
+    options = (f"--{name}={value}" for name, value in arguments.items() if value is not None)
+    return ServerCommand(
+        arguments=(sys.executable, "-m", "workloads.engines.graph.server", *options),
+        environment={KEY_VARIABLE: place.key},
+        model=request.model,
+        counters={
+            "server_running": "nightgrid:requests_running",
+            "server_waiting": "nightgrid:requests_waiting",
+            "server_kv_cache": "nightgrid:kv_cache_usage",
+        },
+    )
 
 
 def _refuse(job: JobDescription) -> Iterator[Refusal]:
@@ -74,7 +116,13 @@ SPEC = EngineSpec(
             tasks=("causal-lm",),
             refuse=_refuse,
             settings=StepSettings,
-        )
+        ),
+        "serve": Ability(
+            function="workloads.engines.graph:serve",
+            tasks=("causal-lm",),
+            refuse=_refuse,
+            settings=ServedStepSettings,
+        ),
     },
     install="pip install transformers",
     packages=(Package(name="transformers", module="transformers"),),

@@ -33,13 +33,12 @@ from aiohttp import web
 from workloads.base import BadConfiguration, MeasureSettings, Request
 from workloads.data.shapes import Turn
 from workloads.devices import device_for
+from workloads.engines.graph import KEY_VARIABLE
 from workloads.engines.graph import engine as graph
 from workloads.engines.graph.continuous import ContinuousBatch, Text
 from workloads.engines.graph.engine import GraphEngine
 from workloads.engines.loaded import ContinuousGeneration
 
-#: Holds the key that requests must bear.
-KEY_VARIABLE = "NIGHTGRID_SERVER_KEY"
 #: Exit status of a server whose generation failed; the error is on stderr.
 FAILED = 70
 
