@@ -58,6 +58,7 @@ from orchestrator.worker.protocol import (
     unpickled,
 )
 from orchestrator.worker.spawn import PRELOAD, SharedSpawner
+from workloads.bench.collective import Rendezvous
 from workloads.devices.monitor.host import CardTelemetry
 from workloads.models import encryption, loading
 
@@ -320,7 +321,10 @@ class WorkerPool:
                 failure = rendezvous if isinstance(rendezvous, Failure) else None
                 self._rank_lost(running, rank, worker, _GONE, failure)
                 continue
-            claim.channel.put(Run(worker_id, attempt, rank, rendezvous))
+            here = rendezvous
+            if isinstance(rendezvous, Rendezvous):
+                here = replace(rendezvous, own_address=claim.address)
+            claim.channel.put(Run(worker_id, attempt, rank, here))
         self._not_shown.append((self._clock(), attempt.attempt_id))
 
     def show_jobs(self) -> None:

@@ -1,8 +1,14 @@
 """Ranks meet, exchange values in rank order, and notice when one of them dies."""
 
+import contextlib
+import json
 import multiprocessing as mp
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -100,3 +106,87 @@ def test_a_rank_that_never_comes_ends_the_wait() -> None:
 def test_an_address_that_is_not_ours_is_refused() -> None:
     with pytest.raises(CollectiveFailed, match=r"rank 0 cannot listen on 203\.0\.113\.7"):
         listen("203.0.113.7", world_size=2, timeout_s=1)
+
+
+# ---------------------------------------------------------------- two servers
+
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+
+
+def rank_on_a_server(rank: int) -> None:
+    """One rank, talking to the test in lines: rank 0 says its port, rank 1 is told it."""
+    if rank == 0:
+        listener = listen(ADDRESSES[0], world_size=2, timeout_s=patience(30))
+        print(listener.rendezvous.port, flush=True)
+        port = listener.rendezvous.port
+    else:
+        listener, port = None, int(sys.stdin.readline())
+    rendezvous = Rendezvous(
+        address=ADDRESSES[0], port=port, timeout_s=patience(30), own_address=ADDRESSES[rank]
+    )
+    with _joined(rank, rendezvous, listener) as gang:
+        print(json.dumps(gang.gather(rank)), flush=True)
+
+
+@contextlib.contextmanager
+def servers(hosts: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two shells, each in a network and a host name of its own, joined by a cable. As on Ubuntu,
+    the name resolves to 127.0.1.1."""
+    command = (
+        f"mount --bind {hosts} /etc/hosts && hostname gaudi && echo ready && read go && "
+        "exec {python} -c 'import test_collective; test_collective.rank_on_a_server({rank})'"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": ""}
+    shells = [
+        subprocess.Popen(
+            [
+                *("unshare", "--net", "--mount", "--uts", "sh", "-c"),
+                command.format(python=sys.executable, rank=rank),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for shell in shells:
+            assert shell.stdout is not None
+            if (line := shell.stdout.readline()) != "ready\n":
+                pytest.skip(f"this machine permits no network namespaces: {line}")
+        first, second = (str(shell.pid) for shell in shells)
+        cable = ["ip", "link", "add", "cable", "netns", first]
+        commands = [[*cable, "type", "veth", "peer", "name", "cable", "netns", second]]
+        for pid, address in zip((first, second), ADDRESSES, strict=True):
+            inside = ["nsenter", "--target", pid, "--net", "ip"]
+            commands += [
+                [*inside, "address", "add", f"{address}/24", "dev", "cable"],
+                [*inside, "link", "set", "cable", "up"],
+                [*inside, "link", "set", "lo", "up"],
+            ]
+        for each in commands:
+            done = subprocess.run(each, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"this machine permits no cable between namespaces: {done.stderr}")
+        yield shells
+    finally:
+        for shell in shells:
+            shell.kill()
+            shell.communicate()
+
+
+@pytest.mark.slow
+def test_ranks_of_two_servers_meet_where_each_name_is_a_loopback_address(tmp_path: Path) -> None:
+    """Each binds to its node's address in Ray's table: by its name, rank 0 waited for 60 s."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n127.0.1.1 gaudi\n", encoding="ascii")
+    with servers(hosts) as (first, second):
+        assert first.stdin and first.stdout and second.stdin and second.stdout
+        first.stdin.write("go\n")
+        first.stdin.flush()
+        second.stdin.write(f"go\n{first.stdout.readline()}")
+        second.stdin.flush()
+        for shell in (first, second):
+            output = shell.communicate(timeout=patience(60))[0]
+            assert output.splitlines()[-1:] == ["[0, 1]"], output

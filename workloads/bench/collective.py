@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from workloads.base import CollectiveFailed
 from workloads.util.processes import variables
@@ -17,7 +20,8 @@ from workloads.util.processes import variables
 if TYPE_CHECKING:
     from workloads.devices.base import Device
 
-_LOOPBACK_INTERFACE = "lo"
+#: gloo's variable: the network interface to whose address a group binds.
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,8 @@ class Rendezvous:
 
     address: str
     port: int
+    #: Of the joining rank's node, in Ray's table of nodes; "": groups of the host take its name's.
+    own_address: str = ""
     timeout_s: float = 300.0  # for meeting, and for every collective operation
 
 
@@ -174,10 +180,23 @@ def _gang_variables(rendezvous: Rendezvous, rank: int, world_size: int) -> dict[
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
     }
-    names = {name for _, name in socket.if_nameindex()}
-    if _is_loopback(rendezvous.address) and _LOOPBACK_INTERFACE in names:
-        values["GLOO_SOCKET_IFNAME"] = _LOOPBACK_INTERFACE  # else the host name's
+    # By default gloo takes the address of the host's name: on Ubuntu that is 127.0.1.1, by
+    # /etc/hosts, where ranks on other nodes wait for it until they give up.
+    address = rendezvous.address if _is_loopback(rendezvous.address) else rendezvous.own_address
+    interface = _interface_of(address)
+    if interface and (_is_loopback(address) or not os.environ.get(_GLOO_INTERFACE)):
+        values[_GLOO_INTERFACE] = interface
     return values
+
+
+def _interface_of(address: str) -> str:
+    """Name of this host's network interface that has the address; "" if none has."""
+    if _is_loopback(address):
+        address = "127.0.0.1"
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return name
+    return ""
 
 
 @contextlib.contextmanager
