@@ -12,6 +12,11 @@ RUN apt-get update \
 RUN sed -i '/init\.d\/ssh start/d' ~/.bashrc
 ENV PIP_BREAK_SYSTEM_PACKAGES=1
 
+# Its entry point starts vLLM's server with whatever `docker run` gives it: it would swallow the
+# command of `ray up` (ENTRYPOINT of vllm-gaudi's .cd/Dockerfile.ubuntu.pytorch.vllm).
+ENTRYPOINT []
+WORKDIR /root
+
 # What vLLM was built with stays as it is.
 COPY . /opt/nightgrid
 RUN python3 -m pip list --format=freeze --exclude-editable \

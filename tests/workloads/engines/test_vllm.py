@@ -10,7 +10,7 @@ from typing import Any
 import core_cases
 import pytest
 import torch
-from generation_cases import PROMPTS, Worker, request, write_dataset
+from generation_cases import MODEL, PROMPTS, Worker, request, write_dataset
 from recorded_vllm import install, next_token
 
 from orchestrator.core.job import Accelerator
@@ -18,6 +18,7 @@ from workloads import engines, text_generation
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_spec
 from workloads.devices.cpu import CpuDevice
+from workloads.models.catalog import known_config, positions_of
 
 #: Each engine with its device and the kind of its processes.
 ENGINES = {"vllm": ("cuda", "vllm"), "vllm-gaudi": ("hpu", "vllm-gaudi/compile")}
@@ -91,16 +92,49 @@ def test_every_prompt_gets_its_tokens(engine, batching, tmp_path, monkeypatch) -
     assert bool(samples[0].step_s) == (batching == "continuous")
 
 
-def test_fp8_is_made_while_it_loads(tmp_path, monkeypatch) -> None:
-    """By vLLM's own argument; bytes and share are those of the loaded model; a library that kept
-    the weights as they are does not get a row in fp8."""
-    made = install(monkeypatch, parts=[torch.zeros(8, 8, dtype=torch.float8_e4m3fn)])
+@pytest.mark.parametrize("methods", [("fp8", "fp8_per_tensor"), ("fp8",)])
+def test_fp8_is_made_while_it_loads(methods, tmp_path, monkeypatch) -> None:
+    """By vLLM's own argument, which 0.33 renamed; bytes and share are those of the loaded model; a
+    library that kept the weights as they are does not get a row in fp8."""
+    parts = [torch.zeros(8, 8, dtype=torch.float8_e4m3fn)]
+    made = install(monkeypatch, parts=parts, methods=methods)
     result, _, _ = run(tmp_path, precision="fp8")
-    assert made[0]["quantization"] == "fp8" and made[0]["dtype"] == "bfloat16"
-    assert result.details["quantization"] == "fp8" and result.weight_bytes == 64
+    assert made[0]["quantization"] == methods[-1] and made[0]["dtype"] == "bfloat16"
+    assert result.details["quantization"] == methods[-1] and result.weight_bytes == 64
     install(monkeypatch, quantization="")
     with pytest.raises(BadConfiguration, match="asked for in fp8, and vllm has its weights as"):
         run(tmp_path, precision="fp8")
+
+
+@both
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ({"input_tokens": 120, "output_tokens": 8}, 120),
+        ({"input_tokens": 121, "output_tokens": 8}, 121),
+        ({"output_tokens": 40}, None),
+        ({"output_tokens": 250}, None),
+    ],
+)
+def test_it_is_made_for_the_texts_of_the_job(
+    engine, settings, longest, tmp_path, monkeypatch
+) -> None:
+    """In whole blocks, not for all positions of the model: the plugin compiles buckets up to it."""
+    made = install(monkeypatch)
+    result, loaded, _ = run(tmp_path, engine, **settings)
+    longest = longest or max(len(loaded.encode(PROMPTS[item.index])) for item in result.items)
+    positions = made[0]["max_model_len"]
+    assert positions % 128 == 0 and 0 <= positions - longest - settings["output_tokens"] < 128
+    assert result.details["max_model_len"] == str(positions)
+
+
+def test_it_is_made_for_the_models_positions_at_most(tmp_path, monkeypatch) -> None:
+    """Prompts that are cut to them are read so far."""
+    made = install(monkeypatch)
+    most = positions_of(known_config(MODEL) or {})
+    assert most is not None
+    run(tmp_path, output_tokens=most - 10, too_long="cut", prompts=1, batch_size=1)
+    assert made[0]["max_model_len"] == most
 
 
 @both
