@@ -88,6 +88,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "may be repeated",
     )
     parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        action="append",
+        dest="engines",
+        help="this engine's packages must be there (default: those of --grid's jobs); those of "
+        "other engines are imported where they are installed; may be repeated",
+    )
+    parser.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=number(float, 5, 3600, "between 5 and 3600 seconds"),
@@ -154,6 +162,18 @@ def _file_findings(
     return [Finding("files", *pair, Level.ERROR, where=str(grid)) for pair in said]
 
 
+def _engines(args: argparse.Namespace) -> tuple[str, ...]:
+    """Engines whose packages must be on the nodes: those named, else those of the grid's jobs."""
+    from orchestrator.core.errors import GridError
+    from orchestrator.grid.parser import load_grid
+
+    if args.engines or args.grid is None:
+        return tuple(args.engines or ())
+    with contextlib.suppress(GridError):  # the look at its files names what is wrong
+        return tuple(sorted({job.engine for job in load_grid(args.grid, elsewhere=True).jobs()}))
+    return ()
+
+
 def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
     from orchestrator.core.topology import parse_emulation
     from orchestrator.doctor.probe import NEEDED, examine
@@ -166,6 +186,7 @@ def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
     examination = Examination(
         examine=examine,
         packages=tuple(args.packages or NEEDED),
+        engines=_engines(args),
         shared_dir=args.shared,
         results_dir=str(args.results),
         expected_nodes=args.expected_nodes,
@@ -201,6 +222,8 @@ def _from_afar(args: argparse.Namespace) -> int:
         command += ["--shared", args.shared]
     for package in args.packages or ():
         command += ["--import", package]
+    for engine in _engines(args):
+        command += ["--engine", engine]
     if args.expected_nodes:
         command += ["--nodes", str(args.expected_nodes)]
     server = JobServer(args.address)

@@ -10,11 +10,11 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from ipaddress import ip_address
 from typing import Any
 
 from orchestrator.core import errors
 from orchestrator.core.job import Accelerator
+from orchestrator.doctor.probe import NEEDED
 from orchestrator.on_ray.examination import ClusterFacts, NodeFacts, Probe
 from orchestrator.on_ray.jobs import Versions
 from orchestrator.util.format import listed, plural
@@ -34,9 +34,9 @@ def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             "nodes",
             f"{len(alive)} of {facts.expected_nodes} expected nodes are in the cluster",
-            "look at `ray monitor cluster.yaml`; on the missing server, at `docker logs "
-            "nightgrid`. A node with another Ray or Python version, or without the token, cannot "
-            "join",
+            "look at `ray monitor cluster.yaml`; on the missing server, at the container's logs: "
+            "`docker exec -it nightgrid ls /tmp/ray/session_latest/logs`. A node with another Ray "
+            "or Python version, or without the token, cannot join",
             Level.ERROR,
         )
     if not any(node.cards for node in alive):
@@ -168,12 +168,22 @@ _GIB = 2**30
 
 def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
     """Check that the packages which jobs import are there, and import."""
+    image = (
+        "install it in the node's image or environment (clusters/gaudi.Dockerfile, "
+        "clusters/gpu.Dockerfile); on Gaudi never let pip replace Habana's torch"
+    )
+    of_engines = {
+        package.module: spec
+        for spec in ENGINES.values()
+        for package in spec.packages
+        if package.module not in NEEDED
+    }
     for package, error in probe.import_errors.items():
+        engine = of_engines.get(package)
         yield Finding(
             "imports",
             f"{package} does not import: {error}",
-            "install it in the node's image or environment (clusters/gaudi.Dockerfile, "
-            "clusters/gpu.Dockerfile); on Gaudi never let pip replace Habana's torch",
+            image if engine is None else f"for the engine {engine.name}: {engine.install}",
             Level.ERROR if node.cards else Level.NOTE,
         )
     versions = probe.versions
@@ -325,26 +335,6 @@ def check_host(probe: Probe) -> Iterator[Finding]:
         yield Finding("memory", problem, MEMORY_REMEDY, Level.ERROR if over else Level.WARNING)
 
 
-def check_names(facts: ClusterFacts) -> Iterator[Finding]:
-    """Check that nodes resolve their own names to addresses that other nodes reach."""
-    several = len([node for node in facts.nodes if node.cards and not node.emulated]) > 1
-    for node in facts.nodes if several else ():
-        if not node.cards or node.probe is None or node.probe.addresses is None:
-            continue
-        addresses = node.probe.addresses
-        if any(not ip_address(one.partition("%")[0]).is_loopback for one in addresses):
-            continue
-        name = node.probe.hostname
-        yield Finding(
-            "name",
-            f"its host name {name} resolves to {', '.join(addresses) or 'no address'}: "
-            "jobs over several nodes meet by that name",
-            f"write its own address and {name} in its /etc/hosts, or set GLOO_SOCKET_IFNAME "
-            "to its network interface where its Ray starts",
-            where=node.name,
-        )
-
-
 def check_space(probe: Probe) -> Iterator[Finding]:
     """Check free disk space; a full disk under Ray looks like a job's crash."""
     wanted = {
@@ -392,7 +382,6 @@ def judge(facts: ClusterFacts) -> list[Finding]:
         *check_dashboard(facts),
         *check_shared(facts),
         *check_versions(facts),
-        *check_names(facts),
     ]
     for node in facts.nodes:
         findings += (replace(finding, where=node.name) for finding in check_node(node))

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from orchestrator.core.job import Accelerator
@@ -27,6 +27,7 @@ from orchestrator.on_ray.examination import Probe, SharedFacts, Space
 from orchestrator.util.host import complete_environment, home_problem, meminfo, memory_use, text_of
 from orchestrator.worker.environment import driver_version, kernel, versions
 from workloads.devices import CardFacts
+from workloads.engines import ENGINES
 
 #: Packages that every node imports for jobs, by import name.
 NEEDED = ("torch", "transformers", "peft", "datasets", "accelerate", "safetensors", "pyarrow")
@@ -47,22 +48,25 @@ def examine(
     *,
     kind: Accelerator | None,
     packages: Sequence[str],
+    engines: Sequence[str],
     places: Sequence[tuple[str, str]],
     shared: tuple[str, str, str] | None,
     timeout_s: float,
 ) -> Probe:
     """Return the facts of this host.
 
-    ``kind`` is of its real cards, if any. ``packages`` are import names, ``places`` purposes and
-    paths of directories, and ``shared`` is directory, name and content of the driver's file.
+    ``kind`` is of its real cards, if any. ``packages`` are import names, ``engines`` the names of
+    those that must be there, ``places`` purposes and paths of directories, and ``shared`` is
+    directory, name and content of the driver's file.
     """
     complete_environment()
+    modules = engine_modules(kind, engines, versions()) if kind is not None else ()
     memory = meminfo()
     return Probe(
         hostname=socket.gethostname(),
         python=platform.python_version(),
         versions=versions(),
-        import_errors=import_errors(packages, timeout_s),
+        import_errors=import_errors(tuple(dict.fromkeys((*packages, *modules))), timeout_s),
         cards=_cards(kind),
         driver_version=driver_version(kind) if kind else None,
         kernel=kernel(),
@@ -72,7 +76,6 @@ def examine(
         hugepages_asked=hugepages_asked(Path("/")),
         hugepages_total=memory.get("HugePages_Total", 0),
         hugepage_bytes=memory.get("Hugepagesize", 0) * 1024,
-        addresses=own_addresses(socket.gethostname()),
         home_problem=home_problem(),
         memory=memory_use(),
         memory_bytes=memory.get("MemTotal", 0) * 1024,
@@ -90,6 +93,20 @@ def examine(
         ),
         shared=None if shared is None else look_into(*shared),
     )
+
+
+def engine_modules(
+    kind: Accelerator, needed: Collection[str], installed: Collection[str]
+) -> tuple[str, ...]:
+    """Return the modules of the engines of this kind of card that are needed or installed."""
+    modules = (
+        package.module
+        for engine in ENGINES.values()
+        if engine.runs_on(kind.device)
+        for package in engine.packages
+        if engine.name in needed or any(name in installed for name in package.names)
+    )
+    return tuple(dict.fromkeys(modules))
 
 
 def import_errors(packages: Sequence[str], timeout_s: float) -> dict[str, str]:
@@ -139,14 +156,6 @@ def look_into(directory: str, name: str, content: str, patience_s: float = 10.0)
     except OSError as error:
         return SharedFacts(readable=readable, trouble=trouble or str(error))
     return SharedFacts(readable=readable, written=own, trouble=trouble)
-
-
-def own_addresses(name: str) -> tuple[str, ...]:
-    """Return the addresses to which a host resolves its own name."""
-    try:
-        return tuple(sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None)}))
-    except (OSError, UnicodeError):
-        return ()
 
 
 def locks_missing(path: str) -> str:

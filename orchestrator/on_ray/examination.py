@@ -59,7 +59,6 @@ class Probe(ServerFacts):
     hostname: str
     python: str
     import_errors: Mapping[str, str]  # by package; those that import are not in it
-    addresses: tuple[str, ...] | None = None  # of its own host name; None: not looked up
     home_problem: str = ""  # of its user's home directory
     memory_bytes: int = 0
     memory: MemoryUse = field(default_factory=MemoryUse)
@@ -124,6 +123,7 @@ class Examination:
 
     examine: Callable[..., Probe]  # of the host on which it runs (``doctor.probe.examine``)
     packages: Sequence[str]  # to import on every node, besides those of its kind of card
+    engines: Sequence[str] = ()  # names of those that nodes with real cards must have
     shared_dir: str | None = None  # that all nodes should see; None: not checked
     results_dir: str = "results"
     expected_nodes: int | None = None
@@ -184,6 +184,7 @@ class Examination:
         return {
             "kind": kind if kind is not None and not kind.spec.host else None,
             "packages": (*self.packages, *(kind.spec.imports if kind else ())),
+            "engines": self.engines,
             "places": (
                 ("Ray's files", _session_dir()),
                 ("results", str(Path(self.results_dir).absolute())),

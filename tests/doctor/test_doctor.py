@@ -24,10 +24,10 @@ from orchestrator.doctor.checks import (
     summary_lines,
 )
 from orchestrator.doctor.probe import (
+    engine_modules,
     hugepages_asked,
     import_errors,
     look_into,
-    own_addresses,
 )
 from orchestrator.on_ray.examination import (
     ClockOffset,
@@ -115,7 +115,7 @@ def test_packages_that_quantised_checkpoints_need_are_noted() -> None:
 
 def test_a_cluster_as_it_should_be_has_no_findings() -> None:
     software = {"nightgrid": "0.1.0", "ray": "2.60.0", "torch": "2.13.0"}
-    probe = gaudi_probe(versions=software, driver_version="550.54.15")
+    probe = gaudi_probe(versions=software, driver_version="580.65.06")
     gpu = gaudi("gpu-01", probe, cards={Accelerator.GPU: 8})
     found = judge(cluster(gaudi(), gaudi("gaudi-02"), gpu))
     assert [finding for finding in found if finding.level > Level.NOTE] == []
@@ -203,8 +203,6 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
             ("hard links", "link: Operation not permitted", E),
         ]
     ),
-    ({"addresses": ()}, "name", W, "its host name gaudi-01 resolves to no address"),
-    ({"addresses": ("127.0.1.1", "::1")}, "name", W, "gaudi-01 resolves to 127.0.1.1, ::1"),
     ({"home_problem": "the home directory / of user 7 …"}, "home", E, "the home directory /"),
     ({"memory": memory(90)}, "memory", W, "90% of 0.0 GiB of memory are in use; from 95% on"),
     ({"memory": memory(96)}, "memory", E, "96% of 0.0 GiB"),
@@ -385,12 +383,46 @@ def test_a_directory_of_ones_own_is_not_shared(tmp_path: Path) -> None:
     assert not missing.readable and not missing.written and "No such file" in missing.trouble
 
 
-def test_a_host_that_knows_its_address_is_no_finding() -> None:
-    known = gaudi_probe(addresses=("127.0.0.1", "fe80::1%eth0", "10.0.0.5"), memory=memory(84))
-    unknown = gaudi(probe=gaudi_probe(addresses=()))
-    assert judge(cluster(gaudi(probe=known), gaudi("gaudi-02"))) == []
-    assert judge(cluster(unknown)) == []  # one node meets itself on loopback
-    assert own_addresses("localhost") and own_addresses("no-such-host.invalid") == ()
+@pytest.mark.parametrize(
+    ("cuda", "driver", "oldest"),
+    [
+        ("13.0", "575.57.08", "580"),
+        ("13.0", "580.65.06", ""),
+        ("12.8", "535.247.01", ""),
+        ("12.8", "470.256.02", "525"),
+        (None, "470.256.02", ""),  # a torch without CUDA
+    ],
+)
+def test_a_driver_that_is_too_old_for_torch_is_found(cuda, driver, oldest) -> None:
+    versions = {"ray": "2.60.0", "torch": "2.13.0"} | ({"cuda": cuda} if cuda else {})
+    probe = gaudi_probe(versions=versions, driver_version=driver)
+    found = judge(cluster(gaudi("gpu-01", probe, cards={Accelerator.GPU: 8})))
+    assert [one.check for one in found] == (["driver"] if oldest else [])
+    assert all(f"needs {oldest} or newer" in one.message for one in found)
+
+
+@pytest.mark.parametrize(
+    ("needed", "installed", "modules", "left_out"),
+    [
+        ((), {"vllm", "vllm-gaudi"}, {"vllm", "vllm_gaudi"}, "optimum.habana"),
+        ((), {"optimum-habana"}, {"optimum.habana"}, "vllm"),
+        (("vllm-gaudi",), set(), {"vllm", "vllm_gaudi"}, "optimum.habana"),
+    ],
+)
+def test_only_engines_that_the_grid_needs_or_the_node_has_are_imported(
+    needed, installed, modules, left_out
+) -> None:
+    """Habana's image of vLLM has no optimum-habana, and needs none."""
+    imported = engine_modules(Accelerator.HPU, needed, installed)
+    assert modules <= set(imported) and left_out not in imported
+
+
+def test_a_missing_engine_comes_with_its_own_remedy() -> None:
+    errors = {"vllm_gaudi": "ModuleNotFoundError: no module", "torch": "ImportError: gone"}
+    found = judge(cluster(gaudi(probe=gaudi_probe(import_errors=errors))))
+    remedies = {one.message.split()[0]: one.remedy for one in found}
+    assert remedies["vllm_gaudi"].startswith("for the engine vllm-gaudi: take the image of")
+    assert "never let pip replace" in remedies["torch"]
 
 
 def test_files_that_ask_for_huge_pages_are_found(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def test_no_node_listens_for_jobs_on_the_network(name: str) -> None:
     [
         ("cluster.yaml", ["hl-smi", "HL-225"], GAUDI2),
         ("cluster.yaml", ["hl-smi", "HL-325L"], GAUDI3),
+        ("cluster.yaml", ["hl-smi", "HL-338"], GAUDI3),
         ("clusters/mixed.yaml", ["hl-smi", "HL-225"], GAUDI2),
+        ("clusters/mixed.yaml", ["hl-smi", "HL-338"], GAUDI3),
         ("clusters/mixed.yaml", ["hl-smi", "HL-325L"], GAUDI3),
         ("clusters/mixed.yaml", ["nvidia-smi"], {}),
         ("clusters/gpu.yaml", ["nvidia-smi"], None),
@@ -151,6 +153,37 @@ def test_an_image_keeps_the_torch_of_its_vendor(name: str) -> None:
             "DeepSpeed.git@1.23.0",
         ):
             assert word in text
+
+
+def test_the_images_of_vllm_leave_the_command_to_ray() -> None:
+    """Ray's launcher ends its `docker run` with `bash`; the entry point of Habana's image starts a
+    server with it. Ray's own image has none."""
+    gaudi, gpu = (
+        (ROOT / f"clusters/{name}-vllm.Dockerfile").read_text(encoding="utf-8")
+        for name in ("gaudi", "gpu")
+    )
+    assert re.findall(r"^ENTRYPOINT (.*)$", gaudi, re.MULTILINE) == ["[]"]
+    assert re.findall(r"^FROM (\S+)$", gpu, re.MULTILINE) == ["rayproject/ray:2.60.0-py312-gpu"]
+    assert "vllm==" in gpu and "ENTRYPOINT" not in gpu
+
+
+def test_servers_with_nvidia_cards_have_the_package_that_reads_their_energy() -> None:
+    for name in ("gpu.Dockerfile", "gpu-vllm.Dockerfile"):
+        text = (ROOT / "clusters" / name).read_text(encoding="utf-8")
+        assert re.search(r"/opt/nightgrid\[(\w+,)*gpu\b", text), name
+    assert "--extras gpu," in (ROOT / "clusters/mixed.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_container_has_the_infiniband_devices_of_its_server(there: bool, tmp_path: Path) -> None:
+    """The launcher's shell on the server evaluates the option."""
+    devices = tmp_path / "infiniband"
+    if there:
+        devices.mkdir()
+    (option,) = (o for o in load("clusters/gpu.yaml")["docker"]["run_options"] if "infiniband" in o)
+    line = f"echo run {option} image".replace("/dev/infiniband", str(devices))
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["run", *([f"--device={devices}"] if there else []), "image"]
 
 
 # ---------------------------------------------------------------- manifests for Kubernetes

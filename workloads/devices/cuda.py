@@ -15,7 +15,7 @@ import gc
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from workloads.base import (
     OutOfMemory,
     supported,
 )
-from workloads.devices import NF4, DeviceSpec, Texts
+from workloads.devices import NF4, DeviceSpec, Finding, Level, ServerFacts, Texts
 from workloads.devices.base import Copies, Device, command_output, version_in
 from workloads.devices.monitor import nvidia
 from workloads.devices.monitor.host import CardIdentity, CardTelemetry, CardUse, difference
@@ -130,6 +130,32 @@ def _toolkit_version() -> dict[str, str]:
     return {"cuda": match[1]} if match else {}
 
 
+#: CUDA release of torch -> oldest driver that runs it (NVIDIA, "CUDA Compatibility", table 1 of
+#: "Minor Version Compatibility").
+_OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
+
+
+def examine_server(_cards: int, facts: ServerFacts) -> Iterator[Finding]:
+    """Check that the driver is new enough for the CUDA release of the node's torch. Pure."""
+    toolkit, driver = facts.versions.get("cuda", ""), facts.driver_version or ""
+    oldest = _OLDEST_DRIVERS.get(_major(toolkit), 0)
+    if driver and _major(driver) < oldest:
+        yield Finding(
+            "driver",
+            f"the driver is {driver}, and torch {facts.versions.get('torch', '')} is built for "
+            f"CUDA {toolkit}, which needs {oldest} or newer: no job can use a card",
+            f"install NVIDIA's driver {oldest} or newer on the server, or torch for the driver's "
+            "CUDA (https://pytorch.org/get-started/previous-versions)",
+            Level.ERROR,
+        )
+
+
+def _major(version: str) -> int:
+    """Return the first number of a version; 0 if there is none."""
+    number = version.partition(".")[0]
+    return int(number) if number.isdecimal() else 0
+
+
 SPEC = DeviceSpec(
     name="cuda",
     accelerator="GPU",
@@ -176,6 +202,7 @@ SPEC = DeviceSpec(
     tool="nvidia-smi",
     driver_command=("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
     versions=_toolkit_version,
+    examine=examine_server,
     no_cards_remedy="does `nvidia-smi` work on the server, and was the container started with "
     "--gpus=all?",
     data_sheets=(

@@ -94,7 +94,9 @@ def _variables(process: CardProcess) -> dict[str, str]:
         variables["PT_ENABLE_INT64_SUPPORT"] = "1"  # as optimum-habana's own tests compile
     if lazy:  # on by default; retains every parameter ever moved to the card
         variables["PT_HPU_WEIGHT_SHARING"] = "0"
-    if lazy and process.cards > 1:  # avoids "collective nonSFG is not supported" in graphs
+    # As optimum-habana's scripts do for generation on several cards, where graphs have collectives
+    # ("collective nonSFG is not supported"). Its training leaves it out; a worker may do either.
+    if lazy and process.cards > 1:
         variables["PT_HPU_ENABLE_LAZY_COLLECTIVES"] = "true"
     if process.compiled is not None:
         # The bridge's own key covers graph, data types and library versions.
@@ -186,7 +188,7 @@ SPEC = DeviceSpec(
         }
     ),
     errors=_ERRORS,
-    imports=("habana_frameworks.torch", "optimum.habana"),
+    imports=("habana_frameworks.torch",),
     packages=("habana-torch-plugin",),
     tool="hl-smi",
     driver_command=("hl-smi", "-Q", "driver_version", "-f", "csv,noheader"),

@@ -344,7 +344,7 @@ def test_the_inventory_asks_each_card_by_its_bus(
     ("names", "product"),
     [
         (["HL-225", "HL-225H", "GAUDI2", "Gaudi 2", "Intel-GAUDI2"], "Gaudi2"),
-        (["HL-325L", "GAUDI3", "Intel Gaudi 3", "Intel-GAUDI3"], "Gaudi3"),
+        (["HL-325L", "HL-338", "GAUDI3", "Intel Gaudi 3", "Intel-GAUDI3"], "Gaudi3"),
         (["HL-205", "GAUDI", "NVIDIA H100", ""], None),
     ],
 )

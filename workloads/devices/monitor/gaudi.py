@@ -312,7 +312,7 @@ PRODUCTS = (
     ),
     Product(
         name="Gaudi3",
-        pattern=r"(Intel[ -])?(Habana )?(HL-325\w*|Gaudi ?3)",
+        pattern=r"(Intel[ -])?(Habana )?(HL-3(25|38)\w*|Gaudi ?3)",  # modules, PCIe cards
         ray_type="Intel-GAUDI3",
         fp8_exponent_biases=range(64),
     ),

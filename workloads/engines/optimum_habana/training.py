@@ -337,7 +337,8 @@ def _run(request: Request, context: JobContext) -> Result:
         "architecture": type(model).__name__,
         **({"adapter": applied.adapter} if applied.adapter else {}),
         **({"gradient_checkpointing": "torch's, use_reentrant=False"} if checkpointed else {}),
-        "optimizer": f"the bridge's fused AdamW, gradients clipped to a norm of {most_norm:g}",
+        "optimizer": f"the bridge's fused AdamW, epsilon {trainer.args.adam_epsilon:g}, gradients "
+        f"clipped to a norm of {most_norm:g}",
         "host_memory_peak": host_memory.method,
         **measured.details,
         **loss_details(before, after, measured.samples),

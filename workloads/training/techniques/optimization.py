@@ -56,7 +56,8 @@ class OptimizerChoice(Technique):
         "adamw", "adamw-fused", "adamw-8bit", "adamw-8bit-paged", "adamw-8bit-torchao", "adafactor"
     ] = choice_in_id(
         "adamw",
-        description="adamw is PyTorch's, adamw-fused its one-pass kernel (on Gaudi: Habana's), "
+        description="adamw is PyTorch's, adamw-fused its one-pass kernel (on Gaudi: Habana's, "
+        "whose epsilon is 1e-6, as in optimum-habana's trainer, where PyTorch has 1e-8), "
         "adamw-8bit and adamw-8bit-paged are bitsandbytes', adamw-8bit-torchao torchao's. No "
         "weight decay, constant learning rate.",
     )
