@@ -59,7 +59,7 @@ from orchestrator.driver.recovery import (
 )
 from orchestrator.driver.rows import clean_row
 from orchestrator.driver.session import Session
-from orchestrator.driver.supervisor import StopSignal
+from orchestrator.driver.supervisor import MERGE_IN_JOB_S, StopSignal
 from orchestrator.grid.parser import Grid
 from orchestrator.on_ray.run_queue import QueueOptions
 from orchestrator.planning.forecast import CLUSTER
@@ -156,7 +156,8 @@ def drive(
             executor = stack.enter_context(opening)
         else:
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
-        stop = signals.enter_context(StopSignal().on_signals())
+        merge_s = MERGE_IN_JOB_S if inside_ray_job() else 0.0
+        stop = signals.enter_context(StopSignal(merge_s).on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
         outer = (executor, mirror, *logs)  # they may be in trouble while work goes on
         settings = ScheduleSettings(
@@ -276,8 +277,10 @@ class RunOutcome:
 
     @property
     def answered(self) -> bool:
-        """Return whether every job was measured, does not fit or is unsupported here."""
-        return self.result.finished and all(state in _ANSWERED for state in self.states.values())
+        """Return whether every job was measured, does not fit or is unsupported here, and at least
+        one was measured."""
+        states = set(self.states.values())
+        return self.result.finished and State.SUCCEEDED in states and states <= _ANSWERED
 
 
 def run_grid(

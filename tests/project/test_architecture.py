@@ -185,7 +185,10 @@ def test_the_stand_in_for_the_habana_bridge_is_a_thing_of_tests() -> None:
     for path in modules(*PRODUCT, "tools"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"\bstand-?in\b|tests/gaudi", text, re.IGNORECASE), path
-    assert 'include = ["orchestrator*", "workloads*"]' in (ROOT / "pyproject.toml").read_text()
+    assert (
+        'include = ["nightgrid*", "orchestrator*", "workloads*"]'
+        in (ROOT / "pyproject.toml").read_text()
+    )
     assert (ROOT / "tests/gaudi/standin/habana_frameworks/__init__.py").is_file()
     assert importlib.util.find_spec("habana_frameworks") is None
 
