@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from orchestrator.analysis.flags import Raised, barred, league_of, raised_by_job
+from orchestrator.analysis.flags import Raised, barred, bounded, league_of, raised_by_job
 from orchestrator.analysis.ratio import (
     KNOWN,
     Rate,
@@ -65,7 +65,8 @@ def _files(row: Measurement, _: Sequence[Raised]) -> str | None:
 
 
 def _flags(_: Measurement, raised: Sequence[Raised]) -> str:
-    return ", ".join(one.flag.name for one in raised) if barred(raised) else NO_FLAGS
+    proves_nothing = barred(raised) or bounded(raised)
+    return ", ".join(one.flag.name for one in raised) if proves_nothing else NO_FLAGS
 
 
 #: With this key allowed, jobs are matched across accelerators, too.

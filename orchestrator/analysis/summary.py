@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from orchestrator.analysis.effects import Effect, Scaling, effects_of, scalings_of
-from orchestrator.analysis.flags import Flag, Raised, raised_by_job, ranked
+from orchestrator.analysis.flags import (
+    Flag,
+    Raised,
+    bounded,
+    bounds_of,
+    raised_by_job,
+    ranked,
+)
 from orchestrator.analysis.hardware import (
     Comparison,
     Reference,
@@ -215,9 +222,9 @@ class Flagged:
     @property
     def says(self) -> str:
         """Sentence on where these rows rank."""
-        if self.flag.league is None:
-            return "These rows rank nowhere."
-        return "These rows rank among their like only."
+        if self.flag.bounds:
+            return "These rows rank as lower bounds: they are at least that fast."
+        return f"These rows rank {self.flag.ranks}{' only' * (self.flag.league is not None)}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +272,10 @@ class Summary:
             )
             for _, pairs in sorted(by_flag.items())
         )
+
+    def at_least(self, row: Measurement) -> bool:
+        """Return whether a row's throughput is a lower bound."""
+        return bounded(self.raised.get(row.job_id, ()))
 
     def label(self, row: Measurement) -> str:
         """Return the label of a row's job: what varies in its grid."""
@@ -335,7 +346,8 @@ def summarize(
     raised = raised_by_job(rows) if raised is None else raised
     settings = settings_of(rows, raised)
     joined = join(rows, settings, raised, runs=runs_differ)
-    fit = ranked(joined.rows, raised)
+    fit, bounds = ranked(joined.rows, raised), bounds_of(raised)
+    whole = tuple(row for row in fit if row.job_id not in bounds)
     labels = _labels(rows, joined)
     counted = Counter(row.state for row in rows)
     return Summary(
@@ -349,15 +361,15 @@ def summarize(
         ),
         raised=raised,
         shared=shared_by_workload(settings.values()),
-        head_to_head=head_to_head(fit, settings),
-        rankings=_fastest_first(rankings_of(fit, settings)),
+        head_to_head=head_to_head(fit, settings, bounds),
+        rankings=_fastest_first(rankings_of(fit, settings, bounds)),
         tables=tables_of(joined.rows, settings, labels, raised),
         fronts=fronts_of(fit, settings),
-        effects=effects_of(fit, settings),
+        effects=effects_of(fit, settings, bounds),
         steps=step_times_of(joined.rows),
-        scalings=scalings_of(fit, settings),
-        roofline=roofline_of(fit, reference.devices),
-        published=against_published(fit, reference.published),
+        scalings=scalings_of(fit, settings, bounds),
+        roofline=roofline_of(whole, reference.devices),
+        published=against_published(whole, reference.published),
         causes=causes_of(rows),
         retried=retried(measurements, {row.job_id: row for row in rows}),
         timeline=timeline_of(measurements),
@@ -384,11 +396,16 @@ def _labels(rows: Sequence[Measurement], joined: Joined) -> dict[str, Label]:
 
 
 def _fastest_first(rankings: Sequence[Ranking]) -> tuple[Ranking, ...]:
-    """Sort rankings by unit, in the order of the rows, then by speed."""
-    units = list(dict.fromkeys(ranking.unit for ranking in rankings))
+    """Sort rankings by unit, the one of most rows first, then by speed."""
+    rows = Counter[str]()
+    for one in rankings:
+        rows[one.unit] += one.contenders
     return tuple(
         sorted(
             rankings,
-            key=lambda one: (units.index(one.unit), -(one.fastest.metrics.throughput or 0.0)),
+            key=lambda one: (
+                *(-rows[one.unit], one.unit, -(one.fastest.metrics.throughput or 0.0)),
+                one.setting,
+            ),
         )
     )

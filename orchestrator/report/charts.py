@@ -342,7 +342,8 @@ def effects_chart(effects: Sequence[Effect], title: str) -> str:
     for effect, names in zip(effects, labels, strict=True):
         ratio, middle = effect.ratio, foot + 6
         kind = ("gain" if ratio.value > 1 else "loss") if ratio.decided else "unsure"
-        written, low, end = units.times(ratio.value), ratio.value, ratio.value
+        written = f"{ratio.side} {units.times(ratio.value)}".lstrip()
+        low, end = ratio.value, ratio.value
         if ratio.low is not None and ratio.high is not None:
             low, end = ratio.low, ratio.high
             written += f", {units.times(low)} to {units.times(end)}"

@@ -107,6 +107,7 @@ _PAIR = columns(
     ratio_low="ratio.low",
     ratio_high="ratio.high",
     told_apart="ratio.decided",
+    ratio_is="ratio.side",
     total_tokens_per_s="row.metrics.total_tokens_per_s",
     baseline_total_tokens_per_s="base.metrics.total_tokens_per_s",
 )
@@ -115,6 +116,7 @@ _SPEEDUP = columns(
     speedup="speedup.value",
     speedup_low="speedup.low",
     speedup_high="speedup.high",
+    speedup_is="speedup.side",
     efficiency="efficiency",
 )
 _SHARE = columns(

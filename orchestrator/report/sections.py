@@ -40,7 +40,7 @@ _CHOSEN = ("graph_optimization", "calibration", "fusions")
 def sections(summary: Summary) -> tuple[Section, ...]:
     """Return the non-empty sections, in the page's order."""
     every = (
-        *(_head_to_head(one, place) for place, one in enumerate(summary.head_to_head, 1)),
+        *(_head_to_head(summary, *one) for one in enumerate(summary.head_to_head, 1)),
         _effects(summary),
         _forms(summary),
         _training(summary),
@@ -75,19 +75,20 @@ def _failing_cards(summary: Summary) -> Section:
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """Format as ``1.52× (1.40× to 1.65×)``."""
+    """Format as ``1.52× (1.40× to 1.65×)``, ``at least 1.52× (…)``."""
+    value = f"{ratio.side} {units.times(ratio.value)}".lstrip()
     if ratio.low is None:
-        return units.times(ratio.value)
-    return f"{units.times(ratio.value)} ({units.times(ratio.low)} to {units.times(ratio.high)})"
+        return value
+    return f"{value} ({units.times(ratio.low)} to {units.times(ratio.high)})"
 
 
-def _head_to_head(one: HeadToHead, place: int) -> Section:
+def _head_to_head(summary: Summary, place: int, one: HeadToHead) -> Section:
     """Return a comparison of accelerators or engines, a column for each."""
 
     def cell(row: Measurement | None, ratio: Ratio | None) -> str:
         if row is None:
             return units.MISSING
-        figure = units.number(row.metrics.throughput)
+        figure = wording.figure(row, at_least=summary.at_least(row))
         return figure if ratio is None else f"{figure}, {ratio_text(ratio)}{_tie(ratio)}"
 
     rows = [(line.label, *map(cell, line.rows, line.ratios)) for line in one.lines]
@@ -167,7 +168,7 @@ def _forms(summary: Summary) -> Section:
             " ".join([row.precision, row.engine, *_settings(row, _CHOSEN)]),
             units.size(row.weight_bytes),
             *(units.number(row.reported(name)) for name in _QUALITY),
-            f"{wording.figure(row)} {wording.plus_minus(row)}".strip(),
+            f"{wording.figure(row, at_least=summary.at_least(row))} {wording.plus_minus(row)}",
         )
         for row in sorted(rows, key=lambda row: str(row.parameters["quality_of"]))
         if row.metrics.throughput is not None
@@ -217,7 +218,8 @@ def _training(summary: Summary) -> Section:
         rows.append(
             (
                 summary.label(row),
-                f"{wording.figure(row)} {own_unit}{wording.plus_minus(row)}".strip(),
+                f"{wording.figure(row, at_least=summary.at_least(row))} "
+                f"{own_unit}{wording.plus_minus(row)}".strip(),
                 units.number(row.metrics.loss_first),
                 units.number(row.metrics.loss_last),
                 units.seconds(step.step_s if step else None),
@@ -266,7 +268,9 @@ def _replicates(summary: Summary) -> Section:
             (
                 summary.label(cell.row),
                 f"{cell.row.metrics.processes} of {len(cell.replicates)}" if known else "1",
-                wording.throughput(cell.row) if mean else STATES[cell.row.state].short,
+                wording.throughput(cell.row, at_least=summary.at_least(cell.row))
+                if mean
+                else STATES[cell.row.state].short,
                 units.percent(between, 2),
                 units.percent(within, 2),
             )
@@ -303,7 +307,7 @@ def _scaling(summary: Summary) -> Section:
                 Cell(text=job, notes=(one.setting.device, note)),
                 f"{step.row.cards}",
                 ratio_text(step.speedup),
-                units.percent(step.efficiency, 3),
+                f"{step.speedup.side} {units.percent(step.efficiency, 3)}".lstrip(),
             )
             for step in one.steps[1:]
         ]
