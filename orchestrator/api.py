@@ -320,6 +320,7 @@ def run(
     log_to: Sequence[str] = (),
     card_memory_bytes: int | None = None,
     retry_failed: bool = False,
+    retry_flagged: bool = False,
     keep_changed: bool = False,
     wait_for_cards: float = 0.0,
     force: bool = False,
@@ -350,6 +351,7 @@ def run(
         log_to: trackers that get every row, ``mlflow`` or ``mlflow=DESTINATION``.
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
         retry_failed: also run jobs that failed earlier.
+        retry_flagged: at the end, measure again earlier rows that something disturbed.
         keep_changed: keep rows although the files of their model or dataset have changed.
         wait_for_cards: seconds to wait for nodes with the cards that the grid asks for.
         force: run everything, measured already or not.
@@ -383,6 +385,7 @@ def run(
         in_process=in_process,
         card_memory_bytes=card_memory_bytes,
         retry_failed=retry_failed,
+        retry_flagged=retry_flagged,
         keep_changed=keep_changed,
         wait_for_cards=wait_for_cards,
         force=force,

@@ -75,6 +75,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on after a driver that died, also one on another host; without FILE: the newest "
         "run (or --run), with its grid and its cards",
     )
+    parser.add_argument(
+        "--retry-flagged",
+        action="store_true",
+        help="at the end, measure again the rows of earlier invocations that something disturbed "
+        "(those of this one: `measure: {repeat_flagged: N}`)",
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--address",

@@ -69,6 +69,13 @@ class MeasureBlock(BaseModel):
         description="Fewest seconds of the timed part of text-generation: repeats go on until "
         "then. Energy needs about 1.5 where NVML reads it, and 20 where hl-smi does.",
     )
+    repeat_flagged: int = Field(
+        default=1,
+        ge=0,
+        le=100,
+        description="Most further measurements of a row whose figure was disturbed, at the end of "
+        "the run and before its deadline. 0: none.",
+    )
 
 
 class ExperimentBlock(BaseModel):
