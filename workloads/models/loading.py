@@ -223,6 +223,9 @@ def _load(
                 **arguments,
             )
         whole = _whole(loaded, report, source, new, own_config="config" not in arguments)
+        dtype = arguments.get(precision.dtype_keyword())
+        if dtype is not None and precision.quantized_already(whole.config):
+            precision.align_dtypes(whole, dtype)
         return precision.restore_ranges(whole, Path(source.path))
 
 
