@@ -22,7 +22,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import plural
 from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN
 from workloads.bench.warmup import TOLERANCE
-from workloads.registry import installed
+from workloads.registry import installed, outdated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -200,6 +200,11 @@ def _bimodal(row: Measurement) -> str | None:
     return f"its repeats are of two speeds, one {ratio:.2f} times the other"
 
 
+def outdated_row(row: Measurement) -> str:
+    """Return how a row's work differs from that of its settings now; "" if it does not."""
+    return outdated(row.workload, row.engine, row.parameters, row.work_version)
+
+
 def _detail(name: str, description: str) -> Flag:
     """Return the flag of rows whose worker gave a reason under a detail of this name."""
     return Flag(name=name, description=description, reason=lambda row: row.details.get(name))
@@ -239,6 +244,12 @@ OWN = (
         reason=_not_steady,
     ),
     _detail(NOTHING_LEARNED, "Its training learned nothing, since no token had a label."),
+    Flag(
+        name="older_work",
+        description="A default has changed since: the same settings mean other work now.",
+        reason=lambda row: outdated_row(row) or None,
+        league=outdated_row,
+    ),
     _detail(ONE_TOKEN, "Each of its texts is one token repeated, and the plain path's are not."),
     Flag(
         name="oversubscribed",

@@ -88,6 +88,7 @@ class Measurement:
     parameters: Mapping[str, Scalar]
     measure: MeasureSettings
     replicate: int = 1
+    work_version: int = 1  # of the work that these settings stood for (``WorkloadSpec``)
 
     # outcome
     state: State

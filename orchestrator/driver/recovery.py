@@ -82,7 +82,9 @@ def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
     """State of each planned job: of its newest final row, real and emulated ones apart."""
     # Kinds of card without a node count as real.
     emulated = {node.accelerator: node.emulated for node in plan.nodes}
-    newest = {(row.job_id, row.emulated): row.state for row in history if row.final}
+    newest = {
+        (row.job_id, row.emulated): row.state for row in history if row.final and not row.outdated
+    }
     states = {}
     for planned in plan.jobs:
         job = planned.job

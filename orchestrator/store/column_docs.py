@@ -99,6 +99,10 @@ _COLUMNS: _Entries = {
         "number of this repetition of the cell in a process of its own, from 1",
         Range(low=1, high=1000),
     ),
+    "work_version": (
+        "version of the work that these settings stand for; a changed default raises it",
+        Range(low=1, high=1000),
+    ),
     # what came of it
     "state": "how it ended: SUCCEEDED, OUT_OF_MEMORY, UNSUPPORTED, PRUNED, FAILED, …",
     "reason": "why it ended so, in a sentence",

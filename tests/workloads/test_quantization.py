@@ -114,7 +114,8 @@ def test_a_model_quantised_from_fp32_runs_in_16_bits(numbers, precision) -> None
     name = f"from-fp32-{numbers}"
     quantize(numbers=numbers, precision="fp32", save_model=name)
     whole, half = (
-        load_causal_model(open_model(name), dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+        load_causal_model(open_model(name), dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
     )
     wide, narrow = (m.model.layers[0].mlp.down_proj for m in (whole, half))
     given = torch.linspace(-1, 1, wide.in_features)[None]
