@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from core_cases import a_sample as sample
@@ -235,7 +236,11 @@ def test_a_ratio_without_scatter_has_a_point_for_an_interval() -> None:
 
 
 def _training(number: int, version: int, engine: str = "optimum-habana") -> Measurement:
-    changes = {"workload": "finetuning", "engine": engine, "parameters": {"method": "lora"}}
+    changes: dict[str, Any] = {
+        "workload": "finetuning",
+        "engine": engine,
+        "parameters": {"method": "lora"},
+    }
     return replace(measured(number, [1, 1.01, 0.99]), work_version=version, **changes)
 
 

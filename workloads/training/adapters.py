@@ -92,7 +92,7 @@ def split_fused(model: Any, targets: str | None) -> None:
         @property
         def weight(self) -> torch.Tensor:
             """The query's matrix, of whose device and dtype the model asks."""
-            query = self.get_submodule("q_proj")
+            query: Any = self.get_submodule("q_proj")
             return getattr(query, "base_layer", query).weight  # type: ignore[no-any-return]
 
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
