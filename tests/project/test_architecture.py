@@ -49,7 +49,7 @@ LAYERS = {
     ),
 }
 #: Rooms that are pure: no clock, disk, torch or Ray.
-PURE = ("core", "grid", "scheduler", "analysis", "planning")
+PURE = ("core", "grid", "scheduler", "search", "analysis", "planning")
 #: Libraries that may be imported inside functions, since they are large, optional or of one system.
 LAZY = """
 torch transformers ray pandas pyarrow duckdb numpy scipy rich yaml datasets diffusers optimum
