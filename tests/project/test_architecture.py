@@ -30,7 +30,7 @@ LAYERS = {
         ("analysis",),
         ("worker",),
         ("on_ray",),
-        ("report", "trackers"),
+        ("report", "trackers", "software"),
         ("watch",),
         ("driver", "doctor"),
         ("cli", "api", "__main__"),
