@@ -205,6 +205,17 @@ def outdated_row(row: Measurement) -> str:
     return outdated(row.workload, row.engine, row.parameters, row.work_version)
 
 
+def _client_bound(row: Measurement) -> str | None:
+    if not row.reported("client_bound"):
+        return None
+    names = ("client_cpu_share", "client_lag_s", "client_late_s")
+    cpu, lag, late = (row.reported(name) or 0.0 for name in names)
+    return (
+        f"its load generator used {cpu:.0%} of a core, its event loop was {lag * 1e3:.1f} ms late "
+        f"and it sent {late * 1e3:.1f} ms late (90th percentiles)"
+    )
+
+
 def _detail(name: str, description: str) -> Flag:
     """Return the flag of rows whose worker gave a reason under a detail of this name."""
     return Flag(name=name, description=description, reason=lambda row: row.details.get(name))
@@ -218,6 +229,11 @@ IMPLAUSIBLE = Flag(
 )
 
 OWN = (
+    Flag(
+        name="client_bound",
+        description="Its load generator was too slow, so the figures are not the server's.",
+        reason=_client_bound,
+    ),
     Flag(
         name="compiled_in_timed_part",
         description="Graphs were compiled while it was timed, which is no speed of the model.",

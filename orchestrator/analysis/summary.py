@@ -48,6 +48,7 @@ from orchestrator.analysis.selection import (
     settings_of,
     shared_by_workload,
 )
+from orchestrator.analysis.serving import NO_PRICES, Prices, Served, served_of
 from orchestrator.analysis.tables import Table, tables_of
 from orchestrator.analysis.timeline import Timeline, timeline_of
 from orchestrator.core.card_check import SlowCard
@@ -248,6 +249,7 @@ class Summary:
     scalings: tuple[Scaling, ...] = ()
     roofline: Roofline = field(default_factory=Roofline)
     published: tuple[Comparison, ...] = ()
+    served: tuple[Served, ...] = ()
     causes: tuple[Cause, ...] = ()
     retried: tuple[tuple[Measurement, ...], ...] = ()  # attempts of jobs that needed several
     timeline: Timeline = field(default_factory=Timeline)
@@ -334,12 +336,13 @@ def summarize(
     runs_differ: Spread = ALIKE,
     planned: int | None = None,
     raised: Mapping[str, tuple[Raised, ...]] | None = None,
+    prices: Prices = NO_PRICES,
 ) -> Summary:
     """Summarize the rows of one run, in the order in which they were written.
 
     ``damaged`` are files that could not be read, ``runs_differ`` is the spread of the cards' speed
-    from run to run, ``planned`` counts jobs, and ``raised`` are flags by job id, if already
-    derived.
+    from run to run, ``planned`` counts jobs, ``raised`` are flags by job id, if already derived,
+    and ``prices`` are those of the run's grid.
     """
     reference = reference or Reference()
     rows = by_content(newest_final(measurements))
@@ -370,6 +373,7 @@ def summarize(
         scalings=scalings_of(fit, settings, bounds),
         roofline=roofline_of(whole, reference.devices),
         published=against_published(whole, reference.published),
+        served=served_of(whole, settings, prices),
         causes=causes_of(rows),
         retried=retried(measurements, {row.job_id: row for row in rows}),
         timeline=timeline_of(measurements),

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from orchestrator.report.query import Answer
     from orchestrator.trackers.base import Tracker
 
-FORMATS = ("terminal", "html", "md", "csv", "json", "vendor")
+#: Formats of other tools for loads of served models (``orchestrator.report.exchange``).
+OF_OTHERS = ("llm-d", "aiperf", "vllm")
+FORMATS = ("terminal", "html", "md", "csv", "json", "vendor", *OF_OTHERS)
 STANDARD_OUTPUT = Path("-")
 
 REPORT_EPILOG = """\
@@ -61,7 +63,8 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         help="only this (default: tables in the terminal, and the HTML page); vendor is CSV with "
-        "model, cards, precision, lengths, batch and tokens/s",
+        "model, cards, precision, lengths, batch and tokens/s; llm-d, aiperf and vllm are JSON of "
+        "those tools, a line for each load of a served model",
     )
     parser.add_argument(
         "--json", action="store_const", const="json", dest="format", help="as --format json"
@@ -183,6 +186,10 @@ def _text(summary: Summary, form: str, path: Path, *, verbose: bool) -> str | It
         from orchestrator.report.text import to_markdown
 
         return to_markdown(summary)
+    if form in OF_OTHERS:
+        from orchestrator.report import exchange
+
+        return exchange.lines(summary.rows, form)
     from orchestrator.report.export import json_parts, to_csv, to_vendor_csv
 
     if form == "json":

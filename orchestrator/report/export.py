@@ -41,6 +41,7 @@ JSON_FIGURES = (
     "scaling",
     "roofline",
     "published",
+    "served",
 )
 
 #: Value of ``throughput_is`` of a lower bound.
