@@ -190,7 +190,7 @@ def _llm_d_engine(result: Exchange, identity: str) -> dict[str, Any]:
 def from_llm_d(report: Mapping[str, Any]) -> Exchange:
     """Read llm-d's benchmark report 0.2 or 0.2.1; raises KeyError, TypeError or ValueError."""
     aggregate = report["results"]["request_performance"]["aggregate"]
-    engine = next(
+    engine: Mapping[str, Any] = next(
         (
             one["standardized"]
             for one in report["scenario"].get("stack") or ()
@@ -212,7 +212,7 @@ def from_llm_d(report: Mapping[str, Any]) -> Exchange:
         device=card.get("model", ""),
         cards=card.get("count") or None,
         tensor_parallel=(card.get("parallelism") or {}).get("tp") or None,
-        concurrency=int(concurrency) if _is_finite(concurrency) else None,
+        concurrency=int(finite) if (finite := _finite(concurrency)) else None,
         request_rate=load.get("rate_qps"),
         input_tokens=(requests.get("input_length") or {}).get("mean"),
         output_tokens=(requests.get("output_length") or {}).get("mean"),
@@ -256,8 +256,9 @@ def _epoch(text: object) -> float | None:
     return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp() if text else None
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _finite(value: object) -> float | None:
+    """The number; None for infinity, and for what is no number."""
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 # ---------------------------------------------------------------- AIPerf
@@ -272,15 +273,14 @@ def to_aiperf(result: Exchange) -> dict[str, Any]:
     for name, parts in result.latencies.items():
         scaled = {_AVG.get(part, part): value * 1000 for part, value in parts.items()}
         exported[_AIPERF[name]] = {"unit": "ms", **scaled}
-    for name, value, unit in (
+    counts: tuple[tuple[str, float | None, str], ...] = (
         ("input_sequence_length", result.input_tokens, "tokens"),
         ("output_sequence_length", result.output_tokens, "tokens"),
         ("request_count", result.requests, "requests"),
         ("error_request_count", result.failures, "requests"),
         ("benchmark_duration", result.duration_s, "sec"),
-    ):
-        if value is not None:
-            exported[name] = {"unit": unit, "avg": value}
+    )
+    exported |= {name: {"unit": unit, "avg": n} for name, n, unit in counts if n is not None}
     load = {"concurrency": result.concurrency, "request_rate": result.request_rate}
     exported["input_config"] = {
         "endpoint": {"model_names": [result.model], "streaming": "ttft" in result.latencies},
@@ -383,7 +383,7 @@ def from_vllm(exported: Mapping[str, Any]) -> Exchange:
         model=exported["model_id"],
         engine=exported.get("backend", ""),
         concurrency=exported.get("max_concurrency"),
-        request_rate=float(rate) if _is_finite(rate) else None,
+        request_rate=_finite(rate),
         input_tokens=lengths["input"],
         output_tokens=lengths["output"],
         requests=requests,
