@@ -159,7 +159,6 @@ class MeasureSettings:
     time_limit_s: float = 120.0  # of the timed part
     warmup_limit_s: float = 1800.0  # of what comes before it
     least_s: float = 0.0  # of the timed part: repeats go on until then, so that energy can be read
-    repeat_flagged: int = 1  # most further measurements of a row whose figure was disturbed
 
 
 #: Phases of an attempt, in order. All but ``queued`` (waiting for CPUs) have a watchdog limit.
@@ -292,6 +291,7 @@ class Result:
     metrics: Mapping[str, float] = field(default_factory=dict)  # by name (``Metric``)
     image: bytes | None = None  # the first that was made, as PNG
     trace: bytes | None = None  # of a profile, gzipped; a file of its own beside the rows
+    requests: bytes | None = None  # of a load, as an Arrow IPC file; likewise
     details: Mapping[str, str] = field(default_factory=dict)  # anything else worth a column
 
 

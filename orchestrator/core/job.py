@@ -180,7 +180,10 @@ class Job:
     @property
     def alone(self) -> bool:
         """Return whether its processes run no other job."""
-        return self.cards > 1 or self.isolation == "process" or runs_alone(self.engine)
+        if self.cards > 1 or self.isolation == "process":
+            return True
+        entry = registry.WORKLOADS.get(self.workload)
+        return runs_alone(self.engine, entry.ability if entry is not None else None)
 
     @cached_property
     def residency_key(self) -> str:

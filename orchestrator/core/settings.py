@@ -196,7 +196,10 @@ class JobFields(Settings):
 FIELDS = declarations(JobFields)
 
 #: Settings that a grid may also write as a mapping, and what makes a value of it.
-MAPPINGS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"batch_size": from_mapping}
+MAPPINGS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "batch_size": from_mapping,
+    "slo": lambda limits: ", ".join(f"{name}={value}" for name, value in sorted(limits.items())),
+}
 
 
 def declared_of(workload: str, engine: str) -> Mapping[str, Declaration]:

@@ -36,7 +36,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
 from orchestrator.driver.board import Board
 from orchestrator.driver.supervisor import AT_ONCE, StopSignal
-from orchestrator.store.files import trace_of
+from orchestrator.store.files import requests_of, trace_of
 from orchestrator.store.store import Store
 from orchestrator.util import output
 from orchestrator.util.redaction import redact
@@ -237,7 +237,7 @@ class RowWriter:
         self._parquet_wanted = True
         self.durable([row.attempt_id for command, row in rows if command.attempt is not None])
         for command, measurement in rows:
-            self._keep_trace(command)
+            self._keep_files(command)
             self.board.did(command, now)
             self.board.measured(command, measurement, now)
             self.logged(measurement)
@@ -246,13 +246,18 @@ class RowWriter:
         for text in unrun_lines([row for row, _ in rows if row.attempt is None], self.board):
             self.view.line(text)  # of many at a time
 
-    def _keep_trace(self, command: RecordRow) -> None:
+    def _keep_files(self, command: RecordRow) -> None:
+        """Write what an attempt made beside its row."""
         ranks = command.outcome.ranks if command.outcome is not None else ()
         for result in (rank.result for rank in ranks):
-            if result is not None and result.trace is not None and command.attempt is not None:
-                name = trace_of(command.attempt.attempt_id)
+            if result is None or command.attempt is None:
+                continue
+            attempt_id = command.attempt.attempt_id
+            files = {trace_of(attempt_id): result.trace, requests_of(attempt_id): result.requests}
+            for name, content in files.items():
                 try:
-                    self.store.write_file(name, result.trace)
+                    if content is not None:
+                        self.store.write_file(name, content)
                 except (OSError, StoreError) as error:
                     self.view.line(f"{name} is not kept: {error}")
 

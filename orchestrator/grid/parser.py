@@ -33,7 +33,6 @@ from orchestrator.grid.vocabulary import (
     ExperimentBlock,
     GridFile,
     MeasureBlock,
-    PricesBlock,
     Vocabulary,
     shown,
 )
@@ -134,7 +133,6 @@ class GridReader:
         data = self.findings.without_removed(self.document.data)
         top = self.findings.structure(GridFile, data, ())
         measure = self._measure(top.get("measure", {}), ("measure",), MeasureSettings())
-        self.findings.structure(PricesBlock, top.get("prices", {}), ("prices",))
         experiments = self._experiments(top, measure)
         if not self._check_size(experiments):
             experiments = []

@@ -159,11 +159,10 @@ def estimator_for(
 
 
 def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastRow]:
-    """The newest final row of each job, apart for emulated and real cards; a row of other work
-    than the job's settings mean now is not the job's."""
+    """The newest final row of each job, apart for emulated and real cards."""
     newest: dict[tuple[str, bool], PastRow] = {}
     for row in history:
-        if not (row.final and row.state.terminal) or row.outdated:
+        if not (row.final and row.state.terminal):
             continue
         known = newest.get((row.job_id, row.emulated))
         if known is None or supersedes(row.state, known.state):

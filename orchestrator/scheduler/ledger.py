@@ -1,5 +1,4 @@
-"""Clock, rows and ended jobs of a run. Final rows are made only here: one a job, and one for each
-repeat that replaces it."""
+"""Clock, rows and ended jobs of a run. Final rows are made only here, so each job gets one."""
 
 from __future__ import annotations
 
@@ -13,18 +12,14 @@ from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.scheduler.batch_size import configuration_of
 from orchestrator.scheduler.leases import Lease
 from orchestrator.scheduler.pool import Pool
-from orchestrator.scheduler.repeats import Repeats
 from orchestrator.scheduler.state import JobState, Phase, ScheduleSettings
 
 
 class Ledger:
     """Clock, rows and timers of one run."""
 
-    def __init__(
-        self, records: Iterable[JobState], settings: ScheduleSettings, repeats: Repeats
-    ) -> None:
+    def __init__(self, records: Iterable[JobState], settings: ScheduleSettings) -> None:
         self.settings = settings
-        self.repeats = repeats
         self.now = 0.0
         self.ahead_s = 0.0  # of the time of day, on the clock of the events
         self.work_until = settings.work_until  # on the clock of the events
@@ -36,7 +31,7 @@ class Ledger:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._timers = 0
         for record in records:
-            self.unfinished += record.phase is not Phase.DONE
+            self.unfinished += 1
             if record.search is None:
                 self._configurations.setdefault(configuration_of(record.job), []).append(record)
 
@@ -52,13 +47,15 @@ class Ledger:
         reason: str,
         attempt: Attempt | None = None,
         outcome: Outcome | None = None,
+        *,
+        final: bool = False,
     ) -> RecordRow:
-        """A row of a job; final ones are made by ``finish``."""
+        """A row of a job; its last one is made by ``finish``."""
         return RecordRow(
             job=record.job,
             state=state,
             reason=reason,
-            final=False,
+            final=final,
             attempt=attempt,
             outcome=outcome,
         )
@@ -71,43 +68,23 @@ class Ledger:
         reason: str,
         attempt: Attempt | None = None,
         outcome: Outcome | None = None,
-    ) -> Iterator[RecordRow]:
-        """End a job that is in no queue with its one final row, or its repeat."""
+    ) -> RecordRow:
+        """End a job that is in no queue with its one final row."""
         if record.phase is Phase.DONE:
             raise AssertionError(f"{record.job_id} has its final row already")
-        repeating, record.phase = record.repeating, Phase.DONE
-        self.unfinished -= 1
-        pool.unfinished[record.width] -= 1
-        row = RecordRow(
-            job=record.job,
-            state=state,
-            reason=reason,
-            final=True,
-            attempt=attempt,
-            outcome=outcome,
-        )
-        if repeating:
-            yield from self.repeats.ended(record, row)
-            return
-        record.state = state
+        record.phase, record.state = Phase.DONE, state
         self.ended.append((record, reason))
         self.tally[state] += 1
-        self.repeats.consider(record, row)
-        yield row
-
-    def repeat(self, pool: Pool, record: JobState) -> None:
-        """Queue a job that is done once more."""
-        self.unfinished += 1
-        pool.unfinished[record.width] += 1
-        pool.cards.changed = True  # whether any are left for it is to be looked at again
-        pool.enqueue(record)
+        self.unfinished -= 1
+        pool.unfinished[record.width] -= 1
+        return self.row(record, state, reason, attempt, outcome, final=True)
 
     def end_unrun(
         self, pool: Pool, record: JobState, state: State, reason: str
     ) -> Iterator[Command]:
         """End a job that has no running attempt."""
         yield from pool.withdraw(record, reason)
-        yield from self.finish(pool, record, state, reason)
+        yield self.finish(pool, record, state, reason)
 
     def prune(self, pool: Pool, lease: Lease) -> Iterator[Command]:
         """End replicates and larger batches of a configuration that ran out of memory."""

@@ -12,6 +12,7 @@
 <results>/<run>/status.json       what the run does now
 <results>/<run>/report.html       the report
 <results>/<run>/trace-*.json.gz   of each attempt with `profile: true`, two steps for Perfetto
+<results>/<run>/requests/*.arrow  of each attempt of `workload: serving`, every request of its load
 <results>/<run>/stop.json         a request to end the run
 <results>/<run>/fetched.json      of a copy that `nightgrid fetch` made: of which run, from where
 <results>/<run>/driver.lock       who writes; there is one writer (``lock.py``)
@@ -62,6 +63,15 @@ _TRACE = re.compile(r"trace-[A-Za-z0-9._-]{1,200}\.json\.gz")
 def trace_of(attempt_id: str) -> str:
     """Name of the file with an attempt's trace."""
     return f"trace-{attempt_id}.json.gz"
+
+
+#: Folder of request tables.
+REQUESTS = "requests"
+
+
+def requests_of(attempt_id: str) -> str:
+    """Path in the run of the table of an attempt's requests (Arrow IPC)."""
+    return f"{REQUESTS}/{attempt_id}.arrow"
 
 
 def is_trace(name: str) -> bool:
@@ -127,15 +137,20 @@ _RESERVE_BYTES = 64 * 2**10
 
 
 def write_side_file(run: Path, name: str, content: str | bytes) -> Path:
-    """Replace a side file atomically, using the reserve on a full disk; may raise StoreError."""
-    disk.valid_name(name, "file name")
+    """Replace a side file, or one of the folder ``REQUESTS``, atomically, using the reserve on a
+    full disk; may raise StoreError."""
+    folder, _, last = name.rpartition("/")
+    if folder not in ("", REQUESTS):
+        raise StoreError(f"{name!r} is not a file of a run")
+    disk.valid_name(last, "file name")
     data = content.encode() if isinstance(content, str) else content
-    disk.make_directory(run)
+    directory = run / folder
+    disk.make_directory(directory)
     try:
-        return disk.replace_file(run, name, data)
+        return disk.replace_file(directory, last, data)
     except StoreFull:
         remove_reserve(run)
-        return disk.replace_file(run, name, data)
+        return disk.replace_file(directory, last, data)
 
 
 def make_reserve(run: Path) -> None:

@@ -53,6 +53,7 @@ def travelling_files(run: Path) -> list[str]:
         names = [f"{files.ROWS}/{name}" for name in sorted(disk.names(run / files.ROWS))]
     with contextlib.suppress(OSError):
         names += sorted(filter(files.is_trace, disk.names(run)))
+        names += [f"{files.REQUESTS}/{name}" for name in sorted(disk.names(run / files.REQUESTS))]
     names += files.TRAVELLING
     return [name for name in names if _travels(name) and os.path.isfile(run / name)]
 
@@ -60,8 +61,12 @@ def travelling_files(run: Path) -> list[str]:
 def _travels(name: str) -> bool:
     """Return whether a file of this relative name is copied; others are never written."""
     folder, _, last = name.rpartition("/")
-    known = has_rows(last) if folder else name in files.TRAVELLING or files.is_trace(name)
-    return known and folder in ("", files.ROWS) and disk.is_valid_name(last.removeprefix("."))
+    known = {
+        "": name in files.TRAVELLING or files.is_trace(name),
+        files.ROWS: has_rows(last),
+        files.REQUESTS: last.endswith(".arrow") and not last.startswith("."),
+    }
+    return known.get(folder, False) and disk.is_valid_name(last.removeprefix("."))
 
 
 def _write_received(run: Path, name: str, data: bytes) -> None:
@@ -69,8 +74,8 @@ def _write_received(run: Path, name: str, data: bytes) -> None:
         raise StoreError(f"{name!r} is not a file of a run")
     path = run / name
     disk.make_directory(path.parent)
-    if path.parent == run:
-        disk.replace_file(run, name, data)
+    if path.parent.name != files.ROWS:
+        disk.replace_file(path.parent, path.name, data)
     else:
         disk.write_durably(path.parent, path.name, data)
 

@@ -50,6 +50,8 @@ class Observation:
     denoising_s: float | None = None
     decoding_s: float | None = None
     conversion_s: float | None = None
+    #: Length of the part that was counted, of a load's window; None: the whole batch.
+    window_s: float | None = None
 
 
 #: (repeat, batch) -> a function that returns what the batch did.
@@ -95,6 +97,7 @@ class _Pass:
     finished: bool  # no batch was left out
     time_is_up: bool
     may_restart: bool  # there is time for more warm-up
+    tight: bool  # what else must be known is known
 
 
 def measure(
@@ -106,6 +109,7 @@ def measure(
     *,
     counted: bool = True,
     together: bool = False,
+    tight: Callable[[], bool] = lambda: True,
 ) -> Measured:
     """Time ``run_batch(repeat, batch)`` for every batch, repeat after repeat.
 
@@ -116,6 +120,7 @@ def measure(
         counted: the engine compiles in this process, so its compilations can be counted.
         together: ranks compute batches together, so they check the time limit together before
             each; else each rank decides alone after the first batch of a repeat.
+        tight: tells if other figures are known as well as throughput must be.
     """
     if batches < 1:
         raise ValueError("nothing to measure: a repeat needs at least one batch")
@@ -123,7 +128,7 @@ def measure(
     context.enter_phase("warmup")
     began = context.clock()
     warmup_until = began + (settings.warmup_limit_s if settings.warmup else 0.0)
-    loop = _Loop(run_batch, batches, context, warmup_until, plan.first, together)
+    loop = _Loop(run_batch, batches, context, warmup_until, plan.first, together, tight)
     warmth = _warm_up(loop, settings, plan)
     compilations_of = context.device.compilations if counted else Compilations
     parts, repeated = 0, False
@@ -223,12 +228,15 @@ def _why_stop(
 ) -> StopReason | None:
     """Reason to stop, equal on all ranks; None to go on."""
     if any(done.time_is_up or not done.finished for done in passes):
-        return _settled(rates, settings) or "time_limit"
-    return None if timed_s < settings.least_s else _settled(rates, settings)
+        return _settled(rates, passes, settings) or "time_limit"
+    return None if timed_s < settings.least_s else _settled(rates, passes, settings)
 
 
-def _settled(rates: Sequence[float], settings: MeasureSettings) -> StopReason | None:
-    if len(rates) >= settings.min_repeats and all(map(math.isfinite, rates)):
+def _settled(
+    rates: Sequence[float], passes: Sequence[_Pass], settings: MeasureSettings
+) -> StopReason | None:
+    known = all(map(math.isfinite, rates)) and all(done.tight for done in passes)
+    if len(rates) >= settings.min_repeats and known:
         interval = mean_interval(rates, settings.confidence)  # None for a single repeat
         width = interval.relative_half_width if interval else None
         if width is not None and width <= settings.relative_half_width:
@@ -245,10 +253,12 @@ class _Loop:
         warmup_until: float,
         first: int,
         together: bool,
+        tight: Callable[[], bool],
     ) -> None:
         self._run_batch = run_batch
         self._batches = batches
         self._together = together
+        self._tight = tight
         self.context = context
         self.warmup_until = warmup_until
         self.samples: list[Sample] = []
@@ -289,6 +299,7 @@ class _Loop:
                 finished=len(taken) == self._batches,
                 time_is_up=clock() >= deadline,
                 may_restart=clock() < self.warmup_until,
+                tight=self._tight(),
             )
         )
         complete = all(done.finished for done in passes)
@@ -308,14 +319,16 @@ class _Loop:
         synchronize()
         ended, cpu_ended = context.clock(), context.cpu_clock()
         seen = observe()
+        values = {field.name: getattr(seen, field.name) for field in dataclasses.fields(seen)}
+        window_s = values.pop("window_s")
         return Sample(
             repeat=repeat,
             batch=batch,
             warmup=warmup,
             complete=True,
-            wall_s=ended - began,
+            wall_s=ended - began if window_s is None else window_s,
             cpu_s=cpu_ended - cpu_began,
-            **{field.name: getattr(seen, field.name) for field in dataclasses.fields(seen)},
+            **values,
         )
 
 
@@ -353,7 +366,7 @@ def measure_resident(
     batches: int,
     settings: MeasureSettings,
     plan: WarmupPlan,
-    **options: bool,
+    **options: Any,
 ) -> tuple[Measured, Result]:
     """Time a loaded engine (with ``weights``, ``random_weights`` and ``details``) by ``measure``;
     also the row's common fields. ``options`` are ``counted`` and ``together`` of ``measure``."""

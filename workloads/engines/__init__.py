@@ -87,10 +87,13 @@ def process_kind(
     return spec.process_kind(spec.mode(device, settings), spec.apart(workload, precision))
 
 
-def runs_alone(engine: str) -> bool:
+def runs_alone(engine: str, ability: str | None = None) -> bool:
     """Return whether each job of an engine gets its own process."""
     spec = ENGINES.get(engine)
-    return spec is not None and spec.alone
+    if spec is None or not spec.alone:
+        return False
+    able = spec.abilities.get(ability or "")
+    return able is None or not able.shares_worker
 
 
 def variables_of(kind: str) -> Mapping[str, str]:

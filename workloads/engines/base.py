@@ -52,6 +52,9 @@ class Ability:
     settings: type[Settings] | None = None  # the engine's own, beside the workload's in a grid
     adapters: bool = False  # applies trained adapters
     attentions: tuple[str, ...] | None = ("sdpa",)  # values of ``attention``; None: all
+    default: bool = False  # of jobs whose grid names no engine, before the default engine
+    #: Its jobs may share a worker although the engine's others may not (``EngineSpec.alone``).
+    shares_worker: bool = False
 
     def takes(self, task: str) -> bool:
         """Return whether it supports a task, by name."""
@@ -72,7 +75,7 @@ class ServerPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:
-    """What an engine's ``serve`` returns: how its server is started, asked and read."""
+    """Result of an engine's ``serve``: how its server is started, asked and read."""
 
     #: Command line; empty: the server at ``url`` is there already.
     arguments: tuple[str, ...] = ()

@@ -408,7 +408,9 @@ def _position_refusals(job: JobDescription) -> Iterator[Refusal]:
     """Refuse more tokens in and out than the model has positions, or sees at once."""
     config = known_config(job.model) or {}
     positions, engine = positions_of(config), ENGINES.get(job.engine)
-    wanted = {name: job.parameters.get(name) or 0 for name in ("input_tokens", "output_tokens")}
+    lengths = {name: job.parameters.get(name) for name in ("input_tokens", "output_tokens")}
+    # Serving may have distributions there, which the server judges.
+    wanted = {name: value if isinstance(value, int) else 0 for name, value in lengths.items()}
     longest = max(wanted, key=lambda name: wanted[name])
     window = min(narrow_layers(config).values(), default=0)
     if engine is not None and engine.sees_whole_texts and 0 < window < sum(wanted.values()):

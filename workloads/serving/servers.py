@@ -205,6 +205,7 @@ def start(
     request: base.Request,
     device: Device,
     *,
+    key: str = "",
     environment: Mapping[str, str] | None = None,
     cards: int = 1,
     threads: int = 1,
@@ -215,6 +216,7 @@ def start(
     """Start a server and wait until it has generated a token.
 
     Args:
+        key: that requests must bear; "": a new one.
         environment: variables beside this process's, such as those of its cards.
         cores: that its processes may use; none: all.
         limit_s: for it to be ready.
@@ -229,7 +231,7 @@ def start(
         place = ServerPlace(
             host=HOST,
             port=free_port(),
-            key=secrets.token_urlsafe(24),
+            key=key or secrets.token_urlsafe(24),
             device=device.name,
             cards=cards,
             threads=threads,

@@ -122,6 +122,7 @@ SPEC = EngineSpec(
             tasks=("causal-lm",),
             refuse=_refuse,
             settings=ServedStepSettings,
+            default=True,
         ),
     },
     install="pip install transformers",

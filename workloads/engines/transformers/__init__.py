@@ -102,9 +102,7 @@ SPEC = EngineSpec(
             attentions=None,
         ),
         "encode": Ability(
-            function="workloads.engines.transformers.generation:load_encoder",
-            tasks=("masked-lm",),
-            attentions=None,
+            function="workloads.engines.transformers.generation:load_encoder", tasks=("masked-lm",)
         ),
         "train": Ability(function="workloads.training.loop:run", attentions=None),
         "quantize": Ability(function="workloads.quantization:run", tasks=("causal-lm",)),

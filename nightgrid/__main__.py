@@ -1,8 +1,0 @@
-"""``python -m nightgrid COMMAND``: the command line."""
-
-import sys
-
-from orchestrator.cli.main import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,1 +1,0 @@
-"""A row's software: one job again without a cluster."""

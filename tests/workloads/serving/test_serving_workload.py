@@ -1,0 +1,152 @@
+"""The workload on a small server that can fail: windows, residency, request tables, faults."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from generation_cases import Worker, described, request
+from test_servers import faulty
+
+from workloads.base import MeasureSettings, Request, ServerSilent
+from workloads.registry import find_workload
+from workloads.rules import refusals
+from workloads.serving import run as serving_run
+from workloads.serving import servers
+from workloads.serving.run import combined, pooled_table, run
+from workloads.serving.servers import ServerFailed
+from workloads.serving.workload import limits_of
+
+MEASURE = MeasureSettings(warmup=1, min_repeats=2, max_repeats=2, time_limit_s=60)
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Changed by a test before it runs: the fault of servers that are started."""
+    chosen = [""]
+
+    def engine_function(*_: str) -> Any:
+        return lambda job, place: faulty(chosen[0])(job, place)
+
+    monkeypatch.setattr(serving_run, "engine_function", engine_function)
+    return chosen
+
+
+def job(**changes: Any) -> Request:
+    settings = {
+        "concurrency": 2,
+        "input_tokens": 6,
+        "output_tokens": 4,
+        "requests": 8,
+        "slo": "ttft_s=5, latency_s=60",
+    }
+    return request(
+        "", workload="serving", engine="graph", measure=MEASURE, batch_size=1, **settings | changes
+    )
+
+
+@pytest.mark.slow
+def test_one_start_serves_all_loads_and_each_row_has_its_requests(fault: list[str]) -> None:
+    worker = Worker()
+    first = run(job(), worker.context())
+    second = run(job(concurrency=4, requests=12), worker.context())
+    (resident,) = worker.loaded.values()
+    resident.engine.servers[0].stop()
+    assert first.load_s > 0 and second.load_s == 0
+    assert [s.repeat for s in second.samples] == [0, 1, 2]
+    assert [s.warmup for s in second.samples] == [True, False, False]
+    assert worker.phases == ["load", "warmup", "measure", "finish"] * 2
+    for result, count in ((first, 8), (second, 12)):
+        assert result.requests is not None
+        table = pa.ipc.open_file(io.BytesIO(result.requests)).read_all()
+        assert table["repeat"].to_pylist() == [1] * count + [2] * count
+        assert table["output_tokens"].to_pylist() == [4] * (2 * count)
+        assert table["error"].null_count == 2 * count
+        metrics = result.metrics
+        timed = [s for s in result.samples if not s.warmup]
+        span = sum(s.wall_s for s in timed)
+        assert metrics["window_s"] == pytest.approx(span)
+        tokens = sum(s.output_tokens for s in timed)
+        assert metrics["output_tokens_per_s"] == pytest.approx(tokens / span, rel=0.2)
+        assert metrics["within_slo"] == 1 and metrics["error_share"] == 0
+        assert 0 < metrics["ttft_p50_s"] < metrics["latency_p50_s"]
+        assert metrics["server_running"] > 0
+
+
+@pytest.mark.slow
+def test_a_server_that_falls_silent_is_ended_and_the_row_says_so(
+    fault: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "SILENCE_S", 1.0)
+    fault[0] = "silent-after=14"  # readiness 1, warm-up 4, the first window 8
+    worker = Worker()
+    with pytest.raises(ServerSilent, match="emitted nothing for 1 s while 2 requests waited"):
+        run(job(), worker.context())
+    (resident,) = worker.loaded.values()
+    assert resident.engine.servers[0].process.poll() is not None
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_under_load_fails_the_row_and_is_quoted(fault: list[str]) -> None:
+    fault[0] = "dies-after=14"
+    with pytest.raises(ServerFailed, match=r"SIGKILL\): a kernel fault of the fake card"):
+        run(job(), Worker().context())
+
+
+@pytest.mark.slow
+def test_nothing_of_a_load_lies_around_afterwards(
+    fault: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    worker = Worker()
+    run(job(), worker.context())
+    (resident,) = worker.loaded.values()
+    resident.engine.servers[0].stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "reason"),
+    [
+        ({"batch_size": 4}, "batch_size", "batches of what arrives"),
+        ({"concurrency": None}, "concurrency", "closed loop"),
+        ({"request_rate": 2.0}, "request_rate", "closed loop"),
+        ({"cards": 3, "tensor_parallel": 2}, "cards", "servers of 2 cards"),
+        ({"input_tokens": "some"}, "input_tokens", "no length"),
+        ({"slo": "ttft=1"}, "slo", "no limit"),
+        ({"arrivals": "sometimes"}, "arrivals", "no pattern"),
+        ({"max_model_len": 9}, "max_model_len", "10 tokens in and out"),
+        ({"api": "chat"}, "api", "token ids"),
+    ],
+)
+def test_loads_that_contradict_themselves_are_refused(
+    changes: dict[str, Any], setting: str, reason: str
+) -> None:
+    settings = {"concurrency": 1, "input_tokens": 6, "output_tokens": 4, "slo": "", **changes}
+    found = refusals(find_workload("serving"), described(engine="graph", **settings))
+    assert any(r.setting == setting and reason in r.reason for r in found), found
+
+
+def test_limits_are_read_with_their_names() -> None:
+    assert limits_of("ttft_s=0.5, tpot_s=0.05") == {"ttft_s": 0.5, "tpot_s": 0.05}
+
+
+def test_windows_are_combined_by_their_lengths() -> None:
+    windows = [
+        {"window_s": 1.0, "output_tokens_per_s": 10.0, "client_bound": 0.0},
+        {"window_s": 3.0, "output_tokens_per_s": 20.0, "client_bound": 1.0},
+    ]
+    result = combined(windows)
+    assert result == {"window_s": 4.0, "output_tokens_per_s": 17.5, "client_bound": 1.0}
+
+
+def test_pooled_requests_are_those_of_the_windows_one_after_another() -> None:
+    table = pa.table(
+        {"sent_s": [0.0, 1.0, 2.0], "first_s": [0.5, 1.5, None], "ended_s": [1.0, 2.0, 3.0]}
+    )
+    pooled = pooled_table([table, table], [(1.0, 2.0), (0.0, 1.0)])
+    assert pooled["sent_s"].to_pylist() == [0.0, 1.0, 1.0, 2.0]
+    assert pooled["first_s"].to_pylist() == [0.5, None, 1.5, 2.5]
