@@ -146,6 +146,22 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
     add_results_argument(parser, where, or_there=True)
 
 
+def add_copy_argument(parser: argparse.ArgumentParser) -> None:
+    """``--address`` of a cluster whose run is fetched to ``--results`` here; see ``named_run``."""
+    parser.add_argument(
+        "--address",
+        metavar="URL",
+        help="fetch the run from this cluster, http://HEAD:8265, as `nightgrid fetch` does",
+    )
+
+
+def named_run(args: argparse.Namespace) -> str:
+    """The run that is named beside ``--address``; refused if none is."""
+    if not args.run_name:
+        args.refuse("name the run that --address has; `nightgrid runs --address` lists them")
+    return str(args.run_name)
+
+
 def results_here(args: argparse.Namespace) -> Path:
     """Results directory of a command without ``--address``; raises StoreError for ``~`` of an
     unknown user."""

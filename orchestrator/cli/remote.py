@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -229,27 +234,13 @@ def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_fetch(args: argparse.Namespace) -> int:
     """Bring what is not here yet."""
-    from orchestrator.core.errors import SubmitError
-    from orchestrator.on_ray.jobs import JobServer, directory_there
-    from orchestrator.store.remote import Receiver, copy_directory, digests
-
     if args.address and is_address(args.address):
         return _from_copy(args)
-    server = JobServer(args.address)
-    job = server.sent(args.id)
-    run_name = job.run if job is not None and job.run else args.id
-    name = args.name or run_name
-    there = directory_there(args.there, job)
-    receiver = Receiver(
-        begin=lambda message: copy_directory(
-            args.results, name, server.address, str(message.get("run_id") or "")
-        )
-    )
-    _transfer(server, run_name, there, digests(args.results / name), receiver)
-    _say_received(args, name, receiver.received, receiver.damaged, receiver.finished)
-    if receiver.damaged or not receiver.finished:
-        what = ", ".join(receiver.damaged[:3]) or "the rest"
-        raise SubmitError(f"{what} did not come whole; the same command fetches it again")
+    transfer = Transfer.of(args.address, args.id, args.results, there=args.there, name=args.name)
+    transfer.run()
+    receiver = transfer.receiver
+    _say_received(args, transfer.name, receiver.received, receiver.damaged, receiver.finished)
+    transfer.refuse_damage()
     return 0
 
 
@@ -273,18 +264,91 @@ def _say_received(
     print_answer(args, report, f"{name}: {plural(len(received), 'file')} came, all is in {path}")
 
 
-def _transfer(
-    server: JobServer, run_name: str, there: str, have: dict[str, str], receiver: Receiver
-) -> None:
-    """Have a job on the head print what is not here, and write it."""
-    with private_directory() as directory:
-        known = directory / "have.json"
-        known.write_text(json.dumps(have), encoding="ascii")
-        arguments = [run_name, "--have", known.name]
-        arguments += ["--results", there] if there else []
-        module = "orchestrator.store.remote"
-        with server.helper(module, arguments, {known.name: known}) as helper:
-            server.follow(helper, receiver.feed)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Copies a run from a cluster to ``results / name``: a job on the head prints what is not there
+    yet. Raises SubmitError, or StoreError if the name has another run (``copy_directory``)."""
+
+    server: JobServer
+    run_there: str
+    there: str  # results directory on the head; empty for its default
+    results: Path
+    name: str
+    receiver: Receiver
+
+    @classmethod
+    def of(
+        cls,
+        address: str | None,
+        run: str,
+        results: Path,
+        *,
+        there: str | None = None,
+        name: str | None = None,
+    ) -> Transfer:
+        """Of a run's name or a job's id."""
+        from orchestrator.on_ray.jobs import JobServer, directory_there
+        from orchestrator.store.remote import Receiver, copy_directory
+
+        server = JobServer(address)
+        job = server.sent(run)
+        run_there = job.run if job is not None and job.run else run
+        here = name or run_there
+        receiver = Receiver(
+            begin=lambda message: copy_directory(
+                results, here, server.address, str(message.get("run_id") or "")
+            )
+        )
+        return cls(
+            server=server,
+            run_there=run_there,
+            there=directory_there(there, job),
+            results=results,
+            name=here,
+            receiver=receiver,
+        )
+
+    @contextlib.contextmanager
+    def _sender(self, *options: str) -> Iterator[str]:
+        from orchestrator.store.remote import digests
+
+        with private_directory() as directory:
+            known = directory / "have.json"
+            known.write_text(json.dumps(digests(self.results / self.name)), encoding="ascii")
+            arguments = [self.run_there, "--have", known.name, *options]
+            arguments += ["--results", self.there] if self.there else []
+            module = "orchestrator.store.remote"
+            with self.server.helper(module, arguments, {known.name: known}) as helper:
+                yield helper
+
+    def run(self) -> None:
+        """Copy once."""
+        with self._sender() as helper:
+            self.server.follow(helper, self.receiver.feed)
+
+    @contextlib.contextmanager
+    def following(self, every_s: float) -> Iterator[None]:
+        """Copy, then go on in a thread within the block, as long as a driver works on the run."""
+        thread = ThreadPoolExecutor(1)
+        try:
+            with self._sender("--every", f"{every_s:g}") as helper:
+                copying = thread.submit(self.server.follow, helper, self.receiver.feed)
+                while not (self.receiver.finished or copying.done()):
+                    time.sleep(0.1)
+                if copying.done():
+                    copying.result()  # raises what it has raised
+                self.refuse_damage()
+                yield
+        finally:
+            thread.shutdown(wait=False)
+
+    def refuse_damage(self) -> None:
+        """Raise SubmitError unless all has come whole."""
+        from orchestrator.core.errors import SubmitError
+
+        if self.receiver.damaged or not self.receiver.finished:
+            what = ", ".join(self.receiver.damaged[:3]) or "the rest"
+            raise SubmitError(f"{what} did not come whole; the same command fetches it again")
 
 
 LOGS_EPILOG = """\

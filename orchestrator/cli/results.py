@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.options import (
     Command,
+    add_copy_argument,
     add_results_argument,
     add_shared,
+    named_run,
     print_answer,
 )
 from orchestrator.core import errors
@@ -47,6 +49,7 @@ REPORT_EPILOG = """\
 examples:
   nightgrid report                            the newest run: tables, and its HTML page
   nightgrid report smoke --format md          or terminal, csv, json, html, vendor
+  nightgrid report smoke --address http://head:8265      fetches the run first
   nightgrid report --all                      one page over all runs: trends, change points
   nightgrid report smoke --figures figures    every figure as PNG and PDF, its data as CSV
 
@@ -57,6 +60,7 @@ docs/report.md says what each section is made from.
 def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
     add_results_argument(parser)
+    add_copy_argument(parser)
     parser.add_argument(
         "--format",
         choices=FORMATS,
@@ -101,6 +105,13 @@ def run_report(args: argparse.Namespace) -> int:
     """Print or write the report."""
     if args.every:
         return _every_run(args)
+    if args.address:
+        from orchestrator.cli.remote import Transfer
+
+        transfer = Transfer.of(args.address, named_run(args), args.results)
+        transfer.run()
+        transfer.refuse_damage()
+        args.run_name = transfer.name
     store = find_run(args.run_name, args.results)
     # Figures and lengths are made from every prompt; all else needs no more than the rows.
     whole = args.figures is not None or args.format == "vendor"

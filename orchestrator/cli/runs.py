@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.options import (
     Command,
+    add_copy_argument,
     add_place_arguments,
     add_results_argument,
+    named_run,
     number,
     print_answer,
     results_here,
@@ -203,10 +205,13 @@ def _there(args: argparse.Namespace) -> list[RunEntry]:
 
 
 DEFAULT_PORT = 8600
+#: Seconds between two copies of a cluster's run.
+COPY_EVERY_S = 10.0
 
 WATCH_EPILOG = f"""\
 example:
   nightgrid watch smoke        then open the address that it prints
+  nightgrid watch smoke --address http://head:8265     of a cluster: its files are copied to here
 
 The page reads the run's own files, so the driver may run elsewhere on the same storage.
 From another machine:  ssh -L {DEFAULT_PORT}:127.0.0.1:{DEFAULT_PORT} HOST, then http://127.0.0.1:{DEFAULT_PORT}/
@@ -218,6 +223,7 @@ exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the address cannot be had; 4 no such
 def _add_watch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
     add_results_argument(parser)
+    add_copy_argument(parser)
     parser.add_argument(
         "--host",
         metavar="ADDRESS",
@@ -238,6 +244,19 @@ def _add_watch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_watch(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; in the background of a shell, Ctrl-C is not heard."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not args.address:
+        return _serve(args)
+    from orchestrator.cli.remote import Transfer
+
+    transfer = Transfer.of(args.address, named_run(args), args.results)
+    with transfer.following(COPY_EVERY_S):
+        args.run_name = transfer.name
+        return _serve(args)
+
+
+def _serve(args: argparse.Namespace) -> int:
     from orchestrator.core.errors import NightgridError
     from orchestrator.store.store import find_run
     from orchestrator.watch.server import TOKEN, WatchServer, is_loopback
@@ -264,8 +283,6 @@ def run_watch(args: argparse.Namespace) -> int:
         if beyond:
             output.say("  anyone who has this address can watch; the connection is not encrypted")
         output.say("  Ctrl-C ends the page, not the run")
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

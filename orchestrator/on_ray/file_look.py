@@ -154,7 +154,7 @@ def answers(accelerator: str, questions: Sequence[Mapping[str, Any]]) -> list[li
 def main(arguments: Sequence[str]) -> int:
     """Print the answers of the cluster that this process is in."""
     questions = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    with connect("auto") as cluster:
+    with connect() as cluster:
         output.say_json(_ask(cluster.nodes(), questions))
     return 0
 

@@ -42,7 +42,7 @@ from orchestrator.on_ray.cluster import (
     token_advice,
 )
 from orchestrator.on_ray.run_queue import KINDS, MADE_BY, PRIORITY, RESULTS, RUN, SUBMITTER
-from orchestrator.on_ray.upload import Upload, program_files, upload_of
+from orchestrator.on_ray.upload import Upload, name_there, program_files, upload_of
 from orchestrator.store.files import SUBMITTER_VARIABLE, is_address, submitter
 from orchestrator.store.files import VARIABLE as RESULTS_VARIABLE
 from orchestrator.util import output
@@ -94,15 +94,9 @@ class Submission:
     @property
     def entrypoint(self) -> str:
         """The command that the cluster runs; SubmitError if the grid is not in ``working_dir``."""
-        try:
-            grid = self.grid.resolve().relative_to(self.working_dir.resolve())
-        except ValueError:
-            raise SubmitError(
-                f"{self.grid} is outside the directory that is uploaded, "
-                f"{self.working_dir.resolve()}; copy it there, or give --working-dir"
-            ) from None
+        grid = name_there(self.grid, self.working_dir)
         # exec: if the head dies, Ray kills only the job's shell, not the shell's children.
-        command = ["exec", "python", "-m", "orchestrator", "run", grid.as_posix()]
+        command = ["exec", "python", "-m", "orchestrator", "run", grid]
         command += ["--run", self.run]
         if self.results is not None:
             command += ["--results", self.results]
@@ -462,7 +456,7 @@ def node_of_json(values: Mapping[str, Any]) -> Node:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Print the nodes of the cluster that this process is in."""
-    with connect("auto") as cluster:
+    with connect() as cluster:  # Ray names it to its jobs, wherever its files are
         nodes = described(cluster.nodes())
     output.say_json([dataclasses.asdict(node) for node in nodes])
     return 0

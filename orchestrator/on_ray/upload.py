@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import SubmitError
+from orchestrator.grid import SHIPPED_GRIDS
 from orchestrator.grid.dependencies import things
 from orchestrator.worker.orphans import private_directory
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from orchestrator.core.job import Job
 
 PACKAGES = ("orchestrator", "workloads")
+#: Most bytes that a grid and what it names may have: Ray copies them to every node that needs them.
+MOST_BYTES = 100_000_000
 #: Directories in which nothing is of use to a job, wherever they are.
 _SKIPPED = {"__pycache__", ".git", ".hg", ".svn", ".venv", ".mypy_cache", ".pytest_cache"}
 #: Names of files that hold secrets, in lower case.
@@ -88,8 +91,8 @@ def upload_of(
     directory or the root, and for unreadable files.
     """
     root = working_dir.resolve()
-    named: dict[str, Path] = {}
-    for path in (str(grid.resolve()), *include, *_named_by(jobs, root)):
+    named = {name_there(grid, working_dir): grid}
+    for path in (*include, *_named_by(jobs, root)):
         named |= _files_of(path, root)
     included = {
         Path(os.path.normpath(root / name)).relative_to(root).as_posix() for name in include
@@ -100,7 +103,34 @@ def upload_of(
             f"not uploaded, since they are named as secrets are: {', '.join(secret[:10])}. Move "
             f"them elsewhere, or name each that is meant to go: --include {secret[0]}"
         )
+    _refuse_large(named)
     return Upload(program=program_files(root), named=named)
+
+
+def name_there(grid: Path, working_dir: Path) -> str:
+    """The grid's name in the directory of the job: of a shipped grid its own, of others that
+    beneath ``working_dir``; SubmitError for one outside of it."""
+    root, real = working_dir.resolve(), grid.resolve()
+    if real.is_relative_to(root):
+        return real.relative_to(root).as_posix()
+    if grid.parent == SHIPPED_GRIDS:
+        return grid.name
+    raise SubmitError(
+        f"{grid} is outside the directory that is uploaded, {root}; copy it there, or give "
+        "--working-dir"
+    )
+
+
+def _refuse_large(named: Mapping[str, Path]) -> None:
+    sizes = {name: path.stat().st_size for name, path in named.items()}
+    if (total := sum(sizes.values())) > MOST_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        place = os.path.dirname(largest) or largest
+        raise SubmitError(
+            f"{total / 1e6:,.0f} MB would be uploaded ({largest} alone has "
+            f"{sizes[largest] / 1e6:,.0f} MB), and {MOST_BYTES / 1e6:.0f} MB is the most: put "
+            f"{place} where the cluster's nodes see it and write its absolute path into the grid"
+        )
 
 
 def program_files(root: Path | None = None) -> dict[str, Path]:

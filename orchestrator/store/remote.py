@@ -24,6 +24,7 @@ import json
 import os
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from typing import Any
 from orchestrator.core.errors import StoreError
 from orchestrator.store import disk, files
 from orchestrator.store.identity import id_at
+from orchestrator.store.lock import is_held
 from orchestrator.store.log import is_log
 from orchestrator.store.reader import has_rows
 from orchestrator.store.store import Store, find_run
@@ -356,6 +358,7 @@ class Receiver:
         if kind == "refused":
             raise StoreError(str(message))
         if kind == "begin":
+            self.finished = False
             self._run = self.begin(message)
             self._wanted = set(message.get("wanted") or ())
         elif kind == "file" and self._run is not None:
@@ -380,6 +383,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run")
     parser.add_argument("--results", type=files.directory_of)
     parser.add_argument("--have", type=Path, help="JSON: SHA-256 by name of what is there already")
+    parser.add_argument("--every", type=float, help="again so many seconds later, while it runs")
     args = parser.parse_args(arguments)
     try:
         store = find_run(args.run, args.results)
@@ -387,9 +391,15 @@ def main(arguments: list[str] | None = None) -> int:
     except StoreError as error:
         output.say(f"{MARK} refused {json.dumps(str(error))}")
         return StoreError.exit_code
-    for line in lines_of(store.path, have):
-        output.say(line)
-    return 0
+    while True:
+        goes_on = is_held(store.path)
+        sent = digests(store.path)
+        for line in lines_of(store.path, have):
+            output.say(line)
+        if not args.every or not goes_on:
+            return 0
+        have = sent
+        time.sleep(args.every)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from refusing_proxy import refusing_proxy
 
 from orchestrator.cli.main import main
 from orchestrator.core.errors import SubmitError
+from orchestrator.grid import grid_path
 from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray.jobs import (
     HeadJobFailed,
@@ -322,6 +323,26 @@ def test_from_a_home_directory_only_the_grid_goes(upload: Callable[..., Upload])
     assert not directory.exists()
     assert sent.text().startswith(f"uploads {len(files)} files, ")
     assert sent.text().endswith("MB: the program, grid.yaml")
+
+
+def test_a_shipped_grid_goes_under_its_own_name(tmp_path: Path) -> None:
+    for name in ("smoke", "gaudi"):
+        sent = submission(tmp_path, grid=grid_path(name))
+        assert f"orchestrator run {name}.yaml " in sent.entrypoint
+        assert list(sent.upload().named) == [f"{name}.yaml"]
+
+
+def test_more_than_100_mb_are_refused_before_they_are_packed(
+    upload: Callable[..., Upload], home: Path
+) -> None:
+    (home / "data" / "large.jsonl").touch()
+    os.truncate(home / "data" / "large.jsonl", 120_000_000)
+    with pytest.raises(SubmitError, match=r"120 MB would be uploaded \(data/large.jsonl") as large:
+        upload(dataset="data/large.jsonl")
+    assert "put data where the cluster's nodes see it and write its absolute path" in str(
+        large.value
+    )
+    assert set(upload("data/prompts.jsonl").named) == {"grid.yaml", "data/prompts.jsonl"}
 
 
 def test_what_the_grid_names_goes_along(upload: Callable[..., Upload], home: Path) -> None:

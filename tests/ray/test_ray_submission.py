@@ -229,6 +229,10 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     fetched = head.nightgrid("fetch", "night-1", "--address", head.url, cwd=tmp_path / "own")
     assert fetched.returncode == 0 and not fetched.stderr, fetched.stderr
     assert digests(tmp_path / "own" / "results" / "submitted") == digests(results / "submitted")
+    there = ("submitted", "--address", head.url, "--results", str(tmp_path / "copy"))
+    reported = head.nightgrid("report", *there, cwd=tmp_path)
+    assert "All 4 jobs have an answer; 2 measured" in reported.stdout, reported.stderr
+    assert (tmp_path / "copy" / "submitted" / "report.html").is_file()
 
     rows = Store.open(results, "submitted").measurements()
     states = sorted(str(row.state) for row in rows)
@@ -236,6 +240,38 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     measured = [row for row in rows if row.state is State.SUCCEEDED]
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     assert {(r.nodes, r.emulated, r.niceness) for r in measured} == {(("hpu-1",), True, niceness)}
+
+
+def test_a_run_of_a_cluster_is_watched_from_elsewhere(head: Head, tmp_path: Path) -> None:
+    there = ("--address", head.url, "--results", str(tmp_path / "there"))
+    (tmp_path / "grid.yaml").write_text(GRID.replace("submitted", "watched"))
+    assert head.nightgrid("submit", "grid.yaml", *there, cwd=tmp_path).returncode == 0
+    assert until(lambda: (tmp_path / "there" / "watched" / "status.json").is_file(), 90)
+    words = ["watch", "watched", "--address", head.url, "--port", "0", "--results", "copy"]
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", *words],
+        cwd=tmp_path,
+        env=head.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert watching.stdout is not None
+        url = watching.stdout.readline().split()[-1]
+
+        def finished() -> bool:
+            with urllib.request.urlopen(f"{url}state", timeout=patience(10)) as answer:
+                status = json.load(answer)["status"]
+            return status is not None and status["finished"]
+
+        assert until(finished, 120)
+    finally:
+        watching.send_signal(signal.SIGTERM)
+        assert watching.wait(patience(30)) == 0
+    token = {"Authorization": f"Bearer {(head.home / 'token').read_text()}"}
+    jobs = urllib.request.Request(f"{head.url}/api/jobs/", headers=token)
+    with urllib.request.urlopen(jobs, timeout=patience(10)) as answer:
+        assert "store.remote" not in answer.read().decode()  # the job that sent the files is gone
 
 
 def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> None:
