@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import errno
 import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from importlib import metadata
 from typing import Any
 
 from orchestrator import __version__
@@ -159,6 +162,14 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     return args
 
 
+def installed_by(distribution: str) -> set[str]:
+    """Names of the packages that a distribution requires."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        requirements = metadata.requires(distribution) or []
+        return {re.split(r"[^\w.-]", requirement)[0] for requirement in requirements}
+    return set()
+
+
 def _main(arguments: list[str]) -> int:
     for name in CHATTERERS:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -175,6 +186,11 @@ def _main(arguments: list[str]) -> int:
         text, code = str(error), 1
     except output.OutputFailed:
         raise
+    except ModuleNotFoundError as error:  # of a workstation that has requirements-client.txt alone
+        package = (error.name or "").partition(".")[0]
+        if package not in installed_by("nightgrid"):
+            raise
+        text, code = f"this needs the package {package}: pip install {package}", 7
     except OSError as error:  # what no command expects: a directory without permission, say
         where = f"{error.filename}: " if error.filename else ""
         text, code = f"{where}{error.strerror or error}", StoreError.exit_code

@@ -77,24 +77,38 @@ def asks_for_token(error: object) -> bool:
 
 def take_own_token() -> None:
     """Use Ray's default token if none is set, as ``ray.init`` does, for requests before it."""
-    with contextlib.suppress(ImportError):  # Ray before 2.60 does not
+    try:
         from ray._private.authentication import authentication_token_setup as ray_token
 
         logging.getLogger(ray_token.__name__).setLevel(logging.ERROR)
         ray_token.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    except ImportError:  # Ray before 2.60 does not; a workstation may have none
+        if not os.environ.get(MODE) and _token_file().is_file():
+            os.environ[MODE] = "token"
 
 
 def missing_token() -> str | None:
     """Reason why this process lacks the token that it is set to send; None if all is well."""
     if os.environ.get(MODE, "").lower() != "token" or os.environ.get(TOKEN):
         return None
-    named = os.environ.get(TOKEN_PATH)
-    path = Path(named).expanduser() if named else Path.home() / ".ray" / "auth_token"
+    path = _token_file()
     try:
         has_token = bool(files.read_text(path, limit_bytes=files.MIB).strip())
     except (OSError, ValueError) as error:
         return f"{MODE} is token, but {path} cannot be read: {error}. {_ADVICE}"
     return None if has_token else f"{MODE} is token, but {path} is empty. {_ADVICE}"
+
+
+def own_token() -> str:
+    """The token that this process is set to send; empty if none (``missing_token``)."""
+    if os.environ.get(MODE, "").lower() != "token":
+        return ""
+    return os.environ.get(TOKEN) or files.read_text(_token_file(), limit_bytes=files.MIB).strip()
+
+
+def _token_file() -> Path:
+    named = os.environ.get(TOKEN_PATH)
+    return Path(named).expanduser() if named else Path.home() / ".ray" / "auth_token"
 
 
 def token_advice(where: str) -> str:

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import platform
 import re
@@ -38,9 +37,11 @@ from orchestrator.on_ray.cluster import (
     connect,
     described,
     missing_token,
+    own_token,
     take_own_token,
     token_advice,
 )
+from orchestrator.on_ray.job_client import JobClient
 from orchestrator.on_ray.run_queue import KINDS, MADE_BY, PRIORITY, RESULTS, RUN, SUBMITTER
 from orchestrator.on_ray.upload import Upload, name_there, program_files, upload_of
 from orchestrator.store.files import SUBMITTER_VARIABLE, is_address, submitter
@@ -53,12 +54,6 @@ from orchestrator.worker.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIA
 if TYPE_CHECKING:
     from orchestrator.core.job import Job
 
-#: Ray modules that log each uploaded package.
-_CHATTERERS = (
-    "ray.dashboard.modules.job.sdk",
-    "ray.dashboard.modules.dashboard_sdk",
-    "ray._private.runtime_env.packaging",
-)
 _REFUSED = (2, 3, 4)  # exit codes of a job that may have left its run as it was
 _HELPER_END_S = 10.0  # Ray kills a job 3 s after it was asked to end
 #: Time for a stopped job to end its workers and write its last rows (Ray's own: 3 s).
@@ -69,7 +64,7 @@ ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _CONNECT_S = 5.0
 #: Ray's own words with 401 and 403; a proxy's are others.
 _RAYS_REFUSAL = re.compile(r"(Missing|Invalid) authentication token")
-_OF_A_GATEWAY = re.compile(r"\b(407|502|504) |proxy", re.IGNORECASE)
+_OF_A_GATEWAY = re.compile(r"\b(407|502|504)\b|proxy", re.IGNORECASE)
 #: Ray's own lines of a job's log, before what the command prints.
 _RAYS = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\tINFO |Running entrypoint for job ")
 #: Time for a new or busy head node's agent to accept jobs; Ray itself gives up after 10 s.
@@ -177,18 +172,13 @@ class JobServer:
         take_own_token()
         if missing := missing_token():
             raise SubmitError(missing)
-        from ray.job_submission import JobSubmissionClient
-
-        for name in _CHATTERERS:
-            logging.getLogger(name).setLevel(logging.WARNING)
         try:
-            self._client = JobSubmissionClient(self.address)
+            self._client = JobClient(self.address, own_token())
         except Exception as error:
             if asks_for_token(error) and _RAYS_REFUSAL.search(str(error)):
                 raise SubmitError(token_advice(f"the cluster at {self.address}")) from error
-            refusal = str(error).partition("\n\n")[0]  # then comes Ray's advice about tokens
-            text = f"{self.address} does not answer as a Ray job server: {error_line(refusal)}"
-            if asks_for_token(error) or _OF_A_GATEWAY.search(refusal):
+            text = f"{self.address} does not answer as a Ray job server: {error_line(error)}"
+            if asks_for_token(error) or _OF_A_GATEWAY.search(str(error)):
                 text += (
                     ". This answer is not Ray's: a proxy or gateway stands before that address; "
                     "use the head's own port 8265 or an SSH tunnel to it"
@@ -329,11 +319,10 @@ class JobServer:
 
     def jobs(self) -> list[JobInfo]:
         """Every submitted job that Nightgrid made, the newest first."""
-        listed = [job for job in self._client.list_jobs() if job.submission_id]
-        made_here = [job for job in listed if (job.metadata or {}).get(MADE_BY) == "nightgrid"]
-        return [
-            _info(job) for job in sorted(made_here, key=lambda j: j.start_time or 0, reverse=True)
-        ]
+        listed = [job for job in self._client.list_jobs() if job["submission_id"]]
+        made_here = [job for job in listed if _metadata(job).get(MADE_BY) == "nightgrid"]
+        made_here.sort(key=lambda job: job["start_time"] or 0, reverse=True)
+        return list(map(_info, made_here))
 
     def logs(self, submission_id: str) -> str:
         """All that the job has printed so far."""
@@ -513,18 +502,23 @@ def new_submission_id(run: str) -> str:
     return f"nightgrid-{run}-{stamp}-{os.urandom(2).hex()}"
 
 
-def _info(job: Any) -> JobInfo:
+def _metadata(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    return job.get("metadata") or {}
+
+
+def _info(job: Mapping[str, Any]) -> JobInfo:
+    started, ended = job.get("start_time"), job.get("end_time")  # milliseconds
     return JobInfo(
-        submission_id=job.submission_id,
-        status=str(getattr(job.status, "value", job.status)),
-        entrypoint=job.entrypoint,
-        message=job.message or "",
-        started_at=job.start_time / 1000 if job.start_time else None,
-        ended_at=job.end_time / 1000 if job.end_time else None,
-        exit_code=job.driver_exit_code,
-        run=str((job.metadata or {}).get(RUN, "")),
-        results=str((job.metadata or {}).get(RESULTS, "")),
-        submitter=str((job.metadata or {}).get(SUBMITTER, "")),
+        submission_id=job["submission_id"],
+        status=job["status"],
+        entrypoint=job["entrypoint"],
+        message=job.get("message") or "",
+        started_at=started / 1000 if started else None,
+        ended_at=ended / 1000 if ended else None,
+        exit_code=job.get("driver_exit_code"),
+        run=str(_metadata(job).get(RUN, "")),
+        results=str(_metadata(job).get(RESULTS, "")),
+        submitter=str(_metadata(job).get(SUBMITTER, "")),
     )
 
 

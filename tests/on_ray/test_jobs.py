@@ -78,7 +78,7 @@ def test_a_head_whose_agent_is_not_there_yet_is_tried_again(tmp_path, monkeypatc
     gone: list[OSError] = []
 
     class Client:
-        def __init__(self, _: str) -> None: ...
+        def __init__(self, *_: str) -> None: ...
 
         def get_job_info(self, _: str) -> None:
             if gone:
@@ -95,7 +95,7 @@ def test_a_head_whose_agent_is_not_there_yet_is_tried_again(tmp_path, monkeypatc
             sent.append(job["submission_id"])
             return sent[-1]
 
-    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Client)
+    monkeypatch.setattr("orchestrator.on_ray.jobs.JobClient", Client)
     monkeypatch.setattr("time.sleep", lambda _: None)
     (tmp_path / "grid.yaml").write_text("name: g\n")
     with socket.create_server(("127.0.0.1", 0)) as listening:

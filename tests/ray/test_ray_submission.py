@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,17 @@ class Head:
         )
 
 
+#: The largest of what a workstation does without (requirements-client.txt).
+ABSENT = "torch, ray, transformers, datasets, pyarrow, safetensors, jinja2, sentencepiece"
+
+
+def workstation(head: Head, directory: Path) -> dict[str, str]:
+    """The environment of a process in which importing these packages fails."""
+    refusing = f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}.split(', ')))\n"
+    (directory / "sitecustomize.py").write_text(refusing)
+    return head.environment | {"PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"}
+
+
 def uploaded(head: Head) -> list[set[str]]:
     unpacked = Path(head.environment["RAY_TMPDIR"]).glob("**/working_dir_files/_ray_pkg_*/")
     found = [
@@ -190,6 +202,10 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
 
 
 def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path) -> None:
+    """From a workstation with neither Ray nor torch."""
+    there = tmp_path / "workstation"
+    there.mkdir()
+    nightgrid = partial(head.nightgrid, environment=workstation(head, there))
     (tmp_path / "grid.yaml").write_text(GRID.replace("advertisegen-synthetic", "own/prompts.jsonl"))
     (tmp_path / "own").mkdir()
     example = json.dumps({"content": "类型#裙*风格#简约", "summary": "简约的裙子"})
@@ -201,19 +217,19 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     submit = ("submit", "grid.yaml", "--address", head.url, "--results", str(results))
     submit += ("--submission-id", "night-1")
     started = time.monotonic()
-    sent = head.nightgrid(*submit, cwd=tmp_path)
+    sent = nightgrid(*submit, cwd=tmp_path)
     assert sent.returncode == 0, sent.stderr
     assert sent.stdout.splitlines()[0] == "night-1"
     said = sent.stderr.splitlines()[0]
     assert said.endswith("MB: the program, grid.yaml, own/prompts.jsonl"), sent.stderr
     assert time.monotonic() - started < patience(60)
 
-    again = head.nightgrid(*submit, cwd=tmp_path)
+    again = nightgrid(*submit, cwd=tmp_path)
     assert again.returncode == 0 and "is there already" in again.stdout, again.stderr
-    other = head.nightgrid(*submit, "--run", "other", cwd=tmp_path)
+    other = nightgrid(*submit, "--run", "other", cwd=tmp_path)
     assert other.returncode == 5 and "another command" in other.stderr
 
-    followed = head.nightgrid("logs", "night-1", "--address", head.url, "--follow")
+    followed = nightgrid("logs", "night-1", "--address", head.url, "--follow")
     assert followed.returncode == 0, followed.stdout + followed.stderr
     assert "\x1b[" not in followed.stdout and "\r" not in followed.stdout
     assert followed.stdout.count("] SUCCEEDED  ") == 2
@@ -223,10 +239,10 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
             *("orchestrator", "workloads", "results", "grid.yaml", "own")
         }
 
-    status = head.nightgrid("status", "submitted", "--address", head.url)
+    status = nightgrid("status", "submitted", "--address", head.url)
     assert status.returncode == 0 and "night-1  SUCCEEDED  run submitted" in status.stdout
     assert "exit code 0" in status.stdout and "submitted: 4/4 jobs" in status.stdout
-    fetched = head.nightgrid("fetch", "night-1", "--address", head.url, cwd=tmp_path / "own")
+    fetched = nightgrid("fetch", "night-1", "--address", head.url, cwd=tmp_path / "own")
     assert fetched.returncode == 0 and not fetched.stderr, fetched.stderr
     assert digests(tmp_path / "own" / "results" / "submitted") == digests(results / "submitted")
     there = ("submitted", "--address", head.url, "--results", str(tmp_path / "copy"))
