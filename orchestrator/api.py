@@ -1,8 +1,9 @@
-"""Nightgrid from Python: ``from orchestrator import Grid, load, run``.
+"""Nightgrid from Python: ``from nightgrid import Grid, load, run``.
 
     grid = Grid.from_file("grids/smoke.yaml")
     grid.plan(emulate="2x8")             # what `nightgrid plan` prints
     night = run(grid, emulate="2x8")     # what `nightgrid run` does
+    night.best                           # the fastest setting, and whether it has won
     night.to_pandas()                    # one line a job
     night.compare(load("last-week"))     # what `nightgrid compare last-week smoke` says
 
@@ -19,11 +20,12 @@ from datetime import datetime
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from orchestrator.core.errors import ExtraMissing
 from orchestrator.core.job import State
 from orchestrator.core.plan import Plan
+from orchestrator.grid import grid_path
 from orchestrator.grid.parser import Grid as GridValue
 from orchestrator.grid.parser import grid_of_values, load_grid, parse_grid
 from orchestrator.watch.plan_text import html_table, plan_html
@@ -41,6 +43,19 @@ if TYPE_CHECKING:
     from orchestrator.store.store import Store
 
 MOST_ROWS_SHOWN = 20
+
+
+class Best(NamedTuple):
+    """The fastest setting of one piece of work on one device, and how sure that is."""
+
+    row: Measurement
+    label: str  # its settings that differ from others', as the report has them
+    verdict: str  # "clear winner", "tied", "not known" or "alone"
+    reason: str  # the verdict in the report's words
+
+
+#: Columns of ``records`` with seconds since the epoch.
+TIMES = {"recorded_at", "started_at", "ended_at"}
 
 
 def load(
@@ -92,14 +107,28 @@ class Run:
         return self._read[1]
 
     @property
+    def best(self) -> Best | None:
+        """The first of the report's rankings: of other work ``summary.rankings`` has others. None
+        if nothing can be ranked."""
+        from orchestrator.report.wording import standing
+
+        for ranking in self.summary.rankings:
+            label = self.summary.chosen(ranking.fastest)
+            reason = standing(ranking, self.summary.chosen)
+            return Best(ranking.fastest, label, ranking.verdict.value, reason)
+        return None
+
+    @property
     def states(self) -> Mapping[State, int]:
         """Count the jobs that ended in each state."""
         return self.summary.counts
 
     @property
     def ok(self) -> bool:
-        """Return whether every job was measured, does not fit or is unsupported here."""
-        return not self.summary.unsettled and self.summary.underway is None
+        """Return whether every job was measured, does not fit or is unsupported here, and at least
+        one was measured."""
+        summary = self.summary
+        return bool(summary.measured) and not summary.unsettled and summary.underway is None
 
     def table(self, *, every: bool = False) -> pa.Table:
         """Rows with every column of docs/schema.md and raw samples; ``every``: all attempts."""
@@ -114,13 +143,24 @@ class Run:
         return records(self.attempts if every else self.rows)
 
     def to_pandas(self, *, every: bool = False) -> pandas.DataFrame:
-        """``records`` as a pandas table; raises ExtraMissing without pandas."""
-        return _library("pandas").DataFrame(self.records(every=every))
+        """``records`` as a pandas table, with times as timestamps; raises ExtraMissing without
+        pandas."""
+        pandas = _library("pandas")
+        frame = pandas.DataFrame(self.records(every=every))
+        for name in TIMES & set(frame.columns):
+            frame[name] = pandas.to_datetime(frame[name], unit="s", utc=True)
+        return frame
 
     def to_polars(self, *, every: bool = False) -> polars.DataFrame:
-        """``records`` as a polars table; raises ExtraMissing without polars."""
-        records = self.records(every=every)
-        return _library("polars").DataFrame(records, infer_schema_length=None, strict=False)
+        """``records`` as a polars table, with times as timestamps; raises ExtraMissing without
+        polars."""
+        polars = _library("polars")
+        frame = polars.DataFrame(self.records(every=every), infer_schema_length=None, strict=False)
+        times = [
+            polars.from_epoch(polars.col(name) * 1e6, "us").dt.replace_time_zone("UTC")
+            for name in TIMES & set(frame.columns)
+        ]
+        return frame.with_columns(times)
 
     def to_dict(self) -> dict[str, object]:
         """The output of `nightgrid report --json`."""
@@ -147,8 +187,9 @@ class Run:
         return compare(before.rows, self.rows, names=names, **options)
 
     def query(self, sql: str) -> Answer:
-        """Answer SQL over this run, as `nightgrid query` does; raises ExtraMissing without duckdb,
-        QueryError for a refused statement."""
+        """Answer SQL over this run, as `nightgrid query` does: ``to_pandas()``, ``to_arrow()``,
+        ``records()`` or ``rows``. Raises ExtraMissing without duckdb, QueryError for a refused
+        statement."""
         from orchestrator.report.query import query
 
         return query(self.store.path.parent, sql, [self.name])
@@ -217,8 +258,8 @@ class Grid(GridValue):
 
     @classmethod
     def from_file(cls, path: Path | str) -> Grid:
-        """Read a grid file; see ``load_grid``."""
-        return _as(cls, load_grid(path))
+        """Read a grid file, or one that comes with Nightgrid by its name; see ``load_grid``."""
+        return _as(cls, load_grid(grid_path(str(path))))
 
     @classmethod
     def from_text(cls, text: str) -> Grid:
@@ -279,6 +320,7 @@ def run(
     log_to: Sequence[str] = (),
     card_memory_bytes: int | None = None,
     retry_failed: bool = False,
+    retry_flagged: bool = False,
     keep_changed: bool = False,
     wait_for_cards: float = 0.0,
     force: bool = False,
@@ -297,7 +339,7 @@ def run(
     second stops them; measured rows are kept. Failed jobs raise nothing: see ``Run.ok``.
 
     Args:
-        grid: a grid, or the path of its file.
+        grid: a grid, the path of its file, or the name of one that comes with Nightgrid.
         emulate: emulated cards of this machine, such as ``2x8``; None: a Ray cluster, or this
             machine's own cards.
         address: of the Ray cluster, ``HOST:6379``; None: RAY_ADDRESS, if set.
@@ -309,6 +351,7 @@ def run(
         log_to: trackers that get every row, ``mlflow`` or ``mlflow=DESTINATION``.
         card_memory_bytes: memory of an emulated card; None: its share of this machine's.
         retry_failed: also run jobs that failed earlier.
+        retry_flagged: at the end, measure again earlier rows that something disturbed.
         keep_changed: keep rows although the files of their model or dataset have changed.
         wait_for_cards: seconds to wait for nodes with the cards that the grid asks for.
         force: run everything, measured already or not.
@@ -342,6 +385,7 @@ def run(
         in_process=in_process,
         card_memory_bytes=card_memory_bytes,
         retry_failed=retry_failed,
+        retry_flagged=retry_flagged,
         keep_changed=keep_changed,
         wait_for_cards=wait_for_cards,
         force=force,
@@ -354,7 +398,8 @@ def run(
         priority=priority,
         quiet=quiet,
     )
-    outcome = run_grid(grid, options, (lambda _: None) if quiet else print)
+    source = grid if isinstance(grid, GridValue) else grid_path(os.fspath(grid))
+    outcome = run_grid(source, options, (lambda _: None) if quiet else print)
     if not outcome.result.finished:
         raise KeyboardInterrupt(f"{outcome.result.reason}; run it again to go on from here")
     return Run(outcome.store, plan=outcome.plan)

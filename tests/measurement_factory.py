@@ -28,7 +28,14 @@ START = 1_770_000_000.0
 GIB = 2**30
 BYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
 SLOWDOWN = {"fp32": 1.0, "fp16": 1.03, "bf16": 1.0, "fp8": 1.05, "int8": 1.25, "int4": 1.45}
-PARAMETERS = {"chatglm3-6b": 6.24e9, "tiny-chatglm3": 2.1e7, "smollm2-135m-instruct": 1.35e8}
+PARAMETERS = {
+    "chatglm3-6b": 6.24e9,
+    "tiny-chatglm3": 2.1e7,
+    "smollm2-135m-instruct": 1.35e8,
+    "google-bert/bert-base-uncased": 109_514_298,
+    "google-t5/t5-3b": 2_851_598_336,
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": 1_066_235_307,
+}
 DEVICES = {
     Accelerator.HPU: ("Gaudi2", 96 * GIB, 2.46e12),
     Accelerator.GPU: ("NVIDIA H200", 141 * GIB, 4.8e12),

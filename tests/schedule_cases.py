@@ -31,6 +31,7 @@ from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card, Node
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.invariants import Invariants
+from orchestrator.scheduler.repeats import FlagJudge
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from workloads.base import Result
 
@@ -117,6 +118,8 @@ class Cluster:
         estimates: Fixed | None = None,
         attempts_before: Mapping[str, int] | None = None,
         cards_before: Mapping[str, Collection[tuple[str, int]]] | None = None,
+        judge: FlagJudge | None = None,
+        again: Mapping[str, int] | None = None,
         **settings: object,
     ) -> None:
         self.jobs = list(jobs)
@@ -126,9 +129,11 @@ class Cluster:
             estimates or Fixed(),
             attempts_before=attempts_before,
             cards_before=cards_before,
+            judge=judge,
+            again=again,
         )
         self.now = 1000.0
-        self.invariants = Invariants()
+        self.invariants = Invariants(judged=judge is not None)
         self.log: list[Command] = []
         self.starting: dict[str, StartWorker] = {}
         self.up: dict[str, StartWorker] = {}

@@ -17,6 +17,7 @@ from orchestrator.core.topology import Node
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.scheduler import ScheduleSettings
 from orchestrator.scheduler.simulator import Faults, SimulationResult
+from workloads.base import MeasureSettings
 
 #: Whole runs are slow examples; the time limit of the suite is per test, not per example.
 #: ``NIGHTGRID_EXAMPLES=5000`` looks longer, `make quick` shorter.
@@ -76,6 +77,7 @@ def grids(draw: st.DrawFn) -> list[PlannedJob]:
             cards=random.choice([1] * 6 + [2, 2, 3, 4, 8, 16]),
             batch_size=random.choice([1, 2, 4, 8, 16, 32, MAX, "best(cap=32)", "max(cap=7)"]),
             isolation=random.choice(["warm"] * 4 + ["process"]),
+            measure=MeasureSettings(repeat_flagged=random.choice([0, 1, 1, 3])),
         )
         jobs.append(PlannedJob(job=this, action=action, reason="as drawn"))
     if draw(st.booleans()):
@@ -119,6 +121,7 @@ def faults(draw: st.DrawFn) -> Faults:
         rejoin_after_s=draw(st.sampled_from([None, 30.0, 600.0])),
         late_results=draw(st.booleans()),
         fits_up_to=draw(st.sampled_from([None, 0, 1, 5, 16])),
+        flagged=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0])),
     )
 
 

@@ -159,6 +159,7 @@ class MeasureSettings:
     time_limit_s: float = 120.0  # of the timed part
     warmup_limit_s: float = 1800.0  # of what comes before it
     least_s: float = 0.0  # of the timed part: repeats go on until then, so that energy can be read
+    repeat_flagged: int = 1  # most further measurements of a row whose figure was disturbed
 
 
 #: Phases of an attempt, in order. All but ``queued`` (waiting for CPUs) have a watchdog limit.

@@ -29,7 +29,7 @@ from workloads.models.catalog import known_config, positions_of
 from workloads.models.precision import quantized, support
 from workloads.models.prompt_look import prompt_notes, prompt_refusals
 from workloads.models.rules import saving_refusals, too_long
-from workloads.registry import WorkloadSpec, find_workload
+from workloads.registry import WorkChange, WorkloadSpec, find_workload
 from workloads.rules import require_allowed
 from workloads.training.methods import ADAPTER_METHODS, MethodParameters, method_of
 from workloads.training.pairs import Seq2SeqParameters, source_length, target_length
@@ -155,6 +155,19 @@ class _Parameters(Seq2SeqParameters, MethodParameters):
 
 FinetuningParameters = with_techniques("FinetuningParameters", _Parameters, TASKS)
 
+#: The trainer's own default clipped at 1; ChatGLM3's fused layer had one adapter of q, k and v.
+_AS_EVERYWHERE = WorkChange(
+    what="optimum-habana clips and adapts by default as every engine does",
+    concerns=lambda engine, given: (
+        engine == "optimum-habana"
+        and (given.get("max_gradient_norm") is None or given.get("targets") is None)
+    ),
+)
+_WITHIN_SUPPORT = WorkChange(
+    what="teacher_logits: kept compares both models over the logits that are kept",
+    concerns=lambda _, given: given.get("teacher_logits") == "kept",
+)
+
 SPEC = WorkloadSpec(
     name="finetuning",
     function="workloads.finetuning:run",
@@ -165,6 +178,7 @@ SPEC = WorkloadSpec(
     tasks=TASKS,
     throughput=SAMPLES,
     metrics=technique_metrics(TASKS),
+    work_changes=(_AS_EVERYWHERE, _WITHIN_SUPPORT),
     refuse=refuse,
     notes=lambda job: (*learning_notes(job), *prompt_notes(job), *technique_notes(job)),
 )

@@ -18,7 +18,7 @@ from workloads.data.shapes import text_of
 from workloads.finetuning import TRAINED_IN, half_weights
 from workloads.inspection.checkpoints import UnusableFile, read_object, weight_files
 from workloads.models.catalog import MADE, find_model, known_config, usable_positions
-from workloads.registry import WorkloadSpec
+from workloads.registry import WorkChange, WorkloadSpec
 from workloads.settings import work
 from workloads.training.methods import TrainingParameters
 from workloads.training.parallel.layout import model_parallel_size, pipeline_size
@@ -247,6 +247,14 @@ SPEC = WorkloadSpec(
         ),
         _hours(65_000),
         _hours(20_000),
+    ),
+    work_changes=(
+        WorkChange(
+            what="optimum-habana clips nothing where max_gradient_norm is null",
+            concerns=lambda engine, given: (
+                engine == "optimum-habana" and given.get("max_gradient_norm", 1.0) is None
+            ),
+        ),
     ),
     refuse=refuse,
 )

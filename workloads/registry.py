@@ -284,6 +284,15 @@ def task_of(kind: CheckpointKind) -> TaskSpec | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkChange:
+    """A change of the work that unchanged settings stand for."""
+
+    what: str  # e.g. "trains without clipping now"
+    #: Tell if it changed jobs of an engine with these parameters, which may lack newer settings.
+    concerns: Callable[[str, Mapping[str, Any]], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
     """One workload: its name in a grid, its entry point and the model of its parameters."""
 
@@ -305,6 +314,13 @@ class WorkloadSpec:
     implied: bool = False  # plans add such jobs, so no message suggests it
     #: Settings now of an engine or device, with the value in ids of jobs that no longer have them.
     moved: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    #: Changes of what equal settings compute, oldest first: each raises ``work_version`` by one.
+    work_changes: tuple[WorkChange, ...] = ()
+
+    @property
+    def work_version(self) -> int:
+        """Version of the work, which stands in every row; 1 for the first."""
+        return 1 + len(self.work_changes)
 
     def setting_models(self) -> tuple[type[Settings], ...]:
         """The models whose settings a grid may write: the workload's own, then those of engines."""
@@ -439,6 +455,23 @@ def _metrics_of(spec: WorkloadSpec) -> Mapping[str, Metric]:
 @cache
 def _declared_in_rows(model: type[Settings]) -> Mapping[str, Declaration]:
     return MappingProxyType({**declarations(model), **removed_settings(model)})
+
+
+def work_version(workload: str) -> int:
+    """Version of a workload's work now; 1 where it is not installed."""
+    spec = WORKLOADS.get(workload)
+    return 1 if spec is None else spec.work_version
+
+
+def outdated(workload: str, engine: str, parameters: Mapping[str, Any], version: int) -> str:
+    """Return how a row's work differs from that of the same settings now, naming the version that
+    changed it; "" if it does not differ."""
+    spec = WORKLOADS.get(workload)
+    changes = () if spec is None else spec.work_changes
+    for number, change in enumerate(changes[version - 1 :], version + 1):
+        if change.concerns(engine, parameters):
+            return f"before work version {number}: {change.what}"
+    return ""
 
 
 def throughput_of(workload: str) -> Throughput | None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from workloads.base import NOT_FINITE, SAMPLES, JobContext, Request, Result, require_batch
 from workloads.bench.measure import Observation, load_resident, measure_resident
 from workloads.bench.warmup import WarmupPlan
 from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.engines import engine_function
+from workloads.models import attention
 from workloads.registry import WorkloadSpec
-from workloads.settings import amount
+from workloads.settings import amount, choice
 
 if TYPE_CHECKING:
     from workloads.engines.torch_models import LoadedEncoder
@@ -33,6 +34,13 @@ class TextEncodingParameters(DatasetParameters):
     max_length: int = amount(
         128, ge=2, description="Most tokens of a text; a longer one is cut at its end."
     )
+    attention: Literal["sdpa", "eager", "flash_attention_2", "xformers"] = choice(
+        "sdpa",
+        loads=True,
+        description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention "
+        "(eager where a class has none, and the row says so), eager plain matrix products, "
+        "flash_attention_2 and xformers the kernels of those packages (CUDA only).",
+    )
 
 
 SPEC = WorkloadSpec(
@@ -44,6 +52,7 @@ SPEC = WorkloadSpec(
     tasks=("masked-lm",),
     dataset="english-corpus-synthetic",
     throughput=SAMPLES,
+    refuse=lambda job: tuple(attention.refusals(job)),
 )
 
 

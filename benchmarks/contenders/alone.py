@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import workloads.alone
 from workloads import registry
-from workloads.base import JobContext, MeasureSettings, Request, Result, Sample
-from workloads.bench.collective import OneCard
-from workloads.devices import device_for
-from workloads.devices.base import Device
+from workloads.base import MeasureSettings, Request, Sample
 
 ONCE = MeasureSettings(warmup=0, min_repeats=1, max_repeats=1, time_limit_s=3600.0)
 #: Training: the first optimizer step is the warm-up, as in a job, and takes the memory of the
@@ -43,35 +40,10 @@ def timed(steps: Sequence[Sample]) -> dict[str, float]:
     }
 
 
-class Alone:
-    """One card, of a CPU unless it is given, and the models that it has loaded."""
+class Alone(workloads.alone.Alone):
+    """One card, and the models that it has loaded."""
 
-    def __init__(self, device: Device | None = None) -> None:
-        self._device = device_for("cpu") if device is None else device
-        self._loaded: dict[str, Any] = {}
-
-    def run(self, asked: Request) -> Result:
-        """Run the workload; what is resident is not loaded again."""
-        return registry.load(asked.workload)(asked, self._context())
-
-    def load(self, asked: Request) -> None:
+    def load(self, request: Request) -> None:
         """Do the least that loads the model and warms it up."""
-        least = dict(asked.parameters) | {"prompts": 1, "output_tokens": 2}
-        self.run(replace(asked, parameters=least, batch_size=1))
-
-    def _resident(self, key: str, loader: Callable[[], Any]) -> Any:
-        if key not in self._loaded:
-            self._loaded[key] = loader()
-        return self._loaded[key]
-
-    def _context(self) -> JobContext:
-        return JobContext(
-            device=self._device,
-            rank=0,
-            world_size=1,
-            collective=OneCard(),
-            enter_phase=lambda phase: None,
-            resident=self._resident,
-            clock=time.perf_counter,
-            cpu_clock=time.process_time,
-        )
+        least = dict(request.parameters) | {"prompts": 1, "output_tokens": 2}
+        self.run(replace(request, parameters=least, batch_size=1))

@@ -13,7 +13,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from orchestrator.analysis.flags import Raised, barred, league_of, raised_by_job
+from orchestrator.analysis.flags import (
+    Raised,
+    barred,
+    bounded,
+    league_of,
+    outdated_row,
+    raised_by_job,
+)
 from orchestrator.analysis.ratio import (
     KNOWN,
     Rate,
@@ -65,7 +72,8 @@ def _files(row: Measurement, _: Sequence[Raised]) -> str | None:
 
 
 def _flags(_: Measurement, raised: Sequence[Raised]) -> str:
-    return ", ".join(one.flag.name for one in raised) if barred(raised) else NO_FLAGS
+    proves_nothing = barred(raised) or bounded(raised)
+    return ", ".join(one.flag.name for one in raised) if proves_nothing else NO_FLAGS
 
 
 #: With this key allowed, jobs are matched across accelerators, too.
@@ -88,6 +96,12 @@ RULES = (
         "a figure that was disturbed or cannot be true proves nothing",
         _flags,
         only=NO_FLAGS,
+    ),
+    Rule(
+        "work_version",
+        "a default has changed: equal settings mean other work",
+        lambda row, _: outdated_row(row) or "as now",
+        forgivable=False,
     ),
     Rule(
         "league",

@@ -13,14 +13,14 @@ that of n, the fewest cards measured.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import geometric_mean
 from typing import TypeAlias
 
-from orchestrator.analysis.rankings import peak_memory_bytes, work_of
-from orchestrator.analysis.ratio import Ratio, pooled, rate_of, ratio_of, ratio_of_rows
+from orchestrator.analysis.rankings import memory_is_known, peak_memory_bytes, work_of
+from orchestrator.analysis.ratio import Ratio, pooled, rate_of, ratio_of_rows
 from orchestrator.analysis.selection import Setting, precision_rank
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
@@ -73,13 +73,20 @@ class Effect:
         """Peak memory over the baseline's, at the largest batch size that has both."""
         for pair in reversed(self.pairs):
             mine, other = peak_memory_bytes(pair.row), peak_memory_bytes(pair.base)
-            if mine and other:
+            if mine and other and memory_is_known(pair.row) and memory_is_known(pair.base):
                 return mine / other
         return None
 
 
-def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Effect, ...]:
-    """Return every effect, grouped by work; within it the largest gain first."""
+def effects_of(
+    rows: Sequence[Measurement],
+    settings: Mapping[str, Setting],
+    bounds: Collection[str] = frozenset(),
+) -> tuple[Effect, ...]:
+    """Return every effect, grouped by work; within it the largest gain first.
+
+    ``bounds`` are the job ids of rows whose throughput is a lower bound.
+    """
     groups: dict[Setting, list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED and rate_of(row):
@@ -95,7 +102,7 @@ def effects_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> 
                 techniques[own] = frozenset(_choices(row, own[0], defaults).items())
             chosen.append((row, techniques[own]))
         pairs_of_change: dict[tuple[_Change, Technique], list[Pair]] = {}
-        for change, around, pair in _pairs(chosen, defaults):
+        for change, around, pair in _pairs(chosen, defaults, bounds):
             pairs_of_change.setdefault((change, around), []).append(pair)
         for (change, around), pairs in sorted(pairs_of_change.items(), key=_gain, reverse=True):
             setting = _with(work, dict(around))
@@ -116,7 +123,9 @@ _Change: TypeAlias = tuple[str, str, str]  # name of a choice, its value before 
 _Chosen: TypeAlias = Sequence[tuple[Measurement, Technique]]
 
 
-def _pairs(chosen: _Chosen, defaults: Choices) -> Iterator[tuple[_Change, Technique, Pair]]:
+def _pairs(
+    chosen: _Chosen, defaults: Choices, bounds: Collection[str]
+) -> Iterator[tuple[_Change, Technique, Pair]]:
     """Yield each useful pair, with its change and the choices that both rows share."""
     measured: set[_Change] = set()  # by pairs nearer to the baseline
     coming: set[_Change] = set()
@@ -130,7 +139,7 @@ def _pairs(chosen: _Chosen, defaults: Choices) -> Iterator[tuple[_Change, Techni
         name, before, after = change
         both = frozenset({row.job_id, base.job_id})
         known = unusual > 1 and bool({change, (name, after, before)} & measured)
-        ratio = None if known or both in seen else ratio_of_rows(row, base)
+        ratio = None if known or both in seen else ratio_of_rows(row, base, bounds)
         if ratio is not None:
             seen.add(both)
             coming.add(change)
@@ -272,9 +281,14 @@ class Scaling:
 
 
 def scalings_of(
-    rows: Sequence[Measurement], settings: Mapping[str, Setting]
+    rows: Sequence[Measurement],
+    settings: Mapping[str, Setting],
+    bounds: Collection[str] = frozenset(),
 ) -> tuple[Scaling, ...]:
-    """Return one entry for each job that succeeded on two or more numbers of cards."""
+    """Return one entry for each job that succeeded on two or more numbers of cards.
+
+    ``bounds`` are the job ids of rows whose throughput is a lower bound.
+    """
     groups: dict[tuple[Setting, str, str, str], list[Measurement]] = {}
     without_cards = cache(lambda setting: replace(setting, cards=0))  # a few serve all rows
     for row in rows:
@@ -294,14 +308,16 @@ def scalings_of(
                     precision=precision,
                     batch_size=batch_size,
                     base=base,
-                    steps=tuple(_step(row, base) for row in ordered),
+                    steps=tuple(_step(row, base, bounds) for row in ordered),
                 )
             )
     return tuple(sorted(scalings, key=lambda s: (s.setting, precision_rank(s.precision))))
 
 
-def _step(row: Measurement, base: Measurement) -> Step:
-    mine, other = rate_of(row), rate_of(base)
-    assert mine is not None and other is not None
-    speedup = Ratio(value=1.0, low=1.0, high=1.0) if row is base else ratio_of(mine, other)
+def _step(row: Measurement, base: Measurement, bounds: Collection[str]) -> Step:
+    speedup = Ratio(value=1.0, low=1.0, high=1.0)
+    if row is not base:
+        measured = ratio_of_rows(row, base, bounds)
+        assert measured is not None  # both have a rate
+        speedup = measured
     return Step(row=row, speedup=speedup, ideal=row.cards / base.cards)

@@ -1,30 +1,38 @@
 """Flags on succeeded rows whose figure was disturbed or cannot be true.
 
-A flagged row keeps its state and numbers, and is listed with the reason, but is left out of
-rankings, fronts, baselines and comparisons. Flags are derived whenever rows are read, never stored.
-Other packages declare flags under the entry point group ``nightgrid.flags``.
+A flagged row keeps its state and numbers, and is listed with the reason. Contention only slows, so
+the throughput of a contended row is a lower bound and ranks as one; most other flags leave a row
+out of rankings, fronts and baselines, and every flag out of comparisons of runs. Flags are derived
+whenever rows are read, never stored. Other packages declare flags under the entry point group
+``nightgrid.flags``.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.plausibility import contradictions
-from orchestrator.core.job import State
+from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import plural
 from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN
 from workloads.bench.warmup import TOLERANCE
-from workloads.registry import installed
+from workloads.registry import installed, outdated
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 #: Largest share of the timed part that may be lost to steal or waiting for a processor.
 MOST_CONTENTION = 0.05
+#: Fewest readings of a card whose mean utilization counts.
+FEWEST_READINGS = 5
+#: Seconds of its host that a kernel takes at most, from Python to the card's queue.
+LAUNCH_S = 10e-6
 #: Largest harmless ratio between the two speeds of a bimodal row.
 MOST_APART = 1.05
 
@@ -40,6 +48,15 @@ class Flag:
     reason: Callable[[Measurement], str | None]
     #: Return the league in which flagged rows still rank together; None: they rank nowhere.
     league: Callable[[Measurement], str] | None = None
+    #: The throughput of flagged rows is a lower bound, and their times are upper bounds.
+    bounds: bool = False
+
+    @property
+    def ranks(self) -> str:
+        """Where rows with this flag rank, for legends."""
+        if self.bounds:
+            return "as lower bounds"
+        return "nowhere" if self.league is None else "among their like"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +80,86 @@ def _compiled(row: Measurement) -> str | None:
 
 
 def _contention(row: Measurement) -> str | None:
-    # More threads than cores wait for each other; another flag reports that.
-    waited = 0.0 if row.oversubscribed else row.processor_wait_share or 0.0
-    stolen = row.stolen_share or 0.0
-    # Time stolen by a hypervisor is lost to a process only while it runs.
-    if not waited + stolen * min(1.0, row.processor_cores or 0.0) > MOST_CONTENTION:
+    waited, stolen = _waited(row), row.stolen_share or 0.0
+    lost, absorbed = waited + _stolen(row), _absorbed(row)
+    if not lost - absorbed > MOST_CONTENTION:
         return None
-    causes = (
-        (waited, f"it waited for a processor for {waited:.0%} of its timed part"),
-        (stolen, f"{stolen:.0%} of the host's processor time was stolen"),
-    )
-    parts = [text for share, text in causes if share >= 0.005]
-    return f"{' and '.join(parts)}; the most is {MOST_CONTENTION:.0%}"
+    parts, limit = [], f"{MOST_CONTENTION:.0%} together"
+    threads = _threads(row)
+    if waited >= 0.005:
+        most = MOST_CONTENTION / threads
+        who, end = (f"its {threads} busy threads", " each") if threads > 1 else ("it", "")
+        share = _beyond(waited / threads, most)
+        parts.append(f"{who} waited for a processor for {share} of its timed part{end}")
+        limit = f"{100 * most:.2g}%"
+    if stolen >= 0.005:
+        share = _beyond(stolen, MOST_CONTENTION)
+        parts.append(f"{share} of the host's processor time was stolen")
+        limit = f"{MOST_CONTENTION:.0%}" + " together" * (len(parts) > 1)
+    waits = " (its card waited for its host)" if absorbed else ""
+    return f"{' and '.join(parts)}{waits}; the most is {limit}"
+
+
+def _waited(row: Measurement) -> float:
+    """Return the waits of all computing threads over the timed part, above 1 if many waited."""
+    # More threads than cores wait for each other; another flag reports that.
+    return 0.0 if row.oversubscribed else row.processor_wait_share or 0.0
+
+
+def _stolen(row: Measurement) -> float:
+    # Time stolen by a hypervisor is lost to a process only while it runs.
+    return (row.stolen_share or 0.0) * min(1.0, row.processor_cores or 0.0)
+
+
+def _threads(row: Measurement) -> int:
+    """Return the number of threads that were at work, or wanted to be."""
+    waited = _waited(row)
+    return max(1, math.ceil(waited), round(waited + (row.processor_cores or 0.0)))
+
+
+def kept_share(row: Measurement) -> float:
+    """Return the least share of a row's timed part (0 to 1) that it would need without others.
+
+    Waits of its threads hold each other up, so they are added up; but what ran must run.
+    """
+    lost = _waited(row) + _stolen(row)
+    ran = (row.processor_cores or 0.0) / _threads(row)
+    return min(1.0, max(1.0 - lost, ran))
+
+
+def _absorbed(row: Measurement) -> float:
+    """Return the share of the timed part that its host may lose without holding up the card.
+
+    A card that always had work did not wait. Without readings of its utilization the launches of a
+    profiled step tell how much of the step its host needs.
+    """
+    if row.emulated or row.accelerator is Accelerator.CPU:
+        return 0.0
+    busy = _number(row.details.get("utilization_percent_mean"))
+    if busy is not None and (_number(row.details.get("card_readings")) or 0) >= FEWEST_READINGS:
+        # At most the card's idle time was lost, whatever its host lost.
+        return max(0.0, _waited(row) + _stolen(row) - (1 - busy / 100))
+    kernels = re.match(r"([\d.]+) kernels", row.details.get("profile_launches", ""))
+    step_ms = re.search(r"([\d.]+) ms each of kernels", row.details.get("profile", ""))
+    if kernels is None or step_ms is None or not float(step_ms[1]):
+        return 0.0
+    return max(0.0, 1 - float(kernels[1]) * LAUNCH_S / (float(step_ms[1]) / 1000))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def _beyond(share: float, limit: float) -> str:
+    """Format a share as per cent, with as many digits as tell it from the limit."""
+    for digits in range(6):
+        text = f"{share:.{digits}%}"
+        if text != f"{limit:.{digits}%}":
+            break
+    return text
 
 
 def _incomplete(row: Measurement) -> str | None:
@@ -92,7 +177,7 @@ def _not_steady(row: Measurement) -> str | None:
     if drift is None or abs(drift) <= TOLERANCE:
         return None
     how = (
-        f"a slow beginning makes the timed part {drift:.0%} slower"
+        f"a slow beginning makes the timed part {_beyond(drift, TOLERANCE)} slower"
         if drift > 0
         else f"its steps became slower, by {-2 * drift:.0%} from the first half to the second"
     )
@@ -115,6 +200,22 @@ def _bimodal(row: Measurement) -> str | None:
     return f"its repeats are of two speeds, one {ratio:.2f} times the other"
 
 
+def outdated_row(row: Measurement) -> str:
+    """Return how a row's work differs from that of its settings now; "" if it does not."""
+    return outdated(row.workload, row.engine, row.parameters, row.work_version)
+
+
+def _client_bound(row: Measurement) -> str | None:
+    if not row.reported("client_bound"):
+        return None
+    names = ("client_cpu_share", "client_lag_s", "client_late_s")
+    cpu, lag, late = (row.reported(name) or 0.0 for name in names)
+    return (
+        f"its load generator used {cpu:.0%} of a core, its event loop was {lag * 1e3:.1f} ms late "
+        f"and it sent {late * 1e3:.1f} ms late (90th percentiles)"
+    )
+
+
 def _detail(name: str, description: str) -> Flag:
     """Return the flag of rows whose worker gave a reason under a detail of this name."""
     return Flag(name=name, description=description, reason=lambda row: row.details.get(name))
@@ -129,6 +230,11 @@ IMPLAUSIBLE = Flag(
 
 OWN = (
     Flag(
+        name="client_bound",
+        description="Its load generator was too slow, so the figures are not the server's.",
+        reason=_client_bound,
+    ),
+    Flag(
         name="compiled_in_timed_part",
         description="Graphs were compiled while it was timed, which is no speed of the model.",
         reason=_compiled,
@@ -138,6 +244,7 @@ OWN = (
         description="Something else had the processors while its process wanted to run, or the "
         "hypervisor did.",
         reason=_contention,
+        bounds=True,
     ),
     _detail(DIVERGED, "Its training diverged: a loss that is no number, or far above the first."),
     Flag(
@@ -153,6 +260,12 @@ OWN = (
         reason=_not_steady,
     ),
     _detail(NOTHING_LEARNED, "Its training learned nothing, since no token had a label."),
+    Flag(
+        name="older_work",
+        description="A default has changed since: the same settings mean other work now.",
+        reason=lambda row: outdated_row(row) or None,
+        league=outdated_row,
+    ),
     _detail(ONE_TOKEN, "Each of its texts is one token repeated, and the plain path's are not."),
     Flag(
         name="oversubscribed",
@@ -210,7 +323,17 @@ def raised_by_job(
 
 def barred(raised: Iterable[Raised]) -> bool:
     """Return whether a row with these flags ranks nowhere."""
-    return any(one.flag.league is None for one in raised)
+    return any(one.flag.league is None and not one.flag.bounds for one in raised)
+
+
+def bounded(raised: Iterable[Raised]) -> bool:
+    """Return whether the throughput of a row with these flags is a lower bound."""
+    return any(one.flag.bounds for one in raised)
+
+
+def bounds_of(raised: Mapping[str, tuple[Raised, ...]]) -> frozenset[str]:
+    """Return the job ids of the rows that rank as lower bounds, given the flags by job id."""
+    return frozenset(job for job, own in raised.items() if bounded(own) and not barred(own))
 
 
 def ranked(

@@ -5,6 +5,7 @@ decoding step reads all weights, so weight bytes over step time is a lower bound
 Compute share (MFU) is the tokens' operations (two per parameter and token; in training as the
 workload counted) over the card's peak, and separately in prefill. A row matches a published figure
 with the same task, model, precision, batch size per card, cards and named settings, on any device.
+Models match by what they are: family and parameters; a hub's repository also by its name.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Published:
 
     task: str
     model: str
+    family: tuple[str, ...] = ()  # beginnings of the model's class
+    parameters: int | None = None  # of the model, tied ones once
     dataset: str
     device: str
     cards: int
@@ -129,6 +132,8 @@ def _published(line: Mapping[str, str]) -> Published:
         **{name: line[name] for name in _TEXTS},
         model=model,
         also=tuple(also),
+        family=tuple(filter(None, line["family"].split("|"))),
+        parameters=_count(line["parameters"]) if line["parameters"] else None,
         cards=_count(line["cards"]),
         batch_size=_count(line["batch_size_per_card"] or "0"),
         settings=tuple((name, tuple(values.split("|"))) for name, _, values in settings),
@@ -167,7 +172,7 @@ def _device(line: Mapping[str, str]) -> DeviceSheet:
 
 def _count(text: str) -> int:
     value = int(text)
-    if not 0 <= value <= 2**31:
+    if not 0 <= value <= 2**40:
         raise ValueError(f"{text!r:.40} is not a count")
     return value
 
@@ -387,7 +392,7 @@ def matches(row: Measurement, figure: Published) -> bool:
     """Return whether the row did the work of the figure, on any device."""
     return (
         row.workload in TASKS.get(figure.task, frozenset())
-        and any(same_model(row.model, name) for name in (figure.model, *figure.also))
+        and same_model(row, figure)
         and (not figure.dataset or _plain(_last_part(row.dataset)) == _plain(figure.dataset))
         and same_precision(row, figure.precision)
         and row.batch_size == figure.batch_size
@@ -419,9 +424,26 @@ def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> di
     return sentences
 
 
-def same_model(ours: str, theirs: str) -> bool:
-    """Return whether two names mean one model; owner, directories and case are ignored."""
-    return _plain(ours.rstrip("/").rsplit("/", 1)[-1]) == _plain(theirs)
+#: Parameters may differ by this share: heads and added tokens; bert-base-cased differs by 1.1 %.
+_OTHER_SIZE = 0.008
+
+
+def same_model(row: Measurement, figure: Published) -> bool:
+    """Return whether a row's model is the published one.
+
+    A hub's repository matches by its name, whatever its owner, commit and case, unless its family
+    or size is known to differ; a directory or a saved model by family and size alone.
+    """
+    repository, _, _ = row.model.partition("@")
+    owner, _, name = repository.rpartition("/")
+    local = owner.startswith(("/", "~", ".")) or "/" in owner or ":" in repository
+    named = not local and any(_plain(name) == _plain(one) for one in (figure.model, *figure.also))
+    if row.parameter_count is None or figure.parameters is None:
+        return named
+    size = abs(row.parameter_count / figure.parameters - 1) <= _OTHER_SIZE
+    kind = row.details.get("pipeline") or row.details.get("architecture")
+    family = kind is None or kind.removeprefix("Gaudi").startswith(figure.family)
+    return size and family and (named or local or (not owner and kind is not None))
 
 
 def same_precision(row: Measurement, precision: str) -> bool:

@@ -109,6 +109,7 @@ def measurement_of(
         batch_size=tried.batch_size if isinstance(tried.batch_size, int) else None,
         batch_size_requested=str(job.batch_size),
         parameters=dict(job.parameters),
+        work_version=registry.work_version(job.workload),
         state=record.state,
         reason=record.reason,
         failure_class=str(failure.failure_class) if failure else None,

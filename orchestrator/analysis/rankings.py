@@ -1,22 +1,24 @@
 """Best settings for each piece of work, Pareto fronts, and accelerators side by side.
 
 Rows rank together if they did the same work on the same device: all settings of role ``work`` agree
-(``workloads/settings.py``). Throughput decides; overlapping intervals tie, and unknown ones leave
-no winner. The Pareto front trades throughput for latency. Head to head matches rows that agree in
-all but device and engine, and never compares emulated with real cards.
+(``workloads/settings.py``). Throughput decides. The fastest row wins if every other row must be
+slower, by intervals; ``range_of`` widens them for rows of a single repeat, and for contended rows,
+which are at least that fast. The Pareto front trades throughput for latency. Head to head matches
+rows that agree in all but device and engine, and never compares emulated with real cards.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import lru_cache
 from math import isfinite
 from typing import Any
 
+from orchestrator.analysis.flags import kept_share
 from orchestrator.analysis.metrics import figure_of, same
 from orchestrator.analysis.ratio import Ratio, pooled, ratio_of_rows
 from orchestrator.analysis.selection import Setting
@@ -26,6 +28,12 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.settings import FIELDS
 from workloads import registry
 from workloads.registry import Metric
+
+#: Largest factor by which a throughput without an interval is taken to be off.
+UNKNOWN_FACTOR = 2.0
+#: Largest factor by which a process runs slower while others share its host's caches, memory and
+#: the other thread of its core, and while its threads spin, beyond the time that it waits.
+BESIDE_OTHERS = 4.0
 
 #: Fields of a ``Setting`` that rows of the same work may differ in.
 _FREE_FIELDS = tuple(
@@ -40,7 +48,8 @@ class Verdict(str, Enum):
 
     CLEAR_WINNER = "clear winner"  # its interval is above the second's
     TIED = "tied"  # its interval overlaps another's
-    NOT_KNOWN = "not known"  # it or the second has no interval
+    NOT_KNOWN = "not known"  # it, or a row that may be as fast, has no interval
+    PROVISIONAL = "provisional"  # it, or a row that may be as fast, has a lower bound only
     ALONE = "alone"  # no second row
 
 
@@ -66,8 +75,9 @@ class Ranking:
     setting: Setting  # engine and isolation are blank
     unit: str
     ranked: tuple[Measurement, ...]  # succeeded rows, the fastest first
-    tied: tuple[Measurement, ...]  # rows whose interval overlaps the fastest's, best first
+    tied: tuple[Measurement, ...]  # rows that may be as fast as the fastest, best first
     verdict: Verdict
+    bounds: frozenset[str] = frozenset()  # job ids of rows whose throughput is a lower bound
 
     @property
     def fastest(self) -> Measurement:
@@ -86,8 +96,18 @@ class Ranking:
 
     @property
     def first(self) -> tuple[Measurement, ...]:
-        """The rows that share first place."""
-        return (self.fastest, *self.tied) if self.verdict is Verdict.TIED else ()
+        """The rows of which each may be the fastest; empty if one has won or is alone."""
+        decided = self.verdict in (Verdict.CLEAR_WINNER, Verdict.ALONE)
+        return () if decided else (self.fastest, *self.tied)
+
+    @property
+    def to_measure_again(self) -> tuple[Measurement, ...]:
+        """The rows with lower bounds that leave the verdict open."""
+        return tuple(row for row in self.first if self.at_least(row))
+
+    def at_least(self, row: Measurement) -> bool:
+        """Return whether the row's throughput is a lower bound, and its times upper bounds."""
+        return row.job_id in self.bounds
 
     @property
     def lowest_latency(self) -> Measurement | None:
@@ -97,9 +117,10 @@ class Ranking:
 
     @property
     def smallest_memory(self) -> Measurement | None:
-        """The row with the smallest peak memory."""
-        known = [row for row in self.ranked if peak_memory_bytes(row) is not None]
-        return min(known, key=lambda row: peak_memory_bytes(row) or 0, default=None)
+        """The row with the smallest peak memory; None unless that of all rows is known."""
+        if any(not memory_is_known(row) for row in self.ranked):
+            return None
+        return min(self.ranked, key=lambda row: (peak_memory_bytes(row) or 0, row.job_id))
 
     @property
     def most_work_per_joule(self) -> Measurement | None:
@@ -114,16 +135,28 @@ class Ranking:
 
 
 def rankings_of(
-    rows: Sequence[Measurement], settings: Mapping[str, Setting]
+    rows: Sequence[Measurement],
+    settings: Mapping[str, Setting],
+    bounds: Collection[str] = frozenset(),
 ) -> tuple[Ranking, ...]:
-    """Return one ranking for each piece of work with a measured throughput."""
-    entered = (row for row in rows if row.metrics.throughput is not None)
+    """Return one ranking for each piece of work with a measured throughput.
+
+    ``bounds`` are the job ids of rows whose throughput is a lower bound.
+    """
+    entered = (row for row in rows if isfinite(row.metrics.throughput or math.nan))
     rankings = []
     for (setting, unit), group in by_work(entered, settings).items():
-        ranked = sorted(group, key=throughput, reverse=True)
-        verdict, tied = _verdict(ranked)
+        ranked = sorted(group, key=lambda row: (-throughput(row), row.job_id))
+        verdict, tied = _verdict(ranked, bounds)
         rankings.append(
-            Ranking(setting=setting, unit=unit, ranked=tuple(ranked), tied=tied, verdict=verdict)
+            Ranking(
+                setting=setting,
+                unit=unit,
+                ranked=tuple(ranked),
+                tied=tied,
+                verdict=verdict,
+                bounds=frozenset(row.job_id for row in ranked if row.job_id in bounds),
+            )
         )
     return tuple(rankings)
 
@@ -145,6 +178,31 @@ def interval(row: Measurement) -> tuple[float, float]:
     value = row.metrics.throughput or 0.0
     low, high = row.metrics.throughput_low, row.metrics.throughput_high
     return (value if low is None else low, value if high is None else high)
+
+
+def range_of(row: Measurement, bounds: Collection[str] = frozenset()) -> tuple[float, float]:
+    """Return the least and the most that a row's setting can reach, by what is known of it.
+
+    A row in ``bounds`` reaches its lower end without others on its host, or more: up to what it
+    would have reached in the part of its time that it kept, ``BESIDE_OTHERS`` times faster.
+    """
+    low, high = interval(row)
+    if row.metrics.throughput_low is None:
+        low /= UNKNOWN_FACTOR
+    if row.metrics.throughput_high is None:
+        high *= UNKNOWN_FACTOR
+    if row.job_id in bounds:
+        kept = kept_share(row)
+        high = high * BESIDE_OTHERS / kept if kept > 0 else math.inf
+    return low, high
+
+
+def memory_is_known(row: Measurement) -> bool:
+    """Return whether ``peak_memory_bytes`` is the job's own: a warm process reuses what earlier
+    jobs left, and grows by less."""
+    if row.peak_device_memory_bytes:
+        return True
+    return row.peak_host_memory_bytes is not None and not row.jobs_before
 
 
 def peak_memory_bytes(row: Measurement) -> int | None:
@@ -174,16 +232,23 @@ def work_of(setting: Setting) -> Setting:
     return replace(setting, parameters=parameters, **blank)
 
 
-def _verdict(ranked: Sequence[Measurement]) -> tuple[Verdict, tuple[Measurement, ...]]:
-    """Return the verdict, and the rows that tie with the fastest, best first."""
+def _verdict(
+    ranked: Sequence[Measurement], bounds: Collection[str]
+) -> tuple[Verdict, tuple[Measurement, ...]]:
+    """Return the verdict, and the rows that may be as fast as the fastest, best first."""
     fastest, *others = ranked
     if not others:
         return Verdict.ALONE, ()
-    if any(row.metrics.throughput_low is None for row in (fastest, others[0])):
-        return Verdict.NOT_KNOWN, ()
-    floor = interval(fastest)[0]
-    tied = tuple(row for row in others if interval(row)[1] >= floor)
-    return (Verdict.TIED if tied else Verdict.CLEAR_WINNER), tied
+    floor = range_of(fastest, bounds)[0]
+    rivals = tuple(row for row in others if range_of(row, bounds)[1] >= floor)
+    unknown = fastest.metrics.throughput_low is None
+    if not rivals and not unknown:
+        return Verdict.CLEAR_WINNER, ()
+    if any(row.job_id in bounds for row in (fastest, *rivals)):
+        return Verdict.PROVISIONAL, rivals
+    if any(row.metrics.throughput_low is None for row in (fastest, *rivals)):
+        return Verdict.NOT_KNOWN, rivals
+    return Verdict.TIED, rivals
 
 
 def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
@@ -297,20 +362,29 @@ class HeadToHead:
 
 
 def head_to_head(
-    rows: Sequence[Measurement], settings: Mapping[str, Setting]
+    rows: Sequence[Measurement],
+    settings: Mapping[str, Setting],
+    bounds: Collection[str] = frozenset(),
 ) -> tuple[HeadToHead, ...]:
-    """Return one comparison for each workload, unit and kind of cards (real or emulated)."""
+    """Return one comparison for each workload, unit and kind of cards (real or emulated).
+
+    ``bounds`` are the job ids of rows whose throughput is a lower bound.
+    """
     groups: dict[tuple[str, str, bool], list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED and row.metrics.throughput is not None:
             key = (row.workload, row.metrics.throughput_unit, row.emulated)
             groups.setdefault(key, []).append(row)
-    comparisons = (_compared(*key[:2], group, settings) for key, group in groups.items())
+    comparisons = (_compared(*key[:2], group, settings, bounds) for key, group in groups.items())
     return tuple(one for one in comparisons if one is not None)
 
 
 def _compared(
-    workload: str, unit: str, rows: Sequence[Measurement], settings: Mapping[str, Setting]
+    workload: str,
+    unit: str,
+    rows: Sequence[Measurement],
+    settings: Mapping[str, Setting],
+    bounds: Collection[str],
 ) -> HeadToHead | None:
     known = dict.fromkeys(settings[row.job_id] for row in rows)
     side_of = {one: (one.accelerator, one.device, one.emulated, one.engine) for one in known}
@@ -347,7 +421,8 @@ def _compared(
     shown = matched[:MOST_LINES]
     labels = _labels(shown, common)
     lines = [
-        _line(by_side, len(order), label) for by_side, label in zip(shown, labels, strict=True)
+        _line(by_side, len(order), label, bounds)
+        for by_side, label in zip(shown, labels, strict=True)
     ]
     return HeadToHead(
         workload=workload,
@@ -381,11 +456,13 @@ def _labels(matched: Sequence[Mapping[int, Measurement]], common: frozenset[str]
     return [str(labels[row.job_id]) for row in stripped]
 
 
-def _line(by_side: Mapping[int, Measurement], sides: int, label: str) -> Line:
+def _line(
+    by_side: Mapping[int, Measurement], sides: int, label: str, bounds: Collection[str]
+) -> Line:
     rows = tuple(by_side.get(side) for side in range(sides))
     base = next(row for row in rows if row is not None)
     others = (row if row is not base else None for row in rows)
-    ratios = (ratio_of_rows(row, base) if row is not None else None for row in others)
+    ratios = (ratio_of_rows(row, base, bounds) if row is not None else None for row in others)
     return Line(label=label, rows=rows, ratios=tuple(ratios))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from orchestrator.core.measurement import Measurement, Metrics
 from workloads.util.statistics import student_t_quantile, student_t_two_sided
@@ -37,11 +37,22 @@ class Ratio:
     high: float | None = None
     log_error: float | None = None  # standard error of the logarithm
     degrees: float = 0.0
+    at_least: bool = False  # the first rate is a lower bound: the ratio may be larger
+    at_most: bool = False  # the second is one: the ratio may be smaller
 
     @property
     def decided(self) -> bool:
         """Return whether the interval excludes 1: the rates differ significantly."""
-        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+        if self.low is None or self.high is None:
+            return False
+        return (self.low > 1 and not self.at_most) or (self.high < 1 and not self.at_least)
+
+    @property
+    def side(self) -> str:
+        """Return ``at least``, ``at most``, ``about`` if both rates are bounds, or ``""``."""
+        if self.at_least and self.at_most:
+            return "about"
+        return "at least" if self.at_least else "at most" if self.at_most else ""
 
     @property
     def p_value(self) -> float | None:
@@ -91,10 +102,18 @@ def ratio_of(
     return _with_interval(value, parts, confidence)
 
 
-def ratio_of_rows(row: Measurement, base: Measurement) -> Ratio | None:
-    """Return the throughput of a row over the base's; None if either has none."""
+def ratio_of_rows(
+    row: Measurement, base: Measurement, bounds: Collection[str] = ()
+) -> Ratio | None:
+    """Return the throughput of a row over the base's; None if either has none.
+
+    ``bounds`` are job ids of rows whose throughput is a lower bound.
+    """
     mine, other = rate_of(row), rate_of(base)
-    return ratio_of(mine, other) if mine and other else None
+    if not mine or not other:
+        return None
+    sides = {"at_least": row.job_id in bounds, "at_most": base.job_id in bounds}
+    return replace(ratio_of(mine, other), **sides)
 
 
 def pooled(ratios: Sequence[Ratio]) -> Ratio:
@@ -104,9 +123,12 @@ def pooled(ratios: Sequence[Ratio]) -> Ratio:
     count = len(ratios)
     value = math.exp(math.fsum(math.log(ratio.value) for ratio in ratios) / count)
     errors = [(r.log_error / count, r.degrees) for r in ratios if r.log_error is not None]
-    if len(errors) < count:
-        return Ratio(value=value)
-    return _with_interval(value, errors, 0.95)
+    pool = Ratio(value=value) if len(errors) < count else _with_interval(value, errors, 0.95)
+    return replace(
+        pool,
+        at_least=any(ratio.at_least for ratio in ratios),
+        at_most=any(ratio.at_most for ratio in ratios),
+    )
 
 
 def _with_interval(value: float, parts: Sequence[tuple[float, float]], confidence: float) -> Ratio:

@@ -1,7 +1,7 @@
 """Replicates joined into one cell: the mean of the processes' means, with Student's t interval.
 
-Flagged rows are left out if others are not flagged. With a single process the row keeps its own
-interval, and the report says "within one process".
+Flagged rows are left out if others are not flagged, contended ones last. With a single process the
+row keeps its own interval, and the report says "within one process".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.analysis.flags import Raised, barred
+from orchestrator.analysis.flags import Raised, barred, bounded
 from orchestrator.analysis.ratio import rate_of
 from orchestrator.analysis.samples import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
 from orchestrator.analysis.selection import Setting
@@ -93,7 +93,8 @@ def _cell(
     group: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]], runs: Spread
 ) -> Cell:
     measured = [row for row in group if row.state is State.SUCCEEDED and row.metrics.throughput]
-    counted = [row for row in measured if not barred(raised.get(row.job_id, ()))] or measured
+    whole = [row for row in measured if not barred(raised.get(row.job_id, ()))] or measured
+    counted = [row for row in whole if not bounded(raised.get(row.job_id, ()))] or whole
     if not counted:
         return Cell(row=group[0], replicates=tuple(group))
     # Each replicate of `max` searches its own batch size, and may find another one.

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from orchestrator.analysis.effects import Effect, Scaling, effects_of, scalings_of
-from orchestrator.analysis.flags import Flag, Raised, raised_by_job, ranked
+from orchestrator.analysis.flags import (
+    Flag,
+    Raised,
+    bounded,
+    bounds_of,
+    raised_by_job,
+    ranked,
+)
 from orchestrator.analysis.hardware import (
     Comparison,
     Reference,
@@ -41,6 +48,7 @@ from orchestrator.analysis.selection import (
     settings_of,
     shared_by_workload,
 )
+from orchestrator.analysis.serving import NO_PRICES, Prices, Served, served_of
 from orchestrator.analysis.tables import Table, tables_of
 from orchestrator.analysis.timeline import Timeline, timeline_of
 from orchestrator.core.card_check import SlowCard
@@ -215,9 +223,9 @@ class Flagged:
     @property
     def says(self) -> str:
         """Sentence on where these rows rank."""
-        if self.flag.league is None:
-            return "These rows rank nowhere."
-        return "These rows rank among their like only."
+        if self.flag.bounds:
+            return "These rows rank as lower bounds: they are at least that fast."
+        return f"These rows rank {self.flag.ranks}{' only' * (self.flag.league is not None)}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +249,7 @@ class Summary:
     scalings: tuple[Scaling, ...] = ()
     roofline: Roofline = field(default_factory=Roofline)
     published: tuple[Comparison, ...] = ()
+    served: tuple[Served, ...] = ()
     causes: tuple[Cause, ...] = ()
     retried: tuple[tuple[Measurement, ...], ...] = ()  # attempts of jobs that needed several
     timeline: Timeline = field(default_factory=Timeline)
@@ -265,6 +274,10 @@ class Summary:
             )
             for _, pairs in sorted(by_flag.items())
         )
+
+    def at_least(self, row: Measurement) -> bool:
+        """Return whether a row's throughput is a lower bound."""
+        return bounded(self.raised.get(row.job_id, ()))
 
     def label(self, row: Measurement) -> str:
         """Return the label of a row's job: what varies in its grid."""
@@ -323,19 +336,21 @@ def summarize(
     runs_differ: Spread = ALIKE,
     planned: int | None = None,
     raised: Mapping[str, tuple[Raised, ...]] | None = None,
+    prices: Prices = NO_PRICES,
 ) -> Summary:
     """Summarize the rows of one run, in the order in which they were written.
 
     ``damaged`` are files that could not be read, ``runs_differ`` is the spread of the cards' speed
-    from run to run, ``planned`` counts jobs, and ``raised`` are flags by job id, if already
-    derived.
+    from run to run, ``planned`` counts jobs, ``raised`` are flags by job id, if already derived,
+    and ``prices`` are those of the run's grid.
     """
     reference = reference or Reference()
     rows = by_content(newest_final(measurements))
     raised = raised_by_job(rows) if raised is None else raised
     settings = settings_of(rows, raised)
     joined = join(rows, settings, raised, runs=runs_differ)
-    fit = ranked(joined.rows, raised)
+    fit, bounds = ranked(joined.rows, raised), bounds_of(raised)
+    whole = tuple(row for row in fit if row.job_id not in bounds)
     labels = _labels(rows, joined)
     counted = Counter(row.state for row in rows)
     return Summary(
@@ -349,15 +364,16 @@ def summarize(
         ),
         raised=raised,
         shared=shared_by_workload(settings.values()),
-        head_to_head=head_to_head(fit, settings),
-        rankings=_fastest_first(rankings_of(fit, settings)),
+        head_to_head=head_to_head(fit, settings, bounds),
+        rankings=_fastest_first(rankings_of(fit, settings, bounds)),
         tables=tables_of(joined.rows, settings, labels, raised),
         fronts=fronts_of(fit, settings),
-        effects=effects_of(fit, settings),
+        effects=effects_of(fit, settings, bounds),
         steps=step_times_of(joined.rows),
-        scalings=scalings_of(fit, settings),
-        roofline=roofline_of(fit, reference.devices),
-        published=against_published(fit, reference.published),
+        scalings=scalings_of(fit, settings, bounds),
+        roofline=roofline_of(whole, reference.devices),
+        published=against_published(whole, reference.published),
+        served=served_of(whole, settings, prices),
         causes=causes_of(rows),
         retried=retried(measurements, {row.job_id: row for row in rows}),
         timeline=timeline_of(measurements),
@@ -384,11 +400,16 @@ def _labels(rows: Sequence[Measurement], joined: Joined) -> dict[str, Label]:
 
 
 def _fastest_first(rankings: Sequence[Ranking]) -> tuple[Ranking, ...]:
-    """Sort rankings by unit, in the order of the rows, then by speed."""
-    units = list(dict.fromkeys(ranking.unit for ranking in rankings))
+    """Sort rankings by unit, the one of most rows first, then by speed."""
+    rows = Counter[str]()
+    for one in rankings:
+        rows[one.unit] += one.contenders
     return tuple(
         sorted(
             rankings,
-            key=lambda one: (units.index(one.unit), -(one.fastest.metrics.throughput or 0.0)),
+            key=lambda one: (
+                *(-rows[one.unit], one.unit, -(one.fastest.metrics.throughput or 0.0)),
+                one.setting,
+            ),
         )
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from orchestrator.analysis.flags import Raised, ranked
+from orchestrator.analysis.flags import Raised, bounds_of, ranked
 from orchestrator.analysis.rankings import rankings_of
 from orchestrator.analysis.selection import Differences, Setting, precision_rank
 from orchestrator.core.labels import Label
@@ -39,8 +39,9 @@ class Table:
     columns: tuple[str, ...]  # "1", "2", …, "best", "max"
     cells: Mapping[tuple[str, str], Measurement]  # by (line, column)
     best: frozenset[str]  # job ids of clear winners: one, unless rows did different work
-    tied: frozenset[str]  # job ids that share first place, as their intervals overlap
+    tied: frozenset[str]  # job ids of rows of which each may be the best
     flagged: frozenset[str] = frozenset()  # job ids of rows that rank nowhere
+    bounds: frozenset[str] = frozenset()  # job ids of rows whose throughput is a lower bound
     low: float = 0.0  # lowest throughput of its cells without flagged ones
     top: float = 0.0  # highest
     log: bool = False  # logarithmic colours and axis
@@ -192,7 +193,8 @@ def _table(
 ) -> Table:
     rows = list(layout.cells.values())
     fit = ranked(rows, raised)
-    rankings = rankings_of(fit, settings)
+    bounds = bounds_of(raised)
+    rankings = rankings_of(fit, settings, bounds)
     # With two units, the one with more rows is ranked.
     largest = max(rankings, key=lambda ranking: ranking.contenders, default=None)
     units = [row.metrics.throughput_unit for row in rows if row.metrics.throughput_unit]
@@ -214,6 +216,7 @@ def _table(
         best=frozenset(one.winner.job_id for one in own if one.winner is not None),
         tied=frozenset(row.job_id for one in own for row in one.first),
         flagged=frozenset({row.job_id for row in rows} - {row.job_id for row in fit}),
+        bounds=bounds & {row.job_id for row in rows},
         low=min(values, default=0.0),
         top=top,
         log=uneven(values),

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.analysis.flags import barred, raised_on
+from orchestrator.analysis.flags import barred, bounded, league_of, raised_on
 from orchestrator.analysis.ratio import (
     ASSUMED_NOISE,
     ENOUGH_JOBS,
@@ -111,9 +111,10 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
     verdicts = raised_on([row for _, row in candidates])
     pairs = zip(candidates, verdicts, strict=True)
     for (_, row), raised in sorted(pairs, key=lambda pair: pair[0][0]):
-        if not barred(raised):
+        if not barred(raised) and not bounded(raised):
             unit = row.metrics.throughput_unit
-            key = (row.job_id, row.device_name, row.emulated, row.batch_size, unit)
+            league = league_of(row, raised)
+            key = (row.job_id, row.device_name, row.emulated, row.batch_size, unit, league)
             newest.setdefault(key, {})[place[row.run, row.invocation_id]] = row
     series = [sorted(group.items()) for group in newest.values()]
     several = [one for one in series if len(one) > 1]

@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("results", "print a run's tables and write its HTML page"),
     "compare": ("results", "say what became slower or faster between two runs; fails CI if asked"),
     "query": ("results", "ask SQL over the rows, samples and prompts of all runs"),
+    "repro": ("results", "write a folder that runs one job again: a script, versions, prompts"),
     "export": ("results", "write results for Hugging Face datasets, MLflow, Weights & Biases"),
     "verify": ("models", "check that engines compute what stock transformers computes"),
     "describe": ("models", "print the parameters, layers and memory of a model"),

@@ -50,7 +50,7 @@ examples:
 exit codes:
   0    every job succeeded, or is known not to fit or not to exist here
        (SUCCEEDED, OUT_OF_MEMORY, PRUNED, UNSUPPORTED)
-  10   some job FAILED, TIMED_OUT, was LOST or NOT_STARTED; the report names them
+  10   some job FAILED, TIMED_OUT, was LOST or NOT_STARTED, or none succeeded; the report has them
   2    the grid file is refused;  3  no usable cluster;  4  results cannot be read or written;
   7    an optional package is missing
   130  ended at once by a third signal; run the same command again to go on
@@ -58,7 +58,8 @@ exit codes:
 The first Ctrl-C (or SIGTERM) lets running jobs end and starts no more, a second stops them too;
 every job still gets its row. A third ends at once.
 A driver that dies (killed, or ended by Ray because the cluster's head is gone) is started again
-once the head answers, and goes on with the run; --no-restart: it is not.
+once the head answers, and goes on with the run; --no-restart: it is not. So is one in a Ray job,
+unless its head dies, and the job with it: the same `submit` goes on with the run.
 Where results go: --results, else the grid's `results:`, else $NIGHTGRID_RESULTS, else ./results;
 inside a Ray job, whose working directory is thrown away, ~/nightgrid-results on the node that
 drives the run. With
@@ -73,6 +74,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on after a driver that died, also one on another host; without FILE: the newest "
         "run (or --run), with its grid and its cards",
+    )
+    parser.add_argument(
+        "--retry-flagged",
+        action="store_true",
+        help="at the end, measure again the rows of earlier invocations that something disturbed "
+        "(those of this one: `measure: {repeat_flagged: N}`)",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -115,7 +122,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-restart",
         action="store_true",
         help="do not watch over the driver and start it again when it dies (default where "
-        f"${NO_RESTART_VARIABLE} is set, and in a Ray job, which dies with its head)",
+        f"${NO_RESTART_VARIABLE} is set)",
     )
     parser.add_argument(
         "--keep-imports",
@@ -198,13 +205,11 @@ def _end_now_if_something_waits(code: int) -> None:
 
 
 def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
-    """This process's command if a supervised child should run it: not in a Ray job, where no
-    supervisor would survive, nor for code that calls ``main``."""
-    from orchestrator.store.files import inside_ray_job
-
+    """This process's command if a supervised child should run it: not for code that calls
+    ``main``."""
     if args.in_process or args.no_restart or os.environ.get(NO_RESTART_VARIABLE):
         return None
-    if inside_ray_job() or args.typed != sys.argv[1:]:
+    if args.typed != sys.argv[1:]:
         return None
     typed = len(args.typed)
     if sys.orig_argv[-typed:] != args.typed:

@@ -147,7 +147,7 @@ MEANINGS: Mapping[int, str] = {
     5: "a submitted job cannot be sent, found or followed",
     6: "two runs have no rows that may be compared",
     7: "an optional package is missing; the message names the extra",
-    JOBS_FAILED: "of a run: some job FAILED, TIMED_OUT, was LOST or NOT_STARTED",
+    JOBS_FAILED: "of a run: some job FAILED, TIMED_OUT, was LOST or NOT_STARTED; or none succeeded",
     REGRESSION: "of `compare --fail-on-regression`: something got worse",
     CLUSTER_DOUBTFUL: "of `doctor`: it warns, and found no error",
     CLUSTER_UNFIT: "of `doctor`: a run would fail, wholly or on some node",

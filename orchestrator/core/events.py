@@ -141,7 +141,8 @@ class RecordRow:
     """Write a row durably, without letting a card wait for the disk.
 
     ``final`` marks the job's one terminal row; rows of probes and of attempts to be retried are
-    not final. ``attempt`` and ``outcome`` are None for a job that never ran.
+    not final. ``attempt`` and ``outcome`` are None for a job that never ran. A row of a repeat
+    (``scheduler/repeats.py``) is final only if it replaces the one before it.
     """
 
     job: Job
@@ -150,6 +151,7 @@ class RecordRow:
     final: bool
     attempt: Attempt | None = None
     outcome: Outcome | None = None
+    repeat: int = 0  # number of this further measurement of a flagged row; 0: the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

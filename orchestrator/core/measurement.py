@@ -69,7 +69,7 @@ class Measurement:
     job_id: str
     attempt_id: str  # "<job_id>-0" for a row of a job that never ran
     attempt_number: int
-    final: bool  # the job's one terminal row of this invocation
+    final: bool  # the job's terminal row of this invocation, or a repeat that replaces it
     purpose: Purpose
     recorded_at: float | None = None  # seconds since the epoch; when the driver made the row
 
@@ -88,6 +88,7 @@ class Measurement:
     parameters: Mapping[str, Scalar]
     measure: MeasureSettings
     replicate: int = 1
+    work_version: int = 1  # of the work that these settings stood for (``WorkloadSpec``)
 
     # outcome
     state: State

@@ -65,6 +65,7 @@ class PastRow:
     reason: str = ""
     attempt_number: int = 0  # 0 when the job never ran
     parameters: tuple[tuple[str, Scalar], ...] = ()  # the workload's own, sorted by name
+    outdated: str = ""  # how its work differs from that of the same settings now
 
 
 class Action(str, Enum):

@@ -48,6 +48,17 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BestSoFar:
+    """The fastest row of one piece of work while its run goes on."""
+
+    job: str
+    per_s: Real
+    unit: str
+    rows: Whole  # that compete
+    provisional: str = ""  # why another row may yet come before it; empty if none can
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
     """A failed attempt, to be retried or not."""
 
@@ -92,6 +103,9 @@ class RunStatus:
     rates: tuple[Rate, ...] = ()
     failures: tuple[FailedAttempt, ...] = ()  # the last ones, newest first
     failure_counts: Mapping[str, Whole] = field(default_factory=dict)  # attempts by failure class
+    flag_counts: Mapping[str, Whole] = field(default_factory=dict)  # rows that stand, by flag
+    repeats: Whole = 0  # further measurements of flagged rows
+    best: tuple[BestSoFar, ...] = ()  # a piece of work each
     #: Set by the reader of the status: the driver is gone and did not finish.
     driver_died: bool = False
 

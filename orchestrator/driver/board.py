@@ -29,6 +29,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import NOTHING, Action, Plan, Span
 from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.core.topology import Card, Node
+from orchestrator.driver.standing import Standing
 from workloads.devices.monitor.host import CardTelemetry
 
 #: Number of last failures whose messages are kept; all failures are counted.
@@ -55,6 +56,7 @@ class Board:
     plan: Plan
     started_at: float
     start: str = ""  # how the run comes to its cards
+    standing: Standing | None = None  # of its rows; None: they are not judged
     _first_at: float | None = None  # when its first attempt began
     _waited: bool = False  # for cards that others held
     _nodes: dict[str, Node] = field(default_factory=dict)
@@ -99,6 +101,13 @@ class Board:
     def label(self, job: Job) -> str:
         """Label of a job, as in its report."""
         return str(self._labels.get(job.job_id, job.label))
+
+    def _label_of(self, job_id: str) -> str:
+        return str(self._labels.get(job_id, job_id))
+
+    def flags(self, job: Job) -> str:
+        """Names of the flags of a job's row, "" if it has none."""
+        return self.standing.flagged_as(job.job_id) if self.standing else ""
 
     @property
     def done(self) -> int:
@@ -158,7 +167,7 @@ class Board:
             self._seats_of[attempt_id] = seats
             for seat in seats:
                 self._seat(seat.worker_id, "start", at, job, attempt_id)
-        elif isinstance(command, RecordRow) and command.final:
+        elif isinstance(command, RecordRow) and command.final and not command.repeat:
             self._counts[command.state.value] += 1
             self._card_s_done += self._estimates.pop(command.job.job_id, 0.0)
             self._jobs_run += command.attempt is not None
@@ -182,6 +191,8 @@ class Board:
                     final=row.final,
                 )
             )
+        if row.repeat:  # the work is counted once
+            return
         if row.state is State.SUCCEEDED and row.final and metrics.throughput and metrics.measure_s:
             unit = metrics.throughput_unit
             self._work[unit] += metrics.throughput * metrics.measure_s
@@ -248,6 +259,9 @@ class Board:
                 dataclasses.replace(failed, at=at - (now - failed.at)) for failed in self._failures
             ),
             failure_counts=dict(self._failure_counts),
+            flag_counts=self.standing.flag_counts() if self.standing else {},
+            repeats=self.standing.repeats if self.standing else 0,
+            best=self.standing.best(self._label_of) if self.standing else (),
         )
 
     def _seat(

@@ -42,6 +42,7 @@ class RunOptions:
     in_process: bool = False
     card_memory_bytes: int | None = None  # of an emulated card; None: its share of this machine
     retry_failed: bool = False
+    retry_flagged: bool = False  # rows that something disturbed, at the end of the run
     keep_changed: bool = False  # rows whose model or dataset has other content now
     force: bool = False
     quiet: bool = False  # show no progress

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,9 +13,11 @@ from orchestrator.core.errors import ClusterError
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import State
 from orchestrator.core.outcome import RankOutcome
-from orchestrator.core.plan import PastRow, Plan
+from orchestrator.core.plan import Action, PastRow, Plan
+from orchestrator.driver.options import RunOptions
 from orchestrator.driver.rows import clean_row
 from orchestrator.driver.session import Session
+from orchestrator.driver.standing import Standing
 from orchestrator.on_ray.executor import RunningAttempt, outcome_of
 from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.scheduler.queues import replicated_cells
@@ -79,13 +82,41 @@ def final_states(plan: Plan, history: Sequence[PastRow]) -> dict[str, State]:
     """State of each planned job: of its newest final row, real and emulated ones apart."""
     # Kinds of card without a node count as real.
     emulated = {node.accelerator: node.emulated for node in plan.nodes}
-    newest = {(row.job_id, row.emulated): row.state for row in history if row.final}
+    newest = {
+        (row.job_id, row.emulated): row.state for row in history if row.final and not row.outdated
+    }
     states = {}
     for planned in plan.jobs:
         job = planned.job
         key = (job.job_id, emulated.get(job.accelerator, False))
         states[job.job_id] = newest.get(key, State.NOT_STARTED)
     return states
+
+
+def measured_again(
+    plan: Plan, standing: Standing, store: Store, options: RunOptions
+) -> dict[str, int]:
+    """Take earlier rows into ``standing``; returns the measurements left to jobs with flagged rows:
+    one with --retry-flagged, else what the drivers of this command that died have left over."""
+    rows = store.measurements(samples=False)
+    standing.load(rows)
+    jobs = {one.job.job_id: one.job for one in plan.jobs if one.action is Action.REUSE}
+    flagged = [job_id for job_id in standing.flagged() if job_id in jobs]
+    if not options.restarted or options.supervisor is None:
+        return dict.fromkeys(flagged, 1) if options.retry_flagged else {}
+    began = options.supervisor.began
+    measured = Counter(
+        row.job_id
+        for row in rows
+        if row.state is State.SUCCEEDED and (row.recorded_at or 0.0) >= began
+    )
+    left = {
+        job_id: jobs[job_id].measure.repeat_flagged + 1 - measured[job_id]
+        if measured[job_id]
+        else int(options.retry_flagged)
+        for job_id in flagged
+    }
+    return {job_id: count for job_id, count in left.items() if count > 0}
 
 
 # A dead driver's attempts have rows as LOST. An outcome that a node kept (``on_ray/outcomes.py``)

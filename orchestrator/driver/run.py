@@ -54,12 +54,14 @@ from orchestrator.driver.recovery import (
     cards_before,
     clear_up,
     final_states,
+    measured_again,
     owner_of,
     recover_outcomes,
 )
 from orchestrator.driver.rows import clean_row
 from orchestrator.driver.session import Session
-from orchestrator.driver.supervisor import StopSignal
+from orchestrator.driver.standing import Standing
+from orchestrator.driver.supervisor import MERGE_IN_JOB_S, StopSignal
 from orchestrator.grid.parser import Grid
 from orchestrator.on_ray.run_queue import QueueOptions
 from orchestrator.planning.forecast import CLUSTER
@@ -126,7 +128,7 @@ def drive(
         start=start_of(options),
     )
 
-    def to_measurement(record: RecordRow) -> Measurement:
+    def made(record: RecordRow) -> Measurement:
         row = measurement_of(
             record,
             run=store.run,
@@ -136,6 +138,11 @@ def drive(
             nodes=board.nodes or plan.nodes,
         )
         return clean_row(row)
+
+    board.standing = standing = Standing(made)
+    again = measured_again(plan, standing, store, options) if history else {}
+    if again:
+        say(f"flagged rows that are measured again: {len(again)}")
 
     def publish(status: RunStatus) -> None:
         if status.counts.get(State.SUCCEEDED):
@@ -149,14 +156,15 @@ def drive(
     # Handle signals from after the executor opens (Ray sets its own handlers) until it has closed:
     # an impatient Ctrl-C must not leave processes behind.
     with contextlib.ExitStack() as signals, contextlib.ExitStack() as stack:
-        if any(planned.action is Action.RUN for planned in plan.jobs):
+        if again or any(planned.action is Action.RUN for planned in plan.jobs):
             say(f"starting on {session.description} …")
             logs_dir = store.path / run_files.LOGS
             opening = session.executor(store.run, logs_dir, plan.host_packages, board.label)
             executor = stack.enter_context(opening)
         else:
             executor = stack.enter_context(contextlib.closing(InProcessExecutor([])))
-        stop = signals.enter_context(StopSignal().on_signals())
+        merge_s = MERGE_IN_JOB_S if inside_ray_job() else 0.0
+        stop = signals.enter_context(StopSignal(merge_s).on_signals())
         view = stack.enter_context(contextlib.closing(open_view(quiet=options.quiet)))
         outer = (executor, mirror, *logs)  # they may be in trouble while work goes on
         settings = ScheduleSettings(
@@ -175,12 +183,14 @@ def drive(
             estimator_for(history, plan.nodes),
             attempts_before=attempts_before(history, set_aside),
             cards_before=cards_before(plan, store),
+            judge=standing,
+            again=again,
         )
         return Driver(
             schedule=schedule,
             executor=executor,
             store=store,
-            to_measurement=to_measurement,
+            to_measurement=standing.row_of,
             board=board,
             view=CleanView(view),
             publish=publish,
@@ -276,8 +286,10 @@ class RunOutcome:
 
     @property
     def answered(self) -> bool:
-        """Return whether every job was measured, does not fit or is unsupported here."""
-        return self.result.finished and all(state in _ANSWERED for state in self.states.values())
+        """Return whether every job was measured, does not fit or is unsupported here, and at least
+        one was measured."""
+        states = set(self.states.values())
+        return self.result.finished and State.SUCCEEDED in states and states <= _ANSWERED
 
 
 def run_grid(

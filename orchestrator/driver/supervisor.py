@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -61,6 +62,8 @@ REFUSED = (2, 3, 4)
 #: Holds a ``SupervisorLink`` as JSON.
 VARIABLE = "NIGHTGRID_SUPERVISED"
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Signals within this time are one request in a Ray job.
+MERGE_IN_JOB_S = 1.0
 _ASK_HEAD_S = 5.0
 _CONNECT_S = 5.0
 _REPORT_S = 600.0
@@ -112,10 +115,16 @@ def link_to_supervisor() -> SupervisorLink | None:
 
 class StopSignal:
     """Stop requests. First: start nothing more; second: stop running attempts too (both write a
-    row for every job); third: leave the loop at once."""
+    row for every job); third: leave the loop at once.
 
-    def __init__(self) -> None:
+    ``merge_s``: signals so soon after one are the same request. Ray signals all processes of a job,
+    and the supervisor passes its own signal on.
+    """
+
+    def __init__(self, merge_s: float = 0.0) -> None:
         self._reasons: list[str] = []
+        self._merge_s = merge_s
+        self._last_signal = -math.inf  # monotonic seconds
 
     def request(self, reason: str) -> None:
         """Request a stop; safe in signal handlers and other threads."""
@@ -139,6 +148,9 @@ class StopSignal:
             return
 
         def handler(number: int, _frame: FrameType | None) -> None:
+            before, self._last_signal = self._last_signal, time.monotonic()
+            if self._last_signal - before < self._merge_s:
+                return
             self.request(f"{signal.Signals(number).name} received")
             if self.requests == AT_ONCE:
                 # A call into a dead cluster can hang beyond the reach of any exception.

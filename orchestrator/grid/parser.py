@@ -33,6 +33,7 @@ from orchestrator.grid.vocabulary import (
     ExperimentBlock,
     GridFile,
     MeasureBlock,
+    PricesBlock,
     Vocabulary,
     shown,
 )
@@ -133,6 +134,7 @@ class GridReader:
         data = self.findings.without_removed(self.document.data)
         top = self.findings.structure(GridFile, data, ())
         measure = self._measure(top.get("measure", {}), ("measure",), MeasureSettings())
+        self.findings.structure(PricesBlock, top.get("prices", {}), ("prices",))
         experiments = self._experiments(top, measure)
         if not self._check_size(experiments):
             experiments = []

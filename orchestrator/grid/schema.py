@@ -16,7 +16,13 @@ from pydantic import BaseModel
 
 from orchestrator.core.job import Accelerator
 from orchestrator.core.settings import CAP, FIELDS, GOALS, LARGEST_CAP, JobFields
-from orchestrator.grid.vocabulary import ExperimentBlock, GridFile, MeasureBlock, Vocabulary
+from orchestrator.grid.vocabulary import (
+    ExperimentBlock,
+    GridFile,
+    MeasureBlock,
+    PricesBlock,
+    Vocabulary,
+)
 from workloads.engines import ENGINES
 from workloads.settings import Declaration, declarations
 
@@ -35,6 +41,7 @@ def grid_schema() -> Schema:
     top["defaults"] |= _mapping({name: _ref("setting", name) for name in settings})
     top["defaults"]["properties"]["accelerator"] = _one_or_list(_ref("setting", "accelerator"))
     top["measure"] = {"$ref": "#/$defs/measure"}
+    top["prices"] |= _mapping(_properties(PricesBlock))
     top["experiments"]["items"] = {"$ref": "#/$defs/experiment"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -69,6 +69,13 @@ class MeasureBlock(BaseModel):
         description="Fewest seconds of the timed part of text-generation: repeats go on until "
         "then. Energy needs about 1.5 where NVML reads it, and 20 where hl-smi does.",
     )
+    repeat_flagged: int = Field(
+        default=1,
+        ge=0,
+        le=100,
+        description="Most further measurements of a row whose figure was disturbed, at the end of "
+        "the run and before its deadline. 0: none.",
+    )
 
 
 class ExperimentBlock(BaseModel):
@@ -107,6 +114,20 @@ class ExperimentBlock(BaseModel):
     )
 
 
+class PricesBlock(BaseModel):
+    """The user's own prices, for the cost of tokens in reports; no job depends on them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
+
+    card_hour: float | dict[str, float] = Field(
+        default_factory=dict,
+        description="Of an hour of one card; or of each kind by a part of its name (Gaudi2, H100), "
+        "`default` for the others.",
+    )
+    kwh: float = Field(default=0.0, ge=0, description="Of a kilowatt-hour of the cards.")
+    currency: str = Field(default="EUR", min_length=1, max_length=8, description="As shown.")
+
+
 class GridFile(BaseModel):
     """The top level of a grid file."""
 
@@ -127,6 +148,9 @@ class GridFile(BaseModel):
         default_factory=dict, description="Settings of every experiment that does not say other."
     )
     measure: dict[str, Any] = Field(default_factory=dict, description="How jobs are timed.")
+    prices: dict[str, Any] = Field(
+        default_factory=dict, description="What cards and energy cost, for the report."
+    )
     experiments: list[dict[str, Any]] = Field(min_length=1, description="What is measured.")
 
 

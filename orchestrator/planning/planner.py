@@ -159,10 +159,11 @@ def estimator_for(
 
 
 def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastRow]:
-    """The newest final row of each job, apart for emulated and real cards."""
+    """The newest final row of each job, apart for emulated and real cards; a row of other work
+    than the job's settings mean now is not the job's."""
     newest: dict[tuple[str, bool], PastRow] = {}
     for row in history:
-        if not (row.final and row.state.terminal):
+        if not (row.final and row.state.terminal) or row.outdated:
             continue
         known = newest.get((row.job_id, row.emulated))
         if known is None or supersedes(row.state, known.state):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.analysis.comparison import RunComparison, compare
-from orchestrator.analysis.flags import raised_by_job, ranked
+from orchestrator.analysis.flags import bounds_of, raised_by_job, ranked
 from orchestrator.analysis.rankings import rankings_of
 from orchestrator.analysis.selection import newest_final, settings_of
 from orchestrator.analysis.trends import Trend, Trends, trends_of
@@ -187,7 +187,8 @@ def spark(trend: Trend, title: str) -> str:
 def _line(results: Path, run: str, rows: Sequence[Measurement]) -> RunLine:
     newest = newest_final(rows)
     raised = raised_by_job(newest)
-    rankings = rankings_of(ranked(newest, raised), settings_of(newest, raised))
+    settings, bounds = settings_of(newest, raised), bounds_of(raised)
+    rankings = rankings_of(ranked(newest, raised), settings, bounds)
     fastest = ""
     if rankings:
         best = max(rankings, key=lambda one: one.contenders)

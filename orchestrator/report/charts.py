@@ -13,6 +13,7 @@ from orchestrator.analysis.hardware import Comparison, DeviceSheet, Share
 from orchestrator.analysis.rankings import Front, interval, latency, throughput
 from orchestrator.analysis.ratio import Ratio
 from orchestrator.analysis.selection import Differences, Setting, described
+from orchestrator.analysis.serving import Point, Served
 from orchestrator.analysis.tables import BATCH, PRECISION, SETTING, Table, uneven
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
@@ -190,6 +191,49 @@ def front_figure(front: Front, title: str, chosen: Callable[[Measurement], str])
     return svg(title, *parts)
 
 
+def load_figure(
+    served: Served,
+    title: str,
+    x_name: str,
+    y_name: str,
+    place: Callable[[Point], tuple[float, float] | None],
+    *,
+    front: Sequence[Point] = (),
+    log: bool = False,
+) -> str:
+    """Draw a line for each setting of servers over its loads, and a front through the best points.
+
+    ``place`` returns a point's two values; None or values that are not above 0 leave it out.
+    Knees have a ring. "" if fewer than two points are left.
+    """
+    values = {
+        curve.name: [pair for point in curve.points if (pair := place(point)) and min(pair) > 0]
+        for curve in served.curves[:MOST_LINES]
+    }
+    every = [pair for pairs in values.values() for pair in pairs]
+    if len(every) < 2:
+        return ""
+    x = x_axis([at for at, _ in every], x_name, short_number)
+    y = y_axis([value for _, value in every], y_name, short_number, log=log)
+    parts = [frame(x, y)]
+    ends = []
+    for style, (curve, pairs) in enumerate(zip(served.curves, values.values(), strict=False)):
+        line = sorted((x.at(at), y.at(value)) for at, value in pairs)
+        parts += _line_of(line, style)
+        knee = place(curve.knee) if curve.knee is not None else None
+        if knee is not None and min(knee) > 0:
+            ring = f'cx="{x.at(knee[0]):.1f}" cy="{y.at(knee[1]):.1f}" r="8"'
+            parts.append(f'<circle class="knee" {ring}/>')
+        if line:
+            ends.append((*line[-1], curve.name, style))
+    best = [pair for point in front if (pair := place(point)) and min(pair) > 0]
+    if len(best) > 1:
+        parts.append(f'<path class="front" d="{path_of((x.at(a), y.at(b)) for a, b in best)}"/>')
+    parts += _names_at_ends(ends)
+    room = max(0.0, LETTER * max(len(name) for _, _, name, _ in ends) - RIGHT + 12)
+    return svg(title, *parts, size=(WIDTH + round(room), HEIGHT))
+
+
 def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
     """Draw efficiency against cards, a line for each setting of one piece of work."""
     shown = scalings[:MOST_LINES]
@@ -342,7 +386,8 @@ def effects_chart(effects: Sequence[Effect], title: str) -> str:
     for effect, names in zip(effects, labels, strict=True):
         ratio, middle = effect.ratio, foot + 6
         kind = ("gain" if ratio.value > 1 else "loss") if ratio.decided else "unsure"
-        written, low, end = units.times(ratio.value), ratio.value, ratio.value
+        written = f"{ratio.side} {units.times(ratio.value)}".lstrip()
+        low, end = ratio.value, ratio.value
         if ratio.low is not None and ratio.high is not None:
             low, end = ratio.low, ratio.high
             written += f", {units.times(low)} to {units.times(end)}"

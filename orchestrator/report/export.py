@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.comparison import JobPair, RunComparison
-from orchestrator.analysis.flags import Raised, raised_on
+from orchestrator.analysis.flags import Raised, bounded, raised_on
 from orchestrator.analysis.metrics import figure_changes
 from orchestrator.analysis.rankings import Ranking, memory_kind, peak_memory_bytes
 from orchestrator.analysis.selection import precision_rank
@@ -41,8 +41,11 @@ JSON_FIGURES = (
     "scaling",
     "roofline",
     "published",
+    "served",
 )
 
+#: Value of ``throughput_is`` of a lower bound.
+AT_LEAST = "at least"
 _MAPPINGS = ("parameters", "versions", "workload_metrics", "details")
 _LEFT_OUT = frozenset({"metrics", "samples", "items", "image", "measure", *_MAPPINGS})
 _row = columns(*(field.name for field in fields(Measurement) if field.name not in _LEFT_OUT))
@@ -185,8 +188,10 @@ def _ranking(ranking: Ranking) -> dict[str, object]:
         "throughput": finite(best.metrics.throughput),
         "throughput_low": finite(best.metrics.throughput_low),
         "throughput_high": finite(best.metrics.throughput_high),
+        "throughput_is": AT_LEAST if ranking.at_least(best) else "",
         "unit": ranking.unit,
         "verdict": ranking.verdict.value,
+        "measure_again_job_ids": [row.job_id for row in ranking.to_measure_again],
         "tied_job_ids": [row.job_id for row in ranking.tied],
         "lowest_latency_job_id": _job_id(ranking.lowest_latency),
         "smallest_memory_job_id": _job_id(ranking.smallest_memory),
@@ -213,6 +218,7 @@ def _flat(row: Measurement, raised: Sequence[Raised]) -> Record:
     """Return a row without nesting: ``parameters.output_tokens``, ``versions.torch``."""
     record = _row(row) | _metrics(row.metrics)
     record["flags"] = "; ".join(map(str, raised))
+    record["throughput_is"] = AT_LEAST if bounded(raised) else ""
     record["peak_memory_bytes"] = peak_memory_bytes(row)
     record["peak_memory_of"] = memory_kind(row)
     record["work_per_joule"] = finite(row.metrics.work_per_joule)
@@ -305,7 +311,11 @@ def to_vendor_csv(summary: Summary) -> str:
         for row in summary.rows
         if row.state is State.SUCCEEDED and row.metrics.generated_tokens_per_s is not None
     )
-    return figure_data.to_csv(map(_vendor, sorted(generated, key=_order)), _VENDOR)
+    records = (
+        _vendor(row) | {"tokens_per_s_is": AT_LEAST if summary.at_least(row) else ""}
+        for row in sorted(generated, key=_order)
+    )
+    return figure_data.to_csv(records, (*_VENDOR, "tokens_per_s_is"))
 
 
 _VENDOR = (

@@ -41,6 +41,7 @@ def figure_records(summary: Summary) -> dict[str, Iterator[Record]]:
         "scaling": _scaling(summary),
         "roofline": _roofline(summary),
         "published": _published(summary),
+        "served": _served(summary),
         "cards": _cards(summary),
     }
 
@@ -107,6 +108,7 @@ _PAIR = columns(
     ratio_low="ratio.low",
     ratio_high="ratio.high",
     told_apart="ratio.decided",
+    ratio_is="ratio.side",
     total_tokens_per_s="row.metrics.total_tokens_per_s",
     baseline_total_tokens_per_s="base.metrics.total_tokens_per_s",
 )
@@ -115,6 +117,7 @@ _SPEEDUP = columns(
     speedup="speedup.value",
     speedup_low="speedup.low",
     speedup_high="speedup.high",
+    speedup_is="speedup.side",
     efficiency="efficiency",
 )
 _SHARE = columns(
@@ -245,6 +248,21 @@ def _published(summary: Summary) -> Iterator[Record]:
                 | {"best_against_best": ", ".join(sorted(line.best_against_best))}
                 | _FIGURE_ABOUT(line.figure)
             )
+
+
+def _served(summary: Summary) -> Iterator[Record]:
+    point_of = columns("load", "per_card", "per_user", "latency_s", "cost")
+    for served in summary.served:
+        front = {point.row.job_id for point in served.front}
+        for curve in served.curves:
+            for point in curve.points:
+                about = {"curve": curve.name, "load_name": curve.load_name}
+                ends = {
+                    "on_front": point.row.job_id in front,
+                    "knee": point is curve.knee,
+                    "job_id": point.row.job_id,
+                }
+                yield _work(served.setting) | about | point_of(point) | ends
 
 
 def _cards(summary: Summary) -> Iterator[Record]:

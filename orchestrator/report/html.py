@@ -295,6 +295,7 @@ def _columns(
     texts |= {name: attrgetter(path) for name, path in _TEXTS.items()}
     numbers: dict[str, Read] = {
         "repeats": lambda r: r.metrics.repeats or None,
+        "at_least": lambda r: int(summary.at_least(r)) or None,
         "memory": peak_memory_bytes,
         "attempts": lambda r: attempts.get(r.job_id, 0),
         "started": lambda r: r.started_at and round(r.started_at, 1),

@@ -27,6 +27,7 @@ from orchestrator.store.store import existing_runs, find_run
 
 if TYPE_CHECKING:
     import duckdb
+    import pandas
     import pyarrow as pa
 
 #: Rows whose flags are derived in one batch.
@@ -56,6 +57,21 @@ class Answer:
     def records(self) -> list[dict[str, Any]]:
         """Return one mapping per row."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table."""
+        import pyarrow as pa
+
+        values = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
+        return pa.Table.from_arrays(list(map(pa.array, values)), names=list(self.columns))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a pandas table; raises ExtraMissing without pandas."""
+        try:
+            import pandas  # noqa: F401 - pyarrow needs it
+        except ImportError as error:
+            raise ExtraMissing("pandas", extra="notebook", wanted_for="Data frames") from error
+        return self.to_arrow().to_pandas()
 
 
 def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:

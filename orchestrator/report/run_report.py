@@ -14,11 +14,13 @@ from orchestrator.analysis.flags import raised_by_job
 from orchestrator.analysis.hardware import reference
 from orchestrator.analysis.metrics import StepTime, step_times_of
 from orchestrator.analysis.selection import newest_final
+from orchestrator.analysis.serving import NO_PRICES, Prices
 from orchestrator.analysis.summary import Summary, summarize, underway_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import RunStatus
+from orchestrator.grid.vocabulary import PricesBlock
 from orchestrator.report import html
 from orchestrator.store import disk, reader
 from orchestrator.store import files as run_files
@@ -82,8 +84,23 @@ def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurem
         runs_differ=spread_between_runs(store.path),
         planned=status.total if status is not None else None,
         raised=raised,
+        prices=read_prices(store.path),
     )
     return summary, contents.measurements
+
+
+def read_prices(run: Path) -> Prices:
+    """Return the prices of a run's grid file; none if it has none, or cannot be read."""
+    import yaml
+
+    try:
+        grid = yaml.safe_load(disk.read(run / run_files.GRID, SMALL_BYTES))
+        prices = PricesBlock.model_validate(grid["prices"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return NO_PRICES
+    hours = prices.card_hour
+    by_card = hours if isinstance(hours, dict) else {"default": hours}
+    return Prices(card_hour=by_card, kwh=prices.kwh, currency=prices.currency)
 
 
 def _steps(store: Store, summary: Summary) -> tuple[StepTime, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.analysis.effects import Effect
@@ -11,6 +11,7 @@ from orchestrator.analysis.metrics import PARTS
 from orchestrator.analysis.rankings import HeadToHead
 from orchestrator.analysis.ratio import Ratio
 from orchestrator.analysis.selection import Differences, described
+from orchestrator.analysis.serving import Point, Served
 from orchestrator.analysis.summary import STATES, Summary
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import wording
@@ -18,6 +19,7 @@ from orchestrator.report.blocks import Cell, Figure, Section, Table
 from orchestrator.report.charts import (
     MOST_LINES,
     effects_chart,
+    load_figure,
     nearness,
     published_chart,
     roofline_figure,
@@ -40,11 +42,12 @@ _CHOSEN = ("graph_optimization", "calibration", "fusions")
 def sections(summary: Summary) -> tuple[Section, ...]:
     """Return the non-empty sections, in the page's order."""
     every = (
-        *(_head_to_head(one, place) for place, one in enumerate(summary.head_to_head, 1)),
+        *(_head_to_head(summary, *one) for one in enumerate(summary.head_to_head, 1)),
         _effects(summary),
         _forms(summary),
         _training(summary),
         _replicates(summary),
+        *(_served(one, place) for place, one in enumerate(summary.served, 1)),
         _scaling(summary),
         _roofline(summary),
         _published(summary),
@@ -75,19 +78,20 @@ def _failing_cards(summary: Summary) -> Section:
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """Format as ``1.52× (1.40× to 1.65×)``."""
+    """Format as ``1.52× (1.40× to 1.65×)``, ``at least 1.52× (…)``."""
+    value = f"{ratio.side} {units.times(ratio.value)}".lstrip()
     if ratio.low is None:
-        return units.times(ratio.value)
-    return f"{units.times(ratio.value)} ({units.times(ratio.low)} to {units.times(ratio.high)})"
+        return value
+    return f"{value} ({units.times(ratio.low)} to {units.times(ratio.high)})"
 
 
-def _head_to_head(one: HeadToHead, place: int) -> Section:
+def _head_to_head(summary: Summary, place: int, one: HeadToHead) -> Section:
     """Return a comparison of accelerators or engines, a column for each."""
 
     def cell(row: Measurement | None, ratio: Ratio | None) -> str:
         if row is None:
             return units.MISSING
-        figure = units.number(row.metrics.throughput)
+        figure = wording.figure(row, at_least=summary.at_least(row))
         return figure if ratio is None else f"{figure}, {ratio_text(ratio)}{_tie(ratio)}"
 
     rows = [(line.label, *map(cell, line.rows, line.ratios)) for line in one.lines]
@@ -167,7 +171,7 @@ def _forms(summary: Summary) -> Section:
             " ".join([row.precision, row.engine, *_settings(row, _CHOSEN)]),
             units.size(row.weight_bytes),
             *(units.number(row.reported(name)) for name in _QUALITY),
-            f"{wording.figure(row)} {wording.plus_minus(row)}".strip(),
+            f"{wording.figure(row, at_least=summary.at_least(row))} {wording.plus_minus(row)}",
         )
         for row in sorted(rows, key=lambda row: str(row.parameters["quality_of"]))
         if row.metrics.throughput is not None
@@ -217,7 +221,8 @@ def _training(summary: Summary) -> Section:
         rows.append(
             (
                 summary.label(row),
-                f"{wording.figure(row)} {own_unit}{wording.plus_minus(row)}".strip(),
+                f"{wording.figure(row, at_least=summary.at_least(row))} "
+                f"{own_unit}{wording.plus_minus(row)}".strip(),
                 units.number(row.metrics.loss_first),
                 units.number(row.metrics.loss_last),
                 units.seconds(step.step_s if step else None),
@@ -266,7 +271,9 @@ def _replicates(summary: Summary) -> Section:
             (
                 summary.label(cell.row),
                 f"{cell.row.metrics.processes} of {len(cell.replicates)}" if known else "1",
-                wording.throughput(cell.row) if mean else STATES[cell.row.state].short,
+                wording.throughput(cell.row, at_least=summary.at_least(cell.row))
+                if mean
+                else STATES[cell.row.state].short,
                 units.percent(between, 2),
                 units.percent(within, 2),
             )
@@ -288,6 +295,101 @@ def _replicates(summary: Summary) -> Section:
     )
 
 
+#: Columns of points of a served model: title, and the figure.
+_SERVED: tuple[tuple[str, Callable[[Point], float | None]], ...] = (
+    ("tokens/s per card", lambda point: point.per_card),
+    ("tokens/s per user", lambda point: point.per_user),
+    ("TTFT p90, s", lambda point: point.figure("ttft_s")),
+    ("TPOT p90, s", lambda point: point.figure("tpot_s")),
+    ("latency p90, s", lambda point: point.figure("latency_s")),
+    ("goodput, requests/s", lambda point: point.row.reported("goodput_per_s")),
+    ("errors", lambda point: point.row.reported("error_share")),
+    ("cost of 1M tokens", lambda point: point.cost),
+)
+
+
+def _served(served: Served, place: int) -> Section:
+    """Best settings under each limit, with the front, the load's curves and all points."""
+    points = [point for curve in served.curves for point in curve.points]
+    shown = [pair for pair in _SERVED if any(pair[1](point) is not None for point in points)]
+    load = served.curves[0].load_name.replace("_", " ")
+    titles = tuple(
+        f"{title}, {served.currency}" if served.currency and "cost" in title else title
+        for title, _ in shown
+    )
+
+    def cells(point: Point) -> tuple[str, ...]:
+        values = (figure(point) for _, figure in shown)
+        return tuple("" if value is None else units.number(value) for value in values)
+
+    def rows() -> Iterator[tuple[str | Cell, ...]]:
+        for best in served.best:
+            limits = best.limits or "no limit"
+            if best.curve is None or best.point is None:
+                yield (limits, Cell(text="none keeps it", style="quiet"), *[""] * (len(shown) + 1))
+            else:
+                at = f"{best.point.load:g}"
+                yield (limits, best.curve.name, at, *cells(best.point))
+
+    def every() -> Iterator[tuple[str | Cell, ...]]:
+        front = {point.row.job_id for point in served.front}
+        for curve in served.curves:
+            knee = curve.knee.row.job_id if curve.knee else ""
+            for point in curve.points:
+                job_id = point.row.job_id
+                notes = ("knee",) if job_id == knee else ()
+                mark = "*" if job_id in front else ""
+                name = Cell(text=curve.name, notes=notes, mark=mark)
+                yield (name, f"{point.load:g}", *cells(point))
+
+    def figures() -> Iterator[Figure]:
+        of = f"{served.setting.model} on {served.setting.card}"
+        dropped = len(served.curves) - MOST_LINES
+        cut = f" The first {MOST_LINES} settings are drawn." if dropped > 0 else ""
+        drawing = load_figure(
+            served,
+            f"Throughput of a card against each user's speed, {of}.",
+            "tokens/s per user",
+            "tokens/s per card",
+            lambda point: (point.per_user, point.per_card) if point.per_user else None,
+            front=served.front,
+        )
+        if drawing:
+            caption = f"{of}. The line through the best points is the Pareto front.{cut}"
+            yield Figure(drawing=drawing, caption=caption)
+        drawing = load_figure(
+            served,
+            f"Latency against load, {of}.",
+            load,
+            "p90 latency of a request, s",
+            lambda point: (point.load, point.figure("latency_s") or 0.0),
+            log=True,
+        )
+        if drawing:
+            caption = f"{of}. A ring marks the knee: the most throughput for its latency.{cut}"
+            yield Figure(drawing=drawing, caption=caption)
+
+    numbers = tuple(range(2, len(shown) + 3))
+    return Section(
+        id=f"served-{place}",
+        title=f"{served.setting.model} served on {served.setting.card}",
+        menu=f"Served {place}" if place > 1 else "Served",
+        table=Table(
+            head=("limit", "best setting", load, *titles), rows=tuple(rows()), numbers=numbers
+        ),
+        lead="The setting and load with the most tokens/s per card within each limit of slo. "
+        "Latencies are the 90th percentile, or the median where requests were too few for it.",
+        figures=lambda: list(figures()),
+        others=Table(
+            head=("setting", load, *titles),
+            rows=tuple(every()),
+            numbers=tuple(number - 1 for number in numbers),
+            most=MOST_ROWS,
+        ),
+        others_title="all points; * is on the Pareto front",
+    )
+
+
 def _scaling(summary: Summary) -> Section:
     rows = []
     for one in summary.scalings:
@@ -303,7 +405,7 @@ def _scaling(summary: Summary) -> Section:
                 Cell(text=job, notes=(one.setting.device, note)),
                 f"{step.row.cards}",
                 ratio_text(step.speedup),
-                units.percent(step.efficiency, 3),
+                f"{step.speedup.side} {units.percent(step.efficiency, 3)}".lstrip(),
             )
             for step in one.steps[1:]
         ]

@@ -145,7 +145,8 @@ def _legend(summary: Summary) -> str:
     rates = [row for row in summary.rows if row.metrics.throughput is not None]
     words = {
         "* best": any(table.best for table in summary.tables),
-        "~ tied for the best": any(table.tied for table in summary.tables),
+        "~ may be the best": any(table.tied for table in summary.tables),
+        "≥ at least: others used its processors": any(table.bounds for table in summary.tables),
         "! flagged, ranks nowhere": any(table.flagged for table in summary.tables),
         "( ) no complete repeat": any(not row.metrics.repeats for row in rates),
     }
@@ -289,21 +290,25 @@ def _rankings(summary: Summary) -> Iterator[Block]:
 
 def _best(ranking: Ranking, summary: Summary) -> Iterator[tuple[str, str]]:
     best, chosen = ranking.fastest, summary.chosen
-    yield "highest throughput", f"{chosen(best)}: {wording.throughput(best)}"
+    rate = wording.throughput(best, at_least=ranking.at_least(best))
+    yield "highest throughput", f"{chosen(best)}: {rate}"
     yield "verdict", wording.standing(ranking, chosen)
     if loss := wording.losses(best):
         yield "its loss", loss.removeprefix("loss ")
     if best.metrics.tpot_p50_s is not None:
         yield "its latency", wording.token_times(best)
+    contended = wording.provisional(ranking, *ranking.ranked)
     if (row := ranking.lowest_latency) is not None:
-        latency = units.seconds(row.metrics.latency_p50_s)
-        yield "lowest latency", f"{chosen(row)}: {latency} a prompt (p50)"
+        latency = wording.lowest_latency(ranking, row)
+        yield "lowest latency", f"{chosen(row)}: {latency} a prompt (p50){contended}"
     if (row := ranking.smallest_memory) is not None:
-        yield "smallest memory", f"{chosen(row)}: {wording.memory(row)}"
+        own = wording.provisional(ranking, row)
+        yield "smallest memory", f"{chosen(row)}: {wording.memory(row)}{own}"
     if (row := ranking.most_work_per_joule) is not None:
-        yield "most work per joule", f"{chosen(row)}: {wording.energy(row)}"
+        yield "most work per joule", f"{chosen(row)}: {wording.energy(row)}{contended}"
     for one in ranking.leaders:
-        yield one.title, wording.leader(one, chosen(one.row))
+        own = wording.provisional(ranking, one.row)
+        yield one.title, f"{wording.leader(one, chosen(one.row))}{own}"
 
 
 def _answer(summary: Summary, page: str) -> Iterator[Block]:

@@ -11,6 +11,7 @@ from orchestrator.analysis.rankings import (
     Leader,
     Ranking,
     Verdict,
+    memory_is_known,
     memory_kind,
     peak_memory_bytes,
 )
@@ -56,7 +57,8 @@ def cell(table: Table, line: str, column: str) -> Cell:
         note = f"{note}, {quality}" if note else quality
     mark = "*" if row.job_id in table.best else "~" if row.job_id in table.tied else ""
     mark = "!" if row.job_id in table.flagged else mark
-    return Cell(text=figure(row), notes=(note,) if note else (), mark=mark)
+    text = figure(row, at_least=row.job_id in table.bounds)
+    return Cell(text=text, notes=(note,) if note else (), mark=mark)
 
 
 def plus_minus(row: Measurement) -> str:
@@ -68,27 +70,52 @@ def plus_minus(row: Measurement) -> str:
     return f"±{units.percent(half / metrics.throughput)}"
 
 
-def figure(row: Measurement) -> str:
-    """Format as ``1,234``, or ``(71)`` if no repeat was completed."""
+def figure(row: Measurement, *, at_least: bool = False) -> str:
+    """Format as ``1,234``, ``≥ 1,234`` for a lower bound, ``(71)`` without a complete repeat."""
+    bound = "≥ " if at_least else ""
     if row.metrics.repeats or row.metrics.throughput is None:
-        return units.number(row.metrics.throughput)
-    return f"({units.number(row.metrics.throughput, 2)})"
+        return f"{bound}{units.number(row.metrics.throughput)}"
+    return f"({bound}{units.number(row.metrics.throughput, 2)})"
 
 
 def standing(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
-    """Return whether the fastest row has won, with the names of those that tie."""
-    if ranking.verdict is Verdict.TIED:
-        return f"tied with {units.listed([name(row) for row in ranking.tied])}: intervals overlap"
-    return {
-        Verdict.CLEAR_WINNER: "clear winner",
-        Verdict.NOT_KNOWN: "no winner: too few repeats for an interval of the first or the second",
-        Verdict.ALONE: "nothing to compare with",
-    }[ranking.verdict]
+    """Return whether the fastest row has won, and what would settle it if not."""
+    if ranking.verdict is Verdict.CLEAR_WINNER:
+        return "clear winner"
+    if ranking.verdict is Verdict.ALONE:
+        return "nothing to compare with"
+    return f"provisional best: {open_question(ranking, name)}"
 
 
-def throughput(row: Measurement) -> str:
+def open_question(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
+    """Return why the fastest row has not won yet, and what would settle it."""
+    best, rivals = ranking.fastest, ranking.tied
+    if again := ranking.to_measure_again:
+        others = units.listed([name(row) for row in again if row is not best])
+        jobs = "this job" if len(again) == 1 else f"these {len(again):,} jobs"
+        if others:
+            why = f"{others} shared the processors with other processes and may be faster"
+        else:
+            names = units.listed([name(row) for row in rivals])
+            why = f"it shared the processors with other processes, and {names} may be as fast"
+        return f"{why}; to settle it, measure {jobs} again: nightgrid run --retry-flagged"
+    if ranking.verdict is Verdict.NOT_KNOWN:
+        single = [row for row in (best, *rivals) if row.metrics.throughput_low is None]
+        unknown = units.listed(["it" if row is best else name(row) for row in single], 3)
+        others = units.listed([name(row) for row in rivals], 3)
+        may = f"{others} may be as fast, with " if rivals else ""
+        few = f"{may}too few repeats for an interval of {unknown}"
+        return f"{few}; min_repeats: 2 or more may settle it"
+    names = units.listed([name(row) for row in rivals])
+    those = "those" if len(rivals) > 1 else "that"
+    more = "more repeats (max_repeats) or replicates may settle it"
+    return f"its interval overlaps {those} of {names}; {more}"
+
+
+def throughput(row: Measurement, *, at_least: bool = False) -> str:
     """Format as ``1,234 tokens/s ±2.1% within one process``."""
     text = f"{figure(row)} {row.metrics.throughput_unit}".strip()
+    text = f"at least {text}" if at_least else text
     half = plus_minus(row)
     return f"{text} {half} {scope(row)}" if half else text
 
@@ -146,7 +173,12 @@ def _why_no_p99(row: Measurement) -> str:
 def memory(row: Measurement) -> str:
     """Format peak memory with its kind: ``12.3 GiB (device)``."""
     amount = peak_memory_bytes(row)
-    return f"{units.size(amount)} ({memory_kind(row)})" if amount is not None else units.MISSING
+    if amount is None:
+        return units.MISSING
+    kind = memory_kind(row)
+    if not memory_is_known(row):
+        kind = "growth of a warm process, no peak"
+    return f"{units.size(amount)} ({kind})"
 
 
 def energy(row: Measurement | None) -> str:
@@ -156,6 +188,17 @@ def energy(row: Measurement | None) -> str:
     work = row.metrics.throughput_unit.partition("/")[0]
     rate, power = units.number(row.metrics.work_per_joule), units.number(row.metrics.power_w, 3)
     return f"{rate} {work}/J ({power} W)"
+
+
+def lowest_latency(ranking: Ranking, row: Measurement) -> str:
+    """Format the lowest median latency of a prompt: ``3.50 s``, ``at most 3.50 s``."""
+    text = units.seconds(row.metrics.latency_p50_s)
+    return f"{'at most ' * ranking.at_least(row)}{text}"
+
+
+def provisional(ranking: Ranking, *rows: Measurement) -> str:
+    """Return ``, provisional`` if one of these rows was measured under contention."""
+    return ", provisional" if any(map(ranking.at_least, rows)) else ""
 
 
 def leader(one: Leader, chosen: str) -> str:
@@ -214,10 +257,12 @@ def answers(summary: Summary) -> tuple[str, ...]:
 def best_text(ranking: Ranking, chosen: str) -> str:
     """Format the fastest setting of a ranking; ``chosen`` is its label."""
     row = ranking.fastest
-    rate = f"{figure(row)} {ranking.unit} {plus_minus(row)}".rstrip()
-    tied = f" (tied with {len(ranking.tied)} more)" if ranking.tied else ""
-    rank = "Best" if ranking.winner else "Fastest"
-    return f"{rank} of {row.model}, {ranking.setting.where}: {chosen}, {rate}{tied}"
+    rate = f"{figure(row, at_least=ranking.at_least(row))} {ranking.unit} {plus_minus(row)}"
+    rivals = ""
+    if ranking.tied:
+        rivals = f" ({units.plural(len(ranking.tied), 'other')} may be as fast)"
+    rank = "Provisional best" if ranking.first else "Best" if ranking.winner else "Fastest"
+    return f"{rank} of {row.model}, {ranking.setting.where}: {chosen}, {rate.rstrip()}{rivals}"
 
 
 def place(ranking: Ranking) -> str:
@@ -233,7 +278,9 @@ def _nothing_ranked(summary: Summary) -> tuple[str, ...]:
     flags = [f"{len(one.rows):,} {one.flag.name}" for one in summary.flagged]
     why = one_line(summary.flagged[0].rows[0][1], _REASON_LENGTH)
     sentence = f"Nothing can be ranked: of {measured} {len(summary.raised):,} are flagged"
-    return (f"{sentence} ({units.listed(flags)}), as in: {why}. --force measures again.",)
+    return (
+        f"{sentence} ({units.listed(flags)}), as in: {why}. --retry-flagged measures them again.",
+    )
 
 
 def _nothing_measured(summary: Summary) -> tuple[str, ...]:
@@ -257,35 +304,37 @@ def _ranking(ranking: Ranking, summary: Summary) -> str:
     ]
     model = f"{', '.join(place_words)}: " if place_words else ""
     figure = f"{units.number(best.metrics.throughput)} {ranking.unit}"
+    bound = ranking.at_least(best)
     where = f"on {place(ranking)}"
     if ranking.verdict is Verdict.ALONE:
-        return f"{model}{name} reaches {figure} {where}; nothing to compare with."
-    if ranking.verdict is Verdict.NOT_KNOWN:
-        return f"{model}{name} was fastest {where} ({figure}), with too few repeats to be sure."
-    remarks = [*_margin(ranking, summary)]
-    if ranking.tied:
-        names = [summary.chosen(row) for row in ranking.tied]
-        remarks.append(f"tied with {units.listed(names, 3)}")
-    rest = f": {', '.join(remarks)}" if remarks else ""
-    return f"{model}{name} is fastest {where} at {figure}{rest}."
+        reach = f"at least {figure}" if bound else figure
+        return f"{model}{name} reaches {reach} {where}; nothing to compare with."
+    reach = f"with at least {figure}" if bound else f"at {figure}"
+    margins = list(_margin(ranking, summary))
+    if ranking.winner is not None:
+        return f"{model}{name} is fastest {where} {': '.join([reach, *margins])}."
+    why = open_question(ranking, summary.chosen)
+    return f"{model}{name} is the provisional best {where} {', '.join([reach, *margins])}: {why}."
 
 
 def _margin(ranking: Ranking, summary: Summary) -> Iterator[str]:
-    """Yield the speed-up over the widest precision's best, else over the fastest row not tied."""
+    """Yield the speed-up over the widest precision's best, else over the fastest slower row."""
     best = ranking.fastest
     widest = min((row.precision for row in ranking.ranked), key=precision_rank)
-    tied = {row.job_id for row in ranking.tied}
-    beaten = [row for row in ranking.ranked[1:] if row.job_id not in tied]
-    plain = next((row for row in beaten if row.precision == widest), None)
-    if plain is not None and best.precision != widest:
-        yield f"{_times(best, plain)} {widest}"
+    rivals = {row.job_id for row in ranking.tied}
+    beaten = [row for row in ranking.ranked[1:] if row.job_id not in rivals]
+    plain = next((row for row in ranking.ranked if row.precision == widest), best)
+    if plain is not best and plain.job_id not in rivals:
+        other, name = plain, widest
     elif beaten:
-        next_one = "the next that is slower" if tied else "the next"
-        yield f"{_times(best, beaten[0])} {next_one} ({summary.chosen(beaten[0])})"
-
-
-def _times(row: Measurement, other: Measurement) -> str:
-    return units.times((row.metrics.throughput or 0.0) / (other.metrics.throughput or 1.0))
+        next_one = "the next that is slower" if rivals else "the next"
+        other, name = beaten[0], f"{next_one} ({summary.chosen(beaten[0])})"
+    else:
+        return
+    if not ranking.at_least(other):  # else it may be nearly as fast
+        bound = "at least " if ranking.at_least(best) else ""
+        factor = (best.metrics.throughput or 0.0) / (other.metrics.throughput or 1.0)
+        yield f"{bound}{units.times(factor)} {name}"
 
 
 def _sides(one: HeadToHead) -> str:
@@ -293,7 +342,13 @@ def _sides(one: HeadToHead) -> str:
     settings = units.plural(len(one.lines) + one.left_out, "setting")
     side = one.fastest
     if side is None:
-        return f"{', '.join(one.sides[:-1])} and {one.sides[-1]} are tied at equal settings."
+        sides = f"{', '.join(one.sides[:-1])} and {one.sides[-1]}"
+        if any(ratio is not None and ratio.side for ratio in one.overall):
+            return (
+                f"{sides} have no order yet at equal settings: rows shared the processors with "
+                "other processes; measure them again: nightgrid run --retry-flagged."
+            )
+        return f"{sides} are tied at equal settings."
     known = [(ratio, name) for ratio, name in zip(one.overall, one.sides, strict=True) if ratio]
     ratio, name = max(known, key=lambda pair: pair[0].value)
     value, low, high, other = ratio.value, ratio.low, ratio.high, one.sides[0]
@@ -302,5 +357,6 @@ def _sides(one: HeadToHead) -> str:
         value, low, high = 1 / value, *(None if v is None else 1 / v for v in (high, low))
     ends = [] if low is None else [units.times(low), units.times(high)]
     span = f"{ends[0]} to {ends[1]}, " if len(set(ends)) > 1 else ""
-    sentence = f"{one.sides[side]} is {units.times(value)} {other} at equal settings"
+    bound = "at least " if ratio.side else ""
+    sentence = f"{one.sides[side]} is {bound}{units.times(value)} {other} at equal settings"
     return f"{sentence} ({span}{settings})."

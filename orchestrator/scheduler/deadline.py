@@ -127,6 +127,11 @@ class Deadline:
             pool.placement.work_until = work_until
             pool.cards.touch_all()  # more may fit, or less
 
+    def watch(self, record: JobState) -> None:
+        """Give up a job that waits once more if it can no longer end in time."""
+        if self._exists:
+            heappush(self._latest, self._entry(record))
+
     def give_up_late(self) -> Iterator[Command]:
         """Give up jobs that can no longer end in time."""
         now, until = self._ledger.now, self._ledger.work_until

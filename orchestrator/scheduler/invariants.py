@@ -1,7 +1,8 @@
 """Invariants of a run, checked at every moment from events and commands alone.
 
 The checker keeps state of its own, independent of the schedule's. No card has two workers, no
-worker two attempts, no job two attempts or two final rows; a gang's cards are a legal set and its
+worker two attempts, no job two attempts or two final rows, but for repeats of flagged rows, which
+are as many as its settings allow and follow a success; a gang's cards are a legal set and its
 processes fresh; no process runs two replicates; every ended attempt gets a row before any command
 that uses its cards again; nothing is commanded after the end; a deadline is kept, whatever fails.
 It costs a few dictionary look-ups a command, so it stays on in simulations of a million events.
@@ -9,6 +10,7 @@ It costs a few dictionary look-ups a command, so it stays on in simulations of a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -59,6 +61,7 @@ class Invariants:
     """Feed it each event before the schedule sees it, and each command as it is given."""
 
     max_attempts: int | None = None  # of a job
+    judged: bool = False  # flagged rows are measured again
     work_until: float = inf  # nothing begins later, and nothing that is known to last longer
     over_by: float = inf  # the run is
     follow_clock: bool = True  # both are times of day, and move when that is set
@@ -71,6 +74,7 @@ class Invariants:
     running: dict[str, RunAttempt] = field(default_factory=dict)  # by attempt id
     final: dict[str, RecordRow] = field(default_factory=dict)  # by job id
     attempts: dict[str, int] = field(default_factory=dict)  # by job id
+    repeats: Counter[str] = field(default_factory=Counter)  # that began, by job id
     finished: bool = False
     checked: int = 0
     _on_card: dict[Card, str] = field(default_factory=dict)  # worker id
@@ -158,7 +162,11 @@ class Invariants:
     def _run(self, command: RunAttempt) -> None:
         attempt = command.attempt
         job = attempt.job
-        _must(attempt.job_id not in self.final, "runs after its final row", attempt)
+        if attempt.job_id in self.final:
+            self.repeats[attempt.job_id] += 1
+            succeeded = self.final[attempt.job_id].state is State.SUCCEEDED
+            few = self.repeats[attempt.job_id] <= job.measure.repeat_flagged
+            _must(self.judged and succeeded and few, "runs after its final row", attempt)
         _must(self.now < self.work_until, "runs after the time for work", attempt)
         if self.lasts_s is not None and attempt.job_id == job.job_id:  # no search
             ends = self.now + self.lasts_s(job)
@@ -205,7 +213,8 @@ class Invariants:
             if row.attempt.attempt_id in self.running:
                 self._give_up(row.attempt.attempt_id)
         if row.final:
-            _must(job_id not in self.final, "second final row", row)
+            repeat = self.judged and row.repeat and row.state is State.SUCCEEDED
+            _must(repeat or job_id not in self.final, "second final row", row)
             _must(row.state.terminal, f"final row in state {row.state}", row)
             _must(job_id not in self._job_running, "final row while it runs", row)
             self.final[job_id] = row

@@ -1,4 +1,5 @@
-"""Clock, rows and ended jobs of a run. Final rows are made only here, so each job gets one."""
+"""Clock, rows and ended jobs of a run. Final rows are made only here: one a job, and one for each
+repeat that replaces it."""
 
 from __future__ import annotations
 
@@ -12,14 +13,18 @@ from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.scheduler.batch_size import configuration_of
 from orchestrator.scheduler.leases import Lease
 from orchestrator.scheduler.pool import Pool
+from orchestrator.scheduler.repeats import Repeats
 from orchestrator.scheduler.state import JobState, Phase, ScheduleSettings
 
 
 class Ledger:
     """Clock, rows and timers of one run."""
 
-    def __init__(self, records: Iterable[JobState], settings: ScheduleSettings) -> None:
+    def __init__(
+        self, records: Iterable[JobState], settings: ScheduleSettings, repeats: Repeats
+    ) -> None:
         self.settings = settings
+        self.repeats = repeats
         self.now = 0.0
         self.ahead_s = 0.0  # of the time of day, on the clock of the events
         self.work_until = settings.work_until  # on the clock of the events
@@ -31,7 +36,7 @@ class Ledger:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._timers = 0
         for record in records:
-            self.unfinished += 1
+            self.unfinished += record.phase is not Phase.DONE
             if record.search is None:
                 self._configurations.setdefault(configuration_of(record.job), []).append(record)
 
@@ -47,15 +52,13 @@ class Ledger:
         reason: str,
         attempt: Attempt | None = None,
         outcome: Outcome | None = None,
-        *,
-        final: bool = False,
     ) -> RecordRow:
-        """A row of a job; its last one is made by ``finish``."""
+        """A row of a job; final ones are made by ``finish``."""
         return RecordRow(
             job=record.job,
             state=state,
             reason=reason,
-            final=final,
+            final=False,
             attempt=attempt,
             outcome=outcome,
         )
@@ -68,23 +71,43 @@ class Ledger:
         reason: str,
         attempt: Attempt | None = None,
         outcome: Outcome | None = None,
-    ) -> RecordRow:
-        """End a job that is in no queue with its one final row."""
+    ) -> Iterator[RecordRow]:
+        """End a job that is in no queue with its one final row, or its repeat."""
         if record.phase is Phase.DONE:
             raise AssertionError(f"{record.job_id} has its final row already")
-        record.phase, record.state = Phase.DONE, state
-        self.ended.append((record, reason))
-        self.tally[state] += 1
+        repeating, record.phase = record.repeating, Phase.DONE
         self.unfinished -= 1
         pool.unfinished[record.width] -= 1
-        return self.row(record, state, reason, attempt, outcome, final=True)
+        row = RecordRow(
+            job=record.job,
+            state=state,
+            reason=reason,
+            final=True,
+            attempt=attempt,
+            outcome=outcome,
+        )
+        if repeating:
+            yield from self.repeats.ended(record, row)
+            return
+        record.state = state
+        self.ended.append((record, reason))
+        self.tally[state] += 1
+        self.repeats.consider(record, row)
+        yield row
+
+    def repeat(self, pool: Pool, record: JobState) -> None:
+        """Queue a job that is done once more."""
+        self.unfinished += 1
+        pool.unfinished[record.width] += 1
+        pool.cards.changed = True  # whether any are left for it is to be looked at again
+        pool.enqueue(record)
 
     def end_unrun(
         self, pool: Pool, record: JobState, state: State, reason: str
     ) -> Iterator[Command]:
         """End a job that has no running attempt."""
         yield from pool.withdraw(record, reason)
-        yield self.finish(pool, record, state, reason)
+        yield from self.finish(pool, record, state, reason)
 
     def prune(self, pool: Pool, lease: Lease) -> Iterator[Command]:
         """End replicates and larger batches of a configuration that ran out of memory."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from math import inf
 
 from orchestrator.core.events import Command, RunAttempt, RunFinished, StartWorker, StopWorker
@@ -65,13 +66,13 @@ class Searches:
         record.purpose = purpose_of(record.wish.goal) if size is not None else "measure"
         size = answer(record.search, record.wish) if size is None else size
         if self.ledger.stopping:
-            yield self.ledger.finish(pool, record, State.NOT_STARTED, self.ledger.stopping)
+            yield from self.ledger.finish(pool, record, State.NOT_STARTED, self.ledger.stopping)
         elif size is not None and self.ledger.now + record.next_s > self.ledger.work_until:
             reason = f"its search got to batch size {size}, too late to measure before the deadline"
-            yield self.ledger.finish(pool, record, State.NOT_STARTED, reason)
+            yield from self.ledger.finish(pool, record, State.NOT_STARTED, reason)
         elif size is None:
             reason = why(record.search, record.wish)
-            yield self.ledger.finish(pool, record, State.OUT_OF_MEMORY, reason)
+            yield from self.ledger.finish(pool, record, State.OUT_OF_MEMORY, reason)
         else:
             record.batch_size = size
             if worker is not None and record.purpose != "probe" and worker.spoiled:
@@ -134,7 +135,7 @@ class OutcomeJudge:
         self._tell_breaker(record, outcome, failure_class)
         tried = succeeded and lease.attempt.purpose != "measure"
         searching = record.search is not None and (
-            tried or failure_class is FailureClass.OUT_OF_MEMORY
+            tried or (failure_class is FailureClass.OUT_OF_MEMORY and not record.repeating)
         )
         self._searches.learn(lease, outcome)
         verdict: Verdict | None = None
@@ -148,7 +149,9 @@ class OutcomeJudge:
                 reason += f"; it failed on {names}" if names else ""
             if record.search is not None and record.wish is not None:
                 reason = f"measured; {why(record.search, record.wish)}"
-            yield self.ledger.finish(pool, record, State.SUCCEEDED, reason, lease.attempt, outcome)
+            yield from self.ledger.finish(
+                pool, record, State.SUCCEEDED, reason, lease.attempt, outcome
+            )
         else:
             verdict = yield from self._record_failure(pool, lease, outcome, failure_class)
         if succeeded:
@@ -175,6 +178,8 @@ class OutcomeJudge:
             attempts=sum(record.failures.values()),
             max_attempts=self.settings.max_attempts,
         )
+        if record.repeating:  # the row that it has stands
+            verdict = replace(verdict, retry=False)
         if verdict.retry and not self.ledger.stopping:
             yield self.ledger.row(record, outcome.state, verdict.reason, lease.attempt, outcome)
         else:
@@ -186,7 +191,7 @@ class OutcomeJudge:
                 state, reason = State.LOST, f"cut short: {why}{more}"
             elif verdict.retry:  # the end of the run came first, so the job is still open
                 state, reason = State.LOST, f"{reason}; not retried: {self.ledger.stopping}"
-            yield self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
+            yield from self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
         return verdict
 
     def _follow_up(
@@ -217,7 +222,7 @@ class OutcomeJudge:
         if verdict.retry and not self.ledger.stopping:
             record.send_elsewhere(policy.elsewhere, blamed)
             yield from self.ledger.retry(pool, record, verdict.delay_s)
-        elif verdict.state is State.OUT_OF_MEMORY:
+        elif verdict.state is State.OUT_OF_MEMORY and not record.repeats:
             yield from self.ledger.prune(pool, lease)
 
     def start_failed(
@@ -237,7 +242,7 @@ class OutcomeJudge:
             if given_up:
                 reason = f"{record.start_failures} workers for it did not start; the last: {why}"
                 state = POLICIES[failure.failure_class].state
-                yield self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
+                yield from self.ledger.finish(pool, record, state, reason, lease.attempt, outcome)
             else:
                 yield self.ledger.row(
                     record, State.FAILED, f"{slot.name}: {why}", lease.attempt, outcome
@@ -267,7 +272,7 @@ class OutcomeJudge:
             pool.enqueue(record)
         else:
             why = f"{record.start_failures} times its cards could not be had; the last: {reason}"
-            yield self.ledger.finish(pool, record, State.LOST, why)
+            yield from self.ledger.finish(pool, record, State.LOST, why)
 
     def _most_start_failures(self, record: JobState) -> int:
         return self.settings.max_start_failures + record.width - 1  # each card may fail once

@@ -38,7 +38,8 @@ class Pool:
         self.leases = Leases(self.cards, self.pending, settings)
         self.placement = Placement(self.cards, self.pending, self.leases, settings)
         self.records = records
-        self.unfinished = Counter(record.width for record in records)  # jobs by width
+        #: Jobs by width, repeats included.
+        self.unfinished = Counter(r.width for r in records if r.phase is not Phase.DONE)
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
         self._held: tuple[Node, ...] = ()  # by others, who may give them back
         self._failed = self._worked = 0  # attempts, for which a card may be blamed or not

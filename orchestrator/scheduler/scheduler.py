@@ -37,11 +37,13 @@ from orchestrator.core.job import Accelerator, State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card, Node
+from orchestrator.grid.dependencies import things
 from orchestrator.scheduler.deadline import Deadline, anchors
 from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.outcomes import OutcomeJudge, RunEnding, hang, made_up
 from orchestrator.scheduler.pool import Pool
 from orchestrator.scheduler.queues import Dependencies, drawn, needed, replicated_cells
+from orchestrator.scheduler.repeats import FlagJudge, Repeats
 from orchestrator.scheduler.state import (
     Estimates,
     JobState,
@@ -59,7 +61,8 @@ class Schedule:
 
     ``attempts_before`` counts the attempts of each job in earlier invocations of the run, so that
     attempt ids stay unique; ``cards_before`` are the cards (node name, index) on which they
-    measured replicates of a cell. A job id that is planned twice runs once.
+    measured replicates of a cell. A job id that is planned twice runs once. ``judge`` finds rows to
+    be measured again; ``again`` has the measurements left to reused jobs whose rows are flagged.
     """
 
     def __init__(
@@ -70,6 +73,8 @@ class Schedule:
         *,
         attempts_before: Mapping[str, int] | None = None,
         cards_before: Mapping[str, Collection[tuple[str, int]]] | None = None,
+        judge: FlagJudge | None = None,
+        again: Mapping[str, int] | None = None,
     ) -> None:
         before = attempts_before or {}
         self.settings = settings
@@ -89,9 +94,14 @@ class Schedule:
         }
         known = (cards_before or {}).items()
         self._cards_before = [(cell_cards[cell], at) for cell, at in known if cell in cell_cards]
+        left = again or {}
+        self._estimates = estimates
+        saving = {job.job_id for job, _, _ in things([p.job for p in jobs], "produces")}
+        self._repeats = Repeats(judge, needed(jobs) | saving)
         for planned in jobs:
             job_id = planned.job.job_id
-            if job_id in seen or planned.action in (Action.REUSE, Action.SKIP):
+            reused = planned.action is Action.REUSE
+            if job_id in seen or planned.action is Action.SKIP or (reused and not left.get(job_id)):
                 continue
             seen.add(job_id)
             if planned.action is Action.UNSUPPORTED:
@@ -109,12 +119,14 @@ class Schedule:
             if cell_cards and planned.job.cell_id in cell_cards:
                 record.draw = drawn(settings.seed, job_id)
                 record.cell_cards = cell_cards[planned.job.cell_id]
+            if reused:
+                self._repeats.reuse(record, left[job_id])
             self._records[job_id] = record
             by_kind.setdefault(planned.job.accelerator, []).append(record)
-        self._total = len(seen)
+        self._total = len(self._unsupported) + sum(r.state is None for r in self._records.values())
         # Before the pools: it holds jobs back.
         self._needs = Dependencies(jobs, self._records.values())
-        self._ledger = Ledger(self._records.values(), settings)
+        self._ledger = Ledger(self._records.values(), settings, self._repeats)
         self._verdicts = OutcomeJudge(self._ledger)
         self.pools = {
             kind: Pool(kind, records, settings, self._ledger.later)
@@ -138,9 +150,8 @@ class Schedule:
 
     def counts(self) -> dict[State, int]:
         """Count the jobs of this run in each state; all states are there."""
-        running = sum(
-            lease.running for pool in self.pools.values() for lease in pool.leases.current.values()
-        )
+        leases = (lease for pool in self.pools.values() for lease in pool.leases.current.values())
+        running = sum(lease.running and not lease.record.repeating for lease in leases)
         counts = {state: self._ledger.tally[state] for state in State}
         counts[State.RUNNING] = running
         counts[State.PENDING] = self._total - sum(self._ledger.tally.values()) - running
@@ -198,6 +209,9 @@ class Schedule:
             yield from self._deadline.give_up_late()
         yield from self._stops.give_up()
         yield from self._settle_needs()
+        for pool in self.pools.values():
+            for record in self._repeats.in_the_way(pool):
+                yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, "others wait")
         if not isinstance(event, NodeJoined):
             yield from self._assign()
         yield from self._give_up_hopeless()
@@ -291,7 +305,7 @@ class Schedule:
             lease = pool.leases.current.get(outcome.attempt_id)
             if lease is not None and lease.running:
                 yield from self._verdicts.conclude(pool, lease, outcome)
-                if lease.record.state is State.SUCCEEDED:
+                if lease.record.phase is Phase.DONE and outcome.state is State.SUCCEEDED:
                     self._deadline.learn(lease, outcome)
                 return
         yield from self._record_late(outcome)
@@ -313,10 +327,24 @@ class Schedule:
     def _assign(self) -> Iterator[Command]:
         now = self._ledger.now
         for pool in self.pools.values() if not self._ledger.stopping else ():
-            look = yield from pool.placement.assign(now)
-            if look is not None and (self._next_look is None or self._next_look <= now):
-                self._next_look = look
-                yield Wake(at=look)
+            again = True
+            while again:
+                look = yield from pool.placement.assign(now)
+                if look is not None and (self._next_look is None or self._next_look <= now):
+                    self._next_look = look
+                    yield Wake(at=look)
+                again = self._repeat_next(pool)
+
+    def _repeat_next(self, pool: Pool) -> bool:
+        """Queue the flagged row that is most worth a repeat, if nothing else waits."""
+        for record in self._repeats.worthwhile(pool):
+            record.expect(self._estimates.estimate(record.job))
+            if self._ledger.now + record.cold_s <= self._ledger.work_until:
+                self._repeats.begin(record)
+                self._ledger.repeat(pool, record)
+                self._deadline.watch(record)
+                return True
+        return False
 
     def _settle_needs(self) -> Iterator[Command]:
         """Queue the dependents of ended jobs, or end them as well."""

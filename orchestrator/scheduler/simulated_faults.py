@@ -7,11 +7,12 @@ cease to fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import exp, log2
 from random import Random
 
+from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import (
     Attempt,
@@ -117,6 +118,7 @@ class Faults:
     stuck_s: float | None = 600.0  # until it ends after all; None: never
     late_results: bool = False  # a lost node had only frozen: its results come afterwards
     fits_up_to: int | None = None  # largest batch size that does
+    flagged: float = 0.0  # a row that something disturbed
 
     @classmethod
     def at_rate(cls, rate: float, *, node_losses: tuple[float, ...] = ()) -> Faults:
@@ -177,6 +179,19 @@ class Chance:
         fails = bad or self.random.random() < self._settings.faults.start_failure
         self.faults += fails
         return fails
+
+    def flags(self, row: RecordRow) -> str:
+        """Draw whether a row was disturbed (``FlagJudge``)."""
+        rate = self._settings.faults.flagged
+        return "disturbed" if rate and self.random.random() < rate else ""
+
+    def replaces(self, row: RecordRow) -> bool:
+        """Draw whether a repeat is better than the row before it."""
+        return not self.flags(row)
+
+    def in_order(self, job_ids: Collection[str]) -> list[str]:
+        """Sort flagged jobs by id."""
+        return sorted(job_ids)
 
     def result(self, job: Job) -> Result:
         """Draw the result of an attempt that succeeded."""

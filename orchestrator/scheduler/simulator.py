@@ -28,7 +28,7 @@ from orchestrator.core.events import (
     WorkerStopped,
 )
 from orchestrator.core.job import Job, State
-from orchestrator.core.outcome import Failure, FailureClass
+from orchestrator.core.outcome import Attempt, Failure, FailureClass
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card, Node
 from orchestrator.scheduler.estimator import Estimate
@@ -41,7 +41,7 @@ from orchestrator.scheduler.simulated_faults import (
     SimulationSettings,
     outcome_of,
 )
-from orchestrator.scheduler.state import Estimates, LearningEstimates
+from orchestrator.scheduler.state import Estimates, LearningEstimates, Phase
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +58,15 @@ class VirtualCluster:
     """Virtual nodes, processes and clock that execute the schedule's commands."""
 
     def __init__(
-        self, schedule: Schedule, settings: SimulationSettings, truth: Callable[[Job], Estimate]
+        self,
+        schedule: Schedule,
+        settings: SimulationSettings,
+        truth: Callable[[Job], Estimate],
+        chance: Chance,
     ) -> None:
         self.schedule, self.settings, self.truth = schedule, settings, truth
         self.invariants = Invariants()
-        self.chance = Chance(settings)
+        self.chance = chance
         self.now = 0.0
         self.queue: list[tuple[float, int, Event]] = []
         self.processes: dict[str, _Process] = {}
@@ -115,8 +119,12 @@ class VirtualCluster:
         for event in happened:
             self.events += 1
             self.invariants.observe(event)
+            before = self._waiting()
             answer = self.schedule.handle(event)
             self.invariants.check(answer)
+            for command in answer if before else ():
+                if isinstance(command, RunAttempt):
+                    self._check_repeat(command.attempt, before)
             commands += answer
             if self.schedule.finished:
                 break
@@ -129,6 +137,24 @@ class VirtualCluster:
             # An attempt whose node or worker was lost in this moment has its row already.
             if not (isinstance(command, RunAttempt) and command.attempt.attempt_id in ended):
                 self.perform(command)
+
+    def _waiting(self) -> set[str]:
+        """Jobs without a row or cards, in runs with repeats: none may begin meanwhile."""
+        pools = self.schedule.pools.values() if self.settings.faults.flagged else ()
+        return {
+            record.job_id
+            for pool in pools
+            for record in pool.records
+            if record.state is None and record.phase is not Phase.LEASED
+        }
+
+    def _check_repeat(self, attempt: Attempt, before: set[str]) -> None:
+        if attempt.job_id in self.invariants.final:
+            kind = attempt.job.accelerator
+            records = self.schedule.pools[kind].records
+            passed = before & self._waiting() & {record.job_id for record in records}
+            if passed:
+                raise InvariantViolated(f"a repeat begins while {passed} wait: {attempt}")
 
     def happens(self, event: Event) -> list[Event]:
         """Events that the schedule sees of a queued one; none if its process is gone."""
@@ -296,6 +322,7 @@ class SimulationResult:
     #: By job id: from the start of the last of its last attempt's own processes until it began.
     gathered_s: Mapping[str, float]
     other_rows: int
+    repeats: int  # rows of further measurements
 
     @property
     def ratio(self) -> float:
@@ -325,8 +352,10 @@ def simulate(
     learning = isinstance(estimates, LearningEstimates)
     if truth is None:
         truth = (deepcopy(estimates) if learning else estimates).estimate
-    schedule = Schedule(jobs, how, estimates)
-    cluster = VirtualCluster(schedule, settings, truth)
+    chance = Chance(settings)
+    schedule = Schedule(jobs, how, estimates, judge=chance if settings.faults.flagged else None)
+    cluster = VirtualCluster(schedule, settings, truth, chance)
+    cluster.invariants.judged = settings.faults.flagged > 0
     cluster.invariants.work_until = how.work_until
     cluster.invariants.over_by = how.work_until + how.stop_s
     cluster.invariants.stop_patience_s = how.stop_patience_s
@@ -385,4 +414,5 @@ def _result(
         rows=tuple(cluster.invariants.final.values()),
         gathered_s=cluster.gathered,
         other_rows=cluster.other_rows,
+        repeats=cluster.invariants.repeats.total(),
     )

@@ -91,7 +91,8 @@ class JobState:
     cell_cards: set[Card] = field(default_factory=set)  # of all replicates; they share the set
     number: int = 0  # of its last attempt
     phase: Phase = Phase.WAITING
-    state: State | None = None  # once DONE
+    state: State | None = None  # of its first final row, once there is one
+    repeats: int = 0  # of its measurement, since its row was flagged (``repeats.py``)
     failures: dict[FailureClass, int] = field(default_factory=dict)
     start_failures: int = 0
     failed_on: dict[Card | str, None] = field(default_factory=dict)  # cards, node ids; newest last
@@ -129,6 +130,11 @@ class JobState:
         self.estimate = estimate
         self.load_s = factor * estimate.load_s if self.warm else 0.0
         self.duration = factor * (estimate.run_s if self.warm else estimate.total_s)
+
+    @property
+    def repeating(self) -> bool:
+        """Return whether it is measured once more: it has its final row and is not done."""
+        return self.state is not None and self.phase is not Phase.DONE
 
     @property
     def cold_s(self) -> float:

@@ -73,7 +73,7 @@ _COLUMNS: _Entries = {
     "job_id": "hash of what the job means; equal jobs have equal ids in every run",
     "attempt_id": "job id and attempt number; number 0 for a job that never ran",
     "attempt_number": ("which try at the job, from 1; 0 if it never ran", Range(high=999_999_999)),
-    "final": "whether this is the job's one terminal row of its invocation",
+    "final": "whether this is the job's terminal row of its invocation, or a repeat in its place",
     "purpose": (
         "measure; probe: asked only whether a batch size fits; trial: timed it roughly, for best"
     ),
@@ -97,6 +97,10 @@ _COLUMNS: _Entries = {
     "measure": "how the job was to be timed",
     "replicate": (
         "number of this repetition of the cell in a process of its own, from 1",
+        Range(low=1, high=1000),
+    ),
+    "work_version": (
+        "version of the work that these settings stand for; a changed default raises it",
         Range(low=1, high=1000),
     ),
     # what came of it
@@ -232,6 +236,7 @@ _NESTED: dict[str, _Entries] = {
         "time_limit_s": "limit of the timed part",
         "warmup_limit_s": "limit of warm-up",
         "least_s": "fewest seconds of the timed part",
+        "repeat_flagged": "most further measurements of a flagged row in its run",
     },
     "Sample": {
         "repeat": "number of the repeat, from 0; warm-up is numbered too",

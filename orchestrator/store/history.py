@@ -24,6 +24,7 @@ from orchestrator.store import disk
 from orchestrator.store.files import CARD_CHECKS
 from orchestrator.store.reader import parquet_file, read_rows, runs
 from orchestrator.store.schema import arrow_type, rules_of
+from workloads import registry
 from workloads.util.files import SMALL_BYTES
 from workloads.util.statistics import Spread
 
@@ -37,7 +38,7 @@ _AS_THEY_ARE = (
 _COLUMNS = (
     *_AS_THEY_ARE,
     *("state", "engine", "accelerator", "parameters", "reason", "details"),
-    *("started_at", "ended_at", "recorded_at"),
+    *("started_at", "ended_at", "recorded_at", "work_version"),
 )
 
 
@@ -72,13 +73,22 @@ def parameters_of(
     return tuple(sorted(as_declared(workload, engine, values).items()))
 
 
+@lru_cache(maxsize=4096)
+def _outdated(workload: str, engine: str, pairs: tuple[tuple[str, str], ...], version: int) -> str:
+    given = {name: json.loads(text) for name, text in pairs}
+    return registry.outdated(workload, engine, given, version)
+
+
 def _past_row(row: dict[str, Any]) -> PastRow:
     started, ended = row["started_at"], row["ended_at"]
+    pairs = tuple(row["parameters"] or ())
+    version = row["work_version"] or 1
     return PastRow(
         **{name: row[name] for name in _AS_THEY_ARE},
         state=State(row["state"]),
         accelerator=Accelerator(row["accelerator"]),
-        parameters=parameters_of(row["workload"], row["engine"], tuple(row["parameters"] or ())),
+        parameters=parameters_of(row["workload"], row["engine"], pairs),
+        outdated=_outdated(row["workload"], row["engine"], pairs, version),
         busy_s=(ended - started).total_seconds() if started and ended else None,
         reason=row["reason"] or "",
         took=row["took"] or "",

@@ -25,7 +25,7 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.core.status import CardStatus, FailedAttempt, RunStatus
+from orchestrator.core.status import BestSoFar, CardStatus, FailedAttempt, RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.util import output
 from orchestrator.util.format import duration, one_line, plural
@@ -59,12 +59,14 @@ def summary_line(status: RunStatus) -> str:
     for phase, words in (("starting", "starting"), ("queued", "waiting for the processor")):
         parts += [f"{phases[phase]} {words}"] if phases[phase] else []
     parts += rate_texts(status)
+    parts += [text] if (text := flags_text(status)) else []
     parts.append(f"{duration(status.elapsed_s)} so far")
     if status.eta_s and not status.finished:
         parts.append(f"{left_text(status.eta_s, status.eta_low_s, status.eta_high_s)} left")
     if status.slow_cards:
         parts.append(plural(len(status.slow_cards), "slow card"))
     parts += [f"{what}: {why}" for what, why in _notes(status).items()]
+    parts += map(best_text, status.best[:1])
     if status.driver_died:
         parts.append("NO DRIVER: it died; the same `nightgrid run` resumes it")
     return " | ".join(parts)
@@ -115,6 +117,7 @@ def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
     """Return a row's line: progress, state, job, place and figure."""
     job = command.attempt.job if command.attempt else command.job
     ordinal = f"[{board.done}/{board.total}]" if command.final else "[attempt]"
+    ordinal = "[repeat]" if command.repeat else ordinal
     line = f"{ordinal} {command.state.value:<13} {board.label(job)}"
     cards = command.attempt.cards if command.attempt else ()
     if cards:
@@ -127,7 +130,26 @@ def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
         line += f": {rate}{half_width_text(metrics.relative_half_width)}"
     if measurement.reason and command.state is not State.SUCCEEDED:
         line += f": {shortened(measurement.reason)}"
+    elif command.repeat:
+        line += ", replaces the flagged row" if command.final else ", no better: that row stands"
+    elif command.final and (flags := board.flags(job)):
+        line += f" FLAGGED {flags}"
     return line
+
+
+def flags_text(status: RunStatus) -> str:
+    """Return how many rows stand that are flagged, by flag, and how many repeats there were."""
+    flags = [f"{count} {name}" for name, count in status.flag_counts.items()]
+    parts = [f"flagged rows: {', '.join(flags)}"] if flags else []
+    parts += [plural(status.repeats, "repeat")] if status.repeats else []
+    return ", ".join(parts)
+
+
+def best_text(best: BestSoFar) -> str:
+    """Return the fastest row of one piece of work, and why it is provisional."""
+    provisional = f" (provisional: {best.provisional})" if best.provisional else ""
+    rate = f"{_three_digits(best.per_s)} {best.unit}"
+    return f"best of {best.rows} so far: {best.job} {rate}{provisional}"
 
 
 def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
@@ -215,6 +237,7 @@ def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
 # The live display. Sixty-four cards do not fit twenty-four lines, so they are folded, not cut.
 
 SHOWN_FAILURES = 3
+SHOWN_BEST = 2
 #: Lines of the terminal left for scrolling output.
 SCROLLING_LINES = 5
 #: One letter per phase, for cards without more room.
@@ -252,11 +275,14 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
     rates = Text("   ".join([assigned, *rate_texts(status)]), overflow="ellipsis", no_wrap=True)
     failures = status.failures[:SHOWN_FAILURES]
     after: list[RenderableType] = [_failure_lines(failures, status.at)] if failures else []
+    standing = [flags_text(status), *map(best_text, status.best[:SHOWN_BEST])]
+    for text in filter(None, standing):
+        after.append(Text(text, style="cyan", overflow="ellipsis", no_wrap=True))
     notes = _notes(status)
     for what, why in notes.items():
         text = f"{what}: {shortened(why)}"
         after.append(Text(text, style="yellow", overflow="ellipsis", no_wrap=True))
-    room = None if height is None else max(1, height - 3 - len(failures) - len(notes))
+    room = None if height is None else max(1, height - 3 - len(after) - max(0, len(failures) - 1))
     return Group(bar, counts, rates, _card_lines(status.cards, room), *after)
 
 

@@ -40,6 +40,7 @@ from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import WorkerConfig
 from workloads import registry
+from workloads.alone import SEED
 from workloads.base import (
     BadConfiguration,
     CardFaulty,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from workloads.devices.base import Device
     from workloads.isolation import ProcessState
 
-SEED = 0  # every job starts from it
 _FREE_POLL_S = 0.5  # between two looks at a card that is not free yet
 _ONE_CARD = OneCard()
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from core_cases import a_sample as sample
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from measurements import job, row
 
 from orchestrator.analysis.comparison import RULES, compare
+from orchestrator.analysis.flags import raised_by_job
 from orchestrator.analysis.ratio import (
     LEAST_NOISE,
     Rate,
@@ -26,6 +28,7 @@ from orchestrator.analysis.ratio import (
     significant,
 )
 from orchestrator.analysis.samples import metrics_of
+from orchestrator.analysis.selection import settings_of
 from orchestrator.cli.main import main
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement
@@ -230,6 +233,38 @@ def test_a_ratio_without_scatter_has_a_point_for_an_interval() -> None:
     one, two = (Rate(value=v, error=0.0, degrees=2) for v in (1.0, 2.0))
     assert ratio_of(two, one).p_value == 0.0 and ratio_of(two, one).decided
     assert ratio_of(one, one).p_value == 1.0 and not ratio_of(one, one).decided
+
+
+def _training(number: int, version: int, engine: str = "optimum-habana") -> Measurement:
+    changes: dict[str, Any] = {
+        "workload": "finetuning",
+        "engine": engine,
+        "parameters": {"method": "lora"},
+    }
+    return replace(measured(number, [1, 1.01, 0.99]), work_version=version, **changes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "versions", "alike"),
+    [
+        ("optimum-habana", (1, 1), True),
+        ("optimum-habana", (1, 3), False),
+        ("optimum-habana", (2, 3), True),  # the third concerned other jobs
+        ("transformers", (1, 3), True),
+    ],
+)
+def test_rows_of_other_work_are_neither_compared_nor_ranked_together(
+    engine: str, versions: tuple[int, int], alike: bool
+) -> None:
+    old, new = (_training(0, version, engine) for version in versions)
+    found = compare([old], [new], allow=("league", "flags"))
+    assert [len(found.changes), len(found.refused)] == ([1, 0] if alike else [0, 1])
+    if not alike:
+        keys = {one.key: one.before for one in found.refused[0].differences}
+        assert keys["work_version"].startswith("before work version 2: optimum-habana")
+    rows = [old, replace(new, job_id="other", precision="fp32")]
+    settings = settings_of(rows, raised_by_job(rows))
+    assert len(set(settings.values())) == (1 if alike else 2)
 
 
 def test_the_same_settings_are_matched_across_devices_where_allowed() -> None:

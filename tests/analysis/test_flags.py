@@ -1,4 +1,4 @@
-"""Flags: when each is raised, and that a flagged row keeps its numbers and ranks nowhere."""
+"""Flags: when each is raised, that a flagged row keeps its numbers, and where it ranks."""
 
 from __future__ import annotations
 
@@ -108,7 +108,61 @@ def test_a_flag_is_raised_for_a_reason(one: Measurement, flag: str, reason: str)
 def test_a_row_is_disturbed_by_what_it_lost(facts: dict[str, Any], disturbed: bool) -> None:
     """Waiting while runnable counts, and what a hypervisor took while it ran; sleep does not, nor
     does the wait of its own threads for each other, nor how busy its host was."""
-    assert ("disturbed" in reasons(row(**facts))) == disturbed
+    assert ("disturbed" in reasons(row(emulated=True, **facts))) == disturbed
+
+
+@pytest.mark.parametrize(
+    ("details", "disturbed"),
+    [
+        ({}, True),  # not known
+        ({"utilization_percent_mean": "97", "card_readings": "20"}, False),
+        ({"utilization_percent_mean": "90", "card_readings": "20"}, True),  # it waited for 10 %
+        ({"utilization_percent_mean": "97", "card_readings": "2"}, True),  # too few to know
+        # 300 launches take its host 3 ms of a step of 10 ms, 2,000 all of it.
+        ({"profile": "2 untimed steps, 10 ms each of kernels"}, True),
+        *(
+            (
+                {
+                    "profile": "2 untimed steps, 10 ms each of kernels",
+                    "profile_launches": f"{launches} kernels a step",
+                },
+                launches == 2000,
+            )
+            for launches in (300, 2000)
+        ),
+    ],
+)
+def test_a_real_card_is_held_up_only_where_it_waits_for_its_host(
+    details: dict[str, str], disturbed: bool
+) -> None:
+    facts = {"processor_wait_share": 0.3, "processor_cores": 0.7, "details": details}
+    assert ("disturbed" in reasons(row(emulated=False, **facts))) == disturbed
+    assert "disturbed" in reasons(row(emulated=True, **facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (
+            {"processor_wait_share": 0.0501, "processor_cores": 0.95},
+            "it waited for a processor for 5.01% of its timed part; the most is 5%",
+        ),
+        (
+            {"processor_wait_share": 1.37, "processor_cores": 0.63},
+            "its 2 busy threads waited for a processor for 68% of its timed part each; "
+            "the most is 2.5%",
+        ),
+        (
+            {"processor_wait_share": 0.03, "stolen_share": 0.04, "processor_cores": 1.0},
+            "it waited for a processor for 3% of its timed part and 4% of the host's processor "
+            "time was stolen; the most is 5% together",
+        ),
+    ],
+)
+def test_a_share_exceeds_neither_the_whole_nor_equals_its_limit(
+    facts: dict[str, Any], reason: str
+) -> None:
+    assert reasons(row(emulated=True, **facts)) == {"disturbed": reason}
 
 
 def a_row(precision: str, cards: int = 1, rate: float = 100.0, **facts: Any) -> Measurement:
@@ -117,25 +171,39 @@ def a_row(precision: str, cards: int = 1, rate: float = 100.0, **facts: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("facts", "reason"),
-    [
-        *(
-            ({"details": {name: "what happened"}}, "what happened")
-            for name in (NOT_FINITE, ONE_TOKEN, DIVERGED, NOTHING_LEARNED)
-        ),
-        (
-            {"processor_wait_share": 0.24, "processor_cores": 0.76},
-            "it waited for a processor for 24% of its timed part",
-        ),
-    ],
+    "detail", [NOT_FINITE, ONE_TOKEN, DIVERGED, NOTHING_LEARNED], ids=lambda detail: str(detail)
 )
-def test_a_row_of_other_or_disturbed_work_wins_nothing_and_is_listed(
-    facts: dict[str, Any], reason: str
-) -> None:
-    rows = [a_row("bf16", rate=200.0, **facts), a_row("fp32"), a_row("fp16", rate=50.0)]
+def test_a_row_of_other_work_wins_nothing_and_is_listed(detail: str) -> None:
+    unlike = a_row("bf16", rate=200.0, details={detail: "what happened"})
+    rows = [unlike, a_row("fp32"), a_row("fp16", rate=50.0)]
     summary = summarize(rows)
     assert summary.rankings[0].winner == rows[1]
-    assert reason in to_markdown(summary)
+    assert "what happened" in to_markdown(summary)
+
+
+def test_a_contended_row_ranks_as_a_lower_bound_in_every_output() -> None:
+    slowed = a_row("bf16", rate=200.0, processor_wait_share=0.24, processor_cores=0.76)
+    rows = [slowed, a_row("fp32"), a_row("fp16", rate=50.0)]
+    summary = summarize(rows)
+    (ranking,), (table,) = summary.rankings, summary.tables
+    assert ranking.winner == slowed and ranking.at_least(slowed)
+    assert cell(table, "bf16", table.columns[0]).text == "≥ 200.0"
+    page = render(summary, rows)
+    for text in (printed(summary), to_markdown(summary), page):
+        plain = " ".join(text.replace("\\", "").split())
+        assert "with at least 200.0 tokens/s" in plain and "≥ 200.0" in plain
+        assert "it waited for a processor for 24% of its timed part" in plain
+    assert '"at_least":{"v":[1,null,null]}' in page
+    document = json.loads(to_json(summary))
+    assert [row["throughput_is"] for row in document["rows"]] == ["at least", "", ""]
+    assert ",at least," in to_csv(summary)
+    assert {effect.ratio.side for effect in summary.effects} == {"at most"}  # bf16 is the baseline
+
+
+def test_a_slowed_row_is_never_compared_with_another_run() -> None:
+    calm = a_row("bf16")
+    slowed = replace(calm, processor_wait_share=0.24, processor_cores=0.76)
+    assert [one.key for one in compare([calm], [slowed]).refused[0].differences] == ["flags"]
 
 
 def test_oversubscribed_gangs_rank_among_gangs_of_their_size() -> None:
@@ -170,8 +238,7 @@ def test_every_flag_is_declared_once_and_is_in_the_guide() -> None:
     text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
     for flag in OWN:
         assert flag.description.endswith(".") and "\n" not in flag.description
-        ranks = "nowhere" if flag.league is None else "among their like"
-        assert f"| `{flag.name}` | {flag.description.rstrip('.')} | {ranks} |" in text
+        assert f"| `{flag.name}` | {flag.description.rstrip('.')} | {flag.ranks} |" in text
 
 
 # ---------------------------------------------------------------- flags of another package

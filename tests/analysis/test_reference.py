@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from grid_cases import grid
 from measurement_factory import Night, a_job, precision_grid
 
@@ -21,7 +23,6 @@ from orchestrator.analysis.hardware import (
     matches,
     reference,
     roofline_of,
-    same_model,
     same_precision,
     share_of,
     sheet_of,
@@ -69,7 +70,8 @@ def chatglm3(**changes: object) -> Measurement:
     )
     row = Night(emulated=False).add(job)
     metrics = replace(row.metrics, generated_tokens_per_s=60.0)
-    return replace(row, metrics=metrics, device_name="GAUDI2", **changes)
+    own = {"device_name": "GAUDI2", "parameter_count": 6_243_584_000}
+    return replace(row, metrics=metrics, **own | changes)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,15 @@ BERT, T5_16 = shipped("pretraining", 32), shipped("finetuning", 16)
     [
         (BERT, {}, True),
         (BERT, {"model": "/data/bert-base-uncased/"}, True),
-        (BERT, {"model": "/data/bert-large-uncased"}, False),
+        (BERT, {"model": "/data/bert-large-uncased", "parameter_count": 335_174_458}, False),
+        (BERT, {"model": f"Google-BERT/BERT-base-uncased@{'0a' * 20}"}, True),
+        (BERT, {"model": "bert-base-uncased", "parameter_count": 1_000_000}, False),
+        (BERT, {"model": "/data/bert-base-uncased", "parameter_count": 1_000_000}, False),
+        (BERT, {"model": "/data/bert-base-uncased", "parameter_count": None}, False),
+        (BERT, {"model": "org/other-encoder"}, False),
+        (BERT, {"model": "/data/ours", "details": {"architecture": "BertForMaskedLM"}}, True),
+        (BERT, {"model": "ours", "details": {"architecture": "BertForMaskedLM"}}, True),
+        (BERT, {"model": "/data/ours", "details": {"architecture": "RobertaForMaskedLM"}}, False),
         (BERT, {"parameters": {"max_length": 128, "autocast": "bf16"}}, False),
         (BERT, {"parameters": {"max_length": 512, "autocast": "none"}}, False),
         (BERT, {"precision": "bf16"}, False),
@@ -266,9 +276,18 @@ def test_emulated_rows_are_counted_and_left_out() -> None:
     assert [one.emulated for one in comparisons] == [0, 0, 1, 0, 0, 0, 0]
 
 
-def test_names_and_precisions_are_matched_by_meaning() -> None:
-    assert same_model("google-bert/bert-base-uncased", "bert-base-uncased")
-    assert not same_model("bert-large-uncased", "bert-base-uncased")
+@pytest.mark.slow
+def test_published_sizes_are_those_of_the_models_configurations() -> None:
+    sizes = {one.model: one.parameters for one in PUBLISHED}
+    t5_3b = {"d_ff": 16_384, "d_kv": 128, "d_model": 1024, "num_heads": 32, "num_layers": 24}
+    with torch.device("meta"):
+        bert = transformers.BertForMaskedLM(transformers.BertConfig())
+        t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**t5_3b))
+    for name, model in (("bert-base-uncased", bert), ("t5-3b", t5)):
+        assert sum(parameter.numel() for parameter in model.parameters()) == sizes[name]
+
+
+def test_precisions_are_matched_by_meaning() -> None:
     mixed = t5(parameters={"autocast": "bf16"})
     assert same_precision(mixed, "bf16-mixed") and not same_precision(mixed, "fp32")
     assert not same_precision(t5(precision="bf16"), "bf16-mixed")

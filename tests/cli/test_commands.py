@@ -87,6 +87,7 @@ JSON: dict[str, tuple[list[str], Callable[[Any], None]]] = {
     "report": (["one"], rows_have_the_fields_of_the_record),
     "compare": (["one", "two"], has("before", "after", "changes", "refused")),
     "query": (["select * from jobs"], has("job_id", "throughput")),
+    "repro": (["one", row(0).job_id], has("directory", "files")),
     "export": (["out", "--to", "datasets"], has("destination", "written")),
     "convert": (["checkpoint", "converted"], has("path", "parameters", "bytes", "weight_files")),
     "protect": (
@@ -211,7 +212,7 @@ WRONG = [
     ("plan rows.parquet", 2, "nothing was started"),
     ("plan grid.yaml --emulate 2by8", 2, "2x8"),
     ("plan grid.yaml --emulate 99999x8", 2, "799,992 cards; more than 4096 cards"),
-    ("reprot smoke", 2, "there is no command 'reprot'; did you mean report?"),
+    ("repotr smoke", 2, "there is no command 'repotr'; did you mean report?"),
     ("report --results=a\0b", 2, "an argument has a null character"),
     ("benchmark", 2, "`nightgrid --help` lists them"),
     ("simulate grid.yaml --faults 2", 2, "not a number from 0 to 1"),

@@ -166,6 +166,15 @@ def test_what_cannot_be_had_is_an_answer(run: Run, axis: str, state: State) -> N
     assert {row.state for row in rows() if row.final} == {State.SUCCEEDED, state}
 
 
+def test_nothing_measured_is_no_success(run: Run) -> None:
+    """A grid of which nothing exists here, say for want of a package, looks like one that is done
+    to a script that knows only exit code 0."""
+    nothing = GRID.replace("precision: fp32", "precision: fp8")
+    for _ in ("first", "again"):
+        run(nothing, code=10)
+    assert {row.state for row in rows()} == {State.UNSUPPORTED}
+
+
 @pytest.mark.parametrize(
     ("grid", "where", "code", "message"),
     [

@@ -437,6 +437,13 @@ def test_the_first_signal_asks_for_an_orderly_end() -> None:
     assert "A second one stops them" in told and "same command resumes the run" in told
 
 
+def test_the_signals_that_ray_and_a_supervisor_send_together_are_one_request() -> None:
+    with StopSignal(merge_s=60.0).on_signals() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.requests == 1
+
+
 def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:
     def answer(event: Event) -> list[Command]:
         if isinstance(event, (WorkerReady, StopRequested)):

@@ -184,7 +184,6 @@ def test_the_child_runs_the_very_command(
     [
         (["--no-restart"], "UNUSED", None),
         ([], command.NO_RESTART_VARIABLE, None),
-        ([], "RAY_JOB_CONFIG_JSON_ENV_VAR", None),  # a job dies with its head
         (["--in-process"], "UNUSED", None),  # a debugger wants this very process
         ([], "UNUSED", ["pytest", "tests"]),  # so does a notebook, whose command is another
     ],

@@ -13,11 +13,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from command_line import Nightgrid
+from command_line import Nightgrid, parsers
+from core_cases import a_job
 from example_grids import NOTEBOOK_GRID
+from measurement_factory import Night
 
+import nightgrid
 import orchestrator
-from orchestrator import Grid, Run, load, run
+from nightgrid import Grid, Run, load, run
 from orchestrator.api import ShownPlan
 from orchestrator.core.errors import GridError, NightgridError, StoreError
 from orchestrator.core.job import State
@@ -43,24 +46,31 @@ def night() -> Run:
 
 def test_importing_loads_nothing_heavy_and_what_is_offered_is_there() -> None:
     code = (
-        "import sys, orchestrator\n"
+        "import sys, nightgrid\n"
         "assert not any(name.startswith('orchestrator.') for name in sys.modules)\n"
-        "from orchestrator import Grid, Run, load, run\n"
+        "from nightgrid import Grid, Run, load, run\n"
         "heavy = {'torch', 'ray', 'transformers', 'pyarrow', 'pandas'} & set(sys.modules)\n"
         "sys.exit(','.join(heavy) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert set(orchestrator.__all__) <= set(dir(orchestrator))
-    assert all(getattr(orchestrator, name).__doc__ for name in orchestrator.__all__)
-    with pytest.raises(AttributeError, match="nothing_of_that_name"):
-        orchestrator.nothing_of_that_name  # noqa: B018 the access is what is tested
+    for package in (nightgrid, orchestrator):
+        assert set(package.__all__) <= set(dir(package))
+        assert all(getattr(package, name).__doc__ for name in package.__all__)
+        with pytest.raises(AttributeError, match="nothing_of_that_name"):
+            package.nothing_of_that_name  # noqa: B018 the access is what is tested
+    assert set(nightgrid.__all__) == set(orchestrator.__all__)
 
 
 def test_run_offers_what_the_command_offers() -> None:
     arguments = set(inspect.signature(run).parameters) - {"grid"}
     only_the_command = {"supervisor", "budget", "results_named"}
     assert arguments | only_the_command == {field.name for field in fields(RunOptions)}
+    of_terminals = {"help", "json", "keep_imports", "no_restart", "notify", "verbose"}
+    options = {action.dest for action in parsers()["run"]._actions} - of_terminals - {"grid"}
+    renamed = {"run_name": "name", "deadline": "ends_at"}
+    here = {renamed.get(option, option) for option in options} | {"results_address"}
+    assert arguments == here
 
 
 def test_a_grid_is_the_same_from_file_text_and_dict(tmp_path: Path) -> None:
@@ -132,6 +142,9 @@ def test_frames_have_a_line_a_job(night: Run, nightgrid: Nightgrid) -> None:
     assert list(frame["state"]) == ["SUCCEEDED", "SUCCEEDED"]
     assert night.to_polars()["throughput"].to_list() == pytest.approx(throughput)
     assert set(night.to_polars().columns) == set(frame.columns)
+    seconds = [row.started_at for row in night.rows]
+    for started in (frame["started_at"], night.to_polars()["started_at"]):
+        assert [moment.timestamp() for moment in started] == pytest.approx(seconds, abs=1e-5)
     table = night.table()
     assert table["throughput"].to_pylist() == throughput and "samples" in table.column_names
     nightgrid("report", "tiny-run", "--format", "csv", "--output", "rows.csv")
@@ -164,6 +177,26 @@ def test_report_compare_and_query(night: Run) -> None:
     assert len(comparison.changes) == 2
     assert not any(change.significant for change in comparison.changes)
     assert night.query("select count(*) from jobs").rows == ((2,),)
+    answer = night.query("select batch_size, started_at from jobs order by batch_size")
+    assert answer.to_pandas()["batch_size"].tolist() == [1, 2]
+    assert answer.to_pandas()["started_at"].dtype.kind == "M"
+    assert answer.to_arrow().column_names == ["batch_size", "started_at"]
+    assert night.query("select batch_size from jobs where false").to_pandas().empty
+
+
+def test_the_best_is_the_winner_with_its_verdict() -> None:
+    rows = Night(run="ranked")
+    for size in (1, 8):
+        rows.add(a_job(batch_size=size))
+    with Store.open(Path("results"), "ranked") as store:
+        store.append(*rows.rows)
+    ranked = load("ranked")
+    best, (ranking,) = ranked.best, ranked.summary.rankings
+    assert best is not None and best.row is ranking.fastest
+    assert best.verdict == ranking.verdict.value
+    assert best.label == ranked.summary.chosen(best.row) and best.reason
+    broken = VALUES | {"name": "broken", "experiments": [{"name": "e", "trouble": "missing"}]}
+    assert run(Grid.from_dict(broken), in_process=True, quiet=True).best is None
 
 
 class Shown(HTMLParser):

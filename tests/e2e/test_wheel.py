@@ -17,7 +17,7 @@ from patience import patience
 pytestmark = pytest.mark.slow  # a wheel is built and installed
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("orchestrator", "workloads", "grids", "pyproject.toml", "README.md")
+SOURCES = ("nightgrid", "orchestrator", "workloads", "grids", "pyproject.toml", "README.md")
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +77,18 @@ def test_the_grids_the_schema_and_the_tables_come_along(installed: Path, tmp_pat
     assert plan["summary"]["run"] == 20
     shipped = {path.name for path in (installed / "orchestrator/grid/shipped").iterdir()}
     assert {path.name for path in (ROOT / "grids").iterdir()} == shipped
+
+
+def test_it_is_imported_by_its_name_and_has_types(installed: Path, tmp_path: Path) -> None:
+    for package in ("nightgrid", "orchestrator", "workloads"):
+        assert (installed / package / "py.typed").is_file()
+    code = "import nightgrid; assert nightgrid.Grid.from_file('smoke'); print(nightgrid.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=patience(60),
+    )
+    assert done.stdout.startswith(str(installed)), done.stderr

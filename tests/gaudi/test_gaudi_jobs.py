@@ -227,3 +227,17 @@ def test_a_checkpoint_goes_on_with_its_own_weights(rows: dict[str, Any]) -> None
     row = rows["bert"]["checkpoint"]
     assert "new_weights" not in row["details"]
     assert row["loss"][0] != rows["bert"]["fresh"]["loss"][0]
+
+
+# ---------------------------------------------------------------- adapters
+
+
+def test_both_engines_train_the_same_adapter_by_default(rows: dict[str, Any]) -> None:
+    """The library's ChatGLM has one layer for query, key and value, and its trainer clips at 1
+    unless it is told not to: neither shows."""
+    library, own = (rows["adapted"][name] for name in ("optimum-habana", "transformers"))
+    assert library["details"]["trainer"] == "GaudiTrainer"
+    assert library["trainable"] == own["trainable"]
+    assert library["details"]["adapter"] == own["details"]["adapter"]
+    assert "max_gradient_norm" not in library["details"]
+    assert library["loss"] == pytest.approx(own["loss"], rel=1e-3)

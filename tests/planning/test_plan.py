@@ -49,6 +49,16 @@ def past(job: Job, state: State, **changes: bool) -> PastRow:
 EMULATED = parse_emulation("1x8:HPU", ())
 
 
+def test_a_row_of_other_work_than_its_settings_mean_now_is_not_reused() -> None:
+    made = one("precision: bf16\nengine: transformers")
+    (job,) = made.jobs()
+    old = a_past_row(job, state=State.SUCCEEDED, emulated=True, outdated="before work version 2: x")
+    (planned,) = make_plan(made, EMULATED, [old]).jobs
+    assert planned.action is Action.RUN
+    (planned,) = make_plan(made, EMULATED, [old, past(job, State.SUCCEEDED, emulated=True)]).jobs
+    assert planned.action is Action.REUSE
+
+
 def decide(*rows: tuple[State, bool], nodes: list[Node] = EMULATED, **options: bool) -> Action:
     """The action for the one job of a grid with these earlier rows (state, emulated)."""
     made = one("precision: bf16\nengine: transformers")

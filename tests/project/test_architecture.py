@@ -30,7 +30,7 @@ LAYERS = {
         ("analysis",),
         ("worker",),
         ("on_ray",),
-        ("report", "trackers"),
+        ("report", "trackers", "software"),
         ("watch",),
         ("driver", "doctor"),
         ("cli", "api", "__main__"),
@@ -49,7 +49,7 @@ LAYERS = {
     ),
 }
 #: Rooms that are pure: no clock, disk, torch or Ray.
-PURE = ("core", "grid", "scheduler", "analysis", "planning")
+PURE = ("core", "grid", "scheduler", "search", "analysis", "planning")
 #: Libraries that may be imported inside functions, since they are large, optional or of one system.
 LAZY = """
 torch transformers ray pandas pyarrow duckdb numpy scipy rich yaml datasets diffusers optimum
@@ -185,7 +185,10 @@ def test_the_stand_in_for_the_habana_bridge_is_a_thing_of_tests() -> None:
     for path in modules(*PRODUCT, "tools"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"\bstand-?in\b|tests/gaudi", text, re.IGNORECASE), path
-    assert 'include = ["orchestrator*", "workloads*"]' in (ROOT / "pyproject.toml").read_text()
+    assert (
+        'include = ["nightgrid*", "orchestrator*", "workloads*"]'
+        in (ROOT / "pyproject.toml").read_text()
+    )
     assert (ROOT / "tests/gaudi/standin/habana_frameworks/__init__.py").is_file()
     assert importlib.util.find_spec("habana_frameworks") is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -569,3 +570,51 @@ def test_the_next_submission_goes_on_with_the_run_of_a_head_that_died(head, tmp_
     assert len({row.invocation_id for row in final}) == 2  # some before, some after
     assert {row.attempt_id for row in rows} >= measured.keys()
     assert all("died while it ran" in row.reason for row in rows if not row.final)
+
+
+def supervisor_of(run: str) -> psutil.Process | None:
+    """The process of a submitted run's job."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if {"run", "--run", run} <= set(words) and process.children():
+                return process
+    return None
+
+
+def test_a_submitted_driver_that_is_killed_is_started_again(head: Head, tmp_path: Path) -> None:
+    """While it works; the rehearsal kills 20 drivers of one run, some before they have begun."""
+    kills = 20 if "NIGHTGRID_REHEARSAL" in os.environ else 1
+    text = GRID.replace("submitted", "killed").replace("[fp32, fp8]", "fp32")
+    text = text.replace("output_tokens: 4", "output_tokens: 128")
+    sizes = [*range(1, 10 * kills)]
+    text = text.replace("[1, 2]", str(sizes))
+    (tmp_path / "grid.yaml").write_text(text)
+    there = ("--address", head.url)
+    submit = ("submit", "grid.yaml", *there, "--results", str(tmp_path / "results"))
+    sent = head.nightgrid(*submit, "--submission-id", "killed-1", cwd=tmp_path)
+    assert sent.returncode == 0, sent.stderr
+    assert until(lambda: supervisor_of("killed"), 60)
+    supervisor = supervisor_of("killed")
+    assert supervisor is not None
+    moments = random.Random(4)
+
+    def drivers() -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):  # one ended meanwhile
+            return [child for child in supervisor.children() if "run" in child.cmdline()]
+        return []
+
+    for kill in range(kills):
+        assert until(drivers, 60)
+        (driver,) = drivers()
+        if not kill:  # while it works
+            assert until(lambda: list(tmp_path.glob("results/*/rows/*.parquet")), 60)
+        time.sleep(moments.uniform(0, 15 if kill else 2))
+        driver.kill()
+        driver.wait()
+    followed = head.nightgrid("logs", "killed-1", *there, "--follow", timeout_s=900)
+    assert followed.returncode == 0, followed.stdout + followed.stderr
+    final = [row for row in Store.open(tmp_path / "results", "killed").measurements() if row.final]
+    assert {row.state for row in final} == {State.SUCCEEDED}, followed.stdout
+    assert len({row.job_id for row in final}) == len(final) == len(sizes)
+    assert followed.stdout.count("killed by SIGKILL. What was measured is safe") == kills

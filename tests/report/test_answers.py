@@ -43,11 +43,14 @@ def test_the_headline_is_the_answer() -> None:
     summary = summarize(rows)
     unit = summary.rankings[0].unit
     (told,) = answers(summary)
-    assert told == f"bf16 is fastest on Gaudi2 at 180.0 {unit}: 1.80× fp32, tied with fp16."
+    assert told == (
+        f"bf16 is the provisional best on Gaudi2 at 180.0 {unit}, 1.80× fp32: its interval "
+        "overlaps that of fp16; more repeats (max_repeats) or replicates may settle it."
+    )
     page = render(summary, rows)
     assert f"<h1>{told}</h1>" in page
     assert page.index("<h1>") < page.index('id="best"') < page.index('id="run"')
-    text = printed(summary, page="/there/report.html")
+    text = printed(summary, width=300, page="/there/report.html")
     assert text.rstrip().splitlines()[-2:] == [told, "page: /there/report.html"]
     assert f"**{told}**" in to_markdown(summary).replace("\\", "")
 
@@ -61,7 +64,7 @@ def test_the_headline_is_the_answer() -> None:
                 measured(179.5, precision="fp16", batch_size=16),
                 measured(100.0, precision="fp32", batch_size=8),
             ],
-            "1.80× the next that is slower (fp32 b=8), tied with fp16 b=16.",
+            "1.80× the next that is slower (fp32 b=8): its interval overlaps that of fp16 b=16;",
             id="the next row is the first that is no tie",
         ),
         pytest.param(
@@ -109,14 +112,27 @@ def test_when_nothing_was_measured_failures_come_first(reason: str) -> None:
     assert printed(summary).rstrip().endswith(told)
 
 
+def test_contended_rows_give_a_provisional_answer_with_what_settles_it() -> None:
+    facts = {"processor_wait_share": 0.5, "processor_cores": 0.5}
+    rows = [replace(measured(9.0 + size, batch_size=size), **facts) for size in (1, 2)]
+    assert answers(summarize(rows)) == (
+        "b=2 is the provisional best on Gaudi2 with at least 11.00 tokens/s: b=1 shared the "
+        "processors with other processes and may be faster; to settle it, measure these 2 jobs "
+        "again: nightgrid run --retry-flagged.",
+    )
+    only_best = answers(summarize([replace(rows[1], **facts), measured(10.5, batch_size=4)]))
+    assert "it shared the processors with other processes, and b=4 may be as fast" in only_best[0]
+
+
 def test_measured_rows_that_all_have_a_flag_are_shown_with_the_reason() -> None:
-    rows = [replace(measured(9.0, batch_size=size), processor_wait_share=0.76) for size in (1, 2)]
+    rows = [replace(measured(9.0, batch_size=size), timed_compilations=3) for size in (1, 2)]
     failed = Night(emulated=False).add(a_job(batch_size=4), State.FAILED, reason="no driver")
     summary = summarize([*rows, failed])
     (told,) = answers(summary)
     assert told == (
-        "Nothing can be ranked: of 2 measured jobs 2 are flagged (2 disturbed), as in: it waited "
-        "for a processor for 76% of its timed part; the most is 5%. --force measures again."
+        "Nothing can be ranked: of 2 measured jobs 2 are flagged (2 compiled_in_timed_part), as "
+        "in: 3 graphs were compiled while it was timed; a steady row compiles none. "
+        "--retry-flagged measures them again."
     )
     for text in (printed(summary), to_markdown(summary)):
         assert text.count("9.000") == 2 and "Flagged rows" in text and "no driver" in text

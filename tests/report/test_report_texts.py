@@ -45,7 +45,7 @@ def test_the_terminal_shows_every_state_and_figure(summary: Summary) -> None:
         if row.state is State.SUCCEEDED:
             assert units.number(row.metrics.throughput) in text
     assert "synStatus=26" in text and "log: hpu-1:smoke/logs" in text
-    assert "tied with" in text
+    assert "provisional best" in text
 
 
 def test_what_the_terminal_leaves_out_it_counts() -> None:

@@ -29,14 +29,17 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 
 def quantize(
-    model: str = "tiny-chatglm3", context: JobContext | None = None, **given: Any
+    model: str = "tiny-chatglm3",
+    context: JobContext | None = None,
+    precision: str = "bf16",
+    **given: Any,
 ) -> Result:
     spec = find_workload("quantization")
     job = Request(
         workload="quantization",
         model=model,
         dataset="advertisegen-synthetic",
-        precision="bf16",
+        precision=precision,
         batch_size=4,
         engine="transformers",
         measure=ONCE,
@@ -102,6 +105,26 @@ def test_a_model_in_fewer_bits_is_kept_and_runs(method, numbers, precision, shar
     # bitsandbytes holds the scales of a layer in other tensors once they came from a file
     assert made.weight_bytes == pytest.approx(metrics["model_bytes_after"], rel=0.02)
     assert f"{method}, {numbers}" in made.precision_detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("numbers", "precision"), [("int4", "int4"), ("fp8", "fp8")])
+def test_a_model_quantised_from_fp32_runs_in_16_bits(numbers, precision) -> None:
+    """torchao's weights remember float32; the consumer computes in bfloat16."""
+    name = f"from-fp32-{numbers}"
+    quantize(numbers=numbers, precision="fp32", save_model=name)
+    whole, half = (
+        load_causal_model(open_model(name), dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    wide, narrow = (m.model.layers[0].mlp.down_proj for m in (whole, half))
+    given = torch.linspace(-1, 1, wide.in_features)[None]
+    plain = given @ wide.weight.dequantize().float().t()
+    with torch.no_grad():
+        torch.testing.assert_close(narrow(given.bfloat16()).float(), plain, rtol=0.02, atol=0.02)
+    small = {"prompts": 1, "output_tokens": 2}
+    made = Worker().run("advertisegen-synthetic", model=name, precision=precision, **small)
+    assert "16 bits" in made.precision_detail
 
 
 @pytest.mark.slow

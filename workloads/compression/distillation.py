@@ -48,14 +48,17 @@ def summed_kl(
 ) -> torch.Tensor:
     """KL divergence of the student from the teacher, summed over labelled positions.
 
+    Of a teacher's largest logits, both distributions are over the tokens that are kept: a student
+    normalised over the whole vocabulary would be drawn away from all that the teacher left out.
+
     ``student`` is [positions, vocabulary]; ``teacher`` too, or its largest logits [positions,
     kept] with their ``ids``; ``labels`` [positions], -100 where nothing is learned.
     """
     import torch
 
-    log_student = torch.log_softmax(student.float() / temperature, -1)
     if ids is not None:
-        log_student = log_student.gather(-1, ids)
+        student = student.gather(-1, ids)
+    log_student = torch.log_softmax(student.float() / temperature, -1)
     log_teacher = torch.log_softmax(teacher.float() / temperature, -1)
     divergences = (log_teacher.exp() * (log_teacher - log_student)).sum(-1)
     return (divergences * (labels != NOT_LEARNED)).sum()

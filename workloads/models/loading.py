@@ -189,6 +189,7 @@ def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) ->
         arguments[keyword] = torch.float32
     torch.manual_seed(0)
     with _explained(source, "a masked language model", arguments):
+        arguments = _with_attention(AutoModelForMaskedLM, config, arguments)
         model = AutoModelForMaskedLM.from_config(config, **arguments)
     model.new_weights = ("all",)
     return model.to(dtype)
@@ -203,6 +204,9 @@ def _load(
 ) -> Any:
     """Load a model; raise DataMissing if a tensor was made up that is not declared ``new``."""
     with _explained(source, title, arguments):
+        if arguments.get("attn_implementation") == "sdpa":
+            config = arguments.get("config") or load_config(source)
+            arguments = _with_attention(loader, config, arguments)
         if source.entry.kind == "random":
             return random_weights.make(loader, **{"config": load_config(source), **arguments})
         if source.opening is not None:
@@ -223,7 +227,20 @@ def _load(
                 **arguments,
             )
         whole = _whole(loaded, report, source, new, own_config="config" not in arguments)
+        dtype = arguments.get(precision.dtype_keyword())
+        if dtype is not None and precision.quantized_already(whole.config):
+            precision.align_dtypes(whole, dtype)
         return precision.restore_ranges(whole, Path(source.path))
+
+
+def _with_attention(loader: Any, config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with eager attention in the place of sdpa, for classes that have no sdpa."""
+    chosen = loader._model_mapping.get(type(config), None)
+    classes = chosen if isinstance(chosen, (list, tuple)) else (chosen,)
+    lacking = chosen is not None and not any(getattr(c, "_supports_sdpa", True) for c in classes)
+    if arguments.get("attn_implementation") != "sdpa" or not lacking:
+        return dict(arguments)
+    return {**arguments, "attn_implementation": "eager"}
 
 
 def _whole(
@@ -358,18 +375,17 @@ def compare_without_values(directory: str, loader: str, new: Sequence[str]) -> t
     return objection(reported(report, len(names), new), names if strict else ())
 
 
-def check_attention(model: Any, attention: str) -> None:
-    """Raise Unsupported if the class lacks this attention, BadConfiguration if another one runs."""
+def check_attention(model: Any, attention: str) -> str:
+    """Return for the row what computes attention: as asked, or eager where a class has no sdpa;
+    BadConfiguration if another one runs."""
     running = getattr(model.config, "_attn_implementation", None)
     if running == attention:
-        return
-    if attention == "sdpa" and not getattr(model, "_supports_sdpa", True):
+        return attention
+    if (attention, running) == ("sdpa", "eager") and not getattr(model, "_supports_sdpa", True):
         import transformers
 
-        raise Unsupported(
-            f"{type(model).__name__} has no sdpa in transformers {transformers.__version__}, which "
-            f"took {running}; write attention: {running}"
-        )
+        name = type(model).__name__
+        return f"eager: {name} has no sdpa in transformers {transformers.__version__}"
     raise BadConfiguration(f"asked for attention '{attention}', the model runs '{running}'")
 
 

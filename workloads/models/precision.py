@@ -190,6 +190,30 @@ def quantized_already(config: Any) -> bool:
     return bool(getattr(config, "quantization_config", None))
 
 
+def align_dtypes(model: Any, dtype: torch.dtype) -> None:
+    """Give torchao's weights the ``dtype`` of the activations, in place.
+
+    They remember the dtype of the model that was quantised and multiply with no other, while
+    ``from_pretrained`` converts only what is not quantised.
+    """
+    import torch
+
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        flatten = getattr(weight, "__tensor_flatten__", None)
+        if not isinstance(weight, torch.Tensor) or flatten is None or weight.dtype == dtype:
+            continue
+        aligned: Any = weight.to(dtype)
+        if aligned.dtype != dtype:  # fp8 ignores it: its scales stay in float32
+            names, facts = flatten()
+            parts = {name: getattr(weight, name) for name in names}
+            facts = {**facts, "dtype": dtype}
+            aligned = type(weight).__tensor_unflatten__(  # type: ignore[attr-defined]
+                parts, facts, weight.shape, weight.stride()
+            )
+        module.weight = torch.nn.Parameter(aligned, requires_grad=False)
+
+
 def dtype_keyword() -> str:
     """Return the dtype keyword of ``from_pretrained``; 5 warns at every load about 4.55's."""
     import transformers

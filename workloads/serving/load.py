@@ -93,6 +93,7 @@ class Lengths:
         """Return ``count`` lengths."""
         if self.kind == "fixed":
             return [int(self.first)] * count
+        values: np.ndarray
         if self.kind == "uniform":
             values = random.integers(int(self.first), int(self.second) + 1, count)
         elif self.kind == "normal":

@@ -104,6 +104,15 @@ METRICS: tuple[Metric, ...] = (
         title="requests measured",
         description="Requests whose latencies were taken: sent within the window, without error.",
     ),
+    *(
+        Metric(
+            name=f"{name}_tokens_mean",
+            title=f"{name} tokens",
+            unit="tokens",
+            description=f"Mean {name} length of the requests measured, as the server counts.",
+        )
+        for name in ("input", "output")
+    ),
     Metric(
         name="window_s",
         title="window",
@@ -152,6 +161,31 @@ METRICS: tuple[Metric, ...] = (
         better="lower",
     ),
 )
+
+
+def parse_slo(limits: object) -> dict[str, float]:
+    """Read limits of goodput: a mapping, or text such as ``ttft_s=0.5 tpot_s=0.05``.
+
+    Raises:
+        BadConfiguration: a name is unknown, or a limit is no number above 0.
+    """
+    if isinstance(limits, Mapping):
+        pairs = [(str(name), value) for name, value in limits.items()]
+    else:
+        parts = str(limits or "").replace(",", " ").split()
+        pairs = [(name, value) for name, _, value in (part.partition("=") for part in parts)]
+    result = {}
+    for name, value in pairs:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = 0.0
+        if name not in SLO_NAMES or not (number > 0 and math.isfinite(number)):
+            raise BadConfiguration(
+                f"slo: {name}={value}; limits are seconds above 0 of {', '.join(SLO_NAMES)}"
+            )
+        result[name] = number
+    return result
 
 
 def steady_window(table: pa.Table, concurrency: int | None) -> tuple[float, float]:
@@ -216,6 +250,10 @@ def figures(
     latencies = requests.latencies(good)
     for name, values in latencies.items():
         result |= _distribution(name, values, int(good.sum()))
+    for name, tokens in (("input", requests.input_tokens), ("output", requests.output_tokens)):
+        known = tokens[good & ~(tokens != tokens)]  # NaN is unequal to itself
+        if len(known):
+            result[f"{name}_tokens_mean"] = float(known.mean())
     tpot = result.get("tpot_p50_s")
     if tpot:
         result["tokens_per_s_per_user"] = 1 / tpot

@@ -8,7 +8,8 @@ exists is complete; training it again replaces it.
 ChatGLM3's original layout fuses query, key and value into ``query_key_value``; the native class has
 three matrices. LoRA adds B·A, A [rank, inputs], B [outputs, rank]. Splitting copies A and divides
 B's rows: exact. Fusing stacks the three A's, puts the B's on a block diagonal and triples rank and
-alpha; if the A's are equal, it keeps the rank. Only plain LoRA is linear in this way.
+alpha; if the A's are equal, it keeps the rank. Only plain LoRA is linear in this way. Training on
+the original layout splits the fused layer (``split_fused``): every engine trains the same adapter.
 """
 
 from __future__ import annotations
@@ -53,8 +54,74 @@ def save_adapter(model: Any, name: str, origin: Mapping[str, Any]) -> Path:
     def fill(directory: Path) -> None:
         # Embeddings are the base model's; peft would query a hub about changes.
         model.save_pretrained(directory, safe_serialization=True, save_embedding_layers=False)
+        if any(f"{_FUSED}.{part}_proj." in n for n in read_state(directory) for part in "qkv"):
+            _rename_split(directory)
 
     return save_product("adapter", name, origin, fill)
+
+
+def split_fused(model: Any, targets: str | None) -> None:
+    """Replace ChatGLM3's fused query-key-value layers by three, in place, which get an adapter each
+    as in the native layout. Other models, and models whose ``targets`` name the fused layer, stay
+    as they are."""
+    import torch
+
+    fused = _FUSED.rpartition(".")[2]
+    if getattr(model.config, "model_type", "") != "chatglm" or fused in (targets or ""):
+        return
+
+    class Split(torch.nn.Module):
+        """Query, key and value [..., rows], one after the other, by a matrix each."""
+
+        def __init__(self, whole: torch.nn.Linear) -> None:
+            super().__init__()
+            pieces = zip(
+                (name.rpartition(".")[2] for name in _LAYERS[_FUSED]),
+                whole.weight.split(rows),
+                whole.bias.split(rows) if whole.bias is not None else (None,) * len(rows),
+                strict=True,
+            )
+            for name, weight, bias in pieces:
+                sizes = whole.in_features, len(weight)  # on meta, no random number is drawn
+                layer = torch.nn.Linear(*sizes, bias=bias is not None, device="meta")
+                layer.weight = torch.nn.Parameter(weight.detach())
+                if bias is not None:
+                    layer.bias = torch.nn.Parameter(bias.detach())
+                self.add_module(name, layer)
+
+        @property
+        def weight(self) -> torch.Tensor:
+            """The query's matrix, of whose device and dtype the model asks."""
+            query: Any = self.get_submodule("q_proj")
+            return getattr(query, "base_layer", query).weight  # type: ignore[no-any-return]
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return torch.cat([layer(hidden) for layer in self.children()], dim=-1)
+
+    rows = list(rows_of(model.config))
+    for name, module in list(model.named_modules()):
+        if name.endswith(f".{_FUSED}") and isinstance(module, torch.nn.Linear):
+            model.get_submodule(name.rpartition(".")[0]).add_module(fused, Split(module))
+
+
+def _rename_split(directory: Path) -> None:
+    """Give an adapter over split layers the native layout's names, in its files."""
+    import json
+
+    from safetensors.torch import save_file
+
+    native: dict[str, torch.Tensor] = {}
+    for name, tensor in read_state(directory).items():
+        match = _key(_ORIGINAL).fullmatch(name)
+        assert match is not None, name
+        module = match[2].removeprefix(f"{_FUSED}.")
+        renamed = f"self_attn.{module}" if module != match[2] else _LAYERS[module][0]
+        native[_name(_NATIVE, match[1], renamed, match[3])] = tensor
+    save_file(native, directory / WEIGHTS, metadata={"format": "pt"})
+    file = directory / CONFIG
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["target_modules"] = sorted({name.split(".")[-3] for name in native})
+    file.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def attach(model: Any, name: str) -> str:

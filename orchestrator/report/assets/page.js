@@ -63,7 +63,11 @@ function plusMinus(row) {
 }
 function throughput(row) {
   const value = get("throughput", row);
-  return value === null ? MISSING : `${digits(value)} ${get("unit", row)} ${plusMinus(row)}`.trim();
+  return value === null ? MISSING : `${rate(row)} ${get("unit", row)} ${plusMinus(row)}`.trim();
+}
+// A lower bound says so: others used the row's processors.
+function rate(row) {
+  return `${get("at_least", row) ? "≥ " : ""}${digits(get("throughput", row))}`;
 }
 
 // Every text goes in as text: nothing from the rows is ever parsed as HTML.

@@ -6,7 +6,7 @@ const FIELDS = [
   { key: "label", title: "Job", wide: true },
   { key: "device", title: "Device", wide: true, telling: true },
   { key: "batch", title: "Batch", number: "batch_size", text: (row) => (get("batch", row) === "max" && get("batch_size", row) !== null ? `max = ${get("batch_size", row)}` : get("batch", row)) },
-  { key: "throughput", title: oneUnit ? `Throughput, ${oneUnit}` : "Throughput", number: "throughput", text: (row) => (oneUnit && get("throughput", row) !== null ? `${digits(get("throughput", row))} ${plusMinus(row)}` : throughput(row)) },
+  { key: "throughput", title: oneUnit ? `Throughput, ${oneUnit}` : "Throughput", number: "throughput", text: (row) => (oneUnit && get("throughput", row) !== null ? `${rate(row)} ${plusMinus(row)}` : throughput(row)) },
   { key: "ttft", title: "First token", number: "ttft", text: (row) => seconds(get("ttft", row)) },
   { key: "tpot", title: "Per token, p50", number: "tpot50", text: (row) => seconds(get("tpot50", row)) },
   { key: "latency", title: "Prompt, p50", number: "latency50", text: (row) => seconds(get("latency50", row)) },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -123,6 +124,25 @@ def test_recompilations_of_torch_are_counted_while_timed() -> None:
     cold = measure(work, 1, replace(settings, warmup=0), bench.context)
     assert (cold.warmth.timed_parts, cold.warmth.timed_compilations) == (1, 1)
     torch.compiler.reset()
+
+
+def test_seconds_of_compiling_are_counted_and_nothing_else() -> None:
+    def slow(graph: Any, inputs: Any) -> Any:
+        time.sleep(0.3)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: (x * 5).sum(), backend=slow, dynamic=False)
+    torch.compile(lambda x: x - 1, backend="eager")(torch.ones(2))  # imports the compiler
+    before, began = torch_compilations(), time.perf_counter()
+    compiled(torch.ones(3))
+    took_s, grown = time.perf_counter() - began, torch_compilations().since(before)
+    assert grown.graphs == 1 and grown.compile_s is not None
+    assert 0.3 <= grown.compile_s <= took_s
+    before = torch_compilations()
+    compiled(torch.ones(3))
+    grown = torch_compilations().since(before)
+    assert (grown.graphs, grown.compile_s, grown.temperature()) == (0, 0.0, "")
 
 
 def test_timed_repeats_that_prove_slow_at_first_were_warm_up() -> None:

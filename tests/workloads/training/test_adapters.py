@@ -13,7 +13,8 @@ import pytest
 import torch
 from finetuning_cases import train
 from generation_cases import Worker
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
+from transformers import PretrainedConfig
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.models.chatglm3.conversion import convert
@@ -212,3 +213,63 @@ def test_an_adapter_in_the_older_format_is_read(tmp_path: Path) -> None:
         adapters.read_state(tmp_path)
     torch.save({"a": torch.ones(2)}, tmp_path / "adapter_model.bin")
     assert adapters.read_state(tmp_path)["a"].tolist() == [1.0, 1.0]
+
+
+class _Original(torch.nn.Module):
+    """The linear layers of one layer of ChatGLM3 in its original layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = PretrainedConfig(kv_channels=16, multi_query_group_num=2)
+        self.config.num_attention_heads, self.config.model_type = 4, "chatglm"
+        layer = torch.nn.Module()
+        layer.self_attention = torch.nn.Module()
+        layer.self_attention.query_key_value = torch.nn.Linear(64, 64 + 2 * 32)
+        layer.self_attention.dense = torch.nn.Linear(64, 64, bias=False)
+        self.transformer = torch.nn.Module()
+        self.transformer.encoder = torch.nn.Module()
+        self.transformer.encoder.layers = torch.nn.ModuleList([layer])
+
+    def forward(self, hidden: torch.Tensor) -> Any:
+        return self.transformer.encoder.layers[0].self_attention.query_key_value(hidden)
+
+
+def test_a_fused_layer_gets_the_adapters_of_three_and_keeps_its_product(tmp_path: Path) -> None:
+    """By hand: each slice of the product has its own A and B, as in the native layout; the saved
+    adapter has the native layout's names."""
+    torch.manual_seed(0)
+    model, given = _Original(), torch.randn(2, 5, 64)
+    with torch.no_grad():
+        plain = model(given)
+        adapters.split_fused(model, None)
+        torch.testing.assert_close(model(given), plain)
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "k_proj", "v_proj", "dense"])
+    wrapped = get_peft_model(model, config)
+    trained = {n: p for n, p in wrapped.named_parameters() if p.requires_grad}
+    assert sum(map(torch.Tensor.numel, trained.values())) == 4 * (3 * 64 + 128 + 64 + 64)
+    with torch.no_grad():
+        for parameter in trained.values():
+            parameter.normal_()
+        adapters.save_adapter(wrapped, "split", {})
+        saved = adapters.read_state(adapters.find_adapter("split"))
+        root = "base_model.model.model.layers.0.self_attn"
+        assert {name.rsplit(".", 2)[0] for name in saved} == {
+            f"{root}.{name}_proj" for name in ("q", "k", "v", "o")
+        }
+        added = torch.cat(
+            [
+                given
+                @ saved[f"{root}.{name}_proj.lora_A.weight"].t()
+                @ saved[f"{root}.{name}_proj.lora_B.weight"].t()
+                for name in ("q", "k", "v")
+            ],
+            dim=-1,
+        )
+        torch.testing.assert_close(wrapped(given), plain + 6 / 4 * added)
+
+
+def test_a_named_fused_layer_stays_whole() -> None:
+    model = _Original()
+    adapters.split_fused(model, "query_key_value")
+    layer = model.transformer.encoder.layers[0].self_attention.query_key_value
+    assert isinstance(layer, torch.nn.Linear)

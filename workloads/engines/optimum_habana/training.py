@@ -250,7 +250,7 @@ def _run(request: Request, context: JobContext) -> Result:
     else:
         base_trainer, arguments = gaudi.GaudiTrainer, gaudi.GaudiTrainingArguments
     checkpointed = bool(request.parameters.get("gradient_checkpointing"))
-    most_norm = request.parameters.get("max_gradient_norm") or 1.0  # the trainer's default
+    most_norm = request.parameters.get("max_gradient_norm") or 0.0  # the trainer's own default: 1
     schedule = request.parameters.get("learning_rate_schedule", "constant")
     last_step = request.parameters.get("schedule_steps")
 
@@ -282,7 +282,7 @@ def _run(request: Request, context: JobContext) -> Result:
     ):
         trainer = Trainer(
             model=applied.model,
-            gaudi_config=gaudi.GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True),
+            gaudi_config=gaudi.GaudiConfig(use_fused_adam=True, use_fused_clip_norm=most_norm > 0),
             args=arguments(
                 output_dir=directory,
                 use_habana=True,
@@ -337,8 +337,8 @@ def _run(request: Request, context: JobContext) -> Result:
         "architecture": type(model).__name__,
         **({"adapter": applied.adapter} if applied.adapter else {}),
         **({"gradient_checkpointing": "torch's, use_reentrant=False"} if checkpointed else {}),
-        "optimizer": f"the bridge's fused AdamW, epsilon {trainer.args.adam_epsilon:g}, gradients "
-        f"clipped to a norm of {most_norm:g}",
+        "optimizer": f"the bridge's fused AdamW, epsilon {trainer.args.adam_epsilon:g}",
+        **({"max_gradient_norm": f"{most_norm:g}"} if most_norm else {}),
         "host_memory_peak": host_memory.method,
         **measured.details,
         **loss_details(before, after, measured.samples),

@@ -102,7 +102,9 @@ SPEC = EngineSpec(
             attentions=None,
         ),
         "encode": Ability(
-            function="workloads.engines.transformers.generation:load_encoder", tasks=("masked-lm",)
+            function="workloads.engines.transformers.generation:load_encoder",
+            tasks=("masked-lm",),
+            attentions=None,
         ),
         "train": Ability(function="workloads.training.loop:run", attentions=None),
         "quantize": Ability(function="workloads.quantization:run", tasks=("causal-lm",)),

@@ -147,7 +147,7 @@ def load_model(request: Request, device: Device, attention: str) -> dict[str, An
         model = model.to(device.torch_device)
     model.eval()
     precisions.finish_loading(model, request.precision, device.name)
-    check_attention(model, attention)
+    running = check_attention(model, attention)
     weights = precisions.inspect(model, request.precision, device.name)
     if stored:
         method = read_config(Path(source.path))["quantization_config"]["quant_method"]
@@ -155,7 +155,7 @@ def load_model(request: Request, device: Device, attention: str) -> dict[str, An
         expanded = not precisions.quantized(request.precision)
         rest = f", expanded to {request.precision}" if expanded else "; the rest in 16 bits"
         weights = replace(weights, detail=f"quantised: {how}{rest}")
-    details = {"attention": attention, "architecture": type(model).__name__}
+    details = {"attention": running, "architecture": type(model).__name__}
     if new := getattr(model, "new_weights", ()):
         details["new_weights"] = ", ".join(new)
     return {
@@ -209,7 +209,7 @@ class TransformersEncoder(LoadedEncoder):
 
 def load_encoder(request: Request, device: Device) -> TransformersEncoder:
     """Load ``request.model`` in ``request.precision``; see ``load_model``."""
-    loaded = load_model(request, device, "sdpa")
+    loaded = load_model(request, device, str(request.parameters.get("attention", "sdpa")))
     return TransformersEncoder(
         pad_token_id=int(loaded["tokenizer"].pad_token_id or 0),
         positions=usable_positions(loaded["model"].config.to_dict()),

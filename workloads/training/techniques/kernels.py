@@ -186,7 +186,14 @@ class Attention(Technique):
         loading.checks.append(lambda model, tokenizer: check_attention(model, self.attention))
 
     def on_model(self, training: Training) -> None:
-        training.details["attention"] = self.attention
+        from workloads.models.loading import check_attention
+
+        inner = training.model
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+        running = getattr(inner.config, "_attn_implementation", self.attention)
+        fallback = (self.attention, running) == ("sdpa", "eager")
+        said = check_attention(inner, self.attention) if fallback else self.attention
+        training.details["attention"] = said
 
 
 class AdapterProducts(Technique):

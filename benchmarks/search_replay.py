@@ -1,0 +1,305 @@
+"""Replay of the search on measured cells: ``python -m benchmarks.search_replay FILE --json OUT``.
+
+``FILE`` is a table of served models: a column each for model, system, precision, engine, image,
+lengths, layout, cards and concurrency, and ``ttft_s``, ``tpot_s`` (medians). A group is a model on
+a system in a precision with an engine; its cells differ in all else. Of a cell that was measured
+more than once the newest counts. Groups of at least 20 cells are replayed, or all if none is so
+large. Nothing is shared between groups.
+
+The question: the most tokens/s per card at no fewer than s tokens/s per user, where s is such that
+half, and a quarter, of the group's cells are fast enough. A search is told the figures of the cells
+that it chooses; the first is drawn. ``median_share`` and ``p90_share`` are shares of the group's
+cells until the best measured is within 2 % of the best of all. ``error_at_25`` and ``coverage_95``:
+with a space-filling quarter of a group measured, the mean absolute error of the predicted time per
+token, and the share of the other cells within the 95 % interval; pooled over cells. Random order
+and a plain Gaussian process (constant mean, one length of correlation, by marginal likelihood)
+stand beside, and the decision's time in a space of 10,000 cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import isfinite, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.job import Scalar
+from orchestrator.search.acquisition import expected_improvement
+from orchestrator.search.roofline import Roofline
+from orchestrator.search.search import Limit, Metric, Search
+from orchestrator.search.space import Floats, Role, Space
+from orchestrator.search.surrogate import Z_95, Belief, Surrogate
+
+GROUP = ("model", "system", "precision", "engine")
+SETTINGS = {
+    "concurrency": Role.LOAD,
+    "input_tokens": Role.INPUT,
+    "output_tokens": Role.OUTPUT,
+    "cards": Role.CARDS,
+    "tensor_parallel": Role.SIZE,
+    "data_parallel": Role.SIZE,
+    "moe_tensor_parallel": Role.SIZE,
+    "expert_parallel": Role.SIZE,
+}
+NEEDED = ("concurrency", "input_tokens", "output_tokens", "cards", "ttft_s", "tpot_s")
+LEAST_CELLS = 20
+FAST_ENOUGH = (0.5, 0.25)  # shares of cells that keep the limit of a question
+STARTS = 4
+WITHIN = 0.02
+QUARTER = 0.25
+#: A belief about log values of all cells from those of some: (space, rows, logs) -> belief.
+Model = Callable[[Space, list[int], Floats], Belief]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cells of one model, system, precision and engine; figures have shape (cells,)."""
+
+    name: str
+    space: Space
+    per_user: Floats  # tokens/s per user, the inverse of the time per token
+    per_card: Floats  # tokens/s per card
+
+    def limits(self) -> list[float]:
+        """Tokens/s per user that half, and a quarter, of the cells reach."""
+        return [float(np.quantile(self.per_user, 1 - share)) for share in FAST_ENOUGH]
+
+    def answers(self, limit: float) -> set[int]:
+        """Rows within 2 % of the best that keeps the limit."""
+        fast = self.per_user >= limit
+        enough = (1 - WITHIN) * self.per_card[fast].max()
+        return set(np.flatnonzero(fast & (self.per_card >= enough)).tolist())
+
+
+def read_groups(file: Path) -> list[Group]:
+    """The groups of a table; rows without a number above 0 where one is needed are left out."""
+    newest: dict[str, dict[tuple[float, ...], Mapping[str, str]]] = defaultdict(dict)
+    with file.open(newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            if all(_number(row, name) for name in NEEDED):
+                cells = newest[" ".join(row.get(name) or "-" for name in GROUP)]
+                settings = tuple(_number(row, name) or 1.0 for name in SETTINGS)
+                before = cells.get(settings, {}).get("measured_on") or ""
+                if (row.get("measured_on") or "") >= before:
+                    cells[settings] = row
+    groups = [_group(name, list(cells.values())) for name, cells in sorted(newest.items())]
+    large = [group for group in groups if group.space.size >= LEAST_CELLS]
+    return large or [group for group in groups if group.space.size > 1]
+
+
+def _group(name: str, rows: list[Mapping[str, str]]) -> Group:
+    rows.sort(key=lambda row: [_number(row, name) or 1.0 for name in SETTINGS])
+    # Some images end with the cell's own concurrency, which says nothing about the software.
+    images = [re.sub(r"=\d+$", "", row.get("image") or "") for row in rows]
+    cells: list[dict[str, Scalar]] = [
+        {**{name: _number(row, name) or 1.0 for name in SETTINGS}, "image": image}
+        for row, image in zip(rows, images, strict=True)
+    ]
+    load, tokens, cards, first, each = (
+        np.array([_number(row, name) for row in rows], dtype=float)
+        for name in ("concurrency", "output_tokens", "cards", "ttft_s", "tpot_s")
+    )
+    return Group(
+        name=name,
+        space=Space(cells, {**SETTINGS, "image": Role.CATEGORY}),
+        per_user=1.0 / each,
+        per_card=load * tokens / (first + (tokens - 1.0) * each) / cards,
+    )
+
+
+def _number(row: Mapping[str, str], name: str) -> float | None:
+    try:
+        value = float(row.get(name) or "")
+    except ValueError:
+        return None
+    return value if isfinite(value) and value > 0 else None
+
+
+# ---------------------------------------------------------------- orders of a group's cells
+
+
+def searched(group: Group, limit: float, seed: int) -> list[int]:
+    """Rows in the order of the product's search, until its answer is good."""
+    per_user = Metric("per_user", Roofline(group.space), more_is_better=False)
+    per_card = Metric("per_card", Roofline(group.space, rate=True, per_card=True))
+    search = Search(group.space, per_card, [Limit(per_user, 1.0 / limit, at_most=True)], seed=seed)
+    answers, order = group.answers(limit), list[int]()
+    while not answers & set(order[-1:]):
+        (row,) = search.propose()
+        search.measured(
+            row, {"per_card": group.per_card[row], "per_user": 1.0 / group.per_user[row]}
+        )
+        order.append(row)
+    return order
+
+
+def plainly(group: Group, limit: float, seed: int) -> list[int]:
+    """The order of constrained expected improvement with a plain Gaussian process."""
+    space, answers = group.space, group.answers(limit)
+    order = space.spread_out(3, int(np.random.default_rng(seed).integers(space.size)))
+    for at, row in enumerate(order):
+        if row in answers:
+            return order[: at + 1]
+    while order[-1] not in answers:
+        rate = plain_gp(space, order, np.log(group.per_card[order]))
+        user = plain_gp(space, order, np.log(group.per_user[order]))
+        fast = [row for row in order if group.per_user[row] >= limit]
+        best = max((log(group.per_card[row]) for row in fast), default=None)
+        user_metric = Metric("per_user", Roofline(space))
+        scores = expected_improvement(rate, best)
+        scores = scores * Limit(user_metric, limit, at_most=False).probability(user)
+        scores[order] = -1.0
+        order.append(int(scores.argmax()))
+    return order
+
+
+def drawn(group: Group, limit: float, seed: int) -> list[int]:
+    """Rows in random order."""
+    answers = group.answers(limit)
+    order = np.random.default_rng(seed).permutation(group.space.size).tolist()
+    return order[: next(at for at, row in enumerate(order) if row in answers) + 1]
+
+
+def plain_gp(space: Space, rows: list[int], logs: Floats) -> Belief:
+    """A zero-mean Gaussian process on standardised logs: one length, noise, by likelihood."""
+    every = np.arange(space.size)
+    squared = sum(
+        space.squared_distances(kind, every, rows) for kind in ("load", "length", "layout")
+    )
+    squared = squared + space.mismatches(every, rows)
+    middle, spread = float(logs.mean()), float(logs.std()) or 1.0
+    targets = (logs - middle) / spread
+    best: tuple[float, Belief] | None = None
+    for length, noise in product((1.0, 2.0, 4.0, 8.0), (0.02, 0.1, 0.3)):
+        across = np.exp(-0.5 * squared / length**2)
+        total = across[rows] + noise**2 * np.eye(len(rows))
+        inverse = np.linalg.inv(total)
+        likelihood = -targets @ inverse @ targets - np.linalg.slogdet(total)[1]
+        if best is None or likelihood > best[0]:
+            variance = 1.0 + noise**2 - np.einsum("ij,ij->i", across @ inverse, across)
+            mean = middle + spread * (across @ inverse @ targets)
+            best = likelihood, Belief(mean, spread * np.sqrt(np.maximum(variance, 1e-9)))
+    assert best is not None
+    return best[1]
+
+
+def product_gp(space: Space, rows: list[int], logs: Floats) -> Belief:
+    """The product's surrogate of the time per token."""
+    return Surrogate(space, Roofline(space)).fit(rows, logs, np.arange(space.size))
+
+
+# ---------------------------------------------------------------- figures
+
+
+def shares(groups: Iterable[Group], order: Callable[[Group, float, int], list[int]]) -> list[float]:
+    """Shares of cells until the answer is good, for all limits and starts."""
+    return [
+        len(order(group, limit, seed)) / group.space.size
+        for group in groups
+        for limit in group.limits()
+        for seed in range(STARTS)
+    ]
+
+
+def predicted(groups: Iterable[Group], model: Model, share: float) -> dict[str, float]:
+    """Error and coverage for the other cells, with this share measured."""
+    errors: list[Floats] = []
+    inside: list[NDArray[np.bool_]] = []
+    of_groups = []
+    for group in groups:
+        logs, size = -np.log(group.per_user), group.space.size
+        for seed in range(STARTS):
+            first = int(np.random.default_rng(seed).integers(size))
+            rows = group.space.spread_out(max(2, round(share * size)), first)
+            others = np.setdiff1d(np.arange(size), rows)
+            belief = model(group.space, rows, logs[rows])
+            off = (belief.mean - logs)[others]
+            errors.append(np.abs(np.expm1(off)))
+            inside.append(np.abs(off) <= Z_95 * belief.deviation[others])
+            of_groups.append(float(errors[-1].mean()))
+    pooled = np.concatenate(errors)
+    return {
+        "error": float(pooled.mean()),
+        "error_median": float(np.median(pooled)),
+        "error_of_groups": float(np.mean(of_groups)),
+        "coverage": float(np.concatenate(inside).mean()),
+    }
+
+
+def decision_s(cells: int = 10_000, measured: int = 200) -> dict[str, float]:
+    """Median and longest seconds of a decision, from the first to the last measurement."""
+    sizes = [[1, 2, 4, 8], [1024, 8192], [128, 256, 512, 1024, 2048], list(range(1, 251))]
+    names = ("cards", "input_tokens", "output_tokens", "concurrency")
+    grid = [dict(zip(names, cell, strict=True)) for cell in product(*sizes)][:cells]
+    space = Space(grid, {name: SETTINGS[name] for name in names})
+    rate = Roofline(space, rate=True, per_card=True)
+    user = Metric("per_user", Roofline(space), more_is_better=False)
+    search = Search(space, Metric("per_card", rate), [Limit(user, 0.02, at_most=True)])
+    every = np.arange(space.size)
+    values = np.exp(rate.linear(rate.start + 0.2, every)[0])
+    seconds = np.exp(Roofline(space).linear(rate.start + 0.2, every)[0])
+    took = []
+    began_cpu = time.process_time()
+    for _ in range(measured):
+        began = time.perf_counter()
+        (row,) = search.propose()
+        took.append(time.perf_counter() - began)
+        search.measured(row, {"per_card": float(values[row]), "per_user": float(seconds[row])})
+    return {
+        "median": float(np.median(took)),
+        "p95": float(np.quantile(took, 0.95)),
+        "mean_cpu": (time.process_time() - began_cpu) / measured,
+    }
+
+
+def replay(file: Path) -> dict[str, Any]:
+    """All figures of a table."""
+    groups = read_groups(file)
+    figures: dict[str, Any] = {
+        "groups": len(groups),
+        "cells": sum(group.space.size for group in groups),
+        "questions": len(groups) * len(FAST_ENOUGH),
+        "starts": STARTS,
+    }
+    for name, order in (("", searched), ("plain_", plainly), ("random_", drawn)):
+        of_questions = shares(groups, order)
+        figures[f"{name}median_share"] = float(np.median(of_questions))
+        figures[f"{name}p90_share"] = float(np.quantile(of_questions, 0.9))
+    for name, model in (("", product_gp), ("plain_", plain_gp)):
+        for percent in (15, 25, 50):
+            quality = predicted(groups, model, percent / 100)
+            figures[f"{name}error_at_{percent}"] = quality["error"]
+            figures[f"{name}coverage_at_{percent}"] = quality["coverage"]
+            if percent == round(QUARTER * 100):
+                figures[f"{name}coverage_95"] = quality["coverage"]
+                figures[f"{name}error_at_25_median"] = quality["error_median"]
+                figures[f"{name}error_at_25_of_groups"] = quality["error_of_groups"]
+    figures["decision_s"] = decision_s()
+    return figures
+
+
+def main() -> None:
+    """Print the figures of a table and write them to a file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path, help="table of measurements (CSV)")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    args = parser.parse_args()
+    text = json.dumps(replay(args.file), indent=2)
+    print(text)
+    if args.json is not None:
+        args.json.write_text(f"{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

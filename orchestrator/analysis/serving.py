@@ -1,0 +1,219 @@
+"""Served models under load: curves over the load, their Pareto front, knees, and what tokens cost.
+
+A curve is one setting of servers under several loads. Along it, throughput grows and each user's
+tokens come slower; the front holds the points that no other of the same work beats in both
+(tokens/s per card, tokens/s per user). The knee of a curve is the load with the most throughput for
+its latency (Kleinrock's power); beyond it, requests mostly wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.analysis.rankings import work_of
+from orchestrator.analysis.selection import Setting
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from workloads.serving.statistics import SLO_NAMES, parse_slo
+
+#: Settings that are the load itself, and those that change no figure of a point.
+LOADS = ("concurrency", "request_rate")
+_BESIDE = (*LOADS, "slo", "arrivals")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """The user's own prices, in one currency."""
+
+    card_hour: Mapping[str, float]  # of one card, by its name; "default": of the others
+    kwh: float = 0.0  # of the cards' energy
+    currency: str = "EUR"
+
+    def of_card(self, name: str) -> float | None:
+        """Return the price of a card's hour; None if it has none. Names match in parts."""
+        plain = name.casefold()
+        named = (p for part, p in self.card_hour.items() if part.casefold() in plain)
+        return next(named, self.card_hour.get("default"))
+
+
+#: No prices are given: nothing costs anything.
+NO_PRICES = Prices(card_hour={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One load of one setting."""
+
+    row: Measurement
+    load: float  # requests in flight, or requests a second
+    per_card: float  # generated tokens/s
+    per_user: float | None  # tokens/s; None without streaming
+    cost: float | None  # of a million generated tokens
+
+    @property
+    def latency_s(self) -> float | None:
+        """Median time of a request."""
+        return self.row.reported("latency_p50_s")
+
+    def figure(self, name: str) -> float | None:
+        """The p90 of a latency (``ttft_s``), else its median."""
+        stem = name.removesuffix("_s")
+        ninety = self.row.reported(f"{stem}_p90_s")
+        return self.row.reported(f"{stem}_p50_s") if ninety is None else ninety
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One setting of servers under several loads of one kind."""
+
+    name: str  # what sets it apart from the other curves of its work
+    load_name: str  # of ``LOADS``
+    points: tuple[Point, ...]  # by load
+
+    @property
+    def knee(self) -> Point | None:
+        """The point with the most throughput for its latency; None on fewer than three."""
+        timed = [point for point in self.points if point.latency_s]
+        if len(timed) < 3:
+            return None
+        return max(timed, key=lambda point: point.per_card / (point.latency_s or math.inf))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The setting with the most tokens/s per card within limits."""
+
+    limits: str  # as text; "": none
+    curve: Curve | None  # None: no point keeps them
+    point: Point | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One piece of served work on one kind of card."""
+
+    setting: Setting  # without engine, cards and load
+    curves: tuple[Curve, ...]
+    front: tuple[Point, ...]  # from the slowest user's tokens to the fastest
+    best: tuple[Best, ...]
+    currency: str = ""  # "": no prices
+
+
+def served_of(
+    rows: Iterable[Measurement], settings: Mapping[str, Setting], prices: Prices = NO_PRICES
+) -> tuple[Served, ...]:
+    """Return one entry for each piece of served work, in the order of the rows."""
+    works: dict[tuple[Setting, str], list[Point]] = {}
+    for row in rows:
+        load_name = next((name for name in LOADS if row.parameters.get(name)), None)
+        rate = row.reported("output_tokens_per_s")
+        if row.state is State.SUCCEEDED and load_name is not None and rate:
+            setting = work_of(settings[row.job_id])
+            left = tuple(pair for pair in setting.parameters if pair[0] not in _BESIDE)
+            key = (replace(setting, cards=0, parameters=left), load_name)
+            works.setdefault(key, []).append(_point(row, load_name, rate, prices))
+    return tuple(
+        _served(setting, load_name, points, settings, prices)
+        for (setting, load_name), points in works.items()
+    )
+
+
+def _point(row: Measurement, load_name: str, rate: float, prices: Prices) -> Point:
+    return Point(
+        row=row,
+        load=float(row.parameters[load_name] or 0),
+        per_card=rate / row.cards,
+        per_user=row.reported("tokens_per_s_per_user"),
+        cost=cost_of(row, rate, prices),
+    )
+
+
+def cost_of(row: Measurement, tokens_per_s: float, prices: Prices) -> float | None:
+    """Return the cost of a million tokens: hours of the cards, and their energy where it is known.
+
+    None if the card has no price, or is emulated.
+    """
+    hour = prices.of_card(row.device_name or str(row.accelerator))
+    if hour is None or row.emulated or tokens_per_s <= 0:
+        return None
+    power_kw = (row.metrics.power_w or 0.0) / 1000
+    an_hour = row.cards * hour + power_kw * prices.kwh
+    return an_hour / (tokens_per_s * 3600) * 1e6
+
+
+def _served(
+    setting: Setting,
+    load_name: str,
+    points: Sequence[Point],
+    settings: Mapping[str, Setting],
+    prices: Prices,
+) -> Served:
+    groups: dict[tuple[tuple[str, str], ...], list[Point]] = {}
+    for point in points:
+        groups.setdefault(_choices(point.row, settings), []).append(point)
+    values: dict[str, set[str]] = {}
+    for choices in groups:
+        for name, value in choices:
+            values.setdefault(name, set()).add(value)
+    every = len(groups)
+    curves = tuple(
+        Curve(
+            name=_name(choices, values, every),
+            load_name=load_name,
+            points=tuple(sorted(group, key=lambda point: point.load)),
+        )
+        for choices, group in groups.items()
+    )
+    limits = next((row.parameters.get("slo") for row in (p.row for p in points)), None)
+    return Served(
+        setting=setting,
+        curves=curves,
+        front=front_of(points),
+        best=tuple(_best(curves, parse_slo(limits))),
+        currency=prices.currency if any(point.cost is not None for point in points) else "",
+    )
+
+
+def _choices(row: Measurement, settings: Mapping[str, Setting]) -> tuple[tuple[str, str], ...]:
+    """The settings of a server, and those of its model."""
+    setting = settings[row.job_id]
+    of_row = (("engine", setting.engine), ("precision", row.precision), ("cards", str(row.cards)))
+    return (*of_row, *(pair for pair in setting.parameters if pair[0] not in _BESIDE))
+
+
+def _name(choices: Sequence[tuple[str, str]], values: Mapping[str, set[str]], every: int) -> str:
+    apart = [
+        value if name in ("engine", "precision") else f"{name}={value}"
+        for name, value in choices
+        if every > 1 and len(values[name]) > 1
+    ]
+    return " ".join(apart) or choices[0][1]
+
+
+def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Return the points that no other beats in tokens/s per card and per user."""
+    front: list[Point] = []
+    streamed = [point for point in points if point.per_user]
+    for point in sorted(streamed, key=lambda one: (-(one.per_user or 0.0), -one.per_card)):
+        if not front or point.per_card > front[-1].per_card:
+            front.append(point)
+    return tuple(reversed(front))
+
+
+def _best(curves: Sequence[Curve], slo: Mapping[str, float]) -> Iterable[Best]:
+    """Yield the best point without a limit, under each limit, and under all of them."""
+    questions: list[Mapping[str, float]] = [{}, *({n: limit} for n, limit in slo.items())]
+    if len(slo) > 1:
+        questions.append(slo)
+    for limits in questions:
+        able = [(c, p) for c in curves for p in c.points if _keeps(p, limits)]
+        curve, point = max(able, key=lambda pair: pair[1].per_card, default=(None, None))
+        text = ", ".join(f"{SLO_NAMES[name]} ≤ {limit:g} s" for name, limit in limits.items())
+        yield Best(limits=text, curve=curve, point=point)
+
+
+def _keeps(point: Point, limits: Mapping[str, float]) -> bool:
+    values = {name: point.figure(name) for name in limits}
+    return all(v is not None and v <= limits[name] for name, v in values.items())

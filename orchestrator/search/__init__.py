@@ -1,0 +1,1 @@
+"""Searches of a grid: the order in which its cells are measured, and predictions of the others."""

@@ -1,0 +1,1 @@
+"""A row's software: one job again without a cluster."""

@@ -1,0 +1,186 @@
+"""A folder that runs one job of a row again, in one process and without a cluster.
+
+It holds a script in plain calls of the workload, the versions of the row's packages, the prompts,
+and the interval in which the same software on the same card should land.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from datetime import datetime, timezone
+from pprint import pformat
+from textwrap import indent
+from typing import Any
+
+from orchestrator.analysis.ratio import ASSUMED_NOISE, rate_of, ratio_of
+from orchestrator.core.errors import NotComparable
+from orchestrator.core.job import Job, State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import TOOK
+from workloads import registry
+from workloads.data.datasets import Reading, load_dataset
+from workloads.data.shapes import Example
+from workloads.devices import environment_for
+from workloads.engines import variables_of
+
+SCRIPT, PACKAGES, PROMPTS = "repro.py", "requirements.txt", "prompts.jsonl"
+#: Larger datasets stay where they are.
+_MOST_CHARACTERS = 16 * 10**6
+#: What is in a row's versions and no package of an index.
+_NO_PACKAGES = {"nightgrid", "python", "kernel", "host", "cpu"}
+
+_TEXT = '''\
+"""{label}: job {job_id} of the run {run}, once more in this process.
+
+    pip install -r {packages}    # the versions of that row; the program itself was {program}
+    python {script}
+
+Measured {when} on {where}: {measured}.
+{note}"""
+
+import os
+
+os.environ.update({environment})  # before torch is imported
+
+import torch
+
+from workloads.alone import Alone, throughput
+from workloads.base import MeasureSettings, Request
+from workloads.devices import device_for
+
+torch.set_num_threads({threads})
+request = Request(
+{request}
+)
+result = Alone(device_for({device!r})).run(request)
+value = throughput(result.samples, {counts!r})
+low, high = {low!r}, {high!r}
+verdict = "inside" if low <= value <= high else "OUTSIDE"
+print(f"{{value:.4g}} {unit}: {{verdict}} what was expected, {{low:.4g}} to {{high:.4g}}")
+print(f"load of this host: {{os.getloadavg()[0]:.1f}} on {{os.cpu_count()}} processors")
+'''
+
+
+def folder_of(row: Measurement) -> dict[str, str]:
+    """Return the folder's files, text by name.
+
+    Raises NotComparable for a row without a figure, of several cards, or that took what another
+    job saved.
+    """
+    rate = rate_of(row)
+    if row.state is not State.SUCCEEDED or rate is None or row.batch_size is None:
+        raise NotComparable(f"{row.job_id} ended as {row.state}: only a measured row has a figure")
+    if row.cards > 1:
+        raise NotComparable(
+            f"{row.job_id} ran on {row.cards} cards: a script of one process cannot; run it again "
+            "by `nightgrid run`"
+        )
+    if taken := row.details.get(TOOK):
+        raise NotComparable(
+            f"{row.job_id} took what another job saved ({taken}); run both by `nightgrid run`"
+        )
+    reach = ratio_of(rate, rate, noise=ASSUMED_NOISE)
+    width = reach.high if reach.high is not None else math.exp(3 * ASSUMED_NOISE)
+    prompts = _prompts(row)
+    device = "cpu" if row.emulated else row.accelerator.device
+    declared = registry.throughput_of(row.workload)
+    unit = row.metrics.throughput_unit
+    text = _TEXT.format(
+        label=_job(row).label,
+        job_id=row.job_id,
+        run=row.run,
+        packages=PACKAGES,
+        script=SCRIPT,
+        program=f"commit {row.git_commit}" if row.git_commit else row.versions.get("nightgrid", ""),
+        when=_day(row.started_at),
+        where=f"{row.device_name}{' (an emulated card)' if row.emulated else ''}",
+        measured=f"{rate.value:.4g} {unit}",
+        note="The weights were random.\n" if row.random_weights else "",
+        environment=_environment(row, device),
+        threads=row.threads or 1,
+        request=_request(row, PROMPTS if prompts else row.dataset),
+        device=device,
+        counts=declared.counts if declared is not None else "items",
+        low=rate.value / width,
+        high=rate.value * width,
+        unit=unit,
+    )
+    files = {SCRIPT: text, PACKAGES: _packages(row.versions)}
+    return files | ({PROMPTS: prompts} if prompts else {})
+
+
+def _day(at: float | None) -> str:
+    if at is None:
+        return "at an unknown time"
+    return f"on {datetime.fromtimestamp(at, tz=timezone.utc):%Y-%m-%d}"
+
+
+def _environment(row: Measurement, device: str) -> str:
+    """The variables of the row's worker; of an emulated card, those of the host's processors."""
+    kind = _job(row).process_kind
+    index = row.card_indices[0] if row.card_indices else 0
+    shown = environment_for(device, index, threads=row.threads, kind=kind)
+    return pformat({**variables_of(kind), **shown}, width=96)
+
+
+def _job(row: Measurement) -> Job:
+    names = {field.name for field in fields(Job)} - {"parameters"}
+    values = {name: getattr(row, name) for name in names}
+    return Job(**values, parameters=tuple(sorted(row.parameters.items())))
+
+
+def _request(row: Measurement, dataset: str) -> str:
+    """The keyword arguments of the row's ``Request``, one a line."""
+    parameters, settings = registry.find_workload(row.workload).split(
+        dict(row.parameters), row.engine
+    )
+    values: dict[str, Any] = {
+        "workload": row.workload,
+        "model": row.model,
+        "dataset": dataset,
+        "precision": row.precision,
+        "batch_size": row.batch_size,
+        "engine": row.engine,
+        "residency_key": "alone",
+        "parameters": dict(parameters),
+        "settings": dict(settings),
+    }
+    arguments = [
+        f"{name}={pformat(value, width=92, sort_dicts=False)}," for name, value in values.items()
+    ]
+    measure = pformat(asdict(row.measure), width=92, sort_dicts=False)
+    return indent("\n".join([*arguments, f"measure=MeasureSettings(**{measure}),"]), "    ")
+
+
+def _prompts(row: Measurement) -> str:
+    """The dataset's examples as JSON lines; "" where two columns cannot hold them, or where it is
+    large or none."""
+    parameters = row.parameters
+    reading = Reading(
+        columns=str(parameters.get("columns") or ""), split=str(parameters.get("split") or "train")
+    )
+    if not row.dataset or parameters.get("columns") or reading.split != "train":
+        return ""
+    examples = load_dataset(row.dataset, reading).examples
+    if any(example.earlier or example.joined or not example.content for example in examples):
+        return ""
+    text = "".join(f"{json.dumps(_record(one), ensure_ascii=False)}\n" for one in examples)
+    return text if len(text) <= _MOST_CHARACTERS else ""
+
+
+def _record(example: Example) -> dict[str, Any]:
+    record = {"content": example.content, "summary": example.summary}
+    return record | ({"synthetic": True} if example.synthetic else {})
+
+
+def _packages(versions: Mapping[str, str]) -> str:
+    """Pins of the row's packages; a build's own suffix is in no index."""
+    pins = [
+        f"{name}=={version.partition('+')[0]}\n"
+        for name, version in versions.items()
+        if name not in _NO_PACKAGES and version[:1].isdecimal()
+    ]
+    return "".join(sorted(pins))

@@ -1,0 +1,145 @@
+"""Laws of the headline, on generated tables of contended, flagged, tied and single rows."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil, inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from measurement_factory import Night, a_job, with_interval
+
+from orchestrator.analysis.flags import raised_on
+from orchestrator.analysis.summary import summarize
+from orchestrator.core.measurement import Measurement
+from orchestrator.report.export import document
+from orchestrator.report.wording import answers
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row as generated: rate, half of its interval as a share, waiting, and graphs compiled."""
+
+    rate: float
+    half: float | None
+    waited: float | None
+    compiled: int
+
+
+CASES = st.builds(
+    Case,
+    rate=st.sampled_from([100.0, 101.0, 150.0]) | st.floats(1.0, 1000.0),
+    half=st.none() | st.sampled_from([0.0, 0.002, 0.05, 0.4]),
+    waited=st.sampled_from([None, 0.0, 0.04, 0.0502, 0.3, 0.8, 1.37]),
+    compiled=st.sampled_from([0, 0, 0, 0, 1]),
+)
+TABLES = st.lists(CASES, min_size=1, max_size=9)
+
+
+@cache
+def bare_rows() -> list[Measurement]:
+    night = Night(emulated=True)
+    for size in (1, 2, 4):
+        for precision in ("fp32", "bf16", "fp16"):
+            night.add(a_job(precision=precision, batch_size=size), items=0)
+    return night.rows
+
+
+def rows_of(table: list[Case]) -> list[Measurement]:
+    rows = []
+    for bare, case in zip(bare_rows(), table, strict=False):
+        half = None if case.half is None else case.half * case.rate
+        row = with_interval(bare, case.rate, half)
+        cores = None if case.waited is None else max(0.1, 1.0 - case.waited)
+        facts = {"processor_wait_share": case.waited, "processor_cores": cores}
+        rows.append(replace(row, timed_compilations=case.compiled, **facts))
+    return rows
+
+
+def contended(row: Measurement) -> bool:
+    return (row.processor_wait_share or 0.0) > 0.05
+
+
+def low(row: Measurement) -> float:
+    value = row.metrics.throughput_low
+    return (row.metrics.throughput or 0.0) if value is None else value
+
+
+def high(row: Measurement) -> float:
+    """The most that the row is known to reach."""
+    if contended(row):
+        return inf
+    value = row.metrics.throughput_high
+    return (row.metrics.throughput or 0.0) if value is None else value
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(TABLES, st.randoms(use_true_random=False))
+def test_the_headline_obeys_its_laws(table: list[Case], chance: random.Random) -> None:
+    rows = rows_of(table)
+    eligible = [row for row in rows if not row.timed_compilations]
+    summary = summarize(rows)
+    sentences = answers(summary)
+    if not eligible:
+        assert sentences[0].startswith("Nothing can be ranked")
+        return
+
+    (ranking,), text = summary.rankings, sentences[0]
+    best = ranking.fastest
+    others = [row for row in eligible if row is not best]
+    assert best in eligible and summary.chosen(best) in text
+    assert not any(low(row) > high(best) for row in others)
+    assert "is fastest: tied" not in text
+    assert ("at least" in text.split(":")[0]) == contended(best)
+
+    if "is fastest" in text:
+        assert best.metrics.throughput_low is not None
+        for row in others:
+            waited, cores = row.processor_wait_share or 0.0, row.processor_cores or 0.0
+            kept = max(1.0 - waited, cores / max(1, ceil(waited)))
+            regained = (row.metrics.throughput or 0.0) / kept
+            reach = regained if contended(row) else high(row)
+            assert reach < low(best), "a row that may be as fast stops a win"
+        again = []
+    elif others:
+        assert "provisional best" in text
+        single = [r for r in eligible if r.metrics.throughput_low is None]
+        reached = [row for row in others if high(row) >= low(best)]
+        assert reached or single, "what is slower for certain leaves nothing open"
+        again = [row for row in summary.rankings[0].first if contended(row)]
+        assert ("--retry-flagged" in text) == bool(again)
+    else:
+        assert "nothing to compare with" in text
+        again = []
+
+    found = document(summary)["best"][0]
+    assert (found["throughput_is"] == "at least") == contended(best)
+    assert found["measure_again_job_ids"] == [row.job_id for row in again]
+
+    shuffled = list(rows)
+    chance.shuffle(shuffled)
+    assert answers(summarize(shuffled)) == sentences
+
+
+@settings(deadline=None)
+@given(CASES)
+def test_a_reason_never_equals_its_limit_nor_exceeds_the_whole(case: Case) -> None:
+    for (raised,) in filter(None, map(tuple, raised_on(rows_of([replace(case, compiled=0)])))):
+        share, _, limit = raised.reason.partition("; the most is ")
+        percent = share.partition("%")[0].rpartition(" ")[2]
+        assert float(limit.rstrip("%")) < float(percent) <= 100
+
+
+def test_a_contended_row_wins_above_every_interval_and_loses_to_none() -> None:
+    """A bound above a rival's interval wins; one below it leaves the rival provisional."""
+    slow = Case(100.0, 0.01, None, 0)
+    for contended_row, words in (
+        (Case(150.0, 0.01, 0.3, 0), "is fastest on emulated HPU with at least 150.0 tokens/s"),
+        (Case(90.0, 0.01, 0.3, 0), "is the provisional best on emulated HPU at 100.0 tokens/s"),
+        (Case(1.0, 0.01, 0.06, 0), "is fastest on emulated HPU at 100.0 tokens/s"),
+    ):
+        assert words in answers(summarize(rows_of([slow, contended_row])))[0]

@@ -1,0 +1,97 @@
+"""A row's folder runs its job again, in plain calls."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from measurements import row
+
+from orchestrator.core.errors import NotComparable
+from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import TOOK
+from orchestrator.software.repro import PACKAGES, PROMPTS, SCRIPT, folder_of
+from workloads import registry
+from workloads.base import MeasureSettings, Request
+from workloads.data.datasets import load_examples
+
+ROOT = Path(__file__).resolve().parents[2]
+BRIEF = MeasureSettings(warmup=0, min_repeats=2, max_repeats=2)
+
+
+def a_row(**changes: object) -> Measurement:
+    """A row of a tiny encoder, measured on an emulated card."""
+    settings: dict[str, object] = {
+        "workload": "text-encoding",
+        "model": "tiny-bert",
+        "dataset": "english-prompts",
+        "precision": "fp32",
+        "engine": "transformers",
+        "batch_size": 2,
+        "cards": 1,
+        "emulated": True,
+        "measure": BRIEF,
+        "parameters": registry.find_workload("text-encoding").validate({}, "transformers"),
+    }
+    return row(0, **settings | changes)
+
+
+def request_in(script: str) -> Request:
+    names: dict[str, object] = {"Request": Request, "MeasureSettings": MeasureSettings}
+    exec(re.search(r"^request = Request\(.*?^\)", script, re.M | re.S)[0], names)  # type: ignore[index]
+    request = names["request"]
+    assert isinstance(request, Request)
+    return request
+
+
+def test_the_request_of_its_script_is_the_jobs() -> None:
+    measured = a_row(batch_size=3, precision="bf16")
+    request = request_in(folder_of(measured)[SCRIPT])
+    assert (request.batch_size, request.precision, request.measure) == (3, "bf16", BRIEF)
+    assert {**request.parameters, **request.settings} == dict(measured.parameters)
+    assert request.dataset == PROMPTS
+
+
+def test_it_has_the_prompts_and_the_versions_of_packages_alone() -> None:
+    versions = {"torch": "2.13.0+cpu", "python": "3.11.7", "kernel": "6.1", "cpu": "AMD EPYC"}
+    files = folder_of(a_row(versions=versions))
+    assert files[PACKAGES] == "torch==2.13.0\n"
+    contents = [json.loads(line)["content"] for line in files[PROMPTS].splitlines()]
+    assert contents == [example.content for example in load_examples("english-prompts")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"state": State.FAILED}, "only a measured row"),
+        ({"cards": 2}, "2 cards"),
+        ({"details": {TOOK: "tiny from a job"}}, "took what another job saved"),
+    ],
+    ids=["failed", "gang", "takes"],
+)
+def test_a_row_that_one_process_cannot_repeat_is_refused(
+    changes: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(NotComparable, match=reason):
+        folder_of(replace(a_row(), **changes))
+
+
+@pytest.mark.slow
+def test_its_script_measures_the_job_in_a_fresh_process(tmp_path: Path) -> None:
+    for name, text in folder_of(a_row()).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, SCRIPT],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r"^[\d.e+]+ \S+: (inside|OUTSIDE) what was expected", done.stdout, re.M)
