@@ -382,3 +382,24 @@ def test_a_removed_setting_is_taken_at_its_default_alone() -> None:
 def test_a_message_quotes_eighty_characters_of_a_text() -> None:
     assert shown("x" * 80) == f'"{"x" * 80}"'
     assert shown("x" * 81) == f'"{"x" * 77}…"'
+
+
+def test_prices_enter_no_job_id() -> None:
+    body = HEAD + "  - {name: a, precision: fp32}\n"
+    block = "prices: {card_hour: {Gaudi2: 1.8, default: 2.5}, kwh: 0.3, currency: USD}\n"
+    priced, plain = grid(block + body), grid(body)
+    assert [job.job_id for job in priced.jobs()] == [job.job_id for job in plain.jobs()]
+    assert grid("prices: {card_hour: 2.5}\n" + body)
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("{card_hour: cheap}", "card_hour"),
+        ("{kwh: -1}", "kwh"),
+        ("{card_hours: 2}", "did you mean"),
+    ],
+)
+def test_prices_that_are_none_are_refused(block: str, message: str) -> None:
+    with pytest.raises(GridError, match=message):
+        grid(f"prices: {block}\n{HEAD}  - {{name: a}}\n")

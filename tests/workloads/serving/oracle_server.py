@@ -37,7 +37,15 @@ class OracleServer:
         app.router.add_post("/v1/completions", self._counted(self._completions))
         app.router.add_post("/v1/chat/completions", self._counted(self._completions))
         app.router.add_get("/late", self._late)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
         return app
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
     async def _late(self, _request: web.Request) -> web.Response:
         """The 90th percentile of how late this server was since it was last asked."""
@@ -109,7 +117,8 @@ class OracleServer:
         choice |= {"delta": {"content": "a"}} if chat else {"text": "a"}
         if self.token_ids:
             choice["token_ids"] = [7] * tokens
-        event: dict[str, Any] = {"choices": [choice]}
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        event: dict[str, Any] = {"id": "1", "object": kind, "choices": [choice]}
         if self.usage_in_events:
             event["usage"] = {"prompt_tokens": 1, "completion_tokens": number + tokens}
         return event
