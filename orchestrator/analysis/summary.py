@@ -259,6 +259,7 @@ class Summary:
     joined: Joined = field(default_factory=lambda: Joined(rows=()))  # replicates as one cell each
     planned: int | None = None  # jobs of the last plan, as its driver counted them
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
+    stopped: str = ""  # why the run was stopped before its end
 
     @property
     def flagged(self) -> tuple[Flagged, ...]:
@@ -289,9 +290,11 @@ class Summary:
         return self.labels[row.job_id].choices or f"{row.precision} {batch_word(row)}"
 
     def names(self, row: Measurement) -> tuple[str, ...]:
-        """Return names of a row's job, longest first: its label, and its choices alone."""
-        known = row.job_id in self.labels
-        return (self.label(row), self.chosen(row)) if known else (self.label(row),)
+        """Return names of a row's job, longest first; each tells its model and its method."""
+        label = self.labels.get(row.job_id)
+        if label is None or label.where or label.work:
+            return (self.label(row),)
+        return self.label(row), self.chosen(row)
 
     @property
     def unsettled(self) -> int:
@@ -311,6 +314,11 @@ class Summary:
         if not self.rows:
             return "No row has been written yet."
         jobs = len(self.rows)
+        if self.stopped:
+            asked = max(jobs, self.planned or 0)
+            return (
+                f"STOPPED ({self.stopped}): {self.measured:,} of {plural(asked, 'job')} measured."
+            )
         if self.planned is not None and jobs < self.planned:
             missing = plural(self.planned - jobs, "job")
             damaged = plural(len(self.damaged), "file")
@@ -337,12 +345,13 @@ def summarize(
     planned: int | None = None,
     raised: Mapping[str, tuple[Raised, ...]] | None = None,
     prices: Prices = NO_PRICES,
+    stopped: str = "",
 ) -> Summary:
     """Summarize the rows of one run, in the order in which they were written.
 
     ``damaged`` are files that could not be read, ``runs_differ`` is the spread of the cards' speed
     from run to run, ``planned`` counts jobs, ``raised`` are flags by job id, if already derived,
-    and ``prices`` are those of the run's grid.
+    ``prices`` are those of the run's grid, and ``stopped`` is the reason of a stop.
     """
     reference = reference or Reference()
     rows = by_content(newest_final(measurements))
@@ -383,6 +392,7 @@ def summarize(
         joined=joined,
         planned=planned,
         underway=underway,
+        stopped=stopped,
     )
 
 

@@ -1,4 +1,4 @@
-"""Job labels: only what varies in the grid.
+"""Job labels: only what varies in the grid, and what no other word of the label tells.
 
 ``where`` and ``work`` name the work (model, workload, dataset, cards, settings whose role is
 ``work``), ``choices`` the way of doing it (precision, batch size, engine, settings whose role is
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from orchestrator.core.measurement import Measurement
 
 Labelled: TypeAlias = "Job | Measurement | Named"
-#: If more settings of one role vary, only those with unusual values are named.
+#: If more settings of one role vary, only those with unusual values are named, and these.
 MOST_NAMED = 3
+ALWAYS_NAMED = frozenset({"method", "rank"})
 #: Digits of the id that distinguish jobs with equal settings.
 ID_DIGITS = 6
 #: Length of a model's commit in rows, and the digits that labels show.
@@ -76,12 +77,13 @@ def labels_of(jobs: Sequence[Labelled]) -> dict[str, Label]:
     where, rest = _where_words(jobs), _rest_words(jobs)
     precisions = _varies(jobs, "precision")
     batches = len({_requested(job) for job in jobs}) > 1
-    parameters = _Parameters(jobs)
+    places = {job.job_id: _joined(*(word(job) for word in where)) for job in jobs}
+    parameters = _Parameters(jobs, places)
     labels: dict[str, Label] = {}
     for job in jobs:
         of_work, of_choice = parameters.words(job)
         label = Label(
-            where=_joined(*(word(job) for word in where)),
+            where=places[job.job_id],
             work=of_work,
             precision=job.precision if precisions else "",
             batch=batch_word(job) if batches else "",
@@ -109,9 +111,11 @@ def batch_word(job: Labelled) -> str:
 
 
 def said(name: str, value: Scalar) -> str:
-    """A setting and its value in words: ``batching continuous``, ``no padding``."""
+    """A setting and its value in words: ``batching continuous``, ``no padding``; "" if empty."""
     words = name.replace("_", " ")
-    if isinstance(value, bool) or value is None:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, bool):
         return words if value else f"no {words}"
     return f"{words} {value}"
 
@@ -178,18 +182,22 @@ def _requested(job: Labelled) -> str:
 class _Parameters:
     """Workload settings of some jobs by role, memoised: thousands of jobs share a few mappings."""
 
-    def __init__(self, jobs: Sequence[Labelled]) -> None:
+    def __init__(self, jobs: Sequence[Labelled], places: Mapping[str, str]) -> None:
         self._mappings: list[object] = []  # so that no other object gets the id of a key
         self._values: dict[tuple[str, str, int], Mapping[str, Scalar]] = {}
         self._words: dict[tuple[str, str, int], tuple[str, str]] = {}
         counts: Counter[tuple[str, str, int]] = Counter()
+        at_place: dict[str, set[tuple[str, str, int]]] = {}
         for job in jobs:
             key = self._key(job)
             counts[key] += 1
+            at_place.setdefault(places[job.job_id], set()).add(key)
             if key not in self._values:
                 self._mappings.append(job.parameters)
                 self._values[key] = as_declared(job.workload, job.engine, dict(job.parameters))
-        self._usual = self._varying(counts)
+        varying = self._varying(counts)
+        told = self._told_by_place(varying, at_place.values())
+        self._usual = {name: usual for name, usual in varying.items() if name not in told}
 
     def words(self, job: Labelled) -> tuple[str, str]:
         """Words of a job's work, and of its choices."""
@@ -227,8 +235,27 @@ class _Parameters:
                 common = [value for (_, value), count in known.items() if count == most]
                 declared = defaults.get(name)
                 default = [v for v in common if declared is not None and declared.is_default(v)]
-                usual[name] = (default or common)[0]
+                usual[name] = min(default or common, key=str)
         return usual
+
+    def _told_by_place(
+        self, varying: Iterable[str], places: Collection[Collection[tuple[str, str, int]]]
+    ) -> frozenset[str]:
+        """Return settings with one value in each place: its name in the label tells them apart."""
+        if len(places) < 2:
+            return frozenset()
+        return frozenset(
+            name
+            for name in varying
+            if all(
+                len({(type(value), value) for key in keys for value in self._value(key, name)}) < 2
+                for keys in places
+            )
+        )
+
+    def _value(self, key: tuple[str, str, int], name: str) -> tuple[Scalar, ...]:
+        values = self._values[key]
+        return (values[name],) if name in values else ()
 
     def _of(self, key: tuple[str, str, int]) -> tuple[str, str]:
         workload, engine, _ = key
@@ -242,6 +269,6 @@ class _Parameters:
                 continue
             value = values[name]
             as_usual = type(value) is type(usual) and value == usual
-            if counts[role] <= MOST_NAMED or not as_usual:
+            if counts[role] <= MOST_NAMED or not as_usual or name in ALWAYS_NAMED:
                 words["work" if role == "work" else "choice"].append(said(name, value))
         return _joined(*words["work"]), _joined(*words["choice"])

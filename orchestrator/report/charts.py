@@ -21,6 +21,7 @@ from orchestrator.report import wording
 from orchestrator.report.svg import (
     BOTTOM,
     HEIGHT,
+    LEFT,
     LETTER,
     RIGHT,
     TOP,
@@ -46,6 +47,7 @@ from orchestrator.util.format import one_line, visible
 TALLEST_BAR = 1.35
 
 _Line = Sequence[tuple[float, float]]
+_Box = tuple[float, float, float, float]  # left, right, top, bottom
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,24 +297,35 @@ def _row_mark(row: Measurement, x: Axis, y: Axis, kind: str) -> str:
     return mark(x.at(latency(row)), y.at(throughput(row)), row.precision, kind)
 
 
+#: Where a name stands: to the right or the left of its mark, and pixels below its middle.
+_PLACES = ((1, 4), (-1, 4), (1, 18), (-1, -10), (1, -10), (-1, 18), (1, 32), (-1, -24))
+
+
 def _front_names(front: Front, x: Axis, y: Axis, chosen: Callable[[Measurement], str]) -> str:
-    """Return names of the settings on the front, without those that would overlap."""
+    """Return names of the settings on the front, apart from marks and from each other."""
     parts: list[str] = []
-    taken: list[tuple[float, float, float]] = []  # left, right, height
+    rows = (*front.best, *front.beaten)
+    marks = [(x.at(latency(row)), y.at(throughput(row))) for row in rows]
+    taken = [(at - 6, at + 6, height - 6, height + 6) for at, height in marks]
     # Lowest latency and highest throughput matter most, so place the ends first.
     order = [*front.best[-1:], *front.best[:-1]]
     for row in order:
         at, height = x.at(latency(row)), y.at(throughput(row))
         text = chosen(row)
         wide = LETTER * len(text)
-        room = at + 10 + wide < WIDTH
-        left = at + 9 if room else at - 9 - wide
-        line = height + 14 if room else height - 8
-        if any(left < b and left + wide > a and abs(line - h) < 15 for a, b, h in taken):
-            continue
-        taken.append((left, left + wide, line))
-        parts.append(word(left, line, text, row.precision))
+        for side, below in _PLACES:
+            left, line = at + 9 if side > 0 else at - 9 - wide, height + below
+            box = (left, left + wide, line - 11, line + 3)
+            inside = left > LEFT and left + wide < WIDTH and TOP < line < HEIGHT - BOTTOM
+            if inside and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                parts.append(word(left, line, text, row.precision))
+                break
     return "".join(parts)
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _roof(x: Axis, y: Axis, slope: float, peaks: Sequence[tuple[str, float]]) -> str:
@@ -439,6 +452,8 @@ _LONGEST_NAME = 44
 def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -> str:
     """Return the ``<svg>`` of a table's cells; ``index`` is each row's number by job id."""
     names = {line: one_line(line, _LONGEST_NAME) for line in table.lines}
+    if len(set(names.values())) < len(names):  # the cut names would not tell lines apart
+        names = {line: one_line(line) for line in table.lines}
     left = round(max(46.0, LETTER * max(map(len, names.values())) + 12))
     wide, styles = _width(table), line_styles(table)
     parts = [text_at(left, 12, table.column_name)]

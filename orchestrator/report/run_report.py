@@ -85,6 +85,7 @@ def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurem
         planned=status.total if status is not None else None,
         raised=raised,
         prices=read_prices(store.path),
+        stopped=status.stopping if status is not None and status.finished else "",
     )
     return summary, contents.measurements
 

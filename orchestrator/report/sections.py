@@ -134,7 +134,10 @@ def _effects(summary: Summary) -> Section:
             rows=tuple(rows),
             numbers=(2, 3, 4),
         ),
-        note="~ tied with the baseline" if any(row[2].text.endswith("~") for row in rows) else "",
+        note="The baseline is the value before the arrow, at the same batch size."
+        + " ~ tied with it." * any(row[2].text.endswith("~") for row in rows)
+        if rows
+        else "",
         lead="Pairs of rows that differ in exactly one setting, at the same batch size: the "
         "baseline is what the experiment has by default. Right of the middle is faster; a bar that "
         "crosses the middle is tied with the baseline.",
@@ -227,6 +230,7 @@ def _training(summary: Summary) -> Section:
                 units.number(row.metrics.loss_last),
                 units.seconds(step.step_s if step else None),
                 *(units.percent(share, 2) for share in shares),
+                row.details.get("loss_flag", units.MISSING),
             )
         )
     head = (unit or "throughput", "loss first", "loss last", "step", "data", "forward", "backward")
@@ -234,7 +238,9 @@ def _training(summary: Summary) -> Section:
     if any(one.communication is not None for one in summary.steps):
         note += " Waiting for other cards is a part of the times beside it."
     table = Table(
-        head=("job", *head, "optimizer", "waiting"), rows=tuple(rows), numbers=tuple(range(1, 10))
+        head=("job", *head, "optimizer", "waiting", "what is wrong"),
+        rows=tuple(rows),
+        numbers=tuple(range(1, 10)),
     )
     return Section(
         id="training",

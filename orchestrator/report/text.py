@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -464,6 +465,10 @@ def _print_facts(console: Console, facts: Facts) -> None:
 
 def _print_table(console: Console, table: Table) -> None:
     rows = [[_cell(cell, table) for cell in row] for row in table.rows[: table.most]]
+    if not table.matrix and _width(table, rows) > console.width:
+        _print_records(console, table, rows)
+        _print_cut(console, len(table.rows) - table.most, table.noun, table.rest)
+        return
     for columns in _columns_that_fit(table, rows, console.width):
         padding = 0 if table.matrix else (0, 1)
         grid = RichTable(
@@ -476,14 +481,33 @@ def _print_table(console: Console, table: Table) -> None:
             grid.add_column(
                 Text(f"{name} " if table.matrix else name),
                 justify="right" if right else "left",
-                overflow="ellipsis" if table.matrix else "fold",
-                no_wrap=table.matrix or (right and words < 2 and " " not in name),
+                overflow="fold",
+                no_wrap=right and (table.matrix or (words < 2 and " " not in name)),
                 max_width=None if right or not table.matrix else _LONGEST_NAME,
             )
         for row in rows:
             grid.add_row(*(row[column] for column in columns))
         console.print(grid)
     _print_cut(console, len(table.rows) - table.most, table.noun, table.rest)
+
+
+def _width(table: Table, rows: Sequence[Sequence[Text]]) -> int:
+    """Return the width of a table whose cells are on one line each."""
+    every = range(len(table.head))
+    return sum(max(len(table.head[c]), *(row[c].cell_len for row in rows)) + 2 for c in every)
+
+
+def _print_records(console: Console, table: Table, rows: Sequence[Sequence[Text]]) -> None:
+    """Print each row as its first cell, with the others by name below it."""
+    console.print()
+    for first, *others in rows:
+        console.print(first)
+        pairs = [
+            Text.assemble((f"{name} ", "dim"), cell)
+            for name, cell in zip(table.head[1:], others, strict=True)
+            if cell.plain not in ("", units.MISSING)
+        ]
+        console.print(Padding(Text(" · ").join(pairs), (0, 0, 0, 2), expand=False))
 
 
 def _cell(cell: str | Cell, table: Table) -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.metrics import quality_note
@@ -55,6 +56,8 @@ def cell(table: Table, line: str, column: str) -> Cell:
     note = f"{size} {plus_minus(row)}".strip()
     if quality := quality_note(row):
         note = f"{note}, {quality}" if note else quality
+    if "loss_flag" in row.details:
+        note = f"{note}, loss did not fall" if note else "loss did not fall"
     mark = "*" if row.job_id in table.best else "~" if row.job_id in table.tied else ""
     mark = "!" if row.job_id in table.flagged else mark
     text = figure(row, at_least=row.job_id in table.bounds)
@@ -125,7 +128,8 @@ def losses(row: Measurement) -> str:
     first, last = row.metrics.loss_first, row.metrics.loss_last
     if first is None or last is None:
         return ""
-    return f"loss {units.number(first)} → {units.number(last)}"
+    wrong = f" ({row.details['loss_flag']})" if "loss_flag" in row.details else ""
+    return f"loss {units.number(first)} → {units.number(last)}{wrong}"
 
 
 def scope(row: Measurement) -> str:
@@ -299,7 +303,7 @@ def _ranking(ranking: Ranking, summary: Summary) -> str:
     alike = [one.setting for one in summary.rankings]
     place_words = [
         getattr(ranking.setting, name)
-        for name in ("model", "dataset")
+        for name in ("workload", "model", "dataset")
         if len({getattr(one, name) for one in alike}) > 1
     ]
     model = f"{', '.join(place_words)}: " if place_words else ""
@@ -325,7 +329,10 @@ def _margin(ranking: Ranking, summary: Summary) -> Iterator[str]:
     beaten = [row for row in ranking.ranked[1:] if row.job_id not in rivals]
     plain = next((row for row in ranking.ranked if row.precision == widest), best)
     if plain is not best and plain.job_id not in rivals:
-        other, name = plain, widest
+        # Another batch size or setting is no effect of the precision: the base is named.
+        alike = replace(summary.labels[plain.job_id], precision=best.precision)
+        own = replace(summary.labels[best.job_id], precision=best.precision)
+        other, name = plain, widest if alike == own else f"the best {summary.chosen(plain)}"
     elif beaten:
         next_one = "the next that is slower" if rivals else "the next"
         other, name = beaten[0], f"{next_one} ({summary.chosen(beaten[0])})"
