@@ -135,7 +135,7 @@ def _effects(summary: Summary) -> Section:
             numbers=(2, 3, 4),
         ),
         note="The baseline is the value before the arrow, at the same batch size."
-        + " ~ tied with it." * any(row[2].text.endswith("~") for row in rows)
+        + " ~ undecided." * any(row[2].text.endswith("~") for row in rows)
         if rows
         else "",
         lead="Pairs of rows that differ in exactly one setting, at the same batch size: the "

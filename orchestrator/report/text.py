@@ -297,10 +297,11 @@ def _best(ranking: Ranking, summary: Summary) -> Iterator[tuple[str, str]]:
     if loss := wording.losses(best):
         yield "its loss", loss.removeprefix("loss ")
     if best.metrics.tpot_p50_s is not None:
-        yield "its latency", wording.token_times(best)
+        most = "at most: " * ranking.at_least(best)
+        yield "its latency", f"{most}{wording.token_times(best)}"
     contended = wording.provisional(ranking, *ranking.ranked)
     if (row := ranking.lowest_latency) is not None:
-        latency = wording.lowest_latency(ranking, row)
+        latency = wording.latency(ranking, row)
         yield "lowest latency", f"{chosen(row)}: {latency} a prompt (p50){contended}"
     if (row := ranking.smallest_memory) is not None:
         own = wording.provisional(ranking, row)

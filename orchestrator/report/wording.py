@@ -194,8 +194,8 @@ def energy(row: Measurement | None) -> str:
     return f"{rate} {work}/J ({power} W)"
 
 
-def lowest_latency(ranking: Ranking, row: Measurement) -> str:
-    """Format the lowest median latency of a prompt: ``3.50 s``, ``at most 3.50 s``."""
+def latency(ranking: Ranking, row: Measurement) -> str:
+    """Format the median latency of a prompt: ``3.50 s``, ``at most 3.50 s``."""
     text = units.seconds(row.metrics.latency_p50_s)
     return f"{'at most ' * ranking.at_least(row)}{text}"
 
