@@ -199,6 +199,11 @@ class Underway:
         return f"Under way: {', '.join(words)}."
 
 
+def stopped_sentence(reason: str, measured: int, asked: int) -> str:
+    """``STOPPED (SIGINT received): 12 of 48 jobs measured.``"""
+    return f"STOPPED ({reason}): {measured:,} of {plural(asked, 'job')} measured."
+
+
 def _rounded(value: float) -> str:
     return seconds(float(max(1, round(value))))
 
@@ -316,9 +321,7 @@ class Summary:
         jobs = len(self.rows)
         if self.stopped:
             asked = max(jobs, self.planned or 0)
-            return (
-                f"STOPPED ({self.stopped}): {self.measured:,} of {plural(asked, 'job')} measured."
-            )
+            return stopped_sentence(self.stopped, self.measured, asked)
         if self.planned is not None and jobs < self.planned:
             missing = plural(self.planned - jobs, "job")
             damaged = plural(len(self.damaged), "file")

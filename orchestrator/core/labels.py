@@ -1,4 +1,4 @@
-"""Job labels: only what varies in the grid, and what no other word of the label tells.
+"""Job labels: only what varies in the grid.
 
 ``where`` and ``work`` name the work (model, workload, dataset, cards, settings whose role is
 ``work``), ``choices`` the way of doing it (precision, batch size, engine, settings whose role is
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,6 +23,8 @@ Labelled: TypeAlias = "Job | Measurement | Named"
 #: If more settings of one role vary, only those with unusual values are named, and these.
 MOST_NAMED = 3
 ALWAYS_NAMED = frozenset({"method", "rank"})
+#: A setting that says how a dataset is read: its name tells it, unless it is read in two ways.
+TOLD_BY_DATASET = "columns"
 #: Digits of the id that distinguish jobs with equal settings.
 ID_DIGITS = 6
 #: Length of a model's commit in rows, and the digits that labels show.
@@ -77,13 +79,12 @@ def labels_of(jobs: Sequence[Labelled]) -> dict[str, Label]:
     where, rest = _where_words(jobs), _rest_words(jobs)
     precisions = _varies(jobs, "precision")
     batches = len({_requested(job) for job in jobs}) > 1
-    places = {job.job_id: _joined(*(word(job) for word in where)) for job in jobs}
-    parameters = _Parameters(jobs, places)
+    parameters = _Parameters(jobs)
     labels: dict[str, Label] = {}
     for job in jobs:
         of_work, of_choice = parameters.words(job)
         label = Label(
-            where=places[job.job_id],
+            where=_joined(*(word(job) for word in where)),
             work=of_work,
             precision=job.precision if precisions else "",
             batch=batch_word(job) if batches else "",
@@ -182,22 +183,23 @@ def _requested(job: Labelled) -> str:
 class _Parameters:
     """Workload settings of some jobs by role, memoised: thousands of jobs share a few mappings."""
 
-    def __init__(self, jobs: Sequence[Labelled], places: Mapping[str, str]) -> None:
+    def __init__(self, jobs: Sequence[Labelled]) -> None:
         self._mappings: list[object] = []  # so that no other object gets the id of a key
         self._values: dict[tuple[str, str, int], Mapping[str, Scalar]] = {}
         self._words: dict[tuple[str, str, int], tuple[str, str]] = {}
         counts: Counter[tuple[str, str, int]] = Counter()
-        at_place: dict[str, set[tuple[str, str, int]]] = {}
+        readings: dict[str, set[Scalar]] = {}  # of each dataset
         for job in jobs:
             key = self._key(job)
             counts[key] += 1
-            at_place.setdefault(places[job.job_id], set()).add(key)
             if key not in self._values:
                 self._mappings.append(job.parameters)
                 self._values[key] = as_declared(job.workload, job.engine, dict(job.parameters))
-        varying = self._varying(counts)
-        told = self._told_by_place(varying, at_place.values())
-        self._usual = {name: usual for name, usual in varying.items() if name not in told}
+            reading = self._values[key].get(TOLD_BY_DATASET)
+            readings.setdefault(job.dataset, set()).add(reading)
+        self._usual = self._varying(counts)
+        if all(len(known) == 1 for known in readings.values()):
+            self._usual.pop(TOLD_BY_DATASET, None)
 
     def words(self, job: Labelled) -> tuple[str, str]:
         """Words of a job's work, and of its choices."""
@@ -237,25 +239,6 @@ class _Parameters:
                 default = [v for v in common if declared is not None and declared.is_default(v)]
                 usual[name] = min(default or common, key=str)
         return usual
-
-    def _told_by_place(
-        self, varying: Iterable[str], places: Collection[Collection[tuple[str, str, int]]]
-    ) -> frozenset[str]:
-        """Return settings with one value in each place: its name in the label tells them apart."""
-        if len(places) < 2:
-            return frozenset()
-        return frozenset(
-            name
-            for name in varying
-            if all(
-                len({(type(value), value) for key in keys for value in self._value(key, name)}) < 2
-                for keys in places
-            )
-        )
-
-    def _value(self, key: tuple[str, str, int], name: str) -> tuple[Scalar, ...]:
-        values = self._values[key]
-        return (values[name],) if name in values else ()
 
     def _of(self, key: tuple[str, str, int]) -> tuple[str, str]:
         workload, engine, _ = key

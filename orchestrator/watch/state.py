@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.analysis.summary import STALE_AFTER_S, underway_of
+from orchestrator.analysis.summary import STALE_AFTER_S, stopped_sentence, underway_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
@@ -183,9 +183,11 @@ class RunFeed:
         if underway is not None:
             return underway.sentence
         took = seconds(status.elapsed_s)
-        stopped = one_line(status.stopping, REASON_LENGTH)
-        why = f" It was stopped: {stopped}." if stopped else ""
-        return f"Finished: {status.done:,} of {plural(status.total, 'job')} done in {took}.{why}"
+        if status.stopping:
+            measured = _final_states(self._rows).get(State.SUCCEEDED, 0)
+            why = one_line(status.stopping, REASON_LENGTH)
+            return stopped_sentence(why, measured, status.total)
+        return f"Finished: {status.done:,} of {plural(status.total, 'job')} done in {took}."
 
 
 def _is_file(path: Path) -> bool:
@@ -269,6 +271,7 @@ class RunEntry:
     state: str  # ``state_of``; "" without a status
     done: int | None = None  # jobs that have ended
     total: int | None = None
+    succeeded: int | None = None  # jobs with a figure; None: unknown
     eta_s: float | None = None
     eta_low_s: float | None = None  # its range, while uncertain
     eta_high_s: float | None = None
@@ -296,9 +299,10 @@ def run_entries(results: Path, most: int) -> list[RunEntry]:
 
 
 def _entry(store: Store) -> RunEntry:
-    best, note = "", ""
+    best, note, succeeded = "", "", None
     try:
         summary, _ = read_summary(store, lean=True)
+        succeeded = summary.measured
         for ranking in summary.rankings[:1]:
             best = best_text(ranking, summary.chosen(ranking.fastest))
     except StoreError as error:
@@ -311,6 +315,7 @@ def _entry(store: Store) -> RunEntry:
         state=state_of(status),
         done=status.done,
         total=status.total,
+        succeeded=succeeded,
         eta_s=None if status.finished else status.eta_s,
         eta_low_s=status.eta_low_s,
         eta_high_s=status.eta_high_s,
@@ -343,12 +348,18 @@ def _began_before(job: JobInfo, at: float | None) -> bool:
     return at is None or (job.started_at is not None and job.started_at <= at)
 
 
+#: States after which no job of a run ends.
+_ENDED = frozenset({"FINISHED", "STOPPED", "DIED"})
+
+
 def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
     """Return the list as a table, with winner and note below each run."""
     rows = [("run", "state", "jobs", "time left", "last heard of")]
     below: list[list[str]] = [[]]
     for entry in entries:
         jobs = "" if entry.total is None else f"{entry.done}/{entry.total}"
+        if entry.state in _ENDED and entry.succeeded is not None:
+            jobs = f"{entry.succeeded} of {entry.total} succeeded"
         left = ""
         if entry.eta_s is not None:
             left = left_text(entry.eta_s, entry.eta_low_s, entry.eta_high_s)
@@ -365,4 +376,5 @@ def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
 
 def entry_of(values: Mapping[str, Any]) -> RunEntry:
     """Parse an entry from JSON values."""
-    return RunEntry(**{field.name: values[field.name] for field in dataclasses.fields(RunEntry)})
+    names = [field.name for field in dataclasses.fields(RunEntry) if field.name in values]
+    return RunEntry(**{name: values[name] for name in names})

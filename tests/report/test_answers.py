@@ -12,7 +12,7 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.report.charts import heat_map, throughput_curve
+from orchestrator.report.charts import front_figure, heat_map, throughput_curve
 from orchestrator.report.html import render
 from orchestrator.report.text import to_markdown
 from orchestrator.report.wording import answers
@@ -264,6 +264,105 @@ def test_a_job_and_its_row_have_one_label() -> None:
     assert len({str(one) for one in of_jobs.values()}) == len(jobs)
     for row in summary.rows:
         assert summary.label(row).endswith(summary.chosen(row))
+
+
+def test_a_label_holds_nothing_empty_and_nothing_that_its_place_tells() -> None:
+    columns = {"advertisegen-synthetic": "", "alpaca": "prompt=question, answer=text"}
+    jobs = [
+        a_job(dataset=data, parameters=(("columns", text), ("output_tokens", tokens)))
+        for data, text in columns.items()
+        for tokens in (8, 16)
+    ]
+    labels = {str(label) for label in labels_of(jobs).values()}
+    assert labels == {f"{data} output tokens {n}" for data in columns for n in (8, 16)}
+    one_place = [a_job(parameters=(("columns", text),)) for text in columns.values()]
+    assert len(set(map(str, labels_of(one_place).values()))) == 2
+
+
+def test_a_label_names_method_and_rank_whatever_else_varies() -> None:
+    jobs = [
+        a_job(
+            workload="finetuning",
+            parameters=(
+                *(("method", "lora"), ("rank", rank), ("samples", samples)),
+                *(("max_length", length), ("steps", steps)),
+            ),
+        )
+        for rank in (4, 8)
+        for samples, length, steps in ((64, 128, 4), (64, 128, 8), (32, 128, 4), (64, 256, 4))
+    ]
+    words = [str(label) for label in labels_of(jobs).values()]
+    assert len(set(words)) == len(jobs) and all("rank" in one for one in words)
+
+
+def test_a_span_of_the_timeline_never_loses_its_method() -> None:
+    rows = [trained(10.0, method) for method in ("lora", "qlora")]
+    summary = summarize(rows)
+    for row in rows:
+        assert all(str(row.parameters["method"]) in name for name in summary.names(row))
+
+
+def test_a_wide_table_becomes_records_in_a_narrow_terminal() -> None:
+    rows = [replace(trained(30.0, "lora"), details={"loss_flag": "the loss did not fall"})]
+    rows.append(trained(10.0, "qlora"))
+    summary = summarize(rows)
+    narrow, wide = printed(summary, width=60), printed(summary, width=200)
+    assert max(map(len, narrow.splitlines())) <= 60
+    flat = " ".join(narrow.split())
+    assert "30.00 ±3.3% · loss first 2.500 · loss last 1.250" in flat
+    assert "what is wrong the loss did not fall" in flat and "what is wrong" in wide
+    assert re.search(r"job .*loss first +loss last", wide)
+
+
+def test_a_speed_up_names_its_base_where_more_than_the_precision_differs() -> None:
+    rows = [measured(100.0, precision="fp32", batch_size=8), measured(180.0, batch_size=16)]
+    assert "1.80× the best fp32 b=8." in answers(summarize(rows))[0]
+    rows = [measured(100.0, precision="fp32"), measured(180.0)]
+    assert "1.80× fp32." in answers(summarize(rows))[0]
+
+
+def test_a_stopped_run_says_measured_of_planned() -> None:
+    rows = [measured(100.0), measured(50.0, precision="fp32")]
+    summary = summarize(rows, planned=6, stopped="SIGINT received")
+    assert summary.verdict == "STOPPED (SIGINT received): 2 of 6 jobs measured."
+    assert summary.verdict in printed(summary) and summary.verdict in to_markdown(summary)
+
+
+def test_the_growth_of_a_warm_process_is_no_smallest_memory() -> None:
+    grown = {"peak_host_memory_bytes": 3 << 30, "baseline_host_memory_bytes": 1 << 30}
+    fresh = replace(measured(10.0), **grown, jobs_before=0, peak_device_memory_bytes=None)
+    warm = replace(
+        measured(20.0, precision="fp32"),
+        **(grown | {"baseline_host_memory_bytes": 2 << 30}),
+        jobs_before=3,
+        peak_device_memory_bytes=None,
+    )
+    assert summarize([fresh]).rankings[0].smallest_memory == fresh
+    (ranking,) = summarize([fresh, warm]).rankings
+    assert ranking.smallest_memory is None
+    assert "growth of a warm process" in render(summarize([fresh, warm]), [fresh, warm])
+
+
+def test_names_on_a_front_lie_on_no_mark() -> None:
+    """Names and marks are told from the drawing: text at x, y in a box of its letters."""
+    rates = ((1, 10.0), (2, 11.0), (4, 12.0), (8, 30.0), (16, 31.0), (32, 33.0))
+    rows = []
+    for precision in ("fp32", "bf16"):
+        for size, rate in rates:
+            row = measured(rate * (1 if precision == "fp32" else 1.05), batch_size=size)
+            metrics = replace(row.metrics, latency_p50_s=size / rate)
+            job_id = f"{precision}{size:02}".ljust(16, "0")
+            rows.append(replace(row, job_id=job_id, precision=precision, metrics=metrics))
+    (front,) = summarize(rows).fronts
+    drawing = front_figure(front, "t", summarize(rows).chosen)
+    marks = re.findall(r'class="mark[^"]*" d="M([\d.]+) ([\d.]+)', drawing)
+    names = re.findall(r'<text class="name[^"]*" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)<', drawing)
+    assert len(marks) == len(rows) and len(names) >= 2
+    for x, y, name in names:
+        left, line, right = float(x), float(y), float(x) + 6.8 * len(name)
+        for at, height in marks:
+            beside = not left - 5 < float(at) < right + 5
+            assert beside or not line - 14 < float(height) < line + 6, (name, at, height)
 
 
 def test_a_card_whose_jobs_worked_elsewhere_is_named() -> None:

@@ -46,9 +46,7 @@ def test_a_finished_run_is_never_stale(directory: RunDirectory) -> None:
     directory.status(at=2000.0, started_at=1000.0, finished=True, stopping="SIGTERM received")
     state = RunFeed(directory.store).snapshot()
     assert not state["stale"]
-    assert state["sentence"] == (
-        "Finished: 17 of 48 jobs done in 16 min 40 s. It was stopped: SIGTERM received."
-    )
+    assert state["sentence"] == "STOPPED (SIGTERM received): 0 of 48 jobs measured."
 
 
 def test_silence_is_measured_by_our_own_clock_once_the_status_was_seen_to_change(
