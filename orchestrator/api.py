@@ -232,7 +232,7 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ExtraMissing(name, extra="notebook", wanted_for="Data frames") from error
+        raise ExtraMissing(name, wanted_for="Data frames") from error
 
 
 Shown = TypeVar("Shown", "Grid", "ShownPlan")

@@ -461,7 +461,7 @@ def learn_rounding(
     except ImportError as error:
         raise Unsupported(
             "method auto-round needs the package auto-round, for Python 3.11 and newer: "
-            f"pip install 'nightgrid[auto-round]' ({error})"
+            f"pip install auto-round ({error})"
         ) from error
     directory = ending.enter_context(tempfile.TemporaryDirectory(dir=cache_root()))
     learner = AutoRound(

@@ -122,11 +122,11 @@ class ExtraMissing(NightgridError):
 
     exit_code = 7
 
-    def __init__(self, package: str, *, extra: str, wanted_for: str) -> None:
+    def __init__(self, package: str, *, wanted_for: str) -> None:
         self.package = package
         super().__init__(
             f"{wanted_for} need {package}, which is not installed. "
-            f"Get it with:  pip install 'nightgrid[{extra}]'"
+            f"Get it with:  pip install {package}"
         )
 
 
@@ -146,7 +146,7 @@ MEANINGS: Mapping[int, str] = {
     4: "results cannot be read, or they or the output not written; or another driver has the run",
     5: "a submitted job cannot be sent, found or followed",
     6: "two runs have no rows that may be compared",
-    7: "an optional package is missing; the message names the extra",
+    7: "an optional package is missing; the message names it",
     JOBS_FAILED: "of a run: some job FAILED, TIMED_OUT, was LOST or NOT_STARTED; or none succeeded",
     REGRESSION: "of `compare --fail-on-regression`: something got worse",
     CLUSTER_DOUBTFUL: "of `doctor`: it warns, and found no error",

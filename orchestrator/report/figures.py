@@ -74,7 +74,7 @@ def write_pictures(summary: Summary, directory: Path) -> tuple[list[Path], int]:
     try:
         import typst
     except ImportError as error:
-        raise ExtraMissing("typst", extra="report", wanted_for="PNG and PDF figures") from error
+        raise ExtraMissing("typst", wanted_for="PNG and PDF figures") from error
     pictures, left_out = pictures_of(summary)
     fonts = typst.Fonts()
     paths = []

@@ -70,7 +70,7 @@ class Answer:
         try:
             import pandas  # noqa: F401 - pyarrow needs it
         except ImportError as error:
-            raise ExtraMissing("pandas", extra="notebook", wanted_for="Data frames") from error
+            raise ExtraMissing("pandas", wanted_for="Data frames") from error
         return self.to_arrow().to_pandas()
 
 
@@ -85,7 +85,7 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
     try:
         import duckdb
     except ImportError as error:
-        raise ExtraMissing("duckdb", extra="query", wanted_for="Queries") from error
+        raise ExtraMissing("duckdb", wanted_for="Queries") from error
     raw = re.search(r"\b(samples|items|measurements)\b", sql, re.IGNORECASE) is not None
     flags = _may_read_flags(sql)
     table, damaged = read_runs(results, runs, raw=raw or flags)

@@ -64,7 +64,6 @@ class Tracker:
     name: str
     title: str
     package: str  # the imported module
-    extra: str  # installs it
     destination: str  # description of a destination, for help and errors
     variable: str  # environment variable with the default destination
     default: str = ""  # destination if neither is given; "": none
@@ -79,7 +78,7 @@ class Tracker:
             StoreError: there is no destination.
         """
         if importlib.util.find_spec(self.package) is None:
-            raise ExtraMissing(self.package, extra=self.extra, wanted_for=f"Rows in {self.title}")
+            raise ExtraMissing(self.package, wanted_for=f"Rows in {self.title}")
         named = text or os.environ.get(self.variable) or self.default
         if not named:
             raise StoreError(

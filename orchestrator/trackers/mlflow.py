@@ -1,6 +1,6 @@
 """``mlflow``: a tracking server or database; one experiment per run, one MLflow run per job.
 
-Rows already written are skipped. The extra ``mlflow`` installs only the client, which reaches
+Rows already written are skipped. The extra ``mlflow`` brings only the client, which reaches
 servers; databases need the package ``mlflow``.
 """
 
@@ -109,7 +109,6 @@ SPEC = Tracker(
     name="mlflow",
     title="MLflow",
     package="mlflow",
-    extra="mlflow",
     destination="a server or database, mlflow=http://HOST:5000",
     variable="MLFLOW_TRACKING_URI",
     connect=_connect,

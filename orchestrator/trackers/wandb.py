@@ -83,7 +83,6 @@ SPEC = Tracker(
     name="wandb",
     title="Weights & Biases",
     package="wandb",
-    extra="wandb",
     destination="a project, wandb=[ENTITY/]PROJECT",
     variable="WANDB_PROJECT",
     default="nightgrid",

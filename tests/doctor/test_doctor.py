@@ -110,7 +110,7 @@ def test_packages_that_quantised_checkpoints_need_are_noted() -> None:
     (found,) = judge(cluster(gaudi(probe=probe)))
     assert (found.check, found.level) == ("quantization", Level.NOTE)
     assert "checkpoints of compressed-tensors become UNSUPPORTED" in found.message
-    assert found.remedy == "pip install 'nightgrid[compressed-tensors]'"
+    assert found.remedy == "pip install compressed-tensors"
 
 
 def test_a_cluster_as_it_should_be_has_no_findings() -> None:

@@ -97,7 +97,7 @@ def test_without_typst_the_data_is_written_and_the_way_out_said(
     monkeypatch.setitem(sys.modules, "typst", None)
     options = ["report", "real", "--results", str(results), "--figures", str(tmp_path)]
     assert main(options) == 7
-    assert "nightgrid[report]" in capsys.readouterr().err
+    assert "pip install typst" in capsys.readouterr().err
     assert (tmp_path / "scaling.csv").exists()
 
 

@@ -36,7 +36,6 @@ class Kept:
             name="kept",
             title="Kept",
             package="sys",
-            extra="",
             destination="anything",
             variable="KEPT",
             connect=self.connect,

@@ -241,9 +241,7 @@ def _header(file: Path, stored: BinaryIO) -> tuple[bytes, bytes, int, int]:
 
 def _cipher(key: bytes, salt: bytes) -> AESGCM:
     if importlib.util.find_spec("cryptography") is None:
-        raise DataMissing(
-            "protected files need the package cryptography: pip install 'nightgrid[protect]'"
-        )
+        raise DataMissing("protected files need the package cryptography: pip install cryptography")
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF

@@ -117,7 +117,7 @@ def require(precision: str, device: str, engine: str = "") -> Support:
         raise Unsupported(f"{precision} on {device}: {entry.reason}.")
     for package in entry.packages:
         if importlib.util.find_spec(package) is None:
-            usual = "install it with: pip install 'nightgrid[quant]'"
+            usual = f"install it with: pip install {package}"
             raise Unsupported(
                 f"{precision} on {device} needs the package '{package}', which is not installed "
                 f"here; {_INSTALLED_BY.get(package, usual)}"
@@ -466,7 +466,7 @@ def use_ranges(model: Any, ranges: Ranges) -> int:
         from torchao.quantization import Int8StaticActivationInt8WeightConfig, PerRow, PerTensor
     except ImportError as error:
         raise Unsupported(
-            f"static activations need torchao 0.18: pip install 'nightgrid[quant]' ({error})"
+            f"static activations need torchao 0.18: pip install torchao ({error})"
         ) from error
     config = Int8StaticActivationInt8WeightConfig(
         granularity=[PerTensor(), PerRow()], set_inductor_config=False

@@ -89,7 +89,7 @@ class Reader:
 _AUTO_ROUND = Reader(
     module="auto_round",
     package="auto-round",
-    install="pip install 'nightgrid[auto-round]' (Python 3.11 and newer)",
+    install="pip install auto-round (Python 3.11 and newer)",
     packed=True,
     config=_as_auto_round,
 )
@@ -102,7 +102,7 @@ READERS = {
     "compressed-tensors": Reader(
         module="compressed_tensors",
         package="compressed-tensors",
-        install="pip install 'nightgrid[compressed-tensors]'",
+        install="pip install compressed-tensors",
         config=_expanded,
     ),
     "fp8": Reader(config=_expanded_fp8),

@@ -19,7 +19,7 @@ _POINTS_PER_INCH = 72.0
 def draw_slide(picture: Picture, title: str) -> bytes:
     """Return a .pptx file with the picture; raises DataMissing without python-pptx."""
     if importlib.util.find_spec("pptx") is None:
-        raise DataMissing("slides need the package python-pptx: pip install 'nightgrid[slides]'")
+        raise DataMissing("slides need the package python-pptx: pip install python-pptx")
     from pptx import Presentation
     from pptx.util import Inches
 

@@ -1,7 +1,7 @@
 """Fused kernels in one model, by functions of torch that overwrite what Liger's overwrite.
 
 Liger's own run where liger-kernel is installed, on a card or by Triton's interpreter; `make test`
-does not install it, since it needs triton: pip install -c constraints.txt 'nightgrid[liger]' pytest
+does not install it, since it needs triton: pip install -c constraints.txt liger-kernel pytest
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def test_a_model_without_any_such_part_is_refused() -> None:
 def test_a_missing_package_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = missing.replace("-", "_")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: name != absent or None)
-    words = rf"'{missing}', which is not installed here; .*pip install 'nightgrid\[liger\]'"
+    words = rf"'{missing}', which is not installed here; .*pip install 'liger-kernel>=0.8.5,<0.9'"
     with pytest.raises(Unsupported, match=words):
         FusedKernels(fused_kernels="liger").before_load(loading_on("cpu"))
 
@@ -403,7 +403,7 @@ def test_what_adds_more_than_two_products_is_refused(more: dict[str, Any]) -> No
 @pytest.mark.timeout(900)  # a minute of one core by the interpreter
 @pytest.mark.skipif(
     importlib.util.find_spec("liger_kernel") is None,
-    reason="liger-kernel is not installed: pip install 'nightgrid[liger]'",
+    reason="liger-kernel is not installed: pip install liger-kernel",
 )
 def test_losses_and_gradients_by_liger_are_those_of_plain_code() -> None:
     """In a process of its own, since Triton reads TRITON_INTERPRET when a kernel is declared."""

@@ -38,7 +38,7 @@ PLAIN = {
 
 has_deepspeed = importlib.util.find_spec("deepspeed") is not None
 needs_deepspeed = pytest.mark.skipif(
-    not has_deepspeed, reason="deepspeed is not installed: pip install 'nightgrid[deepspeed]'"
+    not has_deepspeed, reason="deepspeed is not installed: pip install deepspeed"
 )
 
 HALF: dict[str, Any] = {"batch_size": 2}

@@ -215,7 +215,7 @@ SPEC = EngineSpec(
             settings=ExportSettings,
         ),
     },
-    install="pip install 'nightgrid[onnx]' (on NVIDIA cards onnxruntime-gpu)",
+    install="pip install onnx onnxscript onnxruntime (on NVIDIA cards onnxruntime-gpu)",
     packages=tuple(
         Package(name=name, module=name) for name in ("onnxruntime", "onnx", "onnxscript")
     ),

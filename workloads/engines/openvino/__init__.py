@@ -58,7 +58,7 @@ SPEC = EngineSpec(
             refuse=_refuse,
         )
     },
-    install="pip install 'nightgrid[openvino]'",
+    install="pip install openvino openvino-genai nncf",
     packages=(
         Package(name="openvino", module="openvino"),
         Package(name="openvino-genai", module="openvino_genai"),

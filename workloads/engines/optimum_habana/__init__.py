@@ -158,7 +158,7 @@ SPEC = EngineSpec(
             settings=GaudiImageSettings,
         ),
     },
-    install="pip install 'nightgrid[hpu]' -c constraints-hpu.txt",
+    install="pip install optimum-habana -c constraints-hpu.txt",
     packages=(
         Package(name="optimum-habana", module="optimum.habana", below={"transformers": "4.56"}),
     ),

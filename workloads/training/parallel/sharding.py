@@ -82,7 +82,7 @@ def deepspeed_config(
 
 def announce_deepspeed(device: str) -> None:
     """Set DeepSpeed's accelerator before its import (undone after the job)."""
-    install = "'nightgrid[deepspeed]' (on Gaudi: HabanaAI's fork)"
+    install = "deepspeed (on Gaudi: HabanaAI's fork)"
     require_package("deepspeed", "a strategy of zero0 to zero3", install)
     os.environ["DS_ACCELERATOR"] = device
     # Index among the cards that this process sees: one.

@@ -240,7 +240,7 @@ class FusedKernels(Technique):
     """Fused kernels: norms, gates, rotary embeddings and the loss in one pass each.
 
     Between its products a layer reads and writes its activations a dozen times, and keeps several
-    of them for the way back. The package liger-kernel (``pip install 'nightgrid[liger]'``) brings
+    of them for the way back. The package liger-kernel (``pip install liger-kernel``) brings
     Triton kernels that make one pass of a norm, of SiLU(gate) · up, of turning queries and keys
     and, with ``logits: chunked``, of the loss, and keep less. Its own patches replace functions and
     classes of transformers, which the next job of a warm worker would meet, and know no GLM. Here
@@ -273,7 +273,7 @@ class FusedKernels(Technique):
 
     def before_load(self, loading: Loading) -> None:
         for package in ("liger-kernel", "triton"):
-            require_package(package, "fused_kernels liger", "'nightgrid[liger]'")
+            require_package(package, "fused_kernels liger", "'liger-kernel>=0.8.5,<0.9'")
         if lacking := loading.device.cannot_compile():  # kernels are compiled when first called
             raise Unsupported(f"fused_kernels liger: {lacking}")
 

@@ -64,7 +64,7 @@ class OptimizerChoice(Technique):
 
     def on_model(self, training: Training) -> None:
         if package := _PACKAGES.get(self.optimizer):
-            require_package(package, f"optimizer {self.optimizer}", "'nightgrid[quant]'")
+            require_package(package, f"optimizer {self.optimizer}", "torchao bitsandbytes")
         training.make_optimizer = partial(_make, self.optimizer, training)
 
 
