@@ -14,6 +14,7 @@ from math import isclose
 from orchestrator.analysis.samples import derived_figures
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
+from orchestrator.grid.objectives import COMMON
 from orchestrator.util import format as units
 from workloads import registry
 from workloads.registry import Metric
@@ -66,6 +67,22 @@ def figures_of(row: Measurement) -> Iterator[tuple[Metric, float]]:
         if value is not None:
             title = name.replace("_", " ")
             yield declared.get(name) or Metric(name=name, title=title, description=title), value
+
+
+def named_figures(row: Measurement) -> dict[str, float]:
+    """Return the figures with a better direction, by name; ``NAME/card`` is a share of a card."""
+    figures = {name: getattr(row.metrics, name, None) for name in COMMON}
+    if row.metrics.throughput is not None and row.metrics.power_w:
+        figures["throughput_per_watt"] = row.metrics.throughput / row.metrics.power_w
+    peak = row.peak_device_memory_bytes
+    if peak is None and row.peak_host_memory_bytes and row.baseline_host_memory_bytes:
+        peak = row.peak_host_memory_bytes - row.baseline_host_memory_bytes
+    figures["peak_memory_bytes"] = peak
+    card = row.details.get("card_memory_bytes", "")
+    if peak is not None and card.isdecimal() and int(card):
+        figures["peak_memory_bytes/card"] = peak / int(card)
+    figures |= {metric.name: value for metric, value in figures_of(row)}
+    return {name: float(value) for name, value in figures.items() if value is not None}
 
 
 def titled(row: Measurement) -> dict[str, str]:

@@ -15,8 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.analysis.measurement import measurement_of
+from orchestrator.analysis.metrics import named_figures
+from orchestrator.analysis.selection import newest_final
 from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import ClusterError, GridError, OptionError, Problem, StoreError
 from orchestrator.core.events import RecordRow
@@ -83,6 +86,9 @@ from orchestrator.worker.orphans import Owner
 from workloads.models import encryption, loading
 from workloads.models.hub import split
 
+if TYPE_CHECKING:
+    from orchestrator.search.order import SearchOrder
+
 Say = Callable[[str], None]
 
 
@@ -116,6 +122,7 @@ def drive(
     say: Say,
     mirror: Mirror | None = None,
     logs: Sequence[RowLog] = (),
+    order: SearchOrder | None = None,
 ) -> DriveResult:
     """Run the plan on the session's executor, which is started only if anything is to run."""
     owner = Owner.of_this_process()
@@ -139,6 +146,8 @@ def drive(
         )
         return clean_row(row)
 
+    if order is not None:
+        order.figures = lambda record: named_figures(made(record))
     board.standing = standing = Standing(made)
     again = measured_again(plan, standing, store, options) if history else {}
     if again:
@@ -185,6 +194,7 @@ def drive(
             cards_before=cards_before(plan, store),
             judge=standing,
             again=again,
+            order=order,
         )
         return Driver(
             schedule=schedule,
@@ -360,9 +370,13 @@ def run_grid(
                 for log in logs:
                     log.start()
                 hurry = True
+                order = order_of(grid, plan, store, seed)
                 try:
                     result = drive(
-                        options, session, plan, store, history, deadline, seed, say, mirror, logs
+                        *(options, session, plan, store, history, deadline, seed, say),
+                        mirror=mirror,
+                        logs=logs,
+                        order=order,
                     )
                     hurry = deadline is not None or not result.finished
                 finally:
@@ -370,7 +384,30 @@ def run_grid(
                         say(line)
             remove_stop_requests(store.path)
             states = final_states(plan, store.history()) if result.finished else {}
+            if order is not None:
+                say(f"search: {order.text()}")
+                if order.ended:  # what it left out has its answer, too
+                    states = {
+                        job_id: state
+                        for job_id, state in states.items()
+                        if state is not State.NOT_STARTED or not order.left_out(job_id)
+                    }
     return RunOutcome(store=store, plan=plan, result=result, states=states, mirror=mirror)
+
+
+def order_of(grid: Grid, plan: Plan, store: Store, seed: int) -> SearchOrder | None:
+    """The search of a grid's cells, with what earlier runs measured; None without ``search:``."""
+    if grid.search is None:
+        return None
+    # Its arrays take a tenth of a second to import, which other runs need not wait for.
+    from orchestrator.search.order import SearchOrder
+
+    actions = (Action.RUN, Action.REUSE)
+    jobs = [planned.job for planned in plan.jobs if planned.action in actions]
+    order = SearchOrder.of(jobs, grid.search, seed)
+    for row in newest_final(store.measurements(samples=False)):
+        order.know(row.job_id, row.state, named_figures(row))
+    return order
 
 
 def grid_to_resume(options: RunOptions) -> tuple[Path, str]:

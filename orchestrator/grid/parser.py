@@ -27,6 +27,7 @@ from orchestrator.grid.axes import MAX_JOBS
 from orchestrator.grid.dependencies import problems_of_needs
 from orchestrator.grid.diagnostics import Findings, card_problems, refusal_problems, summed_up
 from orchestrator.grid.experiment import STRUCTURE, Expander, Experiment, ExperimentReader
+from orchestrator.grid.objectives import SearchReader, SearchSettings
 from orchestrator.grid.overrides import overridden
 from orchestrator.grid.vocabulary import (
     FIELD_NAMES,
@@ -53,6 +54,7 @@ class Grid:
     open_engines: frozenset[str] = frozenset()  # experiments that name none: the plan chooses
     notes: tuple[str, ...] = ()  # for the reader, such as duplicate jobs
     commits: Mapping[str, str] = field(default_factory=dict)  # of names of the hub (``Revisions``)
+    search: SearchSettings | None = None
     document: Document = field(repr=False, compare=False)
     origins: Mapping[tuple[str, str, Scalar], Path_] = field(repr=False, compare=False)
 
@@ -141,6 +143,7 @@ class GridReader:
         expander = Expander(self.findings)
         planned = expander.expand(experiments)
         revisions = self.vocabulary.revisions
+        search = top.get("search")
         grid = Grid(
             name=top.get("name", ""),
             description=top.get("description", ""),
@@ -153,6 +156,9 @@ class GridReader:
                 *summed_up(revisions.notes if revisions else ()),
             ),
             commits=dict(revisions.commits) if revisions else {},
+            search=SearchReader(self.findings, planned).read(search)
+            if search is not None
+            else None,
             document=self.document,
             origins={
                 (experiment.name, *origin): path

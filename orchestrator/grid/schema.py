@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from orchestrator.core.job import Accelerator
 from orchestrator.core.settings import CAP, FIELDS, GOALS, LARGEST_CAP, JobFields
+from orchestrator.grid.objectives import SearchBlock
 from orchestrator.grid.vocabulary import (
     ExperimentBlock,
     GridFile,
@@ -42,6 +43,7 @@ def grid_schema() -> Schema:
     top["defaults"]["properties"]["accelerator"] = _one_or_list(_ref("setting", "accelerator"))
     top["measure"] = {"$ref": "#/$defs/measure"}
     top["prices"] |= _mapping(_properties(PricesBlock))
+    top["search"] |= _mapping(_properties(SearchBlock))
     top["experiments"]["items"] = {"$ref": "#/$defs/experiment"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -152,6 +152,11 @@ class GridFile(BaseModel):
         default_factory=dict, description="What cards and energy cost, for the report."
     )
     experiments: list[dict[str, Any]] = Field(min_length=1, description="What is measured.")
+    search: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Measure the cells in an order that learns, and leave out those that no answer "
+        "needs.",
+    )
 
 
 FIELD_NAMES = tuple(JobFields.model_fields)

@@ -40,6 +40,7 @@ from orchestrator.core.topology import Card, Node
 from orchestrator.grid.dependencies import things
 from orchestrator.scheduler.deadline import Deadline, anchors
 from orchestrator.scheduler.ledger import Ledger
+from orchestrator.scheduler.order import Order, OrderedJobs
 from orchestrator.scheduler.outcomes import OutcomeJudge, RunEnding, hang, made_up
 from orchestrator.scheduler.pool import Pool
 from orchestrator.scheduler.queues import Dependencies, drawn, needed, replicated_cells
@@ -63,6 +64,7 @@ class Schedule:
     attempt ids stay unique; ``cards_before`` are the cards (node name, index) on which they
     measured replicates of a cell. A job id that is planned twice runs once. ``judge`` finds rows to
     be measured again; ``again`` has the measurements left to reused jobs whose rows are flagged.
+    ``order`` releases the jobs that it governs, and may leave some out.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Schedule:
         cards_before: Mapping[str, Collection[tuple[str, int]]] | None = None,
         judge: FlagJudge | None = None,
         again: Mapping[str, int] | None = None,
+        order: Order | None = None,
     ) -> None:
         before = attempts_before or {}
         self.settings = settings
@@ -126,6 +129,7 @@ class Schedule:
         self._total = len(self._unsupported) + sum(r.state is None for r in self._records.values())
         # Before the pools: it holds jobs back.
         self._needs = Dependencies(jobs, self._records.values())
+        self._ordered = OrderedJobs(order, jobs, self._records)
         self._ledger = Ledger(self._records.values(), settings, self._repeats)
         self._verdicts = OutcomeJudge(self._ledger)
         self.pools = {
@@ -213,6 +217,8 @@ class Schedule:
             for record in self._repeats.in_the_way(pool):
                 yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, "others wait")
         if not isinstance(event, NodeJoined):
+            if not self._ledger.stopping:
+                yield from self._ordered.go_on(self.pools, self._ledger)
             yield from self._assign()
         yield from self._give_up_hopeless()
         yield from self._settle_needs()
@@ -222,7 +228,9 @@ class Schedule:
         given = list(commands)
         for command in given:
             self._verdicts.begun(command)
-            if isinstance(command, RunAttempt):
+            if isinstance(command, RecordRow):
+                self._ordered.take_in(command)
+            elif isinstance(command, RunAttempt):
                 self._issued[command.attempt.attempt_id] = command.attempt
             elif isinstance(command, StopWorker):
                 self._stops.begun(command)

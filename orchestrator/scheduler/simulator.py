@@ -33,6 +33,7 @@ from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Card, Node
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.scheduler.invariants import Invariants, InvariantViolated
+from orchestrator.scheduler.order import Order
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulated_faults import (
     WORKER_INFO,
@@ -339,6 +340,7 @@ def simulate(
     schedule_settings: ScheduleSettings | None = None,
     truth: Callable[[Job], Estimate] | None = None,
     extra_events: Iterable[Event] = (),
+    order: Order | None = None,
 ) -> SimulationResult:
     """Run ``jobs`` on virtual ``nodes`` to the end; ``extra_events`` happen at their times.
 
@@ -353,7 +355,8 @@ def simulate(
     if truth is None:
         truth = (deepcopy(estimates) if learning else estimates).estimate
     chance = Chance(settings)
-    schedule = Schedule(jobs, how, estimates, judge=chance if settings.faults.flagged else None)
+    judge = chance if settings.faults.flagged else None
+    schedule = Schedule(jobs, how, estimates, judge=judge, order=order)
     cluster = VirtualCluster(schedule, settings, truth, chance)
     cluster.invariants.judged = settings.faults.flagged > 0
     cluster.invariants.work_until = how.work_until

@@ -9,7 +9,7 @@ cards spreads. The same measurements give the same choices, in whatever order th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
 
@@ -138,12 +138,13 @@ class Search:
     def _measured(self) -> dict[int, float]:
         return self.values.get(self.objective.name, {})
 
-    def propose(self, count: int = 1) -> list[int]:
-        """Rows to measure next, the most promising first; fewer if fewer are left."""
-        candidates = self._candidates()
+    def propose(self, count: int = 1, barred: Collection[int] = ()) -> list[int]:
+        """Rows to measure next, the most promising first; fewer if fewer are left. Those that are
+        barred are for another time."""
+        candidates = self._candidates(barred=barred)
         if not len(candidates) or count < 1:
             return []
-        first = [] if self.known else [self._first()]
+        first = [] if self.known or self._first() in barred else [self._first()]
         rows = np.array([*sorted(self.running), *first, *candidates])
         beliefs = {metric.name: self._believe(metric, rows) for metric in self.metrics}
         certain = len(rows) - len(candidates)
@@ -218,9 +219,11 @@ class Search:
     def _first(self) -> int:
         return int(np.random.default_rng(self.seed).integers(self.space.size))
 
-    def _candidates(self, add: Sequence[int] = ()) -> NDArray[np.intp]:
+    def _candidates(
+        self, add: Sequence[int] = (), barred: Collection[int] = ()
+    ) -> NDArray[np.intp]:
         """Unknown rows to look at: all of few; of many the promising ones and some in turn."""
-        known = self.known
+        known = self.known.union(barred)
         size = self.space.size
         if size <= LOOKED_AT:
             rows = [row for row in range(size) if row not in known]

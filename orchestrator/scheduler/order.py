@@ -1,0 +1,107 @@
+"""Jobs that are released in the order of a search, or left unmeasured once it has its answer.
+
+An ``Order`` governs jobs that neither need others nor are needed. They are held until it releases
+them, as many as there are cards free; when it is over, those that are left end as NOT_STARTED with
+its reason. The order learns from rows, which the schedule does not read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from orchestrator.core.events import Command, RecordRow
+from orchestrator.core.job import Accelerator, State
+from orchestrator.core.plan import PlannedJob
+from orchestrator.scheduler.ledger import Ledger
+from orchestrator.scheduler.pool import Pool
+from orchestrator.scheduler.queues import needed
+from orchestrator.scheduler.state import JobState, Phase
+
+
+class Order(Protocol):
+    """Decides which jobs are measured next, and when enough is known."""
+
+    def governs(self, job_id: str) -> bool:
+        """Return whether a job waits for its release."""
+
+    def release(self, free: Mapping[Accelerator, int], now: float) -> Sequence[str]:
+        """Ids of jobs to start now on so many free cards of each kind; each once in a run."""
+
+    def learn(self, row: RecordRow) -> None:
+        """Take in a row of a job that it governs."""
+
+    def over(self, now: float) -> str:
+        """Why the other jobs are left unmeasured; "" while the search goes on."""
+
+
+class OrderedJobs:
+    """The jobs of a run that an order governs."""
+
+    def __init__(
+        self, order: Order | None, jobs: Sequence[PlannedJob], records: Mapping[str, JobState]
+    ) -> None:
+        self._order = order
+        self._held: dict[str, JobState] = {}
+        self._governed: set[str] = set()
+        self._widths: Counter[Accelerator] = Counter()  # cards that held jobs want, by kind
+        if order is None:
+            return
+        bound = needed(jobs) | {p.job.job_id for p in jobs if p.needs or p.after}
+        for job_id, record in records.items():
+            free = record.phase is Phase.WAITING and job_id not in bound
+            if free and order.governs(job_id):
+                record.phase = Phase.HELD
+                self._held[job_id] = record
+                self._widths[record.job.accelerator] += record.width
+        self._governed = set(self._held)
+
+    def take_in(self, row: RecordRow) -> None:
+        """Pass on a row of a governed job."""
+        if self._order is None or row.job.job_id not in self._governed:
+            return
+        self._order.learn(row)
+        if row.final:
+            self._let_go(row.job.job_id)
+
+    def go_on(self, pools: Mapping[Accelerator, Pool], ledger: Ledger) -> Iterator[Command]:
+        """Queue the next jobs, or end those that are left."""
+        if self._order is None or not self._held:
+            return
+        reason = self._order.over(ledger.now)
+        if not reason:
+            taken = {kind: self._taken(kind, pool) for kind, pool in pools.items()}
+            stuck = not any(taken.values())  # even without a free card, a job must wait for one
+            free = {
+                kind: max(pool.cards.usable_cards - taken[kind], int(stuck))
+                for kind, pool in pools.items()
+                if self._widths[kind]
+            }
+            free = {kind: count for kind, count in free.items() if count > 0}
+            if not free:
+                return
+            released = self._order.release(free, ledger.now)
+            for job_id in released:
+                record = self._let_go(job_id)
+                if record is not None and record.phase is Phase.HELD:
+                    pools[record.job.accelerator].enqueue(record)
+            if released or not stuck:
+                return
+            reason = "the search ended: it has nothing to choose from"
+        for job_id, record in list(self._held.items()):
+            self._let_go(job_id)
+            if record.phase is Phase.HELD:
+                pool = pools[record.job.accelerator]
+                yield from ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
+
+    def _let_go(self, job_id: str) -> JobState | None:
+        record = self._held.pop(job_id, None)
+        if record is not None:
+            self._widths[record.job.accelerator] -= record.width
+        return record
+
+    def _taken(self, kind: Accelerator, pool: Pool) -> int:
+        """Cards that other unfinished jobs of this kind have or want."""
+        wanted = sum(width * count for width, count in pool.unfinished.items())
+        return wanted - self._widths[kind]

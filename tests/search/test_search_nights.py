@@ -1,0 +1,145 @@
+"""Simulated nights whose jobs are released in the order of a search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from schedule_cases import Fixed, job, nodes, planned
+
+from orchestrator.core.events import RecordRow
+from orchestrator.core.job import Job, State
+from orchestrator.core.plan import PlannedJob
+from orchestrator.grid.objectives import Constraint, SearchSettings
+from orchestrator.scheduler.simulator import Faults, SimulationResult, SimulationSettings, simulate
+from orchestrator.search.order import SearchOrder
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+JOBS = [
+    job(model=model, precision=precision, batch_size=batch)
+    for model, precision, batch in product(("m1", "m2"), ("fp32", "bf16", "int8"), BATCHES)
+]
+SPEED = {"tiny": 1.0, "fp32": 1.0, "bf16": 1.9, "int8": 1.4, "m1": 1.0, "m2": 0.5}
+
+
+def throughput(job: Job) -> float:
+    """Tokens/s that saturate with the batch."""
+    size = float(job.batch_size)
+    return 100 * SPEED[job.precision] * SPEED[job.model] * size / (1 + size / 20) * job.cards**0.9
+
+
+def figures(row: RecordRow) -> dict[str, float]:
+    rate = throughput(row.job)
+    return {"throughput": rate, "latency_p50_s": float(row.job.batch_size) / rate}
+
+
+def settings(**changes: object) -> SearchSettings:
+    values: dict[str, object] = {"objective": "throughput", "more_is_better": True, "within": 0.02}
+    return SearchSettings(**(values | changes))  # type: ignore[arg-type]
+
+
+def night(
+    order: SearchOrder,
+    jobs: list[PlannedJob] | None = None,
+    cards: int = 4,
+    faults: Faults | None = None,
+) -> SimulationResult:
+    how = SimulationSettings(faults=faults or Faults(), seed=3)
+    jobs = planned(*JOBS) if jobs is None else jobs
+    return simulate(jobs, nodes(1, cards), Fixed(), settings=how, order=order)
+
+
+def by_state(result: SimulationResult) -> dict[State, list[RecordRow]]:
+    states: dict[State, list[RecordRow]] = {}
+    for row in result.rows:
+        states.setdefault(row.state, []).append(row)
+    return states
+
+
+def best(jobs: list[Job]) -> float:
+    return max(map(throughput, jobs))
+
+
+def test_a_search_ends_with_the_best_and_leaves_the_others_unmeasured() -> None:
+    order = SearchOrder.of(JOBS, settings(), seed=1, figures=figures)
+    rows = by_state(night(order))
+    answer = order.answer()
+    assert answer is not None and answer.value >= 0.98 * best(JOBS)
+    assert len(rows[State.SUCCEEDED]) < len(JOBS) / 2
+    assert len(rows[State.SUCCEEDED]) + len(rows[State.NOT_STARTED]) == len(JOBS)
+    assert all("no other cell is more than 2%" in row.reason for row in rows[State.NOT_STARTED])
+    assert order.text().startswith("best throughput 3286")
+
+
+def test_a_limit_is_kept_by_the_answer() -> None:
+    limit = Constraint(figure="latency_p50_s", at_most=True, bound=0.02)
+    order = SearchOrder.of(JOBS, settings(constraints=(limit,)), seed=1, figures=figures)
+    night(order)
+    answer = order.answer()
+    keeping = [job for job in JOBS if float(job.batch_size) / throughput(job) <= 0.02]
+    assert answer is not None and answer.value >= 0.98 * best(keeping)
+    assert order.cells[answer.row][0] in keeping
+
+
+@pytest.mark.parametrize(
+    ("stop", "most", "reason"),
+    [
+        ({"cells": 0.25, "cells_are_share": True}, 12 + 3, "cells were tried"),
+        ({"cells": 6}, 6 + 3, "cells were tried"),
+        ({"hours": 0.1}, 4 * 5, "hours are over"),
+    ],
+)
+def test_a_search_stops_where_it_was_told_to(
+    stop: dict[str, object], most: int, reason: str
+) -> None:
+    order = SearchOrder.of(JOBS, settings(within=None, **stop), seed=1, figures=figures)
+    rows = by_state(night(order))
+    assert 4 <= len(rows[State.SUCCEEDED]) <= most
+    assert all(reason in row.reason for row in rows[State.NOT_STARTED])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_job_has_its_row_however_much_fails(seed: int) -> None:
+    gangs = [job(model=f"m{n % 2 + 1}", cards=2 ** (n % 4), batch_size=n + 1) for n in range(24)]
+    order = SearchOrder.of(gangs, settings(), seed=seed, figures=figures)
+    faults = replace(Faults.at_rate(0.1, node_losses=(900.0,)), fits_up_to=16)
+    result = night(order, planned(*gangs), cards=8, faults=faults)
+    finals = [row.job.job_id for row in result.rows if row.final]
+    assert sorted(finals) == sorted(job.job_id for job in gangs)
+
+
+def test_jobs_that_others_need_are_measured_whatever_the_search_says() -> None:
+    jobs = planned(*JOBS)
+    first, second = jobs[0], jobs[1]
+    jobs[1] = PlannedJob(job=second.job, action=second.action, needs=(first.job.job_id,))
+    order = SearchOrder.of(JOBS, settings(within=None, cells=3), seed=1, figures=figures)
+    measured = {row.job.job_id for row in by_state(night(order, jobs))[State.SUCCEEDED]}
+    assert {first.job.job_id, second.job.job_id} <= measured
+
+
+def test_an_earlier_run_is_gone_on_with() -> None:
+    whole = SearchOrder.of(JOBS, settings(), seed=1, figures=figures)
+    rows = by_state(night(whole))[State.SUCCEEDED]
+    again = SearchOrder.of(JOBS, settings(), seed=1, figures=figures)
+    for row in rows:
+        again.know(row.job.job_id, row.state, figures(row))
+    left = [one for one in JOBS if one.job_id not in {row.job.job_id for row in rows}]
+    assert State.SUCCEEDED not in by_state(night(again, planned(*left)))
+    first, second = whole.answer(), again.answer()
+    assert first is not None and second is not None and first.row == second.row
+
+
+def test_replicates_of_a_cell_come_together() -> None:
+    jobs = [job(batch_size=size, replicate=n) for size in (1, 8, 64) for n in (1, 2)]
+    order = SearchOrder.of(
+        jobs,
+        settings(within=None, cells=1),
+        seed=0,
+        figures=lambda row: {"throughput": 100.0 * row.job.replicate},
+    )
+    rows = by_state(night(order, planned(*jobs), cards=1))
+    assert len({row.job.batch_size for row in rows[State.SUCCEEDED]}) == 1
+    assert len(rows[State.SUCCEEDED]) == 2
+    answer = order.answer()
+    assert answer is not None and answer.value == 150.0
