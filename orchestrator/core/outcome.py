@@ -33,6 +33,7 @@ class FailureClass(str, Enum):
     HANG = "hang"
     CRASH = "crash"  # the process died of a signal or exit
     NODE_LOST = "node_lost"
+    CANCELLED = "cancelled"  # its task, in Ray
     IMPORT = "import"
     ERROR = "error"  # an exception of no known class
 

@@ -1,7 +1,8 @@
 """The agent of a node, a Ray actor, and its placement.
 
-An agent holds its node's cards in a placement group. Processes beneath it do the work
-(``worker/node_workers.py``), so they can crash, hang and be replaced while it stays.
+A placement group holds its node's cards, which jobs take as tasks (``job_tasks.py``). Processes
+beneath the agent do the work (``worker/node_workers.py``), so they can crash, hang and be replaced
+while it stays.
 
 Ray ends the actors and groups of dead drivers, but not of one that hangs or was cut off from the
 results. So their names identify the driver, and the run's next driver ends stale ones.
@@ -24,6 +25,7 @@ from orchestrator.core.events import Progress
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
 from orchestrator.on_ray.gcs import is_absence
+from orchestrator.on_ray.job_tasks import task_on_cards
 from orchestrator.on_ray.outcomes import OutcomeKeeper
 from orchestrator.util import output
 from orchestrator.util.redaction import error_line, redact
@@ -43,7 +45,7 @@ from orchestrator.worker.protocol import (
 )
 from orchestrator.worker.spawn import OwnSpawner, SharedSpawner, log_name, wait_for_end
 from workloads.base import BadConfiguration
-from workloads.devices import DeviceSpec, device_class, shown_cards
+from workloads.devices import device_class, shown_cards
 from workloads.devices.base import compiled_directory
 from workloads.devices.monitor.host import CardTelemetry, idle_memory_bytes
 
@@ -83,8 +85,9 @@ class NodeAgent:
         self._reported: Mapping[str, Progress] = {}
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
-    def serve(self, settings: AgentSettings) -> HostFacts:
-        """End orphans of earlier drivers, start the spawner and sampler, and describe the host.
+    def serve(self, settings: AgentSettings, ids: Sequence[str]) -> HostFacts:
+        """End orphans of earlier drivers, start the spawner and sampler, and describe the host, for
+        the cards of these ids in Ray.
 
         Raises OSError if no spawner starts, TimeoutError if an orphan (with its card) stays.
         """
@@ -106,8 +109,9 @@ class NodeAgent:
         if settings.watched:
             self._sampler = self._workers.sampler = CardSampler(device.telemetry)
             self._sampler.start()
-        ids = _cards_held(accelerator)
-        cards, left_out = usable_cards(accelerator, ids) if settings.watched else (ids, ())
+        cards, left_out = tuple(ids), tuple[str, ...]()
+        if settings.watched:
+            cards, left_out = usable_cards(accelerator, ids)
         lost = lost_cards(accelerator) if settings.watched else ()
         return HostFacts(
             threads=threads,
@@ -149,7 +153,7 @@ class NodeAgent:
         return ResponseBatch(first, responses, self._requests.received, progress, telemetry, gone)
 
     def job(self, worker_id: str, attempt_id: str) -> None:
-        """Block until an attempt ends: Ray lists this call, named like the job, as a task."""
+        """Block until an attempt ends: called by the Ray task of its job."""
         self._workers.wait_for_end(worker_id, attempt_id)
 
     def close(self) -> None:
@@ -185,13 +189,6 @@ class NodeAgent:
             return None
         self._read_at = now + _TELEMETRY_S
         return self._sampler.latest()
-
-
-def _cards_held(kind: Accelerator) -> tuple[str, ...]:
-    import ray
-
-    ids = ray.get_runtime_context().get_accelerator_ids()
-    return tuple(map(str, ids.get(kind.spec.ray_resource, ())))
 
 
 def usable_cards(kind: Accelerator, ids: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -254,7 +251,7 @@ def _log_directory(named: str | None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class PlacedAgent:
-    """A placement group that holds a node's cards in Ray's accounts, and its agent."""
+    """A placement group that holds a node's cards in Ray's accounts, and the node's agent."""
 
     group: Any  # placement group with one bundle
     agent: Any
@@ -262,7 +259,7 @@ class PlacedAgent:
 
 
 def start_agent(run: str, node: Node, ray_id: str, settings: AgentSettings) -> PlacedAgent | None:
-    """Claim a Ray node's free cards and start the agent that holds them; None if none is free."""
+    """Claim a Ray node's free cards and start an agent for them; None if none is free."""
     from ray._private.state import available_resources_per_node
     from ray.util import placement_group
 
@@ -278,8 +275,9 @@ def start_agent(run: str, node: Node, ray_id: str, settings: AgentSettings) -> P
         name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
     )
     name = owned(f"{run} agent of {node.name} {time.monotonic_ns()}")
-    agent = _agent_in(group, spec, free, name)
-    return PlacedAgent(group=group, agent=agent, facts=agent.serve.remote(settings))
+    agent = _agent_in(group, free, name)
+    ids = task_on_cards(group, spec, free, f"cards of {node.name}")
+    return PlacedAgent(group=group, agent=agent, facts=agent.serve.remote(settings, ids))
 
 
 def end_agent(placed: PlacedAgent) -> None:
@@ -293,8 +291,8 @@ def end_agent(placed: PlacedAgent) -> None:
     remove_placement_group(placed.group)
 
 
-def _agent_in(group: Any, spec: DeviceSpec, cards: int, name: str) -> Any:
-    """Start an agent that holds so many cards, with this driver's mark (``worker/orphans.py``)."""
+def _agent_in(group: Any, cards: int, name: str) -> Any:
+    """Start the agent of so many cards, with this driver's mark (``worker/orphans.py``)."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -302,7 +300,6 @@ def _agent_in(group: Any, spec: DeviceSpec, cards: int, name: str) -> Any:
     mark = {VARIABLE: str(owner)} if owner is not None else {}
     options: dict[str, Any] = {
         "num_cpus": 0,
-        **spec.ray_request(cards),
         "max_restarts": 0,
         "max_task_retries": 0,
         "runtime_env": {"env_vars": {**WORKER_VARIABLES, **mark}},

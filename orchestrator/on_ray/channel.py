@@ -115,7 +115,6 @@ class AgentChannel:
         quiet: dict[str, Any] = {"enable_task_events": False}  # nothing for the dashboard
         self._submit = agent.submit.options(concurrency_group="submit", num_returns=0, **quiet)
         self._exchange = agent.exchange.options(concurrency_group="exchange", **quiet)
-        self._agent = agent
         self._calls, self._clock = calls, clock
         self._arrived, self._lost = arrived, lost
         self._closed = False
@@ -129,12 +128,6 @@ class AgentChannel:
     def put(self, request: Request) -> None:
         """Queue a request for the next ``send``."""
         self._outbox.put(request)
-
-    def show_job(self, label: str, worker_id: str, attempt_id: str) -> None:
-        """Have Ray list a job of this label among its tasks, from now until it ends."""
-        if not self._closed:
-            named = self._agent.job.options(concurrency_group="jobs", num_returns=0, name=label)
-            named.remote(worker_id, attempt_id)
 
     def close(self) -> None:
         """Stop sending and receiving."""

@@ -42,6 +42,7 @@ from orchestrator.on_ray.agent import end_stale_actors
 from orchestrator.on_ray.channel import Calls
 from orchestrator.on_ray.claims import Claim, Claims
 from orchestrator.on_ray.gcs import Gcs
+from orchestrator.on_ray.job_tasks import JobTasks, task_on_cards
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.util.host import Interval
 from orchestrator.worker.environment import launch_of
@@ -63,10 +64,11 @@ from workloads.devices.monitor.host import CardTelemetry
 from workloads.models import encryption, loading
 
 STOP_PATIENCE_S = 20.0  # for a stop to be confirmed
-#: Shorter jobs are not listed among Ray's tasks.
+#: Shorter jobs are no tasks in Ray.
 SHOWN_AFTER_S = 1.0
 _IDLE_S = 60.0  # that a run with cards has nothing to do on them before it counts as waiting
 _GONE = "the worker was gone before it could start"
+_CANCELLED = "its task was cancelled in Ray"
 _GANG_STOPPED = "another rank of the gang ended early"
 
 
@@ -142,7 +144,7 @@ class WorkerPool:
         self._clock = clock
         self._events: deque[Event] = deque()
         self._progress: dict[str, Progress] = {}  # of the busy workers, by worker id
-        self._not_shown: deque[tuple[float, str]] = deque()  # when each began, attempt id
+        self._without_task: deque[tuple[float, str]] = deque()  # since when, attempt id
         self._workers: dict[str, Worker] = {}
         self._running: dict[str, RunningAttempt] = {}
         self._kept_on: dict[str, set[str]] = {}  # ids of the nodes that keep an attempt's outcome
@@ -325,18 +327,34 @@ class WorkerPool:
             if isinstance(rendezvous, Rendezvous):
                 here = replace(rendezvous, own_address=claim.address)
             claim.channel.put(Run(worker_id, attempt, rank, here))
-        self._not_shown.append((self._clock(), attempt.attempt_id))
+        self.wants_task(attempt.attempt_id)
 
-    def show_jobs(self) -> None:
-        """Have Ray list the jobs that have been running for a while (``SHOWN_AFTER_S``)."""
-        since = self._clock() - SHOWN_AFTER_S
-        while self._not_shown and self._not_shown[0][0] <= since:
-            running = self._running.get(self._not_shown.popleft()[1])
-            worker = self._workers.get(running.worker_ids[0]) if running is not None else None
-            claim = self._claim_of(worker.card.node_id) if worker is not None else None
-            if running is not None and worker is not None and claim is not None:
-                label = self._label(running.attempt.job)
-                claim.channel.show_job(label, worker.worker_id, running.attempt.attempt_id)
+    def due_for_tasks(self) -> list[RunningAttempt]:
+        """Attempts that have been running for ``SHOWN_AFTER_S``, once each."""
+        since, due = self._clock() - SHOWN_AFTER_S, []
+        while self._without_task and self._without_task[0][0] <= since:
+            running = self._running.get(self._without_task.popleft()[1])
+            if running is None:
+                continue
+            reports = [self._progress.get(worker_id) for worker_id in running.worker_ids]
+            if all(report is not None and report.phase != "queued" for report in reports):
+                due.append(running)
+            else:  # no word yet, or it waits for cores of its host
+                self.wants_task(running.attempt.attempt_id)
+        return due
+
+    def wants_task(self, attempt_id: str) -> None:
+        """Have ``due_for_tasks`` return an attempt, if it runs ``SHOWN_AFTER_S`` from now."""
+        self._without_task.append((self._clock(), attempt_id))
+
+    def cancel(self, attempt_id: str) -> None:
+        """End an attempt whose task was cancelled in Ray."""
+        running = self._running.get(attempt_id)
+        for worker_id in running.worker_ids if running is not None else ():
+            worker = self._workers.get(worker_id)
+            if worker is not None:
+                worker.failure = worker.failure or Failure(FailureClass.CANCELLED, _CANCELLED)
+                self._stop(worker, _CANCELLED)
 
     def _ended(self, response: Ended) -> None:
         progress = self._progress.get(response.worker_id)
@@ -345,6 +363,10 @@ class WorkerPool:
         worker = self._workers.get(response.worker_id)
         running = self._running.get(response.attempt_id)
         outcome = outcome_of(response, worker)
+        if isinstance(outcome, RankOutcome) and outcome.state is State.LOST and worker is not None:
+            cause = worker.failure
+            if cause is not None and cause.failure_class is FailureClass.CANCELLED:
+                outcome = replace(outcome, failure=cause)
         if worker is not None and response.process_gone:
             if worker.failure is None and isinstance(outcome, RankOutcome):
                 worker.failure = outcome.failure
@@ -453,6 +475,7 @@ class RayExecutor(WorkerPool):
         self._busy_at = clock()  # when something ran, the last time
         self._telemetry: dict[str, Mapping[Card, CardTelemetry]] = {}  # by node id
         self._calls, self._gcs = Calls(), Gcs()
+        self._tasks = JobTasks(clock, cancelled=self.cancel, died=self.wants_task)
         for name in end_stale_actors():
             logging.getLogger(__name__).warning("ended, of an earlier driver of the run: %s", name)
         self.claims = Claims(
@@ -485,7 +508,8 @@ class RayExecutor(WorkerPool):
             left_s = max(0.0, deadline - time.monotonic())
             self._wait(0.0 if self._events else min(left_s, self.claims.poll_interval_s))
             self.give_up_stops(self.claims.lose_if_silent)
-            self.show_jobs()
+            self._start_tasks()
+            self._tasks.look()
             if self._events or left_s == 0.0:
                 return self.take_events()
 
@@ -521,6 +545,23 @@ class RayExecutor(WorkerPool):
         else:
             self._gcs.wait(timeout_s)
         self._gcs.collect()
+
+    def _start_tasks(self) -> None:
+        """Start a task for each node of each attempt that is due for one."""
+        for running in self.due_for_tasks():
+            attempt, by_node = running.attempt, defaultdict[str, list[str]](list)
+            for card, worker_id in zip(attempt.cards, running.worker_ids, strict=True):
+                by_node[card.node_id].append(worker_id)
+            for node_id, worker_ids in by_node.items():
+                claim = self.claims.of(node_id)
+                if claim is None or claim.placed is None:
+                    continue
+                task = task_on_cards(
+                    *(claim.placed.group, claim.node.accelerator.spec, len(worker_ids)),
+                    *(self._label(attempt.job), claim.placed.agent),
+                    *(worker_ids[0], attempt.attempt_id),
+                )
+                self._tasks.add(task, attempt.attempt_id)
 
     def _node_left(self, claim: Claim, failure: Failure) -> None:
         """Everything on the node ends, then the node."""

@@ -186,6 +186,9 @@ def _environment(directory: Path) -> dict[str, str | None]:
         # Ray reports that usage reports are disabled: to nobody.
         "RAY_USAGE_STATS_REPORT_URL": f"http://{LOOPBACK}:9/",
         **WORKER_VARIABLES,
+        # Otherwise nodes without CPUs end the processes of tasks after a second, and each job would
+        # start one.
+        "RAY_num_workers_soft_limit": "2",
         # Ray notes the newest cluster's address in its temporary directory, where another user's
         # `ray.init("auto")` would find this one.
         "RAY_ADDRESS": None,

@@ -123,6 +123,10 @@ POLICIES: Mapping[FailureClass, Policy] = {
         job_specific=False,
         state=State.LOST,
     ),
+    FailureClass.CANCELLED: Policy(
+        reason="somebody cancelled it; the next start of the run measures it",
+        state=State.LOST,
+    ),
     FailureClass.IMPORT: Policy(
         reason="packages are installed per node, so another node may have them",
         retries=1,

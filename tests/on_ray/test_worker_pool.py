@@ -13,6 +13,7 @@ from schedule_cases import job, node
 from orchestrator.core.events import (
     AttemptEnded,
     Event,
+    Progress,
     RunAttempt,
     StartWorker,
     StopWorker,
@@ -40,7 +41,7 @@ class Agent:
     def __init__(self) -> None:
         self.now = 0.0
         self.sent: list[Any] = []
-        channel = SimpleNamespace(put=self.sent.append, show_job=lambda *_: None)
+        channel = SimpleNamespace(put=self.sent.append)
         facts = SimpleNamespace(threads=1, server="", log_dir="", compiled="")
         facts.idle_memory_bytes, facts.uuids, facts.lost_cards = {}, {}, ()
         claim: Any = SimpleNamespace(node=NODE, facts=facts, channel=channel, address="")
@@ -101,6 +102,45 @@ def test_an_attempt_runs_and_ends(agent: Agent) -> None:
         assert ends(agent.hear(ended(name))) == {name: State.SUCCEEDED}
         assert not agent.pool.busy
         agent.sent.clear()
+
+
+def due(agent: Agent) -> list[str]:
+    return [running.attempt.attempt_id for running in agent.pool.due_for_tasks()]
+
+
+def test_an_attempt_is_due_for_a_task_once_it_has_been_computing_for_a_second(agent: Agent) -> None:
+    """Not while it waits for cores of its host, and never twice."""
+
+    def report(phase: Any) -> None:
+        progress = {"w0": Progress(worker_id="w0", attempt_id="a", phase=phase)}
+        agent.pool.handle(ResponseBatch(1, (), 1, progress, None, False))
+
+    agent.run("a")
+    for now, phase, expected in [
+        (0.9, "load", []),
+        (1.1, "queued", []),
+        (2.3, "load", ["a"]),
+        (9.9, "measure", []),
+    ]:
+        agent.now = now
+        report(phase)
+        assert due(agent) == expected, now
+    agent.run("b", "w1")
+    agent.hear(ended("b", worker="w1"))
+    agent.now = 12.0
+    assert due(agent) == []
+
+
+def test_a_cancelled_attempt_is_lost_as_cancelled(agent: Agent) -> None:
+    agent.run("a")
+    agent.pool.cancel("a")
+    agent.pool.cancel("unknown")
+    assert [type(request) for request in agent.sent] == [Run, Stop]
+    stopped = ended("a", State.LOST, gone=True, failure_class=FailureClass.HANG)
+    attempt, worker = agent.hear(stopped, Stopped("w0"))
+    assert isinstance(attempt, AttemptEnded) and attempt.outcome.failure is not None
+    assert attempt.outcome.failure.failure_class is FailureClass.CANCELLED
+    assert isinstance(worker, WorkerStopped)
 
 
 def test_a_worker_that_dies_ends_its_attempt_first(agent: Agent) -> None:

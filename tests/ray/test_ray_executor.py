@@ -190,19 +190,65 @@ def tasks_named(bench: Bench, name: str) -> list[dict[str, Any]]:
     return [task for task in tasks if task["name"] == name]
 
 
-def test_a_job_is_among_rays_tasks_while_it_runs_and_afterwards(bench: Bench) -> None:
-    card = bench.node("cpu-1").cards[0]
-    (worker,) = bench.start(card)
-    label = a_job(model="sleep:601", accelerator=card.accelerator, cards=1).label
-    bench.run((card,), [worker], "sleep:601")
+def running_task(bench: Bench, label: str, but: str = "") -> dict[str, Any]:
+    """The one running task of this name, but not the one of this id."""
+    running: list[dict[str, Any]] = []
 
-    def states() -> list[str]:
+    def look() -> bool:
         bench.seen += bench.executor.events(0.2)
-        return [task["state"] for task in tasks_named(bench, label)]
+        tasks = [task for task in tasks_named(bench, label) if task["task_id"] != but]
+        running[:] = [task for task in tasks if task["state"] == "RUNNING"]
+        return len(running) == 1
 
-    assert until(lambda: states() == ["RUNNING"], 30)
-    bench.stop(worker)
-    assert until(lambda: states() == ["FINISHED"], 30)
+    assert until(look, 40)
+    return running[0]
+
+
+def held(task: dict[str, Any], resource: str) -> dict[str, float]:
+    """The cards that a task holds, by the placement group's name for their kind."""
+    prefix = f"{resource}_group_"
+    resources: dict[str, float] = task["required_resources"]
+    return {n: v for n, v in resources.items() if n.startswith(prefix) and n.count("_") == 2}
+
+
+def test_a_job_is_a_task_that_holds_its_cards_while_it_runs(bench: Bench) -> None:
+    """Within its node's placement group, of which the rest stays free: the agent holds no card."""
+    import ray
+
+    pair = bench.node("hpu-1").cards[:2]
+    workers = bench.start(*pair)
+    label = a_job(model="sleep:601", accelerator=pair[0].accelerator, cards=2).label
+    attempt_id = bench.run(pair, workers, "sleep:601")
+    task = running_task(bench, label)
+    ((group, count),) = held(task, "HPU").items()
+    assert count == 2.0 and task["node_id"] == pair[0].node_id
+    assert until(lambda: ray.available_resources().get(group) == 2.0, 20)
+    bench.stop(*workers)
+    bench.ended(attempt_id)
+    ended = ["FINISHED"]
+    assert until(lambda: [one["state"] for one in tasks_named(bench, label)] == ended, 30)
+    assert until(lambda: ray.available_resources().get(group) == 4.0, 20)
+
+
+def test_a_job_outlives_the_process_of_its_task_and_ends_when_that_is_cancelled(
+    bench: Bench,
+) -> None:
+    """Ray's memory monitor ends tasks, too. A cancelled job has a row."""
+    import ray
+
+    card = bench.node("gpu-1").cards[0]
+    (worker,) = bench.start(card)
+    label = a_job(model="sleep:602", accelerator=card.accelerator, cards=1).label
+    attempt_id = bench.run((card,), [worker], "sleep:602")
+    first = running_task(bench, label)
+    psutil.Process(first["worker_pid"]).kill()
+    second = running_task(bench, label, but=first["task_id"])
+    assert list(held(second, "GPU").values()) == [1.0]
+    ray.cancel(ray.ObjectRef(bytes.fromhex(second["task_id"]) + (1).to_bytes(4, "little")))
+    outcome = bench.ended(attempt_id).outcome
+    assert outcome.state is State.LOST and outcome.failure is not None
+    assert outcome.failure.failure_class is FailureClass.CANCELLED
+    assert bench.stopped(worker.worker_id).failure is not None
 
 
 def test_an_agent_that_does_not_answer_costs_its_node_until_it_is_claimed_anew(bench, monkeypatch):

@@ -1,0 +1,102 @@
+"""Jobs as Ray tasks that hold their cards.
+
+For a run, Ray holds a node's free cards as a placement group. A job that has been running for a
+second is a task in it, on each of its nodes, with as many cards as it has there: `ray list tasks`,
+`ray status` and the dashboard show which job has how many cards of which node. The task calls the
+agent, which returns when the job's worker has ended the attempt; cancelling it ends the job.
+
+Orders and outcomes do not pass through tasks: Ray loses a call with its process, and its memory
+monitor ends tasks first. So a task that dies otherwise costs nothing, and another takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent import futures
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workloads.devices import DeviceSpec
+
+_LOOK_S = 1.0
+
+
+def hold_cards(
+    resource: str, agent: Any = None, worker_id: str = "", attempt_id: str = ""
+) -> tuple[str, ...]:
+    """Body of every task: wait until the agent's worker has ended the attempt; without an agent,
+    only return the indices of the task's cards. (Its module must import little: it is imported by
+    a process for each card.)"""
+    import ray
+
+    if agent is not None:
+        quiet = {"concurrency_group": "jobs", "enable_task_events": False}
+        ended = agent.job.options(**quiet).remote(worker_id, attempt_id).future()
+        # In `ray.get` a task would lend its CPUs to others. Python acts on a cancellation between
+        # two waits.
+        while not futures.wait([ended], timeout=_LOOK_S).done:
+            pass
+        ended.result()
+    ids = ray.get_runtime_context().get_accelerator_ids()
+    return tuple(map(str, ids.get(resource, ())))
+
+
+@cache
+def _task() -> Any:
+    """One function for both uses: it is in the GCS before the first job runs, so that a job can be
+    shown while the GCS is silent. By default Ray ends the process of a task with GPUs after it."""
+    import ray
+
+    return ray.remote(num_cpus=0, max_retries=0, max_calls=0)(hold_cards)
+
+
+def task_on_cards(group: Any, spec: DeviceSpec, cards: int, name: str, *arguments: Any) -> Any:
+    """Start a task that holds so many cards of a placement group."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    task = _task().options(
+        name=name,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+        **spec.ray_request(cards),
+    )
+    return task.remote(spec.ray_resource, *arguments)
+
+
+class JobTasks:
+    """The tasks of one executor's running jobs."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        cancelled: Callable[[str], None],  # called with the id of an attempt
+        died: Callable[[str], None],  # the same: its task died, and it may be running
+    ) -> None:
+        self._clock, self._cancelled, self._died = clock, cancelled, died
+        self._attempts: dict[Any, str] = {}  # attempt id by task
+        self._look_at = 0.0
+
+    def add(self, task: Any, attempt_id: str) -> None:
+        """Watch a task."""
+        self._attempts[task] = attempt_id
+
+    def look(self) -> None:
+        """Handle the tasks that have ended, at most once a second."""
+        now = self._clock()
+        if not self._attempts or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        import ray
+        from ray.exceptions import OutOfMemoryError, TaskCancelledError, WorkerCrashedError
+
+        tasks = list(self._attempts)
+        for task in ray.wait(tasks, num_returns=len(tasks), timeout=0)[0]:
+            attempt_id = self._attempts.pop(task)
+            try:
+                ray.get(task, timeout=0)
+            except TaskCancelledError:
+                self._cancelled(attempt_id)
+            except (WorkerCrashedError, OutOfMemoryError):
+                self._died(attempt_id)
+            except Exception:  # its node or agent is lost, which is noticed elsewhere
+                continue
