@@ -97,7 +97,8 @@ class SearchOrder:
     _states: dict[int, dict[str, State]] = field(default_factory=dict)
     _began: float | None = None
     _answer: Answer | None = None
-    _answered_for: int = -1  # measured cells when the answer was computed
+    _results: int = 0  # that were taken in
+    _answered_for: int = -1  # results when the answer was computed
 
     @classmethod
     def of(
@@ -145,6 +146,7 @@ class SearchOrder:
         row = self._row_of.get(job_id)
         if row is None or state in _UNANSWERED:
             return
+        self._results += 1
         self._states.setdefault(row, {})[job_id] = state
         if state is State.SUCCEEDED:
             self._values.setdefault(row, {})[job_id] = dict(figures)
@@ -160,8 +162,9 @@ class SearchOrder:
         return job_id in self._row_of
 
     def learn(self, row: RecordRow) -> None:
-        """Take in a row; a cell whose job ended without an answer is not chosen again."""
-        if row.final or row.repeat:
+        """Take in a row; a cell whose job ended without an answer is not chosen again. The row of a
+        repeat is final only if it replaces the one before it."""
+        if row.final:
             figures = self.figures(row) if row.state is State.SUCCEEDED else {}
             self.know(row.job.job_id, row.state, figures)
             self.search.running.discard(self._row_of[row.job.job_id])
@@ -216,8 +219,8 @@ class SearchOrder:
 
     def answer(self) -> Answer | None:
         """The best cell so far, computed once for the same measurements."""
-        if self._answered_for != self._measured():
-            self._answered_for = self._measured()
+        if self._answered_for != self._results:
+            self._answered_for = self._results
             self._answer = self.search.answer(self.settings.within or 0.0)
         return self._answer
 

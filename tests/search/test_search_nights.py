@@ -143,3 +143,19 @@ def test_replicates_of_a_cell_come_together() -> None:
     assert len(rows[State.SUCCEEDED]) == 2
     answer = order.answer()
     assert answer is not None and answer.value == 150.0
+
+
+def test_a_repeat_counts_only_if_it_replaces_the_row_before_it() -> None:
+    rates = iter((100.0, 50.0, 120.0))
+    order = SearchOrder.of(
+        JOBS, settings(), seed=0, figures=lambda row: {"throughput": next(rates)}
+    )
+    row = RecordRow(job=JOBS[0], state=State.SUCCEEDED, reason="", final=True)
+    for again, value in ((row, 100.0), (replace(row, final=False), 100.0)):
+        order.learn(again)
+        answer = order.answer()
+        assert answer is not None and answer.value == value
+    assert next(rates) == 50.0  # the figures of the repeat were not asked for
+    order.learn(row)
+    answer = order.answer()
+    assert answer is not None and answer.value == 120.0
