@@ -98,7 +98,7 @@ def guidellm(url: str, directory: Path, environment: Path) -> dict[str, float]:
         directory,
     )
     (benchmark,) = json.loads(output.read_text())["benchmarks"]
-    metrics = {name: one.get("successful", one) for name, one in benchmark["metrics"].items()}
+    metrics = {n: one.get("successful", one) for n, one in benchmark["metrics"].items() if one}
     count = metrics["output_token_count"]
     return _figures(
         metrics["output_tokens_per_second"]["mean"],
@@ -231,7 +231,7 @@ def compare(environments: Mapping[str, Path], repeats: int) -> dict[str, list[di
             with server(TTFT_S, TPOT_S) as url, tempfile.TemporaryDirectory() as directory:
                 try:
                     one = CLIENTS[name](url, Path(directory), environments[name])
-                except (RuntimeError, OSError, KeyError, subprocess.TimeoutExpired) as error:
+                except (RuntimeError, OSError, LookupError, subprocess.TimeoutExpired) as error:
                     print(f"{name}, repeat {repeat + 1}: {error}", flush=True)
                     continue
             found[name].append(one)

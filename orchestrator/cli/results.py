@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from orchestrator.trackers.base import Tracker
 
 #: Formats of other tools for loads of served models (``orchestrator.report.exchange``).
-OF_OTHERS = ("llm-d", "aiperf", "vllm")
+OF_OTHERS = ("llm-d", "aiperf", "vllm-bench")
 FORMATS = ("terminal", "html", "md", "csv", "json", "vendor", *OF_OTHERS)
 STANDARD_OUTPUT = Path("-")
 
@@ -67,7 +67,7 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         help="only this (default: tables in the terminal, and the HTML page); vendor is CSV with "
-        "model, cards, precision, lengths, batch and tokens/s; llm-d, aiperf and vllm are JSON of "
+        "model, cards, precision, lengths, batch and tokens/s; llm-d, aiperf and vllm-bench are JSON of "
         "those tools, a line for each load of a served model",
     )
     parser.add_argument(

@@ -403,7 +403,7 @@ FORMATS: dict[
 ] = {
     "llm-d": (to_llm_d, from_llm_d),
     "aiperf": (to_aiperf, from_aiperf),
-    "vllm": (to_vllm, from_vllm),
+    "vllm-bench": (to_vllm, from_vllm),
 }
 
 
@@ -414,7 +414,7 @@ def format_of(content: object) -> str:
     if {"scenario", "results"} <= content.keys():
         return "llm-d"
     if {"model_id", "completed"} <= content.keys():
-        return "vllm"
+        return "vllm-bench"
     return "aiperf" if "request_latency" in content or "request_throughput" in content else ""
 
 

@@ -40,7 +40,7 @@ LOST: dict[str, dict[str, Any]] = {
     "llm-d": {},
     "aiperf": dict.fromkeys(("engine", "engine_version", "device"), "")
     | dict.fromkeys(("cards", "tensor_parallel")),
-    "vllm": {"engine": "openai", "engine_version": "", "device": ""}
+    "vllm-bench": {"engine": "openai", "engine_version": "", "device": ""}
     | dict.fromkeys(("cards", "tensor_parallel")),
 }
 
@@ -177,8 +177,8 @@ def test_files_of_the_tools_themselves_are_read(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "Expecting"),
-        ("[1]", "is none of the formats llm-d, aiperf, vllm"),
-        ('{"model_id": "m", "completed": "many"}', "looks like vllm's format, but not whole"),
+        ("[1]", "is none of the formats llm-d, aiperf, vllm-bench"),
+        ('{"model_id": "m", "completed": "many"}', "looks like vllm-bench's format, but not whole"),
         ('{"scenario": 1, "results": 2}', "looks like llm-d's format, but not whole"),
         ('{"request_latency": {"unit": "days"}}', "looks like aiperf's format, but not whole"),
     ],

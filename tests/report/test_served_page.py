@@ -57,7 +57,7 @@ def test_the_terminal_has_the_best_settings(summary: Summary) -> None:
 def test_figures_and_other_formats_have_every_point(summary: Summary) -> None:
     table = figure_csv(summary)["served.csv"].splitlines()
     assert len(table) == 9 and "per_user" in table[0]
-    assert len(list(exchange.lines(summary.rows, "vllm"))) == 8
+    assert len(list(exchange.lines(summary.rows, "vllm-bench"))) == 8
 
 
 def test_prices_are_read_from_the_runs_grid(tmp_path: Path) -> None:
