@@ -67,8 +67,8 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         help="only this (default: tables in the terminal, and the HTML page); vendor is CSV with "
-        "model, cards, precision, lengths, batch and tokens/s; llm-d, aiperf and vllm-bench are JSON of "
-        "those tools, a line for each load of a served model",
+        "model, cards, precision, lengths, batch and tokens/s; llm-d, aiperf and vllm-bench are "
+        "JSON of those tools, a line for each load of a served model",
     )
     parser.add_argument(
         "--json", action="store_const", const="json", dest="format", help="as --format json"
