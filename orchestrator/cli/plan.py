@@ -72,13 +72,13 @@ def run_init(args: argparse.Namespace) -> int:
     from workloads.registry import find_workload
 
     fitting = _fitting(args.model)
-    workload = args.workload or (_USUAL if _USUAL in fitting else fitting[0])
-    spec = find_workload(workload)
     device = _device(args.accelerator)
+    workload = args.workload or _first_choice(fitting, device.name)
+    spec = find_workload(workload)
     fields = {
         "workload": workload,
         "model": args.model,
-        "dataset": args.dataset or str(FIELDS["dataset"].default),
+        "dataset": args.dataset or spec.dataset or str(FIELDS["dataset"].default),
         "accelerator": device.accelerator,
     }
     engine = spec.default_engine
@@ -140,6 +140,21 @@ def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]
 
 def _of_a_precision(problem: Problem) -> bool:
     return problem.steps[-2:-1] == ("precision",) and isinstance(problem.steps[-1], int)
+
+
+#: Workloads that a first grid proposes, the first that runs on the cards there are.
+_FIRST = (_USUAL, "text-to-image", "text-encoding")
+
+
+def _first_choice(fitting: Sequence[str], device: str) -> str:
+    """The workload of a first grid: one that measures, with an engine for these cards."""
+    from workloads.registry import ENGINES, find_workload
+
+    order = sorted(fitting, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    for name in order:
+        if any(ENGINES[engine].runs_on(device) for engine in find_workload(name).engines):
+            return name
+    return order[0]
 
 
 def _fitting(model: str) -> Sequence[str]:

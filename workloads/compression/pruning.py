@@ -22,6 +22,8 @@ from workloads.training.technique import Technique, Training
 if TYPE_CHECKING:
     import torch
 
+    from workloads.compression.sharing import SharedLayers
+
 #: Inputs of a 2:4 group, and those that stay.
 GROUP, KEPT = 4, 2
 
@@ -198,8 +200,9 @@ class Sparsity(Technique):
     Masks are kept through every update, in gradients and the optimizer's averages too. Training
     computes with the zeros as with any number, so neither is faster here. *channels* removes
     channels of the feed-forward parts: a smaller dense model, faster everywhere. After the last
-    step ``cluster_bits`` gathers each layer's weights into few values and measures their Huffman
-    code: prune, share, code, as in Deep Compression. ``save_model`` keeps what comes out.
+    step ``cluster_bits`` gathers each layer's weights into few values and writes their Huffman
+    code: prune, share, code, as in Deep Compression. ``save_model`` keeps what comes out, and
+    beside it the coded file, of the size that the row has.
     """
 
     name: ClassVar[str] = "sparsity"
@@ -207,7 +210,7 @@ class Sparsity(Technique):
     order: ClassVar[int] = 105  # after autocast, since losses are measured; before clipping
     beside: ClassVar[Any] = dict.fromkeys(
         ("sparsity_share", "sparsity_schedule"), ("sparsity", ("magnitude", "2:4", "channels"))
-    )
+    ) | {"cluster_steps": ("cluster_bits", tuple(range(1, 9)))}
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             name="zero_share",
@@ -284,7 +287,15 @@ class Sparsity(Technique):
         "power of so many values (k-means); the row has the size of their Huffman code.",
     )
 
+    cluster_steps: int | None = work(
+        None,
+        ge=1,
+        description="Share values so many steps before the last one, and train the shared values "
+        "in these steps, each by the sum of its weights' gradients. Left out: none.",
+    )
+
     _pruned: Pruned  # once there is a model
+    _shared: SharedLayers | None = None  # once values are shared
 
     @property
     def share(self) -> float:
@@ -309,10 +320,33 @@ class Sparsity(Technique):
                 hint="write strategy: ddp",
                 unsupported=True,
             )
+        if self.cluster_steps is not None:
+            yield from self._trained_again(job)
         if self.sparsity == "2:4":
             yield from self._two_of_four(job)
         elif self.sparsity != "none":
             yield from self._emptied(job)
+
+    def _trained_again(self, job: JobDescription) -> Iterator[Refusal]:
+        steps = int(job.parameters.get("steps") or 0)
+        if self.cluster_steps is not None and self.cluster_steps >= steps > 0:
+            yield Refusal(
+                setting="cluster_steps",
+                reason=f"the job has {steps} steps, and weights are shared after one of them",
+                hint=f"write less than {steps}",
+            )
+        if self.sparsity == "channels" and self.sparsity_schedule == "gradual":
+            yield Refusal(
+                setting="cluster_steps",
+                reason="gradual channels are removed after the last step, and shared after that",
+                hint="write sparsity_schedule: once",
+            )
+        if self.sparsity_schedule == "gradual" and (self.cluster_steps or 0) * 4 > steps > 0:
+            yield Refusal(
+                setting="cluster_steps",
+                reason="the share of zeros grows through three quarters of the steps",
+                hint=f"write {max(steps // 4, 1)} at most",
+            )
 
     def _two_of_four(self, job: JobDescription) -> Iterator[Refusal]:
         if self.sparsity_share not in (None, USUAL_SHARE):
@@ -376,6 +410,12 @@ class Sparsity(Technique):
             if share > self._pruned.share:
                 self._prune(training, share)
         self._pruned.mask_weights()
+        remaining = training.steps - 1 - step
+        if self._shared is not None:
+            self._shared.tie()
+        elif self.cluster_steps == remaining and self.cluster_bits:
+            shared = self._begin_sharing(training, self.cluster_bits)
+            training.before_update.insert(0, shared.sum_gradients)  # before clipping
 
     def after_steps(self, training: Training) -> None:
         if self.sparsity == "channels" and self._pruned.masks:
@@ -387,7 +427,7 @@ class Sparsity(Technique):
         if self.sparsity == "2:4":
             after = sum(_two_of_four_bytes(layer.weight) for layer in layers.values())
         if self.cluster_bits is not None:
-            after = self._share(training, layers, self.cluster_bits)
+            after = self._coded(training, self.cluster_bits)
         training.metrics["layer_bytes_after"] = float(after)
         zeros = sum(int((layer.weight == 0).sum()) for layer in layers.values())
         total = sum(layer.weight.numel() for layer in layers.values())
@@ -431,14 +471,24 @@ class Sparsity(Technique):
             raise BadConfiguration(f"sparsity_share {self.share:g} leaves none of {channels}")
         return count
 
-    def _share(self, training: Training, layers: dict[str, Any], bits: int) -> int:
-        from workloads.compression.sharing import share_layers
+    def _begin_sharing(self, training: Training, bits: int) -> SharedLayers:
+        from workloads.compression.sharing import SharedLayers
 
         _note_loss(training, "unshared_loss")
-        sizes = share_layers(layers, bits)
-        training.metrics["entropy_bits"] = sizes.entropy_bits
-        training.metrics["coded_bits"] = sizes.coded_bits
-        return sizes.coded_bytes
+        self._shared = SharedLayers(prunable_layers(training.model), bits)
+        self._shared.average_states(training.optimizer)
+        return self._shared
+
+    def _coded(self, training: Training, bits: int) -> int:
+        """Code the shared layers, for the saved model's directory; return the file's bytes."""
+        from workloads.compression.sharing import CODED_FILE
+
+        shared = self._shared or self._begin_sharing(training, bits)
+        coded = shared.coded()
+        training.metrics["entropy_bits"] = coded.entropy_bits
+        training.metrics["coded_bits"] = coded.coded_bits
+        training.saved_files[CODED_FILE] = coded.data
+        return len(coded.data)
 
     def _summary(self, zeros: float, layers: int) -> str:
         if self.sparsity == "channels":

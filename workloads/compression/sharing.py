@@ -1,13 +1,17 @@
 """Weight sharing and Huffman coding: the second and third stage of Deep Compression.
 
 One-dimensional k-means (Lloyd's algorithm from evenly spaced values) gathers a layer's weights into
-a few values; zero is a symbol of its own. The code is written and read back, so a row's size is
-that of a decodable layer. It saves disk, not time: layers are expanded before use.
+a few values; zero is a symbol of its own. Shared values can be trained on: the gradient of a value
+is the sum over its weights. The code is a file that is read back, so a row's size is that of
+decodable layers. It saves disk, not time: layers are expanded before use.
 """
 
 from __future__ import annotations
 
 import heapq
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -153,35 +157,145 @@ def _codes(lengths: Array) -> Array:
     return codes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Total sizes of shared layers."""
+#: Name of the coded file beside a saved model's weights.
+CODED_FILE = "layers.coded"
+_MAGIC = b"nightgrid coded layers 1\n"
 
-    coded_bytes: int  # codes, their tables and the values
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedLayers:
+    """Shared layers as one file: a header of names and shapes, then each layer's values, code
+    lengths, lanes and bits."""
+
+    data: bytes
     entropy_bits: float  # a weight
     coded_bits: float  # a weight, of codes alone
 
 
-def share_layers(layers: dict[str, torch.nn.Linear], bits: int) -> Sizes:
-    """Share layers' weights in place, measure their code; BadConfiguration if not decodable."""
-    import torch
+class SharedLayers:
+    """Linear layers whose nonzero weights share 2**bits values each, changed in place."""
 
-    weights = coded_bytes = data_bytes = 0
-    entropy = 0.0
-    for name, layer in layers.items():
-        weight = layer.weight.data
-        shared = share(weight.float().cpu().numpy(), bits)
-        coded = encode(shared.symbols, shared.values.size)
-        if not np.array_equal(decode(coded), shared.symbols):
-            raise BadConfiguration(f"cluster_bits: the code of {name} does not read back")
-        values = torch.from_numpy(shared.values[shared.symbols]).view_as(weight)
-        weight.copy_(values.to(weight.dtype))
-        weights += shared.symbols.size
-        coded_bytes += coded.nbytes + 4 * shared.values.size
-        data_bytes += len(coded.data)
-        entropy += entropy_bits(np.bincount(shared.symbols)) * shared.symbols.size
-    return Sizes(
-        coded_bytes=coded_bytes,
-        entropy_bits=entropy / weights,
-        coded_bits=8 * data_bytes / weights,
-    )
+    def __init__(self, layers: Mapping[str, torch.nn.Linear], bits: int) -> None:
+        import torch
+
+        self._layers = layers
+        self._symbols: dict[str, torch.Tensor] = {}  # int16, in the weight's shape
+        self._counts: dict[str, torch.Tensor] = {}  # weights of each symbol
+        for name, layer in layers.items():
+            weight = layer.weight.data
+            shared = share(weight.float().cpu().numpy(), bits)
+            symbols = torch.from_numpy(shared.symbols).long().view_as(weight).to(weight.device)
+            values = torch.from_numpy(shared.values).to(weight)
+            weight.copy_(values[symbols])
+            self._symbols[name] = symbols.short()
+            self._counts[name] = torch.bincount(symbols.flatten(), minlength=len(shared.values))
+
+    def sum_gradients(self) -> None:
+        """Replace each weight's gradient by the sum over its cluster: the gradient of the shared
+        value (Han et al. 2016). Zeros stay."""
+        for name, layer in self._layers.items():
+            if layer.weight.grad is not None:
+                sums = self._sums(name, layer.weight.grad)
+                layer.weight.grad.copy_(sums[self._symbols[name].long()])
+
+    def average_states(self, optimizer: Any) -> None:
+        """Give the weights of a cluster equal averages in the optimizer: they move alike."""
+        for name, layer in self._layers.items():
+            for value in getattr(optimizer, "state", {}).get(layer.weight, {}).values():
+                if getattr(value, "shape", None) == layer.weight.shape:
+                    value.copy_(self._means(name, value)[self._symbols[name].long()])
+
+    def tie(self) -> None:
+        """Make the weights of a cluster equal again, where arithmetic has moved them apart."""
+        for name, layer in self._layers.items():
+            weight = layer.weight.data
+            weight.copy_(self._means(name, weight)[self._symbols[name].long()])
+
+    def _sums(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        counts = self._counts[name]
+        sums = torch.zeros(len(counts), device=tensor.device)  # float32
+        sums.index_add_(0, self._symbols[name].flatten().long(), tensor.detach().flatten().to(sums))
+        sums[0] = 0  # of the zeros
+        return sums
+
+    def _means(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        means = self._sums(name, tensor) / self._counts[name].clamp(min=1)
+        return means.to(tensor.dtype)
+
+    def coded(self) -> CodedLayers:
+        """Code all layers and read them back; BadConfiguration if a layer reads back otherwise."""
+        import torch
+
+        header, parts = [], []
+        weights = data_bytes = 0
+        entropy = 0.0
+        for name, layer in self._layers.items():
+            symbols = self._symbols[name].cpu().numpy().astype(np.int32).ravel()
+            values = np.zeros(len(self._counts[name]), np.float32)
+            values[symbols] = layer.weight.data.float().cpu().numpy().ravel()
+            coded = encode(symbols, values.size)
+            header.append(
+                {
+                    "name": name,
+                    "shape": list(layer.weight.shape),
+                    "values": values.size,
+                    "lanes": [coded.lanes.size, str(coded.lanes.dtype)],
+                    "bytes": len(coded.data),
+                }
+            )
+            lanes = coded.lanes.tobytes()
+            parts += [values.tobytes(), coded.lengths.tobytes(), lanes, coded.data]
+            weights += symbols.size
+            data_bytes += len(coded.data)
+            entropy += entropy_bits(np.bincount(symbols)) * symbols.size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        data = b"".join([_MAGIC, len(text).to_bytes(8, "little"), text, *parts])
+        for name, array in read_layers(data).items():
+            weight = self._layers[name].weight.data
+            if not torch.equal(torch.from_numpy(array).to(weight), weight):
+                raise BadConfiguration(f"cluster_bits: the code of {name} does not read back")
+        return CodedLayers(
+            data=data, entropy_bits=entropy / weights, coded_bits=8 * data_bytes / weights
+        )
+
+
+def read_layers(data: bytes) -> dict[str, Array]:
+    """Open a coded file's content: weights [outputs, inputs] in float32, by layer.
+
+    Raises BadConfiguration if it is another file, or truncated.
+    """
+    try:
+        if not data.startswith(_MAGIC):
+            raise ValueError("it begins otherwise")
+        at = len(_MAGIC) + 8
+        size = int.from_bytes(data[at - 8 : at], "little")
+        header, at = json.loads(data[at : at + size]), at + size
+        layers = {}
+        for one in header:
+            lanes, kind = one["lanes"]
+            count = math.prod(one["shape"])
+            sizes = (
+                4 * one["values"],
+                one["values"],
+                lanes * np.dtype(kind).itemsize,
+                one["bytes"],
+            )
+            pieces = []
+            for length in sizes:
+                pieces.append(data[at : at + length])
+                at += length
+            if len(pieces[-1]) != one["bytes"]:
+                raise ValueError(f"{one['name']} is truncated")
+            coded = Coded(
+                data=pieces[3],
+                lengths=np.frombuffer(pieces[1], np.uint8),
+                lanes=np.frombuffer(pieces[2], np.dtype(kind)),
+                count=count,
+            )
+            values = np.frombuffer(pieces[0], np.float32)
+            layers[one["name"]] = values[decode(coded)].reshape(one["shape"])
+        return layers
+    except (ValueError, LookupError, TypeError) as error:
+        raise BadConfiguration(f"this is no file of coded layers: {error}") from error

@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.base import BadConfiguration
+from workloads.base import BadConfiguration, WorkloadError
 from workloads.inspection import configuration, process
-from workloads.inspection.checkpoints import read_config
+from workloads.inspection.checkpoints import read_config, read_object
+from workloads.inspection.headers import describe_tensors
 from workloads.inspection.look import look
 from workloads.models import hub
 from workloads.models.catalog import EMBEDDED, find_model
@@ -29,7 +30,7 @@ from workloads.models.chatglm3 import layout
 from workloads.models.loading import open_model
 from workloads.models.prompts import Prompt, example_prompt
 from workloads.models.rules import ATTENTION_TARGETS
-from workloads.registry import kind_of
+from workloads.registry import TASKS, TaskSpec, kind_of, task_of
 
 #: Values that share one scale in the usual int4 formats.
 INT4_GROUP = 64
@@ -87,6 +88,8 @@ class Architecture:
     qkv_bias: bool
     tied: bool
     positions: int | None
+    kind: str = "decoder"  # "encoder", "encoder and decoder", or "pipeline" of several models
+    relative_positions: bool = False  # learned, by distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +109,11 @@ class Description:
 def describe_model(name: str, *, lora_rank: int = 8) -> Description:
     """Describe an embedded model, a directory or config.json (native or original), or a hub id.
 
-    Raises DataMissing, or BadConfiguration if it is no causal language model's.
+    Pipelines of several models are described by their parts, as their weight files have them.
+    Raises DataMissing, or BadConfiguration if no task takes such a model.
     """
+    if _is_pipeline(name):
+        return _describe_pipeline(name)
     config, directory = _resolve(name)
     refuse_odd(config, directory)
     place = None if directory is None else str(directory)
@@ -131,6 +137,60 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
         memory=tuple(Memory(**memory) for memory in values["memory"]),
         adapters=tuple(Adapter(**_tuples(adapter)) for adapter in values["adapters"]),
         prompt=Prompt(**_tuples(values["prompt"])),
+    )
+
+
+def _is_pipeline(name: str) -> bool:
+    path = Path(name).expanduser()
+    if name not in EMBEDDED and path.exists():
+        return os.path.isfile(path / "model_index.json")
+    try:
+        return find_model(name, weights=False).checkpoint.pipeline
+    except WorkloadError:
+        return False  # what resolves the name says why
+
+
+def _describe_pipeline(name: str) -> Description:
+    """Describe a pipeline's parts by the headers of their weight files."""
+    directory = Path(open_model(name).path)
+    tensors = []
+    for part in sorted(path for path in directory.iterdir() if path.is_dir()):
+        files = sorted(part.glob("*.safetensors"))
+        infos = describe_tensors(files).values()
+        count = sum(math.prod(info.shape) for info in infos)
+        if count:
+            config = read_config(part)
+            title = str(config.get("_class_name") or kind_of(config).architecture)
+            tensors.append(
+                Tensor(name=f"{part.name}: {title}", shape=(), count=1, parameters=count)
+            )
+    total = sum(tensor.parameters for tensor in tensors)
+    index = read_object(directory / "model_index.json") or {}
+    sizes = dict.fromkeys(("vocabulary", "hidden", "layers", "heads", "kv_heads"), 0)
+    sizes |= dict.fromkeys(("head_dim", "rotary_dim", "intermediate"), 0)
+    return Description(
+        model=name,
+        random_weights=find_model(name).random_weights,
+        parameters=total,
+        architecture=Architecture(
+            name=str(index.get("_class_name")),
+            **sizes,
+            activation="",
+            gated=False,
+            norm="",
+            epsilon=None,
+            qkv_bias=False,
+            tied=False,
+            positions=None,
+            kind="pipeline",
+        ),
+        tensors=tuple(tensors),
+        memory=tuple(
+            Memory(precision=precision, weight_bytes=each * total, cache_bytes_per_token=None)
+            for precision, each in (("fp32", 4), ("bf16", 2))
+        ),
+        adapters=(),
+        prompt=Prompt(layout="plain text, for the text encoder", example=""),
     )
 
 
@@ -174,7 +234,9 @@ def refuse_odd(config: Mapping[str, Any], directory: Path | None) -> None:
     found = list(configuration.objections(config))
     if directory is not None and not found:
         options = {"read_weights": False, "chats": True, "code_allowed": True}
-        found = list(look(directory, task="causal-lm", **options).objections)
+        task = _task(config)
+        options["chats"] = task.name == "causal-lm"
+        found = list(look(directory, task=task.name, **options).objections)
     for one in found[:1]:
         where = directory / one.file if directory is not None else one.file
         raise BadConfiguration(f"{where}: {one.reason}")
@@ -195,20 +257,36 @@ def _resolve(name: str) -> tuple[dict[str, Any], Path | None]:
     return read_config(path), path
 
 
-def build_on_meta(config: Mapping[str, Any]) -> Any:
-    """Build a causal language model on the meta device; raises BadConfiguration."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+#: Task -> transformers' class that builds its models, and their kind.
+_BUILT_BY = {
+    "causal-lm": ("AutoModelForCausalLM", "decoder"),
+    "masked-lm": ("AutoModelForMaskedLM", "encoder"),
+    "seq2seq-lm": ("AutoModelForSeq2SeqLM", "encoder and decoder"),
+}
 
+
+def _task(config: Mapping[str, Any]) -> TaskSpec:
+    """The task that takes a model; a causal language model's if none is known to."""
+    task = task_of(kind_of(config))
+    return task if task is not None and task.name in _BUILT_BY else TASKS["causal-lm"]
+
+
+def build_on_meta(config: Mapping[str, Any]) -> Any:
+    """Build a model on the meta device as its task loads it; raises BadConfiguration."""
+    import torch
+    import transformers
+
+    task = _task(config)
+    builder = getattr(transformers, _BUILT_BY[task.name][0])
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
-            loaded = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            loaded = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
             with torch.device("meta"):
-                return AutoModelForCausalLM.from_config(loaded)
+                return builder.from_config(loaded)
         except Exception as error:  # arbitrary configs make the library raise anything
             raise BadConfiguration(
-                f"transformers builds no causal language model from this config "
+                f"transformers builds no {task.title.partition(' ')[2]} from this config "
                 f"({kind_of(config).architecture}): {(str(error) or repr(error)).splitlines()[0]}"
             ) from error
 
@@ -264,7 +342,11 @@ def _memory(model: Any, linears: Mapping[str, Any]) -> tuple[Memory, ...]:
         "int4": matrices // 2 + 2 * matrices // INT4_GROUP + rest,
     }
     shape = _architecture(model)
-    values = 2 * shape.layers * shape.kv_heads * shape.head_dim  # a key and a value per layer
+    # A key and a value for each layer of a decoder; an encoder keeps none.
+    config = model.config
+    decoding = getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", 0)
+    layers = {"decoder": shape.layers, "encoder": 0}.get(shape.kind, decoding or 0)
+    values = 2 * layers * shape.kv_heads * shape.head_dim
     return tuple(
         Memory(
             precision=precision,
@@ -283,9 +365,13 @@ def _architecture(model: Any) -> Architecture:
         values = (getattr(config, name, None) for name in names)
         return next((value for value in values if value is not None), default)
 
-    hidden = first("hidden_size", "n_embd", "d_model", default=0)
-    heads = first("num_attention_heads", "n_head", default=0)
-    head_dim = first("head_dim", default=hidden // heads if heads else 0)
+    hidden = first("hidden_size", "n_embd", "d_model", "dim", default=0)
+    heads = first("num_attention_heads", "n_head", "num_heads", "n_heads", default=0)
+    kind = _BUILT_BY[_task(config.to_dict() | {"architectures": [type(model).__name__]}).name][1]
+    layers = int(first("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=0))
+    if kind == "encoder and decoder":
+        layers += int(first("decoder_layers", "num_decoder_layers", default=0))
+    head_dim = first("head_dim", "d_kv", default=hidden // heads if heads else 0)
     modules = dict(model.named_modules())
     parameters = {name for name, _ in model.named_parameters()}
     norms = {type(m).__name__ for n, m in modules.items() if "norm" in n.rsplit(".", 1)[-1]}
@@ -295,17 +381,23 @@ def _architecture(model: Any) -> Architecture:
         name=type(model).__name__,
         vocabulary=first("vocab_size", default=0),
         hidden=hidden,
-        layers=int(first("num_hidden_layers", "n_layer", default=0)),
+        layers=layers,
         heads=heads,
         kv_heads=first("num_key_value_heads", default=heads),
         head_dim=head_dim,
         rotary_dim=0 if frequencies is None else 2 * frequencies.shape[0],
-        intermediate=first("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
-        activation=str(first("hidden_act", "activation_function", default="?")),
+        intermediate=first("intermediate_size", "n_inner", "ffn_dim", "d_ff", default=4 * hidden),
+        activation=str(
+            first("hidden_act", "activation_function", "feed_forward_proj", default="?")
+        ),
         gated=any("gate" in name for name in parameters),
         norm="RMSNorm" if any("RMSNorm" in norm for norm in norms) else "LayerNorm",
         epsilon=None if epsilon is None else float(epsilon),
-        qkv_bias=any(re.search(r"(q_proj|c_attn|query_key_value)\.bias$", n) for n in parameters),
+        qkv_bias=any(
+            re.search(r"(q_proj|c_attn|query_key_value|query|q_lin)\.bias$", n) for n in parameters
+        ),
         tied=bool(first("tie_word_embeddings", default=False)),
         positions=first("max_position_embeddings", "n_positions"),
+        kind=kind,
+        relative_positions=any("relative_attention_bias" in name for name in parameters),
     )

@@ -30,14 +30,32 @@ class Picture:
     above: tuple[Block, ...]
     branches: tuple[tuple[Block, ...], ...]
     residual: bool  # each branch is added to the residual stream
-    layers: int
+    layers: int  # 0: the blocks above are all there is
     layer_parameters: int
     below: tuple[Block, ...]
+    kind: str = "decoder"  # of the layers
+    ends: tuple[str, str] = ("token ids", "logits")
+
+    @property
+    def caption(self) -> str:
+        """Kind and number of the layers."""
+        return f"{self.kind} layer × {self.layers}"
 
 
 def picture_of(description: Description) -> Picture:
     """Arrange a description's parts."""
     a, tensors = description.architecture, description.tensors
+    if a.kind == "pipeline":
+        parts = ((*tensor.name.split(": ", 1), tensor.parameters) for tensor in tensors)
+        return Picture(
+            above=tuple(Block(title=n, lines=(kind,), parameters=size) for n, kind, size in parts),
+            branches=(),
+            residual=False,
+            layers=0,
+            layer_parameters=0,
+            below=(),
+            ends=("text", "image"),
+        )
     inside = [tensor for tensor in tensors if ".*." in tensor.name]
     outside = [tensor for tensor in tensors if ".*." not in tensor.name]
     attention = _sum(t for t in inside if _part(t) == "attention") // max(a.layers, 1)
@@ -69,6 +87,7 @@ def picture_of(description: Description) -> Picture:
                 parameters=head,
             ),
         ),
+        kind=a.kind,
     )
 
 
@@ -77,7 +96,7 @@ def _sum(tensors: Iterable[Tensor]) -> int:
 
 
 def _part(tensor: Tensor) -> str:
-    names = tensor.name.split(".")
+    names = tensor.name.lower().split(".")
     if any("norm" in name or name.startswith("ln_") for name in names):
         return "norm"
     return "attention" if any("attn" in n or "attention" in n for n in names) else "mlp"
@@ -101,7 +120,9 @@ def _attention_lines(a: Architecture) -> tuple[str, ...]:
     rotary = f"rotary positions on {a.rotary_dim} of {a.head_dim} channels"
     return (
         heads,
-        rotary if a.rotary_dim else "learned positions",
+        rotary
+        if a.rotary_dim
+        else f"{'relative' if a.relative_positions else 'learned'} positions",
         "bias on queries, keys, values" if a.qkv_bias else "no bias",
     )
 
@@ -127,10 +148,12 @@ _STREAM = "  │"  # the residual stream, down the left
 
 def draw_text(picture: Picture) -> list[str]:
     """Return the picture as lines for a terminal."""
-    lines = ["  token ids", _STREAM]
+    lines = [f"  {picture.ends[0]}", _STREAM]
     for block in picture.above:
         lines += [*_box(block), _STREAM]
-    title = f"═╪═ decoder layer × {picture.layers} ═ {short(picture.layer_parameters)} each "
+    if not picture.layers:
+        return [*lines, f"  {picture.ends[1]}"]
+    title = f"═╪═ {picture.caption} ═ {short(picture.layer_parameters)} each "
     lines.append(f"╔{title:═<{_WIDTH}}╗")
     for branch in picture.branches:
         if picture.residual:
@@ -147,7 +170,7 @@ def draw_text(picture: Picture) -> list[str]:
     lines.append(f"╚{'═╪':═<{_WIDTH}}╝")
     for block in picture.below:
         lines += [_STREAM, *_box(block)]
-    return [*lines, _STREAM, "  logits"]
+    return [*lines, _STREAM, f"  {picture.ends[1]}"]
 
 
 def _framed(text: str, right: str = "", edge: str = "║") -> str:
@@ -216,53 +239,86 @@ _RESIDUAL = 56.0  # x of the line around a branch
 WIDTH = _BOX_WIDTH + 160
 
 
-def draw(picture: Picture, title: str) -> tuple[list[Mark], float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spacing:
+    """Distances in pixels; ``beside`` puts a block's details at the right of its title."""
+
+    head: float = 60.0  # height of title and input
+    arrow: float = 22.0
+    inner: float = 26.0  # arrow inside the layer
+    sum: float = 29.0  # from a branch to its plus
+    pad: float = 16.0  # of a block, above and below together
+    first: float = 22.0  # from a block's edge to its first baseline
+    foot: float = 58.0  # height of the output
+    beside: bool = False
+
+
+_WIDE = _Spacing()
+#: For a slide, whose height leaves 14 points for each line of text.
+_NARROW = _Spacing(head=42, arrow=9, inner=8, sum=15, pad=10, first=17, foot=27, beside=True)
+_DETAILS = 110.0  # x of details beside a title
+
+
+def draw(picture: Picture, title: str, *, narrow: bool = False) -> tuple[list[Mark], float]:
     """Return the marks of a picture that is ``WIDTH`` wide, and its height."""
+    space = _NARROW if narrow else _WIDE
     marks: list[Mark] = [
-        Text((20, 24), title, bold=True, size=16),
-        Text((_MIDDLE, 54), "token ids", align="middle"),
+        Text((20, 17 if narrow else 24), title, bold=True, size=16),
+        Text((_MIDDLE, space.head - 6), picture.ends[0], align="middle"),
     ]
-    y = 60.0
+    y = space.head
     for block in picture.above:
-        y = _block(marks, y, block)
-    marks.append(_down(y))
-    top = y = y + 22
-    caption = f"decoder layer × {picture.layers}: {picture.layer_parameters:,} parameters each"
-    y += 30
+        y = _block(marks, y, block, space.arrow, space)
+    if picture.layers:
+        y = _layer(marks, y, picture, space)
+        for block in picture.below:
+            y = _block(marks, y, block, space.arrow, space)
+    end = (_MIDDLE, y + space.arrow + space.pad)
+    marks += [_down(y, space.arrow), Text(end, picture.ends[1], align="middle")]
+    return marks, y + space.foot
+
+
+def _layer(marks: list[Mark], y: float, picture: Picture, space: _Spacing) -> float:
+    """Draw the frame of one layer with its branches; return its lower edge."""
+    marks.append(_down(y, space.arrow))
+    top = y = y + space.arrow
+    caption = f"{picture.caption}: {picture.layer_parameters:,} parameters each"
+    y += 14 + space.pad
     marks.append(Text((_RIGHT + 20, y - 8), caption, align="right", bold=True))
     for branch in picture.branches:
         begin = y
         for block in branch:
-            y = _block(marks, y, block, 26)
+            y = _block(marks, y, block, space.inner, space)
         if picture.residual:
-            marks.append(_down(y, 20))
-            y += 29
+            marks.append(_down(y, space.sum - 9))
+            y += space.sum
             around = ((_MIDDLE, begin + 6), (_RESIDUAL, begin + 6), (_RESIDUAL, y))
             marks += [Arrow((*around, (_MIDDLE - 10, y))), Plus((_MIDDLE, y), 9)]
             y += 9
-    y += 12
+    y += space.pad - 4
     marks.append(Box((30, top), (_BOX_WIDTH + 100, y - top)))
-    for block in picture.below:
-        y = _block(marks, y, block)
-    marks += [_down(y), Text((_MIDDLE, y + 38), "logits", align="middle")]
-    return marks, y + 58
+    return y
 
 
 def _down(y: float, length: float = 22) -> Arrow:
     return Arrow(((_MIDDLE, y), (_MIDDLE, y + length)))
 
 
-def _block(marks: list[Mark], y: float, block: Block, length: float = 22) -> float:
+def _block(marks: list[Mark], y: float, block: Block, length: float, space: _Spacing) -> float:
     """Draw an arrow of this length and a block below it; return the block's lower edge."""
     marks.append(_down(y, length))
     y += length
-    height = 16 + _LINE * (1 + len(block.lines))
+    rows = max(len(block.lines), 1) if space.beside else 1 + len(block.lines)
+    height = space.pad + _LINE * rows
+    first = y + space.first
     marks.append(Box((_LEFT, y), (_BOX_WIDTH, height), _COLOURS.get(block.title, _PLAIN)))
-    marks.append(Text((_LEFT + 14, y + 22), block.title, bold=True))
+    marks.append(Text((_LEFT + 14, first), block.title, bold=True))
     if block.parameters:
-        marks.append(Text((_RIGHT - 14, y + 22), f"{block.parameters:,}", align="right"))
-    for number, line in enumerate(block.lines, start=1):
-        marks.append(Text((_LEFT + 14, y + 22 + _LINE * number), line, pale=True))
+        shown = short(block.parameters) if space.beside else f"{block.parameters:,}"
+        marks.append(Text((_RIGHT - 14, first), shown, align="right"))
+    for number, line in enumerate(block.lines, start=0 if space.beside else 1):
+        left = _LEFT + (_DETAILS if space.beside else 14)
+        marks.append(Text((left, first + _LINE * number), line, pale=True))
     return y + height
 
 

@@ -97,8 +97,10 @@ def save_trained(
     origin: Mapping[str, Any],
     *,
     written: Path | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Save a model derived from ``source`` (in ``written`` already, if set) with its tokenizer."""
+    """Save a model derived from ``source`` (in ``written`` already, if set) with its tokenizer, and
+    further files ``beside`` them."""
 
     def fill(directory: Path) -> None:
         if written is None:
@@ -110,10 +112,12 @@ def save_trained(
             config = json.loads(file.read_text(encoding="utf-8")) | {"random_weights": True}
             text = json.dumps(config, indent=2, ensure_ascii=False)
             file.write_text(text + "\n", encoding="utf-8")
+        for file_name, content in (beside or {}).items():
+            (directory / file_name).write_bytes(content)
         of_weights = {"config.json", "generation_config.json", ORIGIN}
-        for beside in side_files(Path(source.tokenizer_path)):
-            if beside.name not in of_weights:
-                shutil.copyfile(beside, directory / beside.name)
+        for other in side_files(Path(source.tokenizer_path)):
+            if other.name not in of_weights:
+                shutil.copyfile(other, directory / other.name)
 
     return save_product("model", name, origin, fill)
 

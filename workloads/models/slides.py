@@ -11,7 +11,7 @@ from workloads.base import DataMissing
 from workloads.models.drawing import WIDTH, Arrow, Mark, Picture, Plus, Point, Text, draw
 
 _SLIDE_INCHES = (13.333, 7.5)  # 16:9
-_MARGIN_INCHES = 0.25
+_MARGIN_INCHES = 0.1
 _INK, _PALE, _STROKE, _FRAME = "212121", "455A64", "607D8B", "37474F"
 _POINTS_PER_INCH = 72.0
 
@@ -24,7 +24,7 @@ def draw_slide(picture: Picture, title: str) -> bytes:
     from pptx.util import Inches
 
     width, height = _SLIDE_INCHES
-    marks, drawn_height = draw(picture, title)
+    marks, drawn_height = draw(picture, title, narrow=True)
     scale = min((height - 2 * _MARGIN_INCHES) / drawn_height, (width - 2 * _MARGIN_INCHES) / WIDTH)
     presentation = Presentation()
     presentation.slide_width, presentation.slide_height = Inches(width), Inches(height)

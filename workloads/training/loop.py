@@ -380,7 +380,13 @@ class _TrainingJob:
                     where = adapters.save_adapter(training.model, method.save_adapter, origin)
                     details["saved_adapter"] = str(where)
                 if context.rank == 0 and method.save_model:
-                    where = save_trained(training.model, source, method.save_model, origin)
+                    where = save_trained(
+                        training.model,
+                        source,
+                        method.save_model,
+                        origin,
+                        beside=training.saved_files,
+                    )
                     details["saved_model"] = str(where)
             context.collective.gather(None)  # ranks end together, and with them the gang
         return details

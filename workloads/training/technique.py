@@ -204,6 +204,7 @@ class Training:
     held_out_metrics: dict[str, Objective] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)  # for the row
     origin: dict[str, str] = field(default_factory=dict)  # stored with a saved model
+    saved_files: dict[str, bytes] = field(default_factory=dict)  # beside a saved model's weights
     enter_phase: Callable[[Phase], None] = lambda phase: None
     ending: ExitStack = field(default_factory=ExitStack)  # closed after each pass over the job
     #: Reverts changes to the model's code; closed after the last step, before evaluation.

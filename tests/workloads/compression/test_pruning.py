@@ -20,6 +20,7 @@ from workloads.compression.pruning import Pruned, share_at
 from workloads.devices import device_for
 from workloads.engines.transformers import generation as engine
 from workloads.models.loading import load_causal_model, open_model
+from workloads.models.products import product_root
 from workloads.registry import find_workload
 
 PLAIN: dict[str, Any] = {
@@ -105,6 +106,52 @@ def test_shared_values_are_means_of_their_weights_and_zeros_stay() -> None:
     assert (near == found.symbols[flat != 0]).mean() > 0.99
 
 
+def test_shared_values_learn_by_the_gradients_of_their_weights() -> None:
+    """Beside autograd over the values themselves: weights = values[numbers], zeros fixed."""
+    torch.manual_seed(0)
+    layer, given = torch.nn.Linear(24, 16), torch.randn(32, 24)
+    with torch.no_grad():
+        layer.weight[torch.rand(16, 24) < 0.5] = 0
+    shared = sharing.SharedLayers({"one": layer}, 2)
+    plain = layer.weight.detach().clone()
+    unique, numbers = plain.unique(return_inverse=True)
+    assert len(unique) == 5
+    values = unique.clone().requires_grad_()
+    optimizers = [
+        torch.optim.AdamW([weight], lr=0.05, weight_decay=0.01) for weight in (layer.weight, values)
+    ]
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (layer(given) - 1).square().mean().backward()
+        shared.sum_gradients()
+        fixed = torch.where(unique == 0, 0.0, values)
+        product = torch.nn.functional.linear(given, fixed[numbers], layer.bias)
+        (product - 1).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        shared.tie()
+        torch.testing.assert_close(layer.weight.detach(), fixed_of(values, unique)[numbers])
+    assert not torch.equal(layer.weight, plain)
+
+
+def fixed_of(values: torch.Tensor, unique: torch.Tensor) -> torch.Tensor:
+    return torch.where(unique == 0, 0.0, values.detach())
+
+
+def test_a_coded_file_opens_into_the_same_weights_and_others_are_refused() -> None:
+    torch.manual_seed(1)
+    layers = {f"model.{n}.proj": torch.nn.Linear(40, 8 + n).bfloat16() for n in range(3)}
+    coded = sharing.SharedLayers(layers, 3).coded()
+    opened = sharing.read_layers(coded.data)
+    assert opened.keys() == layers.keys()
+    for name, layer in layers.items():
+        assert torch.equal(torch.from_numpy(opened[name]).bfloat16(), layer.weight)
+    for wrong in (b"", coded.data[1:], coded.data[:-1], coded.data[:60]):
+        with pytest.raises(BadConfiguration, match="no file of coded layers"):
+            sharing.read_layers(wrong)
+
+
 def _layers(name: str) -> dict[str, torch.nn.Linear]:
     return pruning.prunable_layers(load_causal_model(open_model(name), dtype=torch.float32))
 
@@ -176,11 +223,15 @@ def test_a_momentum_from_before_brings_no_weight_back() -> None:
 @pytest.mark.slow
 def test_prune_share_and_code() -> None:
     gradual = {"sparsity": "magnitude", "sparsity_share": 0.6, "sparsity_schedule": "gradual"}
-    result = train(**PLAIN, **gradual, steps=4, cluster_bits=3, save_model="coded")
+    result = train(**PLAIN, **gradual, steps=4, cluster_bits=3, cluster_steps=1, save_model="coded")
     metrics = result.metrics
     assert metrics["zero_share"] == pytest.approx(0.6, abs=1e-3)
+    file = product_root("model") / "coded" / sharing.CODED_FILE
+    assert file.stat().st_size == metrics["layer_bytes_after"]
+    opened = sharing.read_layers(file.read_bytes())
     for name, layer in _layers("coded").items():
         assert len(layer.weight.unique()) <= 9, name
+        assert torch.equal(torch.from_numpy(opened[name]), layer.weight), name
     assert metrics["entropy_bits"] <= metrics["coded_bits"] <= metrics["entropy_bits"] + 1
     ratio = metrics["layer_bytes_after"] / metrics["layer_bytes_before"]
     assert metrics["coded_bits"] / 32 < ratio < metrics["coded_bits"] / 32 * 1.1

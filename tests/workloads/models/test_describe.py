@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import re
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -17,8 +19,10 @@ from orchestrator.cli.main import main
 from workloads.base import BadConfiguration, DataMissing
 from workloads.devices.monitor.host import resident_bytes
 from workloads.inspection import process
+from workloads.inspection.headers import describe_tensors
 from workloads.models.describe import describe_model
 from workloads.models.drawing import draw_svg, draw_text, picture_of
+from workloads.models.loading import open_model
 from workloads.models.slides import draw_slide
 
 CHATGLM3_6B = {
@@ -199,9 +203,46 @@ def test_the_slide_has_the_picture_and_lies_within_its_edges(six_billion, tmp_pa
     texts = [shape.text_frame.text for shape in slide.shapes if shape.has_text_frame]
     svg = ElementTree.fromstring(draw_svg(picture, "six"))
     lines = [element.text for element in svg.iter() if element.tag.endswith("}text")]
-    assert sorted(text for text in texts if text) == sorted(line for line in lines if line != "+")
+    counts = re.compile(r"[\d,.]+( [kMB])?|\+|")  # a slide abbreviates them
+    assert sorted(t for t in texts if not counts.fullmatch(t)) == sorted(
+        line for line in lines if not counts.fullmatch(str(line))
+    )
+    runs = [
+        run
+        for shape in slide.shapes
+        if shape.has_text_frame
+        for paragraph in shape.text_frame.paragraphs
+        for run in paragraph.runs
+    ]
+    assert min(run.font.size.pt for run in runs) >= 14
     boxes = [
         shape for shape in slide.shapes if not (shape.has_text_frame and shape.text_frame.text)
     ]
     assert all(shape.left > 0 and shape.left + shape.width < 12_192_000 for shape in boxes)
     assert all(shape.top > 0 and shape.top + shape.height < 6_858_000 for shape in slide.shapes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "name", "caption", "cached"),
+    [
+        ("tiny-bert", "BertForMaskedLM", "encoder layer × 2", False),
+        ("tiny-t5", "T5ForConditionalGeneration", "encoder and decoder layer × 4", True),
+        ("tiny-stable-diffusion", "StableDiffusionPipeline", "unet", False),
+    ],
+)
+def test_other_models_than_decoders_are_described_as_what_they_are(
+    model: str, name: str, caption: str, cached: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their parameters are those of the files."""
+    directory = Path(open_model(model).path)
+    stored = sum(
+        math.prod(info.shape)
+        for file in directory.rglob("*.safetensors")
+        for info in describe_tensors([file]).values()
+    )
+    found = describe_model(model)
+    assert (found.architecture.name, found.parameters) == (name, stored)
+    assert bool(found.memory[0].cache_bytes_per_token) is cached
+    assert main(["describe", model]) == 0
+    assert caption in capsys.readouterr().out
