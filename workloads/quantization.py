@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -39,12 +39,11 @@ from workloads.models.precision import (
     forget_ranges,
     measure_ranges,
     use_ranges,
-    watch_inputs,
 )
 from workloads.models.products import origin_by, save_trained
 from workloads.models.random_weights import PREFIX
 from workloads.models.rules import is_protected, linear_shapes, saving_refusals
-from workloads.registry import WorkloadSpec, task_for
+from workloads.registry import WorkChange, WorkloadSpec, task_for
 from workloads.rules import require_allowed
 from workloads.settings import amount, work
 from workloads.training.data import NOT_LEARNED, TrainingSample, encode_samples, padded, split
@@ -93,7 +92,13 @@ class QuantizationParameters(DatasetParameters):
     bias_correction: bool = work(
         False,
         description="Add to each layer's bias what its mean output lost on the calibration texts; "
-        "layers without a bias stay as they are.",
+        "layers get a bias where the model's configuration has a switch for it, others stay as "
+        "they are.",
+    )
+    variance_correction: bool = work(
+        False,
+        description="Scale each row of a quantised layer so that its outputs vary on the "
+        "calibration texts as those of the plain layer do (int8, fp8 and int4).",
     )
     samples: int = amount(
         32,
@@ -112,7 +117,12 @@ class QuantizationParameters(DatasetParameters):
     @property
     def reads_texts(self) -> bool:
         """Tell if calibration texts are used."""
-        return self.method in ("static", "auto-round") or self.bias_correction
+        return self.method in ("static", "auto-round") or self.corrects
+
+    @property
+    def corrects(self) -> bool:
+        """Tell if outputs are corrected after quantization."""
+        return self.bias_correction or self.variance_correction
 
 
 def refuse(job: JobDescription) -> tuple[Refusal, ...]:
@@ -158,11 +168,20 @@ def _method(job: JobDescription, parameters: QuantizationParameters) -> Iterator
             "write a number",
         ),
         # auto-round's model is read back from the directory that it wrote.
+        *(
+            (
+                method == "auto-round" and getattr(parameters, name),
+                name,
+                "auto-round writes the model itself, and corrected layers would not be in it",
+                "leave it out, or write method: weight-only",
+            )
+            for name in ("bias_correction", "variance_correction")
+        ),
         (
-            method == "auto-round" and parameters.bias_correction,
-            "bias_correction",
-            "auto-round writes the model itself, and corrected biases would not be in it",
-            "leave it out, or write method: weight-only",
+            parameters.variance_correction and numbers == "nf4",
+            "variance_correction",
+            "nf4 has scales of blocks, not of rows",
+            "write numbers: int4",
         ),
         (
             method == "auto-round" and job.model.startswith(PREFIX),
@@ -295,6 +314,29 @@ SPEC = WorkloadSpec(
             title="biases corrected",
             description="Layers whose bias was corrected.",
         ),
+        Metric(
+            name="scaled_layers",
+            title="scales corrected",
+            description="Layers whose rows were scaled to the plain layers' variance.",
+        ),
+        Metric(
+            name="mean_error_before",
+            title="error of means before",
+            description="Mean absolute difference of channels' mean outputs from the plain "
+            "model's on the calibration texts, before correction.",
+        ),
+        Metric(
+            name="mean_error",
+            title="error of means",
+            description="The same after correction.",
+            better="lower",
+        ),
+    ),
+    work_changes=(
+        WorkChange(
+            what="bias_correction is computed through the quantised layers, in their order",
+            concerns=lambda _, given: given.get("bias_correction") is True,
+        ),
     ),
     refuse=refuse,
 )
@@ -342,9 +384,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
 
     context.enter_phase("measure")
     began, cpu_began = context.clock(), context.cpu_clock()
-    outputs = mean_outputs(plain, texts, device) if parameters.bias_correction else {}
-    if parameters.bias_correction and not outputs:
-        raise Unsupported(f"bias_correction: no linear layer of {request.model} has a bias")
+    wanted = output_moments(plain, texts, device) if parameters.corrects else {}
     ranges = measure_ranges(plain, texts, device) if parameters.method == "static" else {}
     made, written, extra = source, None, {}
     if parameters.method == "auto-round":
@@ -357,7 +397,16 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     device.release_memory()
     model = load(made, device_map={"": device.torch_device}, **in_dtype, **extra).eval()
     static = use_ranges(model, ranges) if ranges else 0
-    corrected = correct_biases(model, outputs)
+    corrected = scaled = 0
+    errors: dict[str, float] = {}
+    if parameters.corrects:
+        added = add_biases(model) if parameters.bias_correction else 0
+        errors["mean_error_before"] = mean_error(output_moments(model, texts, device), wanted)
+        kinds = {"mean": parameters.bias_correction, "variance": parameters.variance_correction}
+        corrected, scaled = correct_outputs(model, wanted, texts, device, **kinds)
+        errors["mean_error"] = mean_error(output_moments(model, texts, device), wanted)
+        if parameters.bias_correction and not corrected:
+            raise Unsupported(f"bias_correction: no linear layer of {request.model} has a bias")
     device.synchronize()
     wall_s, cpu_s = context.clock() - began, context.cpu_clock() - cpu_began
 
@@ -369,7 +418,7 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     if ranges:
         details["static_activations"] = f"{static} layers multiply in int8"
     if parameters.bias_correction:
-        details["bias_correction"] = f"{corrected} layers with a bias"
+        details["bias_correction"] = f"{corrected} layers with a bias, {added} of them new"
     if parameters.save_model and not request.probe:
         context.enter_phase("finish")
         origin = {**origin_by(request), "quantization": how, "precision": stored_in}
@@ -401,6 +450,8 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
             "held_out_loss": loss,
             "token_agreement": float(torch.as_tensor(same)),
             "corrected_layers": float(corrected),
+            "scaled_layers": float(scaled),
+            **errors,
         },
         details=details,
     )
@@ -511,47 +562,161 @@ def library_config(parameters: QuantizationParameters, dtype: torch.dtype) -> An
     )
 
 
-#: A layer's mean input [1, …, width], and the plain layer's output of it without bias.
-MeanOutput = tuple["torch.Tensor", "torch.Tensor"]
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Mean and standard deviation of a layer's outputs over all tokens, [outputs] each."""
+
+    mean: torch.Tensor
+    deviation: torch.Tensor
 
 
-def mean_outputs(
+def _linear(model: Any) -> dict[str, Any]:
+    import torch
+
+    output = model.get_output_embeddings()
+    layers = ((n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear))
+    return {name: layer for name, layer in layers if layer is not output}
+
+
+def _moments(outputs: torch.Tensor) -> Moments:
+    rows = outputs.detach().reshape(-1, outputs.shape[-1]).float()
+    return Moments(rows.mean(0), rows.std(0, correction=0))
+
+
+def _pass(
+    model: Any,
+    texts: Sequence[Sequence[int]],
+    device: Device,
+    see: Callable[[str, Any, torch.Tensor], torch.Tensor | None],
+) -> None:
+    """Read all texts at once, without the output layer, and pass each linear layer's first output
+    to ``see``; what that returns takes the output's place."""
+    import torch
+
+    seen: set[str] = set()
+
+    def hook(name: str) -> Any:
+        def once(layer: Any, _: Any, output: torch.Tensor) -> torch.Tensor | None:
+            if name in seen:
+                return None
+            seen.add(name)
+            return see(name, layer, output)
+
+        return once
+
+    hooks = [layer.register_forward_hook(hook(n)) for n, layer in _linear(model).items()]
+    inner = getattr(model, model.base_model_prefix or "model", model)
+    try:
+        with torch.no_grad():
+            ids = torch.tensor([list(text) for text in texts], device=device.torch_device)
+            inner(input_ids=ids, use_cache=False)
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+def output_moments(
     model: Any, texts: Sequence[Sequence[int]], device: Device
-) -> dict[str, MeanOutput]:
-    """Mean inputs and outputs of the linear layers with bias that the texts reach, by name."""
+) -> dict[str, Moments]:
+    """Moments of the outputs of the linear layers that the texts reach, by name; the texts are of
+    one length."""
+    moments: dict[str, Moments] = {}
+
+    def see(name: str, _: Any, output: torch.Tensor) -> None:
+        moments[name] = _moments(output)
+
+    _pass(model, texts, device, see)
+    return moments
+
+
+def mean_error(moments: Mapping[str, Moments], wanted: Mapping[str, Moments]) -> float:
+    """Mean absolute difference of all channels' mean outputs from those wanted."""
     import torch
 
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module.bias is not None
-    }
-    sums: dict[str, torch.Tensor] = {}
-    rows: dict[str, int] = {}
-
-    def add(name: str, given: torch.Tensor) -> None:
-        outer = tuple(range(given.dim() - 1))
-        total = given.double().sum(outer, keepdim=True)
-        sums[name] = sums.get(name, 0) + total  # type: ignore[operator]
-        rows[name] = rows.get(name, 0) + given[..., 0].numel()
-
-    watch_inputs(model, layers, texts, device, add)
-    outputs = {}
-    for name, total in sums.items():
-        layer = layers[name]
-        mean = (total / rows[name]).to(layer.weight.dtype)
-        with torch.no_grad():
-            outputs[name] = (mean, torch.nn.functional.linear(mean, layer.weight))
-    return outputs
+    names = [name for name in wanted if name in moments]
+    return float(
+        torch.cat([(moments[n].mean - wanted[n].mean).abs().flatten() for n in names]).mean()
+    )
 
 
-def correct_biases(model: Any, outputs: dict[str, MeanOutput]) -> int:
-    """Add to each layer's bias what its mean output lost; return the number of layers."""
+def add_biases(model: Any) -> int:
+    """Give layers a bias of zeros where the model's configuration has a switch for it
+    (``attention_bias``, ``mlp_bias``), which is switched on; return their number."""
+    import copy
+
     import torch
 
-    for name, (mean, wanted) in outputs.items():
-        layer = model.get_submodule(name)
-        with torch.no_grad():
-            lost = wanted - (layer(mean) - layer.bias)
-            layer.bias += lost.flatten().to(layer.bias.dtype)
-    return len(outputs)
+    config = copy.deepcopy(model.config)
+    switches = [n for n in ("attention_bias", "mlp_bias") if getattr(config, n, None) is False]
+    for name in switches:
+        setattr(config, name, True)
+    if not switches:
+        return 0
+    with torch.device("meta"):
+        named = dict(type(model)(config).named_modules())
+    count = 0
+    for name, layer in _linear(model).items():
+        if layer.bias is None and getattr(named.get(name), "bias", None) is not None:
+            zeros = torch.zeros(layer.out_features, device=layer.weight.device, dtype=model.dtype)
+            layer.bias = torch.nn.Parameter(zeros, requires_grad=False)
+            count += 1
+    for name in switches if count else ():
+        setattr(model.config, name, True)
+    return count
+
+
+def _scale_rows(layer: Any, factors: torch.Tensor) -> bool:
+    """Multiply the scales of a layer's rows in place; False where its layout has none a row."""
+    scale = getattr(layer.weight, "scale", None)
+    if scale is None or scale.dim() != 2 or scale.shape[0] != len(factors):
+        return False
+    scale.mul_(factors[:, None].to(scale.dtype))
+    return True
+
+
+#: A row's scale changes by at most this factor: channels that hardly vary are noise.
+_MOST_SCALED = 2.0
+
+
+def correct_outputs(
+    model: Any,
+    wanted: Mapping[str, Moments],
+    texts: Sequence[Sequence[int]],
+    device: Device,
+    *,
+    mean: bool = True,
+    variance: bool = False,
+) -> tuple[int, int]:
+    """Bring each layer's outputs back to the moments that the plain model's have.
+
+    Layers are corrected in the order in which they run, by what they compute on the texts as they
+    are quantised, after the corrections before them. Returns how many biases and how many layers'
+    scales were corrected.
+    """
+    import torch
+
+    biases = scales = 0
+
+    def see(name: str, layer: Any, output: torch.Tensor) -> torch.Tensor | None:
+        nonlocal biases, scales
+        if name not in wanted:
+            return None
+        made, goal = _moments(output), wanted[name]
+        bias = torch.zeros_like(made.mean) if layer.bias is None else layer.bias.float()
+        whole, centre = output.float(), made.mean
+        if variance:
+            known = (made.deviation > 0) & (goal.deviation > 0)
+            factors = torch.where(known, goal.deviation / made.deviation, 1.0)
+            factors = factors.clamp(1 / _MOST_SCALED, _MOST_SCALED)
+            if _scale_rows(layer, factors):
+                scales += 1
+                whole, centre = (whole - bias) * factors + bias, (centre - bias) * factors + bias
+        if mean and layer.bias is not None:
+            lost = goal.mean - centre
+            layer.bias.data += lost.to(layer.bias.dtype)
+            whole = whole + lost
+            biases += 1
+        return whole.to(output.dtype)
+
+    _pass(model, texts, device, see)
+    return biases, scales

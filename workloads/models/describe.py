@@ -152,6 +152,12 @@ def _is_pipeline(name: str) -> bool:
 
 def _describe_pipeline(name: str) -> Description:
     """Describe a pipeline's parts by the headers of their weight files."""
+    entry = find_model(name, weights=False)
+    if entry.kind == "hub" and entry.location == name:
+        raise BadConfiguration(
+            f"{name} is a pipeline of several models ({entry.checkpoint.architecture}): its parts "
+            "are described once it is here"
+        )
     directory = Path(open_model(name).path)
     tensors = []
     for part in sorted(path for path in directory.iterdir() if path.is_dir()):
