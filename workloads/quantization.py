@@ -27,6 +27,7 @@ from workloads.base import (
     WorkloadError,
     whole_sample,
 )
+from workloads.compression.ranges import narrowed
 from workloads.data.cache import cache_root
 from workloads.data.datasets import DatasetParameters, find_dataset, load_dataset, load_examples
 from workloads.data.shapes import Example, text_of
@@ -36,6 +37,7 @@ from workloads.models.catalog import known_config
 from workloads.models.loading import load_config, load_tokenizer, open_model
 from workloads.models.precision import (
     RANGES_NOTE,
+    Ranges,
     forget_ranges,
     measure_ranges,
     use_ranges,
@@ -72,6 +74,12 @@ class QuantizationParameters(DatasetParameters):
         description="weight-only rounds every weight to the nearest number; static (int8) rounds "
         "activations too, in ranges that the calibration texts have, and multiplies in int8; "
         "auto-round learns how to round from those texts (package auto-round).",
+    )
+    calibration_method: Literal["minmax", "percentile", "mse", "divergence"] = work(
+        "minmax",
+        description="How static chooses each layer's input range on the calibration texts: minmax "
+        "up to the largest value, percentile without the largest of 10,000, mse with the least "
+        "squared error, divergence with the least change of the values' distribution.",
     )
     numbers: Literal["int8", "fp8", "int4", "nf4"] = work(
         "int8",
@@ -153,6 +161,12 @@ def _method(job: JobDescription, parameters: QuantizationParameters) -> Iterator
             "iters",
             f"{method} learns nothing",
             "leave it out, or write method: auto-round",
+        ),
+        (
+            method != "static" and parameters.calibration_method != "minmax",
+            "calibration_method",
+            f"{method} has no ranges of activations",
+            "leave it out, or write method: static",
         ),
         (
             parameters.group_size is not None and numbers != "int4",
@@ -385,7 +399,10 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     context.enter_phase("measure")
     began, cpu_began = context.clock(), context.cpu_clock()
     wanted = output_moments(plain, texts, device) if parameters.corrects else {}
-    ranges = measure_ranges(plain, texts, device) if parameters.method == "static" else {}
+    ranges: Ranges = {}
+    if parameters.method == "static":
+        ranges = measure_ranges(plain, texts, device)
+        ranges = narrowed(plain, texts, device, ranges, parameters.calibration_method)
     made, written, extra = source, None, {}
     if parameters.method == "auto-round":
         written = learn_rounding(plain, tokenizer, parameters, texts, ending)
@@ -416,7 +433,8 @@ def _run(request: Request, context: JobContext, ending: contextlib.ExitStack) ->
     how = f"{parameters.method}, {parameters.numbers}"
     details = {"quantization": how, "architecture": type(model).__name__, **dataset.details}
     if ranges:
-        details["static_activations"] = f"{static} layers multiply in int8"
+        by = parameters.calibration_method
+        details["static_activations"] = f"{static} layers multiply in int8, ranges by {by}"
     if parameters.bias_correction:
         details["bias_correction"] = f"{corrected} layers with a bias, {added} of them new"
     if parameters.save_model and not request.probe:
