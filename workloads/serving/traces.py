@@ -6,7 +6,7 @@
 - ``vllm bench serve``: n random ids are decoded to text, which is cut or filled up until it encodes
   to n again; special tokens that the tokenizer adds are left out of n beforehand. With
   ``--random-range-ratio r`` lengths are uniform in [n (1 - r), n (1 + r)].
-- InferenceX: the same with an older script, lengths uniform in [r n, n], r = 0.8 at first, then 1.
+- InferenceX: the same with an older script, whose lengths are uniform in [r n, n].
 - AIPerf, GuideLLM: n tokens of a book's text by the client's tokenizer; the server's chat template
   and special tokens come on top. inference-perf: a text of random tokens.
 
