@@ -311,6 +311,7 @@ def _add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     of_any.add_argument("--columns", default="", help="as in a grid: prompt=question, …")
     of_any.add_argument("--split", default="train", help="of a dataset of the hub (default: train)")
     of_any.add_argument("--revision", default="", help="of a dataset of the hub")
+    of_any.add_argument("--subset", default="", help="of a dataset of the hub that has several")
     for kind in (real, of_any):
         kind.add_argument("--tiny", type=Path, metavar="OUT", help="write the sample to this file")
         kind.add_argument(
@@ -352,7 +353,9 @@ def run_dataset(args: argparse.Namespace) -> int:
         return _lengths(args, "directory", name, lambda: read_directory(args.directory))
     from workloads.data.datasets import Reading, load_examples
 
-    reading = Reading(columns=args.columns, split=args.split, revision=args.revision)
+    reading = Reading(
+        columns=args.columns, split=args.split, revision=args.revision, subset=args.subset
+    )
     name = args.dataset
     return _lengths(args, "dataset", name, lambda: {name: load_examples(name, reading)})
 
