@@ -131,8 +131,8 @@ def without_rule(cause: Cause) -> str:
 def retried(
     measurements: Sequence[Measurement], final: Mapping[str, Measurement]
 ) -> tuple[tuple[Measurement, ...], ...]:
-    """Return the measuring attempts, oldest first, of jobs with several of them in the invocation
-    of their final row."""
+    """Return the measuring attempts, oldest first, of jobs that failed at first in the invocation
+    of their final row. A success that was measured again was flagged, and needed no other."""
     attempts: dict[str, list[Measurement]] = {}
     for row in measurements:
         last = final.get(row.job_id)
@@ -143,11 +143,10 @@ def retried(
             and row.started_at is not None
         ):
             attempts.setdefault(row.job_id, []).append(row)
-    return tuple(
-        tuple(sorted(rows, key=lambda row: row.attempt_number))
-        for rows in attempts.values()
-        if len(rows) > 1
+    ordered = (
+        tuple(sorted(rows, key=lambda row: row.attempt_number)) for rows in attempts.values()
     )
+    return tuple(rows for rows in ordered if any(r.state is not State.SUCCEEDED for r in rows[:-1]))
 
 
 def _example(rows: Sequence[Measurement]) -> Measurement:

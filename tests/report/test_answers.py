@@ -328,6 +328,16 @@ def test_a_stopped_run_says_measured_of_planned() -> None:
     assert summary.verdict in printed(summary) and summary.verdict in to_markdown(summary)
 
 
+def test_a_flagged_row_that_was_measured_again_is_no_retry() -> None:
+    night = Night()
+    night.add(a_job(), final=False)
+    night.add(a_job(), attempt=2)
+    night.add(a_job(batch_size=2), State.FAILED, final=False)
+    night.add(a_job(batch_size=2), attempt=2)
+    (attempts,) = summarize(night.rows).retried
+    assert [row.state for row in attempts] == [State.FAILED, State.SUCCEEDED]
+
+
 def test_the_growth_of_a_warm_process_is_no_smallest_memory() -> None:
     grown = {"peak_host_memory_bytes": 3 << 30, "baseline_host_memory_bytes": 1 << 30}
     fresh = replace(measured(10.0), **grown, jobs_before=0, peak_device_memory_bytes=None)

@@ -257,3 +257,10 @@ def test_looking_for_a_table_hides_tables_alone(browser: Page, tmp_path: Path) -
     assert (browser.evaluate(tables), browser.evaluate(scaling)) == (20, 16)
     enter(browser, "#find-table", "data-3")
     assert (browser.evaluate(tables), browser.evaluate(scaling)) == (2, 16)
+
+
+def test_the_table_of_all_rows_is_whole_in_a_usual_window(browser: Page, report: Path) -> None:
+    browser.open(report, width=1400)
+    table = "document.querySelector('#rows > .scroll')"
+    assert browser.evaluate(f"{table}.scrollWidth <= {table}.clientWidth")
+    assert browser.evaluate("document.documentElement.scrollWidth") == 1400
