@@ -154,10 +154,12 @@ def installed(group: str, kind: type) -> dict[str, Any]:
 ENGINES: Declared[EngineSpec] = Declared(
     {
         "diffusers": "workloads.engines.diffusers",
+        "endpoint": "workloads.engines.endpoint",
         "graph": "workloads.engines.graph",
         "onnxruntime": "workloads.engines.onnxruntime",
         "openvino": "workloads.engines.openvino",
         "optimum-habana": "workloads.engines.optimum_habana",
+        "sglang": "workloads.engines.sglang",
         "transformers": "workloads.engines.transformers",
         "vllm": "workloads.engines.vllm",
         "vllm-gaudi": "workloads.engines.vllm",

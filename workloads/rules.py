@@ -71,9 +71,11 @@ def engine_refusals(job: JobDescription, ability: str) -> Iterator[Refusal]:
         return
     yield from _mode_refusals(spec, job)
     yield from _setting_refusals(spec, job, ability)
-    if (job.parameters.get("tensor_parallel") or 1) > 1 and (
-        "tensor_parallel" not in spec.features
-    ):
+    settings = spec.settings(ability)
+    able = "tensor_parallel" in spec.features or (
+        settings is not None and "tensor_parallel" in settings.model_fields
+    )
+    if (job.parameters.get("tensor_parallel") or 1) > 1 and not able:
         others = [other.name for other in ENGINES.known() if "tensor_parallel" in other.features]
         yield Refusal(
             setting="tensor_parallel",
@@ -81,8 +83,8 @@ def engine_refusals(job: JobDescription, ability: str) -> Iterator[Refusal]:
             hint=f"engine {' or '.join(others)} splits matrices over cards",
             unsupported=True,
         )
-    if (able := spec.abilities.get(ability)) is not None:
-        yield from _ability_refusals(spec, able, ability, job)
+    if (declared := spec.abilities.get(ability)) is not None:
+        yield from _ability_refusals(spec, declared, ability, job)
 
 
 def _ability_refusals(

@@ -120,6 +120,10 @@ def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:
         for ability in spec.abilities:
             if model := spec.settings(ability):
                 _add(settings, model, f"Setting of the engine {spec.name}")
+    if "slo" in settings:  # limits are also written as a mapping
+        kind = settings["slo"].pop("type")
+        limits = {"type": "object", "additionalProperties": {"type": "number"}}
+        settings["slo"]["anyOf"] = [{"type": kind}, limits]
     return settings
 
 

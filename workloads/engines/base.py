@@ -87,8 +87,9 @@ class ServerCommand:
     health: str = "/health"
     token_ids: bool = True  # completions take prompts as token ids
     usage: bool = True  # streams report token counts when asked (``stream_options``)
-    ignore_eos: bool = True  # requests may ask to go on past the end
     body: Mapping[str, Any] = field(default_factory=dict)  # more fields of each request
+    #: Fields with which a request goes on past the end.
+    past_end: Mapping[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
     #: Figure (``SERVER_FIGURES``) -> name of a gauge or counter in ``/metrics``.
     counters: Mapping[str, str] = field(default_factory=dict)
 
@@ -268,6 +269,55 @@ class ServerSettings(Settings):
         ge=2,
         description="Most tokens of a prompt and its answer, for which a server makes room. Left "
         "out: what the model allows, with the engine graph at most 4,096.",
+    )
+
+
+class ScheduledServerSettings(ServerSettings):
+    """Settings of servers whose library schedules requests over a paged cache (vLLM, SGLang)."""
+
+    tensor_parallel: int | None = choice(
+        None, loads=True, ge=1, description="Cards that split each matrix of a server."
+    )
+    pipeline_parallel: int | None = choice(
+        None, loads=True, ge=1, description="Stages of layers of a server, each on its cards."
+    )
+    data_parallel: int | None = choice(
+        None,
+        loads=True,
+        ge=1,
+        description="Copies of the model in one server. Cards beyond those of one server get "
+        "servers of their own, asked in turn.",
+    )
+    max_batched_tokens: int | None = choice(
+        None, loads=True, ge=1, description="Most tokens of a scheduler's step."
+    )
+    chunked_prefill: bool | None = choice(
+        None,
+        loads=True,
+        description="Read long prompts in parts beside decoding. Left out: the engine's default.",
+    )
+    prefix_caching: bool = choice(
+        False, loads=True, description="Reuse the cache of beginnings that prompts share."
+    )
+    kv_cache_dtype: str | None = choice(
+        None,
+        loads=True,
+        min_length=1,
+        description="Numbers of the key/value cache, by the engine's name: fp8_e4m3, fp8_e5m2. "
+        "Left out: those of the model.",
+    )
+    speculative_tokens: int | None = choice(
+        None,
+        loads=True,
+        ge=1,
+        description="Tokens that are guessed ahead in each step: from the prompt (n-grams), or by "
+        "draft_model.",
+    )
+    draft_model: str | None = choice(
+        None,
+        loads=True,
+        min_length=1,
+        description="A smaller model of the same tokenizer that guesses.",
     )
 
 

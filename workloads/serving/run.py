@@ -30,6 +30,7 @@ from workloads.base import (
     Result,
     ServerSilent,
     Unsupported,
+    WorkloadError,
 )
 from workloads.bench.measure import Measured, Observation, Resident, load_resident, measure
 from workloads.bench.warmup import WarmupPlan
@@ -70,13 +71,19 @@ class Serving:
     @cached_property
     def tokenizer(self) -> Any:
         """The model's tokenizer."""
+        if self.source is None:
+            raise BadConfiguration(
+                "prompts of random tokens need the model's tokenizer here: name its checkpoint as "
+                "`model`, or leave input_tokens out for prompts of the dataset"
+            )
         return load_tokenizer(self.source)
 
     @cached_property
     def vocabulary(self) -> int:
         """Token ids of the model; those of its tokenizer where its config has none."""
-        size = vocabulary_size(load_config(self.source).to_dict())
-        return min(size or len(self.tokenizer), len(self.tokenizer))
+        tokens = len(self.tokenizer)
+        assert self.source is not None
+        return min(vocabulary_size(load_config(self.source).to_dict()) or tokens, tokens)
 
     @property
     def model(self) -> str:
@@ -93,7 +100,6 @@ def _start_servers(
     serve = engine_function(request.engine, "serve", context.device.name)
     per_server = cards_of_a_server(request.settings)
     count = context.world_size // per_server
-    source = None if request.engine == "endpoint" else open_model(request.model, protected=True)
     servers: list[Server] = []
     key = secrets.token_urlsafe(24)
     client = client_cores(cards)
@@ -118,7 +124,17 @@ def _start_servers(
         for server in servers:
             server.stop()
         raise
-    return Serving(servers=tuple(servers), source=source)
+    return Serving(servers=tuple(servers), source=_source(request, servers[0]))
+
+
+def _source(request: Request, server: Server) -> ModelSource | None:
+    """The model's checkpoint on this node; None where only a server elsewhere has it."""
+    try:
+        return open_model(request.model, weights=bool(server.process), protected=True)
+    except WorkloadError:
+        if server.process is None:
+            return None
+        raise
 
 
 def _cards(context: JobContext) -> list[str]:
@@ -219,9 +235,11 @@ class Load:
             key=first.key,
             api=api,
             stream=self.parameters.stream,
-            ignore_eos=self.parameters.ignore_eos,
             usage=first.command.usage,
-            extra=first.command.body,
+            extra={
+                **first.command.body,
+                **(first.command.past_end if self.parameters.ignore_eos else {}),
+            },
         )
 
 
@@ -478,10 +496,6 @@ def run(request: Request, context: JobContext) -> Result:
     random = parameters.input_tokens is not None or bool(parameters.trace)
     dataset = None if random else load_dataset(request.dataset, parameters.reading())
     load = Load(parameters=parameters, serving=serving, dataset=dataset)
-    if parameters.ignore_eos and serving.servers:
-        command = serving.servers[0].command
-        if not command.ignore_eos:
-            raise Unsupported(f"the server of {request.engine} does not know ignore_eos")
     directory = make_owned_directory("ng-", Path(tempfile.gettempdir()))
     try:
         windows = Windows(

@@ -257,11 +257,11 @@ def _started(
 ) -> Server:
     if not command.arguments:
         return Server(command=command, url=command.url, key=command.key)
-    variables = {**os.environ, **environment, **command.environment}
     paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
+    variables = {**os.environ, "PYTHONPATH": paths, **environment, **command.environment}
     process = subprocess.Popen(
         command.arguments,
-        env={"PYTHONPATH": paths} | {n: v for n, v in variables.items() if v is not None},
+        env={name: value for name, value in variables.items() if value is not None},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

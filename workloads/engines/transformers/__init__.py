@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from workloads.base import JobDescription, Refusal
+from workloads.base import JobDescription, Refusal, Request, require_package
 from workloads.devices import device_spec
 from workloads.engines.base import (
     Ability,
@@ -14,6 +16,9 @@ from workloads.engines.base import (
     GaudiSettings,
     Modes,
     Package,
+    ServerCommand,
+    ServerPlace,
+    ServerSettings,
     is_encoder_decoder,
 )
 from workloads.settings import Declaration, choice
@@ -86,6 +91,68 @@ def _refuse_sparse_kernels(job: JobDescription) -> Iterator[Refusal]:
     yield Refusal(setting="sparse_kernels", reason=reason, hint=hint, unsupported=True)
 
 
+class ServedSettings(ServerSettings):
+    """Settings of ``transformers serve``."""
+
+    server_batching: bool = choice(
+        False,
+        loads=True,
+        description="Continuous batching of `transformers serve` (--continuous-batching), with "
+        "paged attention; without, requests are answered one after another. On a CPU release "
+        "5.23 emitted no token with it.",
+    )
+
+
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def _refuse_served(job: JobDescription) -> Iterator[Refusal]:
+    if job.precision not in _DTYPES:
+        yield Refusal(
+            setting="precision",
+            reason=f"`transformers serve` loads plain weights, not {job.precision}",
+            hint=f"write {', '.join(_DTYPES)}",
+            unsupported=True,
+        )
+    for name in ("max_sequences", "max_model_len"):
+        if job.parameters.get(name) is not None:
+            yield Refusal(
+                setting=name,
+                reason="`transformers serve` has no such limit",
+                hint=f"leave {name} out",
+                unsupported=True,
+            )
+
+
+def serve(request: Request, place: ServerPlace) -> ServerCommand:
+    """The command of ``transformers serve``, which knows no keys; see ``engines.base``."""
+    from workloads.models.loading import open_model
+
+    for package in ("openai", "fastapi", "uvicorn"):
+        require_package(package, "`transformers serve`", "'transformers[serving]'")
+    path = open_model(request.model).path
+    arguments = {
+        "host": place.host,
+        "port": place.port,
+        "device": device_spec(place.device).torch_type or place.device,
+        "dtype": _DTYPES[request.precision],
+        "attn-implementation": "sdpa",
+        "log-level": "error",
+    }
+    batching = "" if request.settings.get("server_batching") else "no-"
+    return ServerCommand(
+        arguments=(
+            *(sys.executable, "-m", "transformers.cli.transformers", "serve", path),
+            *(f"--{name}={value}" for name, value in arguments.items()),
+            f"--{batching}continuous-batching",
+        ),
+        environment={"OMP_NUM_THREADS": str(place.threads)},
+        model=path,
+        token_ids=False,
+        past_end={"generation_config": json.dumps({"eos_token_id": -1})},  # no token's id
+    )
+
+
 SPEC = EngineSpec(
     name="transformers",
     also_called=("hf", "huggingface", "torch", "pytorch"),
@@ -105,6 +172,12 @@ SPEC = EngineSpec(
             function="workloads.engines.transformers.generation:load_encoder",
             tasks=("masked-lm",),
             attentions=None,
+        ),
+        "serve": Ability(
+            function="workloads.engines.transformers:serve",
+            tasks=("causal-lm",),
+            refuse=_refuse_served,
+            settings=ServedSettings,
         ),
         "train": Ability(function="workloads.training.loop:run", attentions=None),
         "quantize": Ability(function="workloads.quantization:run", tasks=("causal-lm",)),
