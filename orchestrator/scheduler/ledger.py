@@ -87,7 +87,7 @@ class Ledger:
             outcome=outcome,
         )
         if repeating:
-            yield from self.repeats.ended(record, row)
+            yield from self.repeats.row_of(record, row)
             return
         record.state = state
         self.ended.append((record, reason))

@@ -99,7 +99,7 @@ class Repeats:
             self._add(record, self._flags[record.job_id])
         return idle
 
-    def ended(self, record: JobState, row: RecordRow) -> Iterator[RecordRow]:
+    def row_of(self, record: JobState, row: RecordRow) -> Iterator[RecordRow]:
         """The row of a repeat, unless it never ran: final if it replaces the one before it."""
         if row.attempt is None or self._judge is None:
             return
