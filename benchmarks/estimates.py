@@ -19,8 +19,9 @@ from benchmarks.figures import Goal, Line
 from benchmarks.past_runs import PastAttempt, PastRun, runs_in
 from benchmarks.setting import Setting, Takes
 from orchestrator.core.plan import Action, PlannedJob, Span
-from orchestrator.planning.forecast import CLUSTER, Startup, work
+from orchestrator.planning.forecast import CLUSTER, Remaining, Startup, work
 from orchestrator.scheduler.estimator import Estimator
+from workloads.models.catalog import rough_parameters
 
 TITLE = "Estimates: how often the promised range of a run's duration held"
 TAKES_S = Takes(whole=1, quick=1)
@@ -56,11 +57,79 @@ class Case:
 
 def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
     """The lines and facts of this benchmark."""
-    found = cases(past for file in FILES for past in runs_in(ROOT / file))
-    lines = [_line("of all", found)]
+    runs = [past for file in FILES for past in runs_in(ROOT / file)]
+    found = cases(runs)
+    lines = [_of_left(runs), _line("of all", found)]
     for knowledge in (NOTHING_KNOWN, PARTLY_MEASURED, SAME_GRID):
         lines.append(_line(knowledge, [case for case in found if case.knowledge == knowledge]))
     return lines, {"runs": len({case.run for case in found})}
+
+
+#: Fewest jobs of a run whose time left is replayed, and the factor within which it should lie.
+FEWEST_LEFT, FACTOR = 8, 2.0
+
+
+def times_left(past: PastRun) -> list[float]:
+    """Time left as foretold over what it was, each time when a job of a run without searches had
+    ended, from a tenth of them on."""
+    attempts = sorted(past.attempts, key=lambda each: each.ended_s)
+    jobs = {attempt.job.job_id: attempt for attempt in attempts if attempt.row.final}
+    searched = any(isinstance(attempt.job.batch_size, str) for attempt in attempts)
+    if searched or len(jobs) < FEWEST_LEFT:
+        return []
+    estimator = Estimator(parameters_of=rough_parameters)
+    estimates = {job_id: estimator.estimate(each.job) for job_id, each in jobs.items()}
+    remaining = Remaining(
+        PlannedJob(
+            job=each.job,
+            action=Action.RUN,
+            estimate_s=estimates[job_id].total_s,
+            load_s=estimates[job_id].load_s,
+        )
+        for job_id, each in jobs.items()
+    )
+    ratios, ended = [], 0
+    used: set[str] = set()  # cards whose process has ended a job
+    for now in sorted(each.ended_s for each in jobs.values())[:-1]:
+        for each in attempts:
+            if each.ended_s == now and each.row.final:
+                load_s, width = each.row.load_s or 0.0, each.job.cards
+                run_s = (each.ended_s - each.began_s - load_s) * width
+                places = set(each.places)
+                remaining.take(
+                    each.job.job_id, max(run_s, 0.01), load_s * width, first=not places & used
+                )
+                used |= places
+                ended += 1
+        had = {
+            each.job.job_id: (min(now, each.ended_s) - each.began_s) * each.job.cards
+            for each in attempts
+            if each.began_s < now
+        }
+        running = {e.job.job_id: had[e.job.job_id] for e in attempts if e.began_s < now < e.ended_s}
+        left_s = remaining.left_s(running)
+        if left_s is not None and ended >= len(jobs) / 10:
+            ratios.append(left_s * now / sum(had.values()) / (past.span_s - now))
+    return ratios
+
+
+def _of_left(runs: Iterable[PastRun]) -> Line:
+    """Share of the runs whose time left was within the factor nine times of ten."""
+    replayed = [ratios for past in runs if (ratios := times_left(past))]
+
+    def held(ratios: Sequence[float]) -> float:
+        return sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios) / len(ratios)
+
+    every = [ratio for ratios in replayed for ratio in ratios]
+    return Line(
+        what=f"runs whose time left was within a factor of {FACTOR:g}, nine times of ten",
+        against="",
+        unit="%",
+        ours=(100 * sum(held(ratios) >= 0.9 for ratios in replayed) / len(replayed),),
+        goal=Goal(kind="at least", value=90.0),
+        note=f"{len(replayed)} runs, from a tenth of their jobs on; {held(every):.0%} of "
+        f"{len(every)} moments",
+    )
 
 
 def _line(what: str, found: Sequence[Case]) -> Line:
@@ -129,5 +198,6 @@ def left(past: PastRun, attempts: Sequence[PastAttempt], known: Sequence[PastAtt
     """The range for these attempts' jobs, without a start, when others are known."""
     jobs = {attempt.job.job_id: attempt.job for attempt in attempts}
     planned = [PlannedJob(job=job, action=Action.RUN) for job in jobs.values()]
-    estimator = Estimator.from_history([each.row for each in known], queued=False)
+    rows = [each.row for each in known]
+    estimator = Estimator.from_history(rows, queued=False, parameters_of=rough_parameters)
     return work(planned, past.nodes, estimator, past.processors or ASSUMED_PROCESSORS)

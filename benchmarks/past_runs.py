@@ -41,6 +41,7 @@ class PastAttempt:
     began_s: float
     ended_s: float
     row: PastRow  # as estimates learn from it
+    places: tuple[str, ...] = ()  # its cards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,11 +142,14 @@ def _attempt(row: Mapping[str, Any], first: datetime) -> PastAttempt:
         accelerator=job.accelerator,
         cards=job.cards,
         parameters=job.parameters,
+        measure=job.measure,
         busy_s=ended_s - began_s,
         load_s=row["load_s"],
         queued_s=row.get("queued_s"),
     )
-    return PastAttempt(job=job, began_s=began_s, ended_s=ended_s, row=past)
+    node = (row["nodes"] or ("",))[0]
+    places = tuple(f"{node}/{index}" for index in row["card_indices"] or ())
+    return PastAttempt(job=job, began_s=began_s, ended_s=ended_s, row=past, places=places)
 
 
 # ---------------------------------------------------------------- collecting

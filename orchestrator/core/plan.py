@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from enum import Enum
 
 from orchestrator.core.job import Accelerator, Job, Scalar, State
 from orchestrator.core.topology import Node
+from workloads.base import MeasureSettings
 from workloads.devices import host_device
 
 
@@ -66,6 +67,7 @@ class PastRow:
     attempt_number: int = 0  # 0 when the job never ran
     parameters: tuple[tuple[str, Scalar], ...] = ()  # the workload's own, sorted by name
     outdated: str = ""  # how its work differs from that of the same settings now
+    measure: MeasureSettings = field(default_factory=MeasureSettings)
 
 
 class Action(str, Enum):
@@ -88,6 +90,7 @@ class PlannedJob:
     action: Action
     reason: str = ""  # for all but a first RUN
     estimate_s: float = 0.0  # busy time of its cards, loading included
+    load_s: float = 0.0  # of that, for loading
     needs: tuple[str, ...] = ()  # ids of the jobs that must have succeeded before
     after: tuple[str, ...] = ()  # ids of the jobs that must have ended before, in whatever way
 

@@ -30,6 +30,7 @@ from orchestrator.core.plan import NOTHING, Action, Plan, Span
 from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.core.topology import Card, Node
 from orchestrator.driver.standing import Standing
+from orchestrator.planning.forecast import Remaining
 from workloads.devices.monitor.host import CardTelemetry
 
 #: Number of last failures whose messages are kept; all failures are counted.
@@ -64,9 +65,13 @@ class Board:
     _workers: dict[str, Card] = field(default_factory=dict)
     _seats_of: dict[str, list[_Seat]] = field(default_factory=dict)  # by attempt
     _counts: Counter[str] = field(default_factory=Counter)
-    _estimates: dict[str, float] = field(default_factory=dict)  # of jobs still to be done
-    _card_s_to_do: float = 0.0
-    _card_s_done: float = 0.0
+    _to_do: set[str] = field(default_factory=set)  # ids of jobs still to be done
+    _to_run: int = 0
+    _remaining: Remaining = field(init=False)
+    #: Attempts that run: since when, whose, on how many cards.
+    _running: dict[str, tuple[float, str, int]] = field(default_factory=dict)
+    _took_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    _busy_s: float = 0.0  # card-seconds of attempts that ended
     _attempts: int = 0
     _jobs_run: int = 0
     # By unit: tokens or samples, the seconds that they took, and the jobs that did them.
@@ -88,10 +93,11 @@ class Board:
         self._labels = labels_of([planned.job for planned in self.plan.jobs])
         for planned in self.plan.jobs:
             if planned.action is Action.RUN:
-                self._estimates[planned.job.job_id] = planned.estimate_s * planned.job.cards
+                self._to_do.add(planned.job.job_id)
             elif planned.action is not Action.UNSUPPORTED:
                 self._counts["reused" if planned.action is Action.REUSE else "skipped"] += 1
-        self._card_s_to_do = sum(self._estimates.values())
+        self._to_run = len(self._to_do)
+        self._remaining = Remaining(self.plan.jobs)
 
     @property
     def total(self) -> int:
@@ -146,6 +152,9 @@ class Board:
                 self._seats[freed].worker_id = ""
         elif isinstance(event, AttemptEnded):
             self._attempts += 1
+            began, job_id, width = self._running.pop(event.outcome.attempt_id, (event.at, "", 0))
+            self._busy_s += (event.at - began) * width
+            self._took_s[job_id] += (event.at - began) * width
             for seat in self._seats_of.pop(event.outcome.attempt_id, ()):
                 self._seat(seat.worker_id, "idle", event.at)
         elif isinstance(event, StopRequested):
@@ -162,6 +171,8 @@ class Board:
         elif isinstance(command, RunAttempt):
             self._first_at = at if self._first_at is None else self._first_at
             job, attempt_id = self.label(command.attempt.job), command.attempt.attempt_id
+            width = len(command.worker_ids)
+            self._running[attempt_id] = at, command.attempt.job_id, width
             cards = [self._workers.get(worker_id) for worker_id in command.worker_ids]
             seats = [self._seats[card] for card in cards if card in self._seats]
             self._seats_of[attempt_id] = seats
@@ -169,7 +180,9 @@ class Board:
                 self._seat(seat.worker_id, "start", at, job, attempt_id)
         elif isinstance(command, RecordRow) and command.final and not command.repeat:
             self._counts[command.state.value] += 1
-            self._card_s_done += self._estimates.pop(command.job.job_id, 0.0)
+            self._to_do.discard(command.job.job_id)
+            if command.attempt is None:
+                self._remaining.take(command.job.job_id)
             self._jobs_run += command.attempt is not None
         elif isinstance(command, RunFinished):
             self._finished = True
@@ -177,6 +190,8 @@ class Board:
     def measured(self, row: RecordRow, measurement: Measurement, at: float) -> None:
         """Count the row of an attempt."""
         metrics, attempt = measurement.metrics, row.attempt
+        if row.final and not row.repeat:
+            self._ended(row.job, measurement)
         if measurement.failure_class:
             self._failure_counts[measurement.failure_class] += 1
         if row.state in _FAILED and attempt is not None:
@@ -198,6 +213,13 @@ class Board:
             self._work[unit] += metrics.throughput * metrics.measure_s
             self._timed_s[unit] += metrics.measure_s
             self._timed_jobs[unit] += 1
+
+    def _ended(self, job: Job, row: Measurement) -> None:
+        """Correct the estimates of other jobs by one that ended."""
+        took_s, load_s = self._took_s.pop(job.job_id, 0.0), (row.load_s or 0.0) * job.cards
+        known = row.state is State.SUCCEEDED and took_s > load_s
+        first = row.jobs_before == 0 and not job.alone
+        self._remaining.take(job.job_id, took_s - load_s if known else None, load_s, first=first)
 
     def status(
         self,
@@ -264,6 +286,13 @@ class Board:
             best=self.standing.best(self._label_of) if self.standing else (),
         )
 
+    def _repeats_left(self) -> float:
+        """Repeats to come, if as many of the rows to come are flagged as of those so far."""
+        if self.standing is None or not self._remaining.ended:
+            return 0.0
+        flagged = self.standing.to_repeat()
+        return flagged * (1 + len(self._to_do) / self._remaining.ended) - self.standing.repeats
+
     def _seat(
         self, worker_id: str, phase: str, at: float, job: str = "", attempt_id: str = ""
     ) -> None:
@@ -287,16 +316,20 @@ class Board:
         )
 
     def _left(self, now: float) -> Span | None:
-        """Time left: by the plan until a twentieth of the work is done, then by the pace since the
-        first attempt, as a range until a fifth is done."""
-        if not self._estimates:
+        """Time left: by the plan until a job has ended, then by the estimates as those that ended
+        correct them, as a range until a fifth has."""
+        if not self._to_do and not self._running:
             return NOTHING
-        if not self._card_s_to_do:
-            return None
-        left = sum(self._estimates.values())
-        if self._first_at is not None and self._card_s_done >= 0.05 * self._card_s_to_do:
-            middle_s = (now - self._first_at) * left / self._card_s_done
-            factor = 1.0 if self._card_s_done >= 0.2 * self._card_s_to_do else 2.0
+        running = {}
+        for began, job, width in self._running.values():
+            running[job] = (now - began) * width
+        busy_s = self._busy_s + sum(running.values())
+        left_s = self._remaining.left_s(running)
+        if left_s is not None and self._first_at is not None and busy_s:
+            left_s += self._repeats_left() * self._remaining.took_s / self._remaining.ended
+            middle_s = left_s * (now - self._first_at) / busy_s  # on as many cards as so far
+            few = len(self._to_do) > 0.8 * self._to_run
+            factor = 2.0 if few else 1.0
             return Span(middle_s / factor, middle_s, middle_s * factor)
         planned, over_s = self.plan.duration, now - self.started_at
         if over_s >= planned.high_s:

@@ -55,6 +55,7 @@ class Standing:
         default_factory=lambda: defaultdict(dict)
     )
     _flags: Counter[str] = field(default_factory=Counter)
+    _to_repeat: int = 0
     _bests: dict[object, BestSoFar] = field(default_factory=dict)
     _stale: set[object] = field(default_factory=set)  # works with new rows
 
@@ -76,7 +77,9 @@ class Standing:
         """Enter a successful final row; names its flags if a repeat may clear them all."""
         entry = self._judged(row)
         self._enter(entry)
-        return _names(entry.flags)
+        flags = _names(entry.flags)
+        self._to_repeat += bool(flags and not row.repeat and row.job.measure.repeat_flagged)
+        return flags
 
     def replaces(self, row: RecordRow) -> bool:
         """Return whether a repeat has no flags, or is a nearer lower bound."""
@@ -101,6 +104,10 @@ class Standing:
     def flagged(self) -> list[str]:
         """Ids of the jobs whose row has flags that a repeat may clear."""
         return [job_id for job_id, entry in self._entries.items() if _names(entry.flags)]
+
+    def to_repeat(self) -> int:
+        """Count the rows that were flagged, of those that stand or that a repeat replaced."""
+        return self._to_repeat
 
     def flagged_as(self, job_id: str) -> str:
         """Names of all flags of a job's row; "" if it has none, or there is no row."""

@@ -11,8 +11,9 @@ With a deadline the schedule is simulated with estimated durations (a second for
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -126,6 +127,106 @@ def _work(jobs: Sequence[Job], cards: int, at_once: int, estimator: Estimator) -
         most = min(count, cards)
         total += load.times(1, sqrt(most), most)
     return total.times(*[1 / at_once] * 3).or_longer(longest)
+
+
+class Remaining:
+    """Card-seconds that a run's jobs still take: their estimates, corrected by those that ended.
+
+    Estimates of one kind of job are off by the same factor, the machine's and the engine's: it is
+    learned for all jobs, for each workload, engine and kind of card, and for each model and
+    precision of those. Where few have ended a factor leans on the coarser one, by one job's weight.
+    Of a process's first job, which imports and fills caches, a part counts, and of a job that took
+    far longer than the others, which something disturbed, no more than would be usual.
+    """
+
+    def __init__(self, planned: Iterable[PlannedJob]) -> None:
+        self._left: dict[str, tuple[Job, float]] = {}
+        self._sums: dict[tuple[Hashable, ...], _Sums] = {}
+        self.ended = 0  # with a duration
+        self._ratios: list[float] = []  # ascending
+        self._load_s, self._loads, self._alone = 0.0, 0, 0
+        self.took_s = 0.0
+        for item in planned:
+            if item.action is Action.RUN and item.job.job_id not in self._left:
+                run_s = max(item.estimate_s - item.load_s, _LEAST_S) * item.job.cards
+                self._left[item.job.job_id] = item.job, run_s
+                self._alone += item.job.alone
+                for group in _groups(item.job):
+                    sums = self._sums.setdefault(group, _Sums())
+                    sums.left_s += run_s
+                    sums.jobs += 1
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def take(
+        self, job_id: str, run_s: float | None = None, load_s: float = 0.0, *, first: bool = False
+    ) -> None:
+        """Remove a job that ended; ``run_s`` are its card-seconds, None if it did not run, and
+        ``first`` says that it was its process's first."""
+        job, estimate_s = self._left.pop(job_id, (None, 0.0))
+        if job is None:
+            return
+        if run_s is not None:
+            run_s = max(FIRST_SHARE * run_s, run_s - FIRST_USE.high_s) if first else run_s
+            insort(self._ratios, run_s / estimate_s)
+            run_s = min(run_s, MOST_OVER * self._ratios[len(self._ratios) // 2] * estimate_s)
+        self._alone -= job.alone
+        for group in _groups(job):
+            sums = self._sums[group]
+            sums.left_s -= estimate_s
+            if run_s is not None:
+                sums.actual_s += run_s
+                sums.estimated_s += estimate_s
+        if run_s is not None:
+            self.ended += 1
+            if load_s > 0:
+                self._load_s += load_s
+                self._loads += 1
+            self.took_s += run_s + load_s
+
+    def left_s(self, running: Mapping[str, float]) -> float | None:
+        """Card-seconds left, with those that running jobs have had so far; None before any job has
+        ended."""
+        if not self.ended:
+            return None
+        factors: dict[tuple[Hashable, ...], float] = {}
+        for group, sums in sorted(self._sums.items(), key=lambda pair: len(pair[0])):
+            parent = factors[group[:-1]] if group else 1.0
+            weight_s = 0.0 if not group else (sums.left_s + sums.estimated_s) / sums.jobs
+            factors[group] = (sums.actual_s + parent * weight_s) / (sums.estimated_s + weight_s)
+        left_s = sum(
+            sums.left_s * factors[group] for group, sums in self._sums.items() if len(group) == 2
+        )
+        for job_id, had_s in running.items():
+            job, estimate_s = self._left.get(job_id, (None, 0.0))
+            if job is not None:
+                expected_s = estimate_s * factors[_groups(job)[-1]]
+                left_s -= expected_s - max(expected_s - had_s, _OVERRUN * had_s)
+        fine = (sums for group, sums in self._sums.items() if len(group) == 2)
+        new = sum(sums.left_s > 0 and not sums.estimated_s for sums in fine)  # models to load
+        new += self._alone
+        return max(0.0, left_s) + new * self._load_s / max(1, self._loads)
+
+
+#: Least part of a first job's time that later ones take too; most of a job's over the median's.
+FIRST_SHARE, MOST_OVER = 0.4, 3.0
+#: Least seconds that a job is estimated to run, and share of its time that one goes on beyond it.
+_LEAST_S, _OVERRUN = 0.1, 0.2
+
+
+@dataclass(slots=True)
+class _Sums:
+    jobs: int = 0
+    left_s: float = 0.0  # as estimated
+    actual_s: float = 0.0  # of those that ended
+    estimated_s: float = 0.0
+
+
+def _groups(job: Job) -> tuple[tuple[Hashable, ...], ...]:
+    """Groups of a job, each finer than the one before."""
+    kind = (job.workload, job.engine, job.accelerator)
+    return (), (kind,), (kind, (job.model, job.precision))
 
 
 #: Most jobs to simulate: more take too long.

@@ -23,6 +23,7 @@ from orchestrator.grid.dependencies import Thing, measured_again, with_implied, 
 from orchestrator.grid.diagnostics import Rules, card_problems, summed_up
 from orchestrator.planning.engine_choice import Software, differences, software_of, with_engines
 from orchestrator.planning.forecast import Startup, duration, with_fresh_processes
+from orchestrator.scheduler.estimator import Estimate
 from orchestrator.util.format import listed
 from workloads.engines import ENGINES
 from workloads.models.precision import support
@@ -74,8 +75,16 @@ def make_plan(
     planned = []
     for job in with_implied(_as_spelled(jobs, history)):
         action, reason = planner.decide(job)
-        estimate_s = estimator.estimate(job).total_s if action is Action.RUN else 0.0
-        planned.append(PlannedJob(job=job, action=action, reason=reason, estimate_s=estimate_s))
+        estimate = estimator.estimate(job) if action is Action.RUN else Estimate(load_s=0, run_s=0)
+        planned.append(
+            PlannedJob(
+                job=job,
+                action=action,
+                reason=reason,
+                estimate_s=estimate.total_s,
+                load_s=estimate.load_s,
+            )
+        )
     running = [one.job for one in planned if one.action is Action.RUN]
     planned = measured_again(
         with_needs(planned),
@@ -152,10 +161,13 @@ def estimator_for(
     """Estimator from earlier rows of the nodes' sort (emulated or real); ``queued`` includes a
     job's wait for a turn."""
     from orchestrator.scheduler.estimator import Estimator
+    from workloads.models.catalog import rough_parameters
 
     kinds = {node.emulated for node in nodes}
     footing = kinds.pop() if len(kinds) == 1 else None  # None: rows of both kinds inform
-    return Estimator.from_history(history, emulated=footing, queued=queued)
+    return Estimator.from_history(
+        history, emulated=footing, queued=queued, parameters_of=rough_parameters
+    )
 
 
 def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastRow]:

@@ -1,8 +1,9 @@
 """Estimate of a job's time on its cards, from earlier rows, with its margin of error.
 
 The nearest rows win: the same job, the same settings at another batch size, the same precision, the
-same workload and model, and last a prior from the measure settings. Loading and running are
-estimated apart, because a warm worker does not load.
+same workload and model, the same workload and kind of card, and last a prior from the job's work
+(``work.py``). Rows of other work are scaled by it. Loading and running are estimated apart, because
+a warm worker does not load.
 
 Each new row is first predicted at every distance; the errors give the margin at that distance,
 which covers nine of ten.
@@ -11,7 +12,7 @@ which covers nine of ten.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from math import ceil, exp, log
@@ -19,15 +20,12 @@ from statistics import median
 
 from orchestrator.core.job import Job, State
 from orchestrator.core.plan import PastRow, Span
-from workloads.base import MeasureSettings
+from orchestrator.scheduler.work import nominal_s
 
 #: Prior for loading a model when nothing is known, seconds.
 PRIOR_LOAD_S = 4.0
 #: Prior for starting a worker process, seconds.
 PRIOR_START_S = 8.0
-#: Prior for running: seconds times a power of the time limit, at least this long a repeat.
-PRIOR_RUN_S, PRIOR_POWER = 3.2, 0.3
-LEAST_REPEAT_S = 0.01
 #: ``batch_size: max`` runs a handful of short probes before it measures.
 SEARCH_FACTOR = 3.0
 
@@ -57,6 +55,7 @@ class Distance(Enum):
     SETTINGS = "all but the batch size"
     PRECISION = "workload, model, cards and precision"
     MODEL = "workload, model and kind of card"
+    CARD = "workload and kind of card"
     PRIOR = "no rows"
 
 
@@ -66,6 +65,7 @@ _FIRST_MARGIN = {
     Distance.SETTINGS: 1.5,
     Distance.PRECISION: 1.8,
     Distance.MODEL: 2.0,
+    Distance.CARD: 2.0,
     Distance.PRIOR: 1.5,  # not to be believed; but a first night that dares nothing learns nothing
 }
 
@@ -77,7 +77,8 @@ _SPREAD = {
     Distance.SETTINGS: (0.25, 4.0),
     Distance.PRECISION: (0.25, 4.0),
     Distance.MODEL: (0.2, 5.0),
-    Distance.PRIOR: (0.15, 4.0),
+    Distance.CARD: (0.15, 6.0),
+    Distance.PRIOR: (0.1, 10.0),
 }
 #: The same for loading: the model has been loaded before, or not.
 _LOAD_SPREAD, _PRIOR_LOAD_SPREAD = (0.3, 4.0), (0.05, 4.0)
@@ -91,20 +92,33 @@ _Sorted = list[float]
 
 @dataclass(slots=True)
 class Estimator:
-    """Medians of past rows by distance; ``Estimator()`` knows only the prior."""
+    """Medians of past rows by distance; ``Estimator()`` knows only the prior.
 
-    _runs: dict[Hashable, _Sorted] = field(default_factory=dict)  # by job id, or by model
-    _batches: dict[Hashable, dict[int, _Sorted]] = field(default_factory=dict)  # runs by size
+    ``parameters_of`` says about how many parameters a model has, if that is known.
+    """
+
+    parameters_of: Callable[[str], int | None] = lambda model: None
+    emulated: bool = False
+    _runs: dict[Hashable, _Sorted] = field(default_factory=dict)  # by job id
+    #: Runs over their nominal seconds, by model and by kind of card.
+    _factors: dict[Hashable, _Sorted] = field(default_factory=dict)
+    #: Runs by batch size; by precision over their nominal seconds.
+    _batches: dict[Hashable, dict[int, _Sorted]] = field(default_factory=dict)
     _loads: dict[Hashable, _Sorted] = field(default_factory=dict)
     _errors: dict[Distance, _Sorted] = field(default_factory=dict)  # logarithms
 
     @classmethod
     def from_history(
-        cls, rows: Iterable[PastRow], *, emulated: bool | None = None, queued: bool = True
+        cls,
+        rows: Iterable[PastRow],
+        *,
+        emulated: bool | None = None,
+        queued: bool = True,
+        parameters_of: Callable[[str], int | None] = lambda model: None,
     ) -> Estimator:
         """Learn from successful final rows: of emulated cards, of real ones, or (None) of both;
         ``queued`` counts waiting for a turn as part of a job's time."""
-        estimator = cls()
+        estimator = cls(parameters_of=parameters_of, emulated=bool(emulated))
         for row in rows:
             if row.state is not State.SUCCEEDED or not row.final or row.busy_s is None:
                 continue
@@ -142,11 +156,10 @@ class Estimator:
         return run, _span(self._load_s(job.job_id, job), load_spread)
 
     def _nearest(self, job: Job) -> tuple[Distance, float]:
-        prior_s = _prior_run_s(job.measure)
-        if not self._runs:
-            return Distance.PRIOR, prior_s
         size = job.batch_size if isinstance(job.batch_size, int) else None
-        return next(self._foretold(job.job_id, job, size, prior_s))
+        nominal_s = self._nominal_s(job, size)
+        nearest = self._foretold(job.job_id, job, size, nominal_s) if self._runs else iter(())
+        return next(nearest, (Distance.PRIOR, nominal_s))
 
     def _spread(self, distance: Distance) -> tuple[float, float]:
         """Factors between which nine of ten times at a distance lie."""
@@ -162,34 +175,46 @@ class Estimator:
     def _learn(
         self, job_id: str, known: Job | PastRow, size: int | None, load_s: float, run_s: float
     ) -> None:
-        for distance, foretold in self._foretold(job_id, known, size, None):
+        nominal_s = self._nominal_s(known, size)
+        for distance, foretold in self._foretold(job_id, known, size, nominal_s):
             if run_s > 0 and foretold > 0:
                 insort(self._errors.setdefault(distance, []), log(run_s / foretold))
-        for key in (job_id, _model(known)):
-            insort(self._runs.setdefault(key, []), run_s)
+        factor = run_s / nominal_s
+        insort(self._runs.setdefault(job_id, []), run_s)
+        for key in (_model(known), _card(known)):
+            insort(self._factors.setdefault(key, []), factor)
         if size is not None:
-            for key in (_settings(known), _precision(known)):
-                insort(self._batches.setdefault(key, {}).setdefault(size, []), run_s)
+            for key, value in ((_settings(known), run_s), (_precision(known), factor)):
+                insort(self._batches.setdefault(key, {}).setdefault(size, []), value)
         if load_s > 0:
             for key in _loading(job_id, known):
                 insort(self._loads.setdefault(key, []), load_s)
 
     def _foretold(
-        self, job_id: str, known: Job | PastRow, size: int | None, prior_s: float | None
+        self, job_id: str, known: Job | PastRow, size: int | None, nominal_s: float
     ) -> Iterator[tuple[Distance, float]]:
         """Yield the running time as estimated at each distance that has rows, the nearest first."""
         if (runs := self._runs.get(job_id)) is not None:
             yield Distance.JOB, _median(runs)
-        for distance, key in (
-            (Distance.SETTINGS, _settings(known)),
-            (Distance.PRECISION, _precision(known)),
-        ):
-            if (sizes := self._batches.get(key)) is not None:
-                yield distance, _at_size(sizes, size)
-        if (runs := self._runs.get(_model(known))) is not None:
-            yield Distance.MODEL, _median(runs)
-        if prior_s is not None:
-            yield Distance.PRIOR, prior_s
+        if (sizes := self._batches.get(_settings(known))) is not None:
+            yield Distance.SETTINGS, _at_size(sizes, size)
+        if (sizes := self._batches.get(_precision(known))) is not None:
+            yield Distance.PRECISION, nominal_s * _at_size(sizes, size)
+        for distance, key in ((Distance.MODEL, _model(known)), (Distance.CARD, _card(known))):
+            if (factors := self._factors.get(key)) is not None:
+                yield distance, nominal_s * _median(factors)
+
+    def _nominal_s(self, known: Job | PastRow, size: int | None) -> float:
+        return nominal_s(
+            known.workload,
+            known.accelerator,
+            dict(known.parameters),
+            known.measure,
+            batch_size=size,
+            cards=known.cards,
+            parameters=self.parameters_of(known.model),
+            emulated=self.emulated,
+        )
 
     def _load_s(self, job_id: str, known: Job | PastRow) -> float:
         for key in _loading(job_id, known):
@@ -218,6 +243,10 @@ def _model(known: Job | PastRow) -> Hashable:
     return (known.workload, known.model, known.accelerator)
 
 
+def _card(known: Job | PastRow) -> Hashable:
+    return (known.workload, known.accelerator)
+
+
 def _loading(job_id: str, known: Job | PastRow) -> tuple[Hashable, ...]:
     """Keys of rows whose loading takes about as long, the closest first."""
     return (job_id, (known.model, known.precision, known.accelerator), known.model)
@@ -239,9 +268,3 @@ def _median(values: _Sorted) -> float:
 def _span(middle_s: float, spread: tuple[float, float]) -> Span:
     low, high = spread
     return Span(low * middle_s, middle_s, high * middle_s)
-
-
-def _prior_run_s(settings: MeasureSettings) -> float:
-    """Prior from the time limit, fitted to runs on cards and processors with 1 to 600 s."""
-    least = (settings.warmup + settings.min_repeats) * LEAST_REPEAT_S
-    return PRIOR_RUN_S * max(settings.time_limit_s, least) ** PRIOR_POWER

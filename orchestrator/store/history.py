@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
@@ -25,6 +26,7 @@ from orchestrator.store.files import CARD_CHECKS
 from orchestrator.store.reader import parquet_file, read_rows, runs
 from orchestrator.store.schema import arrow_type, rules_of
 from workloads import registry
+from workloads.base import MeasureSettings
 from workloads.util.files import SMALL_BYTES
 from workloads.util.statistics import Spread
 
@@ -37,7 +39,7 @@ _AS_THEY_ARE = (
 )
 _COLUMNS = (
     *_AS_THEY_ARE,
-    *("state", "engine", "accelerator", "parameters", "reason", "details"),
+    *("state", "engine", "accelerator", "parameters", "measure", "reason", "details"),
     *("started_at", "ended_at", "recorded_at", "work_version"),
 )
 
@@ -79,6 +81,12 @@ def _outdated(workload: str, engine: str, pairs: tuple[tuple[str, str], ...], ve
     return registry.outdated(workload, engine, given, version)
 
 
+@lru_cache(maxsize=256)
+def _measure_settings(pairs: tuple[tuple[str, Any], ...]) -> MeasureSettings:
+    known = {field.name for field in fields(MeasureSettings)}
+    return MeasureSettings(**{name: v for name, v in pairs if name in known and v is not None})
+
+
 def _past_row(row: dict[str, Any]) -> PastRow:
     started, ended = row["started_at"], row["ended_at"]
     pairs = tuple(row["parameters"] or ())
@@ -89,6 +97,7 @@ def _past_row(row: dict[str, Any]) -> PastRow:
         accelerator=Accelerator(row["accelerator"]),
         parameters=parameters_of(row["workload"], row["engine"], pairs),
         outdated=_outdated(row["workload"], row["engine"], pairs, version),
+        measure=_measure_settings(tuple((row["measure"] or {}).items())),
         busy_s=(ended - started).total_seconds() if started and ended else None,
         reason=row["reason"] or "",
         took=row["took"] or "",

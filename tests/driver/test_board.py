@@ -110,9 +110,9 @@ def test_reused_and_skipped_jobs_are_done_from_the_start() -> None:
     assert (status.done, status.counts) == (2, {"reused": 1, "skipped": 1})
 
 
-def test_the_time_left_is_the_planned_range_until_the_work_itself_tells() -> None:
-    """At first the plan less what is over, past its end nothing; from a twentieth of the work on
-    the pace since the first attempt (at 5 s), as a range until a fifth is done."""
+def test_the_time_left_is_the_planned_range_until_a_job_has_ended() -> None:
+    """At first the plan less what is over, past its end nothing; then what the jobs that ended say
+    of the others (the first attempt began at 5 s), as a range until a fifth is done."""
     board = board_with_a_running_job(jobs=16)
     planned = Span(low_s=20.0, middle_s=60.0, high_s=200.0)
     board.plan = dataclasses.replace(board.plan, duration=planned)
@@ -122,13 +122,20 @@ def test_the_time_left_is_the_planned_range_until_the_work_itself_tells() -> Non
     assert board.status(MOMENT + 201, {}).eta_s is None
 
     def done(batch: int, at: float) -> RunStatus:
-        row = RecordRow(job=job(batch), state=State.SUCCEEDED, reason="", final=True)
+        tried = attempt(job(batch), SERVER.cards[0])
+        if batch > 1:
+            board.did(RunAttempt(attempt=tried, worker_ids=("w1",)), MOMENT + at - 10)
+        outcome = Outcome(attempt_id=tried.attempt_id, state=State.SUCCEEDED, ranks=())
+        board.saw(AttemptEnded(at=MOMENT + at, outcome=outcome))
+        row = RecordRow(job=job(batch), state=State.SUCCEEDED, reason="", final=True, attempt=tried)
+        measured = measurement_of(row, run="night", invocation_id="i", recorded_at=MOMENT)
         board.did(row, MOMENT + at)
+        board.measured(row, dataclasses.replace(measured, jobs_before=1), MOMENT + at)
         return board.status(MOMENT + at, {})
 
     first = done(1, 15)
     assert (first.eta_low_s, first.eta_s, first.eta_high_s) == (75.0, 150.0, 300.0)
-    fourth = [done(batch, 45) for batch in (2, 3, 4)][-1]
+    fourth = [done(batch, 5 + 10 * batch) for batch in (2, 3, 4)][-1]
     assert (fourth.eta_low_s, fourth.eta_s) == (None, pytest.approx(120.0))
 
 

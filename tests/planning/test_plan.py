@@ -37,6 +37,7 @@ class Flat:
     """An estimator that gives every job the same time."""
 
     total_s: float = 10.0
+    load_s: float = 4.0
 
     def estimate(self, job: Job) -> Flat:
         return self

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,6 +140,23 @@ def known_config(model: str) -> dict[str, Any] | None:
     """Return the known part of config.json, for rules of plans; None for pipelines."""
     content = known_content(model)
     return None if content is None or is_pipeline_index(content) else dict(content)
+
+
+@cache
+def rough_parameters(model: str) -> int | None:
+    """Return about how many parameters a model has, by the sizes in its config.json, for estimates
+    of durations; None if they are not known."""
+    config = known_config(model) or {}
+
+    def size(*names: str) -> int:
+        values = (config.get(name) for name in names)
+        return next((value for value in values if type(value) is int and value > 0), 0)
+
+    width = size("hidden_size", "d_model", "n_embd")
+    layers = size("num_hidden_layers", "num_layers", "n_layer")
+    inner = size("intermediate_size", "ffn_hidden_size", "d_ff", "n_inner") or 4 * width
+    words = size("vocab_size", "padded_vocab_size")
+    return layers * (4 * width * width + 3 * width * inner) + words * width or None
 
 
 def checkpoint_kind(name: str) -> CheckpointKind | None:
