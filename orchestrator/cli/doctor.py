@@ -116,9 +116,19 @@ def run(args: argparse.Namespace) -> int:
     from orchestrator.doctor.checks import as_json, exit_code, finding_lines, judge, summary_lines
 
     facts, of_files = _examine(args)
-    findings = [*judge(facts), *of_files, *slow_card_findings(args.results)]
+    findings = [*judge(facts), *of_files, *slow_card_findings(args.results), *load_findings()]
     print_answer(args, as_json(facts, findings), *summary_lines(facts), *finding_lines(findings))
     return exit_code(findings)
+
+
+def load_findings() -> list[Finding]:
+    """A note if other programs compute on this host."""
+    from orchestrator.util.host import load_problem
+    from workloads.devices import Finding, Level
+
+    problem = load_problem()
+    remedy = "measure on it when they have ended, or look at the flags of its rows"
+    return [Finding("load", problem, remedy, Level.NOTE, where="here")] if problem else []
 
 
 def slow_card_findings(results: Path) -> list[Finding]:

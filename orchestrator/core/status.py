@@ -117,6 +117,11 @@ class RunStatus:
         )
 
     @property
+    def measured(self) -> int:
+        """Jobs with a successful row, of this invocation or an earlier one."""
+        return sum(self.counts.get(name, 0) for name in ("SUCCEEDED", "reused"))
+
+    @property
     def elapsed_s(self) -> float:
         """Time since the run started."""
         return self.at - self.started_at

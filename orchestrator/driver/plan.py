@@ -37,7 +37,7 @@ from orchestrator.store.reader import runs
 from orchestrator.store.store import Store
 from orchestrator.util import output
 from orchestrator.util.format import plural
-from orchestrator.util.host import host_problems, usable_cores
+from orchestrator.util.host import host_problems, load_problem, usable_cores
 from orchestrator.worker.environment import with_own_packages
 from workloads.base import BadConfiguration
 from workloads.devices import all_devices, device_class, host_device, shown_cards
@@ -92,11 +92,17 @@ def plan_grid(
         startup=startup_of(options),
         saving_of=cache(partial(_saving_now, options.keep_changed)),
         run_ids=ids_at(options.results / run),
-        host_notes=() if options.address else host_problems(),
+        host_notes=() if options.address else (*host_problems(), *_load_notes(grid)),
     )
     if options.address:
         refuse_files_at(options.address, grid, running(plan))
     return plan, history
+
+
+def _load_notes(grid: Grid) -> list[str]:
+    """Say that this host is loaded, where jobs compute on its processor."""
+    hosts = any(kind.spec.host for kind in grid.accelerators())
+    return [problem] if hosts and (problem := load_problem()) else []
 
 
 def running(plan: Plan) -> list[Job]:
@@ -249,7 +255,7 @@ def plan_run(
         startup=startup_of(options),
         saving_of=cache(partial(_saving_now, options.keep_changed)),
         run_ids=ids_at(store.path),
-        host_notes=() if session.address else host_problems(),
+        host_notes=() if session.address else (*host_problems(), *_load_notes(grid)),
     )
 
 

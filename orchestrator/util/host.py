@@ -238,6 +238,23 @@ def host_problems() -> tuple[str, ...]:
     return tuple(f"{problem}; {remedy}" for problem, remedy in problems if problem)
 
 
+#: Programs that compute on a processor's share of this host: figures are disturbed from there on.
+MOST_LOAD = 0.25
+
+
+def load_problem() -> str:
+    """Text on other programs that compute on this host now, and what it means; "" if few do."""
+    cores, load = len(usable_cores()), os.getloadavg()[0]
+    if load < MOST_LOAD * cores:
+        return ""
+    slower = max(1.0, (load + 1) / cores)
+    lasting = f", and jobs up to {slower:.1f} times as long" if slower > 1.05 else ""
+    return (
+        f"this host is loaded: {load:.1f} other programs on {cores} cores; figures measured on its "
+        f"processor are lower bounds meanwhile{lasting} (rows say which, and are repeated)"
+    )
+
+
 def home_problem() -> str:
     """Text on a home directory that can hold no cache, where caches lie there; "" otherwise."""
     if os.environ.get("NIGHTGRID_CACHE") and os.environ.get("HF_HOME"):

@@ -78,8 +78,12 @@ def _notes(status: RunStatus) -> dict[str, str]:
         "WAITING": status.waiting,
         "PAUSED": status.paused,
         "TROUBLE": status.trouble,
-        "stopping": status.stopping,
     }
+    if status.finished and status.stopping:
+        measured = f"{status.measured:,} of {plural(status.total, 'job')} measured"
+        notes[f"STOPPED ({status.stopping})"] = measured  # as the report has it
+    else:
+        notes["stopping"] = status.stopping
     return {what: why for what, why in notes.items() if why}
 
 

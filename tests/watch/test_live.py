@@ -89,7 +89,8 @@ RATES = (
         ),
         (
             {"cards": (), "finished": True, "stopping": "SIGTERM received"},
-            "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1m05s so far | stopping: SIGTERM received",
+            "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1m05s so far | "
+            "STOPPED (SIGTERM received): 15 of 48 jobs measured",
         ),
         (
             {"cards": (), "eta_s": None, "trouble": SILENT},
