@@ -20,7 +20,7 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.core import errors
-from orchestrator.core.errors import GridError, NightgridError, StoreError
+from orchestrator.core.errors import NightgridError, StoreError
 from orchestrator.util import output
 from orchestrator.util.host import complete_environment
 from workloads.base import WorkloadError
@@ -56,8 +56,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("completion", "print a script that completes commands in bash, zsh or fish"),
 }
 
-EPILOG = f"""\
+_EXAMPLES = """\
 a first evening:
+  nightgrid init --model DIRECTORY                  a commented grid for a model of one's own
   nightgrid plan grids/smoke.yaml                   what would be measured, and why some is not
   nightgrid run grids/smoke.yaml --emulate 2x8      measure it on emulated cards of this machine
   nightgrid report smoke                            tables, and results/smoke/report.html
@@ -67,7 +68,17 @@ on a cluster:
 the morning after:
   nightgrid compare last-night smoke                what became slower or faster
   nightgrid query "select * from jobs"              SQL over all runs
+"""
 
+#: What the command prints by itself: a screen.
+WELCOME = f"""\
+Nightgrid {__version__} measures a grid of model settings on every card that is there, overnight.
+
+{_EXAMPLES}
+`nightgrid --help` lists all commands, `nightgrid COMMAND --help` the options of one."""
+
+EPILOG = f"""\
+{_EXAMPLES}
 `nightgrid COMMAND --help` has each command's options and examples. docs/ is the guide:
 docs/first-grid.md to begin with, docs/grids.md for every key of a grid file.
 
@@ -175,8 +186,8 @@ def _main(arguments: list[str]) -> int:
     for name in CHATTERERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     if not arguments:
-        build_parser(arguments).print_help(sys.stderr)
-        return GridError.exit_code
+        output.say(WELCOME)
+        return errors.OK
     complete_environment()
     try:
         args = parsed(arguments)

@@ -99,7 +99,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def add_shared(parser: argparse.ArgumentParser, *names: str) -> None:
+def add_shared(parser: argparse._ActionsContainer, *names: str) -> None:
     """Add options of ``SHARED``."""
     for name in names:
         parser.add_argument(name, **SHARED[name])

@@ -55,7 +55,13 @@ def _add_init_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dataset", help="an embedded dataset, a file, a directory, or a hub id")
     parser.add_argument(
-        "--workload", help="(default: what runs the model; the file has the others)"
+        "--columns",
+        metavar="MAPPING",
+        help="the dataset's columns, such as 'prompt=question, completion=reply'",
+    )
+    parser.add_argument(
+        "--workload",
+        help="inference, finetuning, … (default: what runs the model; the file has the others)",
     )
     parser.add_argument("--accelerator", help="(default: what this machine has, else Gaudi)")
     parser.add_argument("--force", action="store_true", help="replace a file that is there")
@@ -69,18 +75,19 @@ def run_init(args: argparse.Namespace) -> int:
     from orchestrator.grid.parser import parse_grid
     from orchestrator.grid.schema import BATCH_SIZES, ONE_BATCH_SIZE, first_grid
     from workloads.models.precision import PRECISIONS, support
-    from workloads.registry import find_workload
 
     fitting = _fitting(args.model)
     device = _device(args.accelerator)
-    workload = args.workload or _first_choice(fitting, device.name)
-    spec = find_workload(workload)
+    spec = _workload(args.workload or _first_choice(fitting, device.name))
+    workload = spec.name
     fields = {
         "workload": workload,
         "model": args.model,
         "dataset": args.dataset or spec.dataset or str(FIELDS["dataset"].default),
         "accelerator": device.accelerator,
     }
+    if args.columns:
+        fields["columns"] = args.columns
     engine = spec.default_engine
     precisions = [name for name in PRECISIONS if support(name, device.name, engine).supported]
     batch_sizes = BATCH_SIZES
@@ -155,6 +162,14 @@ def _first_choice(fitting: Sequence[str], device: str) -> str:
         if any(ENGINES[engine].runs_on(device) for engine in find_workload(name).engines):
             return name
     return order[0]
+
+
+def _workload(name: str) -> WorkloadSpec:
+    """The workload of this name, or of one that others give it."""
+    from workloads.registry import WORKLOADS, find_workload
+
+    meant = [spec for spec in WORKLOADS.values() if name.lower() in spec.also_called]
+    return meant[0] if meant and name not in WORKLOADS else find_workload(name)
 
 
 def _fitting(model: str) -> Sequence[str]:

@@ -92,43 +92,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one job at a time in this very process, without Ray: for debuggers",
     )
-    parser.add_argument(
-        "--card-memory",
-        metavar="GIB",
-        type=_gibibytes,
-        dest="card_memory_bytes",
-        help="memory of each emulated card (default: its share of this machine's)",
-    )
-    parser.add_argument(
-        "--remote-code",
-        metavar="MODEL",
-        action="append",
-        default=[],
-        help="let this model of the grid run the Python code that comes with it; may be repeated",
-    )
-    parser.add_argument(
-        "--key-file",
-        type=lambda text: Path(text).absolute(),
-        metavar="FILE",
-        help="the key to models written by `nightgrid protect`: a file of each node, mode 0600",
-    )
-    parser.add_argument(
-        "--no-passports",
-        action="store_false",
-        dest="passports",
-        help="do not measure each card's speed before its first job (0.2 s a card)",
-    )
-    parser.add_argument(
-        "--no-restart",
-        action="store_true",
-        help="do not watch over the driver and start it again when it dies (default where "
-        f"${NO_RESTART_VARIABLE} is set)",
-    )
-    parser.add_argument(
-        "--keep-imports",
-        action="store_true",
-        help=argparse.SUPPRESS,  # accepted without effect: imports are not kept any more
-    )
     add_shared(parser, "--verbose")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the report")
     parser.add_argument(
@@ -136,10 +99,48 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the report as one JSON object on standard output, progress on standard error",
     )
-    add_shared(parser, "--priority", "--wait-for-cards")
     add_deadline_arguments(parser)
     add_shared(parser, "--notify")
-    parser.add_argument(
+    rare = parser.add_argument_group("rarely needed")
+    add_shared(rare, "--priority", "--wait-for-cards")
+    rare.add_argument(
+        "--card-memory",
+        metavar="GIB",
+        type=_gibibytes,
+        dest="card_memory_bytes",
+        help="memory of each emulated card (default: its share of this machine's)",
+    )
+    rare.add_argument(
+        "--remote-code",
+        metavar="MODEL",
+        action="append",
+        default=[],
+        help="let this model of the grid run the Python code that comes with it; may be repeated",
+    )
+    rare.add_argument(
+        "--key-file",
+        type=lambda text: Path(text).absolute(),
+        metavar="FILE",
+        help="the key to models written by `nightgrid protect`: a file of each node, mode 0600",
+    )
+    rare.add_argument(
+        "--no-passports",
+        action="store_false",
+        dest="passports",
+        help="do not measure each card's speed before its first job (0.2 s a card)",
+    )
+    rare.add_argument(
+        "--no-restart",
+        action="store_true",
+        help="do not watch over the driver and start it again when it dies (default where "
+        f"${NO_RESTART_VARIABLE} is set)",
+    )
+    rare.add_argument(
+        "--keep-imports",
+        action="store_true",
+        help=argparse.SUPPRESS,  # accepted without effect: imports are not kept any more
+    )
+    rare.add_argument(
         "--log-to",
         metavar="TRACKER",
         action="append",

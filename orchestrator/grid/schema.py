@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from orchestrator.core.job import Accelerator
 from orchestrator.core.settings import CAP, FIELDS, GOALS, LARGEST_CAP, JobFields
+from orchestrator.grid import SHIPPED_GRIDS
 from orchestrator.grid.objectives import SearchBlock
 from orchestrator.grid.vocabulary import (
     ExperimentBlock,
@@ -243,6 +244,7 @@ def first_grid(
     """
     also = f"  # or: {', '.join(others)}" if others else ""
     lines = [
+        f"# yaml-language-server: $schema={SHIPPED_GRIDS / 'grid.schema.json'}",
         "# A first grid. Each line of `axes:` multiplies the jobs; every job is one measurement.",
         "#",
         f"#   nightgrid plan {file}                 every job, and why some will not run",

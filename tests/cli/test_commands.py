@@ -201,7 +201,8 @@ def test_submit_hands_on_what_follows_two_dashes() -> None:
 
 
 def test_no_command_at_all_is_answered_with_the_help(nightgrid: Nightgrid) -> None:
-    assert "a first evening:" in nightgrid(code=2).err
+    screen = nightgrid().out
+    assert "a first evening:" in screen and len(screen.splitlines()) < 24
 
 
 #: Command lines, their exit codes, and the part of the message that says what to do next.

@@ -56,7 +56,7 @@ def offered(shell: str, path: Path, words: list[str], place: Path) -> list[str]:
 #: What is typed, and what is offered for its last word.
 OFFERS = {
     "nightgrid re": ["report", "repro"],
-    "nightgrid run --ret": ["--retry-failed"],
+    "nightgrid run --retry-fa": ["--retry-failed"],
     "nightgrid report --format ven": ["vendor"],
     "nightgrid plan s": ["sleep.yml", "smoke.yaml"],  # YAML files and no others
     "nightgrid plan no": [],

@@ -32,6 +32,19 @@ def test_the_file_plans_jobs_of_ones_own_data(nightgrid: Nightgrid) -> None:
     assert actions == ["run"] * 5 * len(written["precisions"]) and "bf16" in written["precisions"]
 
 
+def test_columns_and_others_names_of_workloads_are_taken(nightgrid: Nightgrid) -> None:
+    Path("asked.jsonl").write_text(f"{json.dumps({'question': 'a', 'reply': 'b'})}\n" * 3)
+    named = ("--model", "tiny-chatglm3", "--dataset", "asked.jsonl", "--workload", "inference")
+    nightgrid("init", *named, "--columns", "prompt=question, completion=reply")
+    jobs = load_grid(Path("grid.yaml")).jobs()
+    assert {job.workload for job in jobs} == {"text-generation"}
+    assert {dict(job.parameters)["columns"] for job in jobs} == {
+        "prompt=question, completion=reply"
+    }
+    _, _, schema = Path("grid.yaml").read_text().splitlines()[0].partition("$schema=")
+    assert json.loads(Path(schema).read_text())["$schema"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "workload", [w.name for w in WORKLOADS.values() if "causal-lm" in w.tasks and not w.implied]
