@@ -23,7 +23,7 @@ from workloads.base import (
     require_batch,
 )
 from workloads.data.datasets import learning_notes, learning_refusals
-from workloads.engines import engine_function
+from workloads.engines import engine_function, trains_by_library
 from workloads.models import rules
 from workloads.models.catalog import known_config, positions_of
 from workloads.models.precision import quantized, support
@@ -159,7 +159,7 @@ FinetuningParameters = with_techniques("FinetuningParameters", _Parameters, TASK
 _AS_EVERYWHERE = WorkChange(
     what="optimum-habana clips and adapts by default as every engine does",
     concerns=lambda engine, given: (
-        engine == "optimum-habana"
+        trains_by_library(engine)
         and (given.get("max_gradient_norm") is None or given.get("targets") is None)
     ),
 )

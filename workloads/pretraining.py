@@ -15,6 +15,7 @@ from typing import Any, Literal
 from workloads.base import SAMPLES, JobDescription, Metric, Refusal, Timed, WorkloadError
 from workloads.data.datasets import Reading, changed_at, find_dataset, load_examples, reading_of
 from workloads.data.shapes import text_of
+from workloads.engines import trains_by_library
 from workloads.finetuning import TRAINED_IN, half_weights
 from workloads.inspection.checkpoints import UnusableFile, read_object, weight_files
 from workloads.models.catalog import MADE, find_model, known_config, usable_positions
@@ -252,7 +253,7 @@ SPEC = WorkloadSpec(
         WorkChange(
             what="optimum-habana clips nothing where max_gradient_norm is null",
             concerns=lambda engine, given: (
-                engine == "optimum-habana" and given.get("max_gradient_norm", 1.0) is None
+                trains_by_library(engine) and given.get("max_gradient_norm", 1.0) is None
             ),
         ),
     ),

@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.plausibility import contradictions
-from orchestrator.core.job import Accelerator, State
+from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import plural
 from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN
@@ -53,7 +53,7 @@ class Flag:
 
     @property
     def ranks(self) -> str:
-        """Where rows with this flag rank, for legends."""
+        """Place of rows with this flag in rankings, for legends."""
         if self.bounds:
             return "as lower bounds"
         return "nowhere" if self.league is None else "among their like"
@@ -133,7 +133,7 @@ def _absorbed(row: Measurement) -> float:
     A card that always had work did not wait. Without readings of its utilization the launches of a
     profiled step tell how much of the step its host needs.
     """
-    if row.emulated or row.accelerator is Accelerator.CPU:
+    if row.emulated or row.accelerator.spec.host:
         return 0.0
     busy = _number(row.details.get("utilization_percent_mean"))
     if busy is not None and (_number(row.details.get("card_readings")) or 0) >= FEWEST_READINGS:

@@ -43,7 +43,7 @@ class JobClient:
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         # Never through a proxy of the environment: heads are in one's own network or a tunnel.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._json("GET", "/api/version")
 
     def submit_job(
@@ -143,7 +143,7 @@ class JobClient:
             self._address + place, data, {**(headers or {}), **self._headers}, method=method
         )
         try:
-            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+            with self._direct.open(request, timeout=_TIMEOUT_S) as answer:
                 content: bytes = answer.read()
                 return content
         except urllib.error.HTTPError as error:

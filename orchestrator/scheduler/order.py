@@ -33,7 +33,7 @@ class Order(Protocol):
         """Take in a row of a job that it governs."""
 
     def over(self, now: float) -> str:
-        """Why the other jobs are left unmeasured; "" while the search goes on."""
+        """Reason why the other jobs are left unmeasured; "" while the search goes on."""
 
 
 class OrderedJobs:

@@ -189,7 +189,7 @@ class SearchOrder:
         return [job.job_id for job in jobs]
 
     def over(self, now: float) -> str:
-        """Why the search ended, or ""."""
+        """Reason why the search ended, or ""."""
         self.ended = self.ended or self._end(now)
         return self.ended
 

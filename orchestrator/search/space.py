@@ -22,7 +22,7 @@ Rows: TypeAlias = Sequence[int] | NDArray[np.intp]
 
 
 class Role(Enum):
-    """What a setting is to the time of a cell."""
+    """Part that a setting has in the time of a cell."""
 
     LOAD = "load"  # sequences in flight: batch size, concurrency
     INPUT = "input"  # tokens read, of a sequence

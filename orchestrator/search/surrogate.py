@@ -88,7 +88,7 @@ class Belief(NamedTuple):
 
 
 class Surrogate:
-    """What the measured values of one metric say about those of the other cells."""
+    """Prediction of one metric of all cells from its measured values."""
 
     def __init__(self, space: Space, mean: Mean, kernel: Kernel | None = None) -> None:
         self._space, self._mean = space, mean

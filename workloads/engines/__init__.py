@@ -26,6 +26,12 @@ def find_engine(name: str) -> EngineSpec:
     return spec
 
 
+def trains_by_library(name: str) -> bool:
+    """Return whether an engine's training is done by its library's own trainer."""
+    spec = ENGINES.get(name)
+    return spec is not None and "library_trainer" in spec.features
+
+
 @cache
 def engine_packages() -> tuple[str, ...]:
     """Packages of all engines, by pip name, whose versions may explain differences."""

@@ -169,7 +169,7 @@ class EngineSpec:
     #: These precisions and their calibrations switch their process for good.
     calibrated_apart: bool = False
     #: ``tensor_parallel``: splits matrices over cards; ``continuous_batching``: ended rows take the
-    #: next prompt.
+    #: next prompt; ``library_trainer``: its library's trainer trains, not Nightgrid's loop.
     features: frozenset[str] = frozenset()
     own_loader: bool = False  # its library opens checkpoints; else the task loads the model
     opens_protected: bool = False  # loads from memory, as protected models (``protect``) need

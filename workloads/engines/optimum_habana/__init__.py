@@ -135,6 +135,7 @@ SPEC = EngineSpec(
     also_called=("optimum", "habana", "gaudi"),
     summary="Habana's classes with static shapes and captured graphs, and its own trainer.",
     devices=("hpu",),
+    features=frozenset({"library_trainer"}),
     abilities={
         "generate": Ability(
             function="workloads.engines.optimum_habana.generation:load",
