@@ -1,5 +1,5 @@
-"""Correction of a quantised model's outputs: each linear layer's means and variances are brought back
-to those of the plain model on the same texts."""
+"""Correction of a quantised model's outputs: the mean and variance of each linear layer are brought
+back to those of the plain model on the same texts."""
 
 from __future__ import annotations
 
