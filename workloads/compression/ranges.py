@@ -45,8 +45,7 @@ def choose(counts: Counts, largest: float, method: Method) -> float:
     if method == "percentile":
         within = np.searchsorted(np.cumsum(counts), WITHIN * counts.sum()) + 1
         return float(min(within, len(counts)) * width)
-    ends = range(STEPS + 1, len(counts) + 1, _STRIDE)
-    ends = [*ends, len(counts)]
+    ends = [*range(STEPS + 1, len(counts) + 1, _STRIDE), len(counts)]
     loss = squared_error if method == "mse" else divergence
     losses = [loss(counts, end) for end in ends]
     return float(ends[int(np.argmin(losses))] * width)

@@ -172,7 +172,9 @@ def _describe_pipeline(name: str) -> Description:
             )
     total = sum(tensor.parameters for tensor in tensors)
     index = read_object(directory / "model_index.json") or {}
-    sizes = dict.fromkeys(("vocabulary", "hidden", "layers", "heads", "kv_heads"), 0)
+    sizes: dict[str, Any] = dict.fromkeys(
+        ("vocabulary", "hidden", "layers", "heads", "kv_heads"), 0
+    )
     sizes |= dict.fromkeys(("head_dim", "rotary_dim", "intermediate"), 0)
     return Description(
         model=name,

@@ -42,13 +42,18 @@ class Picture:
         return f"{self.kind} layer × {self.layers}"
 
 
+def _part(tensor: Tensor) -> Block:
+    """The block of a part of a pipeline, named ``part: class``."""
+    name, _, kind = tensor.name.partition(": ")
+    return Block(title=name, lines=(kind,), parameters=tensor.parameters)
+
+
 def picture_of(description: Description) -> Picture:
     """Arrange a description's parts."""
     a, tensors = description.architecture, description.tensors
     if a.kind == "pipeline":
-        parts = ((*tensor.name.split(": ", 1), tensor.parameters) for tensor in tensors)
         return Picture(
-            above=tuple(Block(title=n, lines=(kind,), parameters=size) for n, kind, size in parts),
+            above=tuple(map(_part, tensors)),
             branches=(),
             residual=False,
             layers=0,

@@ -39,7 +39,7 @@ class Loading:
     model_arguments: dict[str, Any]  # of ``from_pretrained``
     tokenizer_arguments: dict[str, Any]  # of ``AutoTokenizer.from_pretrained``
     #: Model and tokenizer as loaded; raise if they are not as requested.
-    checks: list[Callable[[Any, Any], None]] = field(default_factory=list)
+    checks: list[Callable[[Any, Any], object]] = field(default_factory=list)
     #: Model as loaded, tokenizer, task -> model to train.
     changes: list[Callable[[Any, Any, TaskSpec], Any]] = field(default_factory=list)
     method: str = ""  # of fine-tuning
