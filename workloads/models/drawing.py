@@ -42,7 +42,7 @@ class Picture:
         return f"{self.kind} layer × {self.layers}"
 
 
-def _part(tensor: Tensor) -> Block:
+def _pipeline_part(tensor: Tensor) -> Block:
     """The block of a part of a pipeline, named ``part: class``."""
     name, _, kind = tensor.name.partition(": ")
     return Block(title=name, lines=(kind,), parameters=tensor.parameters)
@@ -53,7 +53,7 @@ def picture_of(description: Description) -> Picture:
     a, tensors = description.architecture, description.tensors
     if a.kind == "pipeline":
         return Picture(
-            above=tuple(map(_part, tensors)),
+            above=tuple(map(_pipeline_part, tensors)),
             branches=(),
             residual=False,
             layers=0,
