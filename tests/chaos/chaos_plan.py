@@ -202,7 +202,7 @@ defaults:
   accelerator: HPU
   precision: fp32
   batch_size: 1
-measure: {{warmup: 0, min_repeats: 1, max_repeats: 1, time_limit_s: 3600}}
+measure: {{repeat_flagged: 0, warmup: 0, min_repeats: 1, max_repeats: 1, time_limit_s: 3600}}
 experiments:
   - name: poison
     axes:
