@@ -314,6 +314,8 @@ class WorkloadSpec:
     #: Remarks on a job for the plan, one line each; pure, without torch.
     notes: Callable[[JobDescription], Sequence[str]] | None = None
     implied: bool = False  # plans add such jobs, so no message suggests it
+    #: Axes that a first grid proposes in place of batch sizes, with their values as YAML.
+    first_axes: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Settings now of an engine or device, with the value in ids of jobs that no longer have them.
     moved: Mapping[str, Value] = field(default_factory=dict, hash=False)
     #: Changes of what equal settings compute, oldest first: each raises ``work_version`` by one.

@@ -95,7 +95,7 @@ def run_init(args: argparse.Namespace) -> int:
         text = first_grid(
             fields,
             precisions=precisions,
-            batch_sizes=batch_sizes,
+            axes=spec.first_axes or {"batch_size": batch_sizes},
             others=[name for name in fitting if name != workload],
             settings=spec.declared(spec.default_engine),
             file=str(args.file),

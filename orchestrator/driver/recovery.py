@@ -101,7 +101,9 @@ def measured_again(
     rows = store.measurements(samples=False)
     standing.load(rows)
     jobs = {one.job.job_id: one.job for one in plan.jobs if one.action is Action.REUSE}
-    flagged = [job_id for job_id in standing.flagged() if job_id in jobs]
+    flagged = [
+        job_id for job_id in standing.flagged(emulated=options.retry_flagged) if job_id in jobs
+    ]
     if not options.restarted or options.supervisor is None:
         return dict.fromkeys(flagged, 1) if options.retry_flagged else {}
     began = options.supervisor.began

@@ -40,6 +40,7 @@ class _Entry:
     low: float
     high: float
     unit: str
+    emulated: bool
     flags: frozenset[str]
 
 
@@ -74,10 +75,11 @@ class Standing:
             self._enter(_entry(row, frozenset(one.flag.name for one in raised)))
 
     def flags(self, row: RecordRow) -> str:
-        """Enter a successful final row; names its flags if a repeat may clear them all."""
+        """Enter a successful final row; names its flags if a repeat may clear them all. Rows of
+        emulated cards are not worth one: their figures are of no card."""
         entry = self._judged(row)
         self._enter(entry)
-        flags = _names(entry.flags)
+        flags = "" if entry.emulated else _names(entry.flags)
         self._to_repeat += bool(flags and not row.repeat and row.job.measure.repeat_flagged)
         return flags
 
@@ -101,9 +103,14 @@ class Standing:
 
         return sorted(job_ids, key=lambda job_id: (-reach(job_id), job_id))
 
-    def flagged(self) -> list[str]:
-        """Ids of the jobs whose row has flags that a repeat may clear."""
-        return [job_id for job_id, entry in self._entries.items() if _names(entry.flags)]
+    def flagged(self, *, emulated: bool) -> list[str]:
+        """Ids of the jobs whose row has flags that a repeat may clear, with or without those of
+        emulated cards."""
+        return [
+            job_id
+            for job_id, entry in self._entries.items()
+            if _names(entry.flags) and (emulated or not entry.emulated)
+        ]
 
     def to_repeat(self) -> int:
         """Count the rows that were flagged, of those that stand or that a repeat replaced."""
@@ -164,6 +171,7 @@ def _entry(row: Measurement, flags: frozenset[str]) -> _Entry:
         low=low,
         high=high,
         unit=row.metrics.throughput_unit,
+        emulated=row.emulated,
         flags=flags,
     )
 

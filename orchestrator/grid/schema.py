@@ -231,16 +231,16 @@ def first_grid(
     fields: Mapping[str, str],
     *,
     precisions: Sequence[str],
-    batch_sizes: str,
+    axes: Mapping[str, str],
     others: Sequence[str],
     settings: Mapping[str, Declaration],
     file: str,
 ) -> str:
     """Text of a first grid file.
 
-    ``fields`` are those of every job (workload, model, dataset, accelerator); ``precisions`` and
-    ``batch_sizes`` (``BATCH_SIZES`` or ``ONE_BATCH_SIZE``) are the axes; ``others`` are further
-    workloads for the model; ``settings`` are the workload's, shown with their defaults.
+    ``fields`` are those of every job (workload, model, dataset, accelerator); ``precisions`` are an
+    axis beside ``axes``, whose values are text; ``others`` are further workloads for the model;
+    ``settings`` are the workload's, shown with their defaults.
     """
     also = f"  # or: {', '.join(others)}" if others else ""
     lines = [
@@ -265,7 +265,7 @@ def first_grid(
         "  - name: precision-and-batch",
         "    axes:",
         f"      precision: [{', '.join(precisions)}]",
-        f"      batch_size: {batch_sizes}",
+        *(f"      {name}: {values}" for name, values in axes.items()),
         "",
         "# What else may stand under `defaults:`, in an experiment, or as an axis, with its",
         "# default:",

@@ -66,7 +66,7 @@ experiments:
     accelerator: CPU
     prompts: 4
     output_tokens: 4
-    measure: {warmup: 1, min_repeats: 1, max_repeats: 2, time_limit_s: 0.2}
+    measure: {repeat_flagged: 0, warmup: 1, min_repeats: 1, max_repeats: 2, time_limit_s: 0.2}
     axes: {precision: [fp32, bf16], batch_size: [1, 2, 4]}
 """
 

@@ -168,7 +168,13 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> list[Measurement]:
     grid = {
         "name": "night",
         "defaults": {**defaults, **lengths, "precision": "fp32"},
-        "measure": {"warmup": 0, "min_repeats": 1, "max_repeats": 1, "time_limit_s": 5},
+        "measure": {
+            "repeat_flagged": 0,
+            "warmup": 0,
+            "min_repeats": 1,
+            "max_repeats": 1,
+            "time_limit_s": 5,
+        },
         "experiments": [{"name": goal, "batch_size": size} for goal, size in sizes.items()],
     }
     (home / "grid.yaml").write_text(json.dumps(grid))

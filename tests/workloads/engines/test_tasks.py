@@ -151,7 +151,8 @@ def test_the_plan_refuses_a_model_of_another_kind(
         (
             LLAMA,
             "pretraining",
-            "finetuning or onnx-calibration or quantization or text-generation or verification",
+            "finetuning or onnx-calibration or quantization or serving or text-generation or "
+            "verification",
         ),
         (T5, "verification", "finetuning or text-generation"),
     ],

@@ -83,14 +83,14 @@ def test_unknown_names_are_refused_with_what_there_is(name: str, device: str) ->
 
 
 @pytest.mark.parametrize(("name", "package"), [("int8", "torchao"), ("int4", "bitsandbytes")])
-def test_a_missing_package_names_the_extra_that_brings_it(
+def test_a_missing_package_says_how_to_get_it(
     name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda n, *a: None if n == package else real(n, *a)
     )
-    with pytest.raises(Unsupported, match=rf"'{package}'.*nightgrid\[quant\]"):
+    with pytest.raises(Unsupported, match=rf"'{package}'.*pip install {package}"):
         precision.loading_arguments(name, "cpu")
 
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,9 +31,9 @@ def test_a_saved_model_is_the_trained_one_and_generates(
     trained: list[torch.Tensor] = []
     save = products.save_trained
 
-    def watching(model: torch.nn.Module, *rest: object) -> Path:
+    def watching(model: torch.nn.Module, *rest: Any, **options: Any) -> Path:
         trained.extend(parameter.detach().clone() for parameter in model.parameters())
-        return save(model, *rest)  # type: ignore[arg-type]
+        return save(model, *rest, **options)
 
     monkeypatch.setattr("workloads.training.loop.save_trained", watching)
     result = train(method="full", steps=1, samples=4, save_model="tuned", learning_rate=0.1)
