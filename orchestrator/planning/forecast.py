@@ -194,7 +194,9 @@ class Remaining:
         for group, sums in sorted(self._sums.items(), key=lambda pair: len(pair[0])):
             parent = factors[group[:-1]] if group else 1.0
             weight_s = 0.0 if not group else (sums.left_s + sums.estimated_s) / sums.jobs
-            factors[group] = (sums.actual_s + parent * weight_s) / (sums.estimated_s + weight_s)
+            estimated_s = sums.estimated_s + weight_s  # 0 if all jobs of the group ended unrun
+            actual_s = sums.actual_s + parent * weight_s
+            factors[group] = actual_s / estimated_s if estimated_s > 0 else parent
         left_s = sum(
             sums.left_s * factors[group] for group, sums in self._sums.items() if len(group) == 2
         )

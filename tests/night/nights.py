@@ -39,7 +39,7 @@ from orchestrator.driver.loop import Driver
 from orchestrator.driver.supervisor import StopSignal
 from orchestrator.scheduler.invariants import InvariantViolated
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
-from orchestrator.scheduler.simulated_faults import SimulationSettings
+from orchestrator.scheduler.simulated_faults import Chance, SimulationSettings
 from orchestrator.store import disk as real_disk
 
 #: Longest wait of a simulated driver for an event: a night has hours, whose seconds cost time here.
@@ -261,7 +261,7 @@ class Night:
         how = self._settings()
         schedule = Schedule(planned, how, Spread(), attempts_before=self.attempts_before(before))
         settings = SimulationSettings(seed=self.shape.seed * 10 + number, faults=self.shape.faults)
-        cluster = NightCluster(schedule, settings, Spread().estimate)
+        cluster = NightCluster(schedule, settings, Spread().estimate, Chance(settings))
         cluster.night, cluster.driver, cluster.now = self, number, self.now
         cluster.failures = Counter()
         cluster.invariants.stop_patience_s = how.stop_s

@@ -45,6 +45,14 @@ def test_another_precision_leans_on_the_rows_of_its_engine_until_it_has_its_own(
     assert 4.0 < remaining.left_s({}) < 16.0  # type: ignore[operator]
 
 
+def test_a_kind_of_job_that_never_ran_leaves_no_time() -> None:
+    [slow], [fast] = jobs(1, precision="fp32"), jobs(1, precision="bf16")
+    remaining = Remaining([planned(slow, 1.0), planned(fast, 1.0)])
+    remaining.take(slow.job_id)  # given up
+    remaining.take(fast.job_id, 3.0)
+    assert remaining.left_s({}) == 0.0
+
+
 def test_what_a_running_job_has_had_is_no_longer_left_and_an_overrun_is_not_negative() -> None:
     first, second, third = jobs(3)
     remaining = Remaining(planned(job, 10.0) for job in (first, second, third))
