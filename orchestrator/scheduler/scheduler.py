@@ -202,7 +202,7 @@ class Schedule:
                 yield from self._stops.stop_run(reason, abort=abort)
 
     def _go_on(self, event: Event) -> Iterator[Command]:
-        """Run due timers, place jobs, and end hopeless ones."""
+        """Run due timers, end hopeless jobs, place others, and finish."""
         if self._verdicts.tripped and not self._ledger.stopping:
             yield from self._stops.stop_run(self._verdicts.tripped, abort=False)
         self._ledger.run_due()
@@ -213,16 +213,19 @@ class Schedule:
             yield from self._deadline.give_up_late()
         yield from self._stops.give_up()
         yield from self._settle_needs()
+        # Others may join at the same time: the Wake that follows a node decides for all of them.
+        waits = isinstance(event, NodeJoined) and event.node.accelerator in self.pools
+        if not (waits or self._ledger.stopping):
+            yield from self._ordered.go_on(self.pools, self._ledger)
+        yield from self._give_up_hopeless()
+        yield from self._settle_needs()
         for pool in self.pools.values():
             for record in self._repeats.in_the_way(pool):
                 yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, "others wait")
-        if not isinstance(event, NodeJoined):
-            if not self._ledger.stopping:
-                yield from self._ordered.go_on(self.pools, self._ledger)
+        if not waits:
+            # Only after every end of this moment: what is left without work may be repeated.
             yield from self._assign()
-        yield from self._give_up_hopeless()
-        yield from self._settle_needs()
-        yield from self._stops.finish_if_done()
+            yield from self._stops.finish_if_done()
 
     def _noted(self, commands: Iterable[Command]) -> list[Command]:
         given = list(commands)
@@ -267,7 +270,7 @@ class Schedule:
             cell_cards.update(card for card in node.cards if (node.name, card.index) in before)
         for lease in (yield from pool.join(node)):
             yield from self._verdicts.lose(pool, lease, "its node came back as a new one")
-        # Others may join at the same time; deciding after them spreads the work over all.
+        # Deciding after others that join at the same time spreads the work over all.
         yield Wake(at=self._ledger.now)
 
     def _node_left(self, node_id: str, reason: str) -> Iterator[Command]:

@@ -13,7 +13,7 @@ from schedule_cases import Fixed, busy_cluster, job, node, planned
 from simulated_runs import Scattered, check_rows, clusters, grids, thorough
 
 from orchestrator.core.events import RecordRow
-from orchestrator.core.job import Job, State
+from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import Node
@@ -118,6 +118,17 @@ def test_a_job_whose_saving_others_load_is_not_repeated() -> None:
     cluster = busy_cluster(*jobs, cards=1, judge=Judge("ab"))
     cluster.play_out()
     assert names_of(cluster.rows) == [("a", True, 0), ("b", True, 0), ("b", True, 1)]
+
+
+def test_a_repeat_comes_before_the_workers_stop_when_only_a_hopeless_job_waited() -> None:
+    """The last job that waits ends at the moment in which no cards are left for it to wait for."""
+    hopeless = named("b", accelerator=Accelerator.GPU)
+    waits = PlannedJob(job=named("c"), action=Action.RUN, needs=(hopeless.job_id,))
+    jobs = [*planned(named("a"), hopeless), waits]
+    how = ScheduleSettings(wait_for_nodes_s=1000.0)
+    settings = SimulationSettings(faults=Faults(flagged=1.0))
+    result = simulate(jobs, [node()], Fixed(), settings=settings, schedule_settings=how)
+    assert result.repeats == 1 and result.workers == 1
 
 
 def test_flagged_rows_of_an_earlier_driver_are_repeated_too() -> None:
