@@ -75,13 +75,13 @@ _FIRST_MARGIN = {
 _SPREAD = {
     Distance.JOB: (0.25, 3.5),
     Distance.SETTINGS: (0.25, 4.0),
-    Distance.PRECISION: (0.25, 4.0),
+    Distance.PRECISION: (0.2, 4.0),
     Distance.MODEL: (0.2, 5.0),
     Distance.CARD: (0.15, 6.0),
-    Distance.PRIOR: (0.1, 10.0),
+    Distance.PRIOR: (0.15, 15.0),  # often the first job of a process, with its imports
 }
-#: The same for loading: the model has been loaded before, or not.
-_LOAD_SPREAD, _PRIOR_LOAD_SPREAD = (0.3, 4.0), (0.05, 4.0)
+#: The same for loading: files in the host's cache load twenty times as fast.
+_LOAD_SPREAD = (0.05, 4.0)
 #: The narrowest that rows can make them.
 _LEAST_SPREAD = (0.5, 2.0)
 
@@ -152,8 +152,7 @@ class Estimator:
         run = _span(run_s, self._spread(distance))
         if not isinstance(job.batch_size, int):
             run = run.times(1.0, SEARCH_FACTOR, 2 * SEARCH_FACTOR)
-        load_spread = _LOAD_SPREAD if self._runs else _PRIOR_LOAD_SPREAD
-        return run, _span(self._load_s(job.job_id, job), load_spread)
+        return run, _span(self._load_s(job.job_id, job), _LOAD_SPREAD)
 
     def _nearest(self, job: Job) -> tuple[Distance, float]:
         size = job.batch_size if isinstance(job.batch_size, int) else None
