@@ -314,6 +314,7 @@ class WorkloadSpec:
     #: Remarks on a job for the plan, one line each; pure, without torch.
     notes: Callable[[JobDescription], Sequence[str]] | None = None
     implied: bool = False  # plans add such jobs, so no message suggests it
+    windows: bool = False  # its samples are windows of time, not batches of whole items
     #: Axes that a first grid proposes in place of batch sizes, with their values as YAML.
     first_axes: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: Settings now of an engine or device, with the value in ids of jobs that no longer have them.
@@ -482,6 +483,12 @@ def throughput_of(workload: str) -> Throughput | None:
     """Throughput that a workload declares; None where it declares none."""
     entry = WORKLOADS.get(workload)
     return entry.throughput if entry is not None else None
+
+
+def in_windows(workload: str) -> bool:
+    """Return whether a workload's samples are windows of time, not batches of whole items."""
+    entry = WORKLOADS.get(workload)
+    return entry is not None and entry.windows
 
 
 def declared(workload: str, engine: str) -> Mapping[str, Declaration]:

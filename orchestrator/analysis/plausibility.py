@@ -26,6 +26,7 @@ from orchestrator.analysis.timeline import duration_s
 from orchestrator.core.measurement import Measurement
 from orchestrator.store.schema import OUT_OF_RANGE
 from orchestrator.util.format import number, percent, plural, seconds, size
+from workloads import registry
 from workloads.base import END_TOKEN_IDS, Item, Sample
 from workloads.util.statistics import percentile
 
@@ -316,9 +317,11 @@ class _RawChecks:
         self.cards = np.array([row.cards for row in rows])
         self.most = floats(most for most, _ in peaks)  # a card
         self.peak = np.array([peak for _, peak in peaks])
-        self.exact = np.array([row.parameters.get("ignore_eos") is True for row in rows], bool)
-        self.output_tokens = floats(_whole(row.parameters.get("output_tokens")) for row in rows)
-        self.input_tokens = floats(_whole(row.parameters.get("input_tokens")) for row in rows)
+        # A window of time holds parts of requests, whose lengths say nothing of its tokens.
+        asked = [{} if registry.in_windows(row.workload) else row.parameters for row in rows]
+        self.exact = np.array([settings.get("ignore_eos") is True for settings in asked], bool)
+        self.output_tokens = floats(_whole(settings.get("output_tokens")) for settings in asked)
+        self.input_tokens = floats(_whole(settings.get("input_tokens")) for settings in asked)
         #: The whole batch is prefilled before its steps begin.
         static = [row.parameters.get("batching", "static") in ("static", "sorted") for row in rows]
         self.static = np.array(static, bool)

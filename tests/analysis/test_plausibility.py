@@ -119,3 +119,10 @@ def test_clean_rows_raise_no_alarm() -> None:
     assert len(clean) >= 400
     alarms = {row.attempt_id: found for row in clean if (found := (contradictions(row)))}
     assert alarms == {}
+
+
+def test_a_window_of_served_requests_holds_parts_of_them() -> None:
+    asked = {"output_tokens": 16, "ignore_eos": True}
+    odd = replaced(parameters=asked)(generation())
+    assert any("16 each" in reason for reason in contradictions(odd))
+    assert not any("each" in one for one in contradictions(replace(odd, workload="serving")))

@@ -174,6 +174,7 @@ SPEC = WorkloadSpec(
     summary="A served model under load: output tokens/s, TTFT, ITL, latency, goodput.",
     ability="serve",
     tasks=("causal-lm",),
+    windows=True,
     first_axes={"concurrency": "[1, 2, 4, 8]"},
     throughput=TOKENS,
     metrics=(
