@@ -57,6 +57,11 @@ class OrderedJobs:
                 self._widths[record.job.accelerator] += record.width
         self._governed = set(self._held)
 
+    @property
+    def has_more(self) -> bool:
+        """Return whether jobs wait for their release."""
+        return bool(self._held)
+
     def take_in(self, row: RecordRow) -> None:
         """Pass on a row of a governed job."""
         if self._order is None or row.job.job_id not in self._governed:

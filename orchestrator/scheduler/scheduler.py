@@ -380,6 +380,8 @@ class Schedule:
                 for record in pool.records:
                     if record.width == width and record.phase in (Phase.WAITING, Phase.BACKOFF):
                         yield from self._ledger.end_unrun(pool, record, State.LOST, reason)
+                        if self._ordered.has_more:  # and nothing else may happen
+                            yield Wake(at=self._ledger.now)
 
     def _wakes(self) -> Iterable[Wake]:
         """Yield the next time to act without an event."""

@@ -109,6 +109,13 @@ def test_every_job_has_its_row_however_much_fails(seed: int) -> None:
     assert sorted(finals) == sorted(job.job_id for job in gangs)
 
 
+def test_a_search_whose_only_node_is_lost_for_good_ends() -> None:
+    order = SearchOrder.of(JOBS, settings(within=None), seed=1, figures=figures)
+    rows = by_state(night(order, faults=Faults(node_losses=(150.0,))))
+    assert rows[State.SUCCEEDED] and rows[State.LOST]
+    assert sum(map(len, rows.values())) == len(JOBS)
+
+
 def test_jobs_that_others_need_are_measured_whatever_the_search_says() -> None:
     jobs = planned(*JOBS)
     first, second = jobs[0], jobs[1]
