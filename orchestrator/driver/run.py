@@ -225,15 +225,19 @@ def cards_by_kind(nodes: Sequence[Node]) -> dict[str, int]:
     return dict(Counter(node.accelerator.value for node in nodes for _ in node.card_indices))
 
 
-def with_its_nodes(options: RunOptions, session: Session, say: Say, run: Path) -> Session:
+def with_its_nodes(
+    jobs: Sequence[Job], options: RunOptions, session: Session, say: Say, run: Path
+) -> Session:
     """Wait for the nodes that the cluster had before its head died: a plan without them would give
     up jobs for good. A run resumed by a user needs only a node of each kind of card it had; raises
-    ClusterError if a kind does not come back."""
+    ClusterError if a kind does not come back. Kinds of which the grid has no job may stay away."""
     expected: Mapping[str, int] = {}
     if options.supervisor is not None and options.supervisor.restarted:
         expected = options.supervisor.cards
     elif options.resume:
         expected = dict.fromkeys(kinds_of(run), 1)
+    kinds = {job.accelerator.value for job in jobs}
+    expected = {kind: n for kind, n in expected.items() if kind in kinds}
 
     def missing(nodes: Sequence[Node]) -> str:
         there = cards_by_kind(nodes)
@@ -332,8 +336,9 @@ def run_grid(
         encryption.key_named(options.key_file),
         _session(options, grid) as session,
     ):
-        session = with_its_nodes(options, session, say, store.path)
-        session = with_cards_for(grid.jobs(), options.wait_for_cards, session, say)
+        jobs = grid.jobs()
+        session = with_its_nodes(jobs, options, session, say, store.path)
+        session = with_cards_for(jobs, options.wait_for_cards, session, say)
         session = replace(session, nodes=session.described(session.nodes))
         options.report(address=session.address, cards=cards_by_kind(session.nodes))
         history = history_of(store)

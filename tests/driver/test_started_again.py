@@ -89,6 +89,7 @@ def waiting(
     *,
     resume: bool = False,
     run: Path = Path("none"),
+    kinds: tuple[Accelerator, ...] = (Accelerator.HPU, Accelerator.GPU),
 ) -> Session:
     with in_process_session([Accelerator.HPU]) as session:
         session = dataclasses.replace(
@@ -98,7 +99,8 @@ def waiting(
         )
         link = SupervisorLink(supervisor=1, pipe=pipe, began=0.0, number=life, cards=cards)
         options = RunOptions(supervisor=link, resume=resume)
-        return nodes.with_its_nodes(options, session, said.append, run)
+        jobs = [job(accelerator=kind) for kind in kinds]
+        return nodes.with_its_nodes(jobs, options, session, said.append, run)
 
 
 def test_nodes_that_were_there_are_waited_for(monkeypatch: pytest.MonkeyPatch, pipe: int) -> None:
@@ -132,6 +134,17 @@ def test_nodes_that_stay_away_are_done_without(monkeypatch: pytest.MonkeyPatch, 
     assert len(session.nodes) == 1 and "going on without 2 HPU cards" in said[-1]
     with pytest.raises(ClusterError, match="no node with GPU has come back"):
         waiting([[node("hpu-1")]], {"HPU": 2, "GPU": 2}, pipe, said)
+
+
+def test_cards_that_no_job_of_the_grid_needs_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, pipe: int
+) -> None:
+    """A cluster's other nodes may leave it for good while a driver is started again."""
+    monkeypatch.setattr(nodes, "NODES_PATIENCE_S", 0.05)
+    said: list[str] = []
+    hpu = (Accelerator.HPU,)
+    session = waiting([[node("hpu-1")]], {"HPU": 2, "GPU": 2}, pipe, said, kinds=hpu)
+    assert len(session.nodes) == 1 and not said
 
 
 @pytest.mark.parametrize(("patience_s", "joined"), [(60.0, 2), (0.01, 1), (0.0, 1)])
