@@ -504,11 +504,11 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_export(args: argparse.Namespace) -> int:
     """Write the export."""
-    if args.merge and not args.atlas:
+    if args.merge and args.atlas is None:
         raise StoreError("--merge belongs to --atlas")
     refused: list[str] = []
     destination = args.destination
-    if args.atlas:
+    if args.atlas is not None:
         written, what = _write_atlas(args), "cells by"
     elif args.to != "datasets":
         written, what = dict(_track(TRACKERS[args.to], args, refused)), "new jobs of"

@@ -235,6 +235,7 @@ WRONG = [
     ("query 'drop everything'", 2, "nightgrid schema results"),
     ("query 'select 1' --results nowhere", 4, "nightgrid run GRID"),
     ("export grid.yaml --to datasets", 4, "grid.yaml"),
+    ("export out --atlas ''", 2, "cannot be read"),
     ("describe no-such-model", 1, "tiny-chatglm3"),
     ("describe tiny-chatglm3 --lora-rank 0", 2, "whole number from 1"),
     ("convert nowhere out", 1, "nowhere"),
