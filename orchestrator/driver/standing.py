@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from orchestrator.analysis.flags import IMPLAUSIBLE, raised_on
+from orchestrator.analysis.flags import IMPLAUSIBLE, every_flag, raised_on
 from orchestrator.analysis.rankings import interval, work_of
 from orchestrator.analysis.selection import newest_final, settings_of
 from orchestrator.core.events import RecordRow
@@ -28,8 +28,6 @@ LASTING = frozenset(
 )
 #: Pieces of work whose best row is shown.
 MOST_WORKS = 10
-#: Flags of rows whose throughput is a lower bound, so that a higher one is nearer to the truth.
-BOUNDING = frozenset({"disturbed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +86,9 @@ class Standing:
         entry, known = self._judged(row), self._entries.get(row.job.job_id)
         if known is None or not entry.flags:
             return True
-        bounds = BOUNDING & entry.flags and entry.flags <= known.flags
-        return bool(bounds) and entry.value > known.value
+        # A lower bound that is higher is nearer to the truth.
+        bounds = any(flag.bounds for flag in every_flag() if flag.name in entry.flags)
+        return bounds and entry.flags <= known.flags and entry.value > known.value
 
     def in_order(self, job_ids: Collection[str]) -> list[str]:
         """Sort flagged jobs by how far they reach above the best row of their work."""

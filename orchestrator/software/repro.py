@@ -6,7 +6,6 @@ and the interval in which the same software on the same card should land.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -21,8 +20,8 @@ from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import TOOK
 from workloads import registry
-from workloads.data.datasets import Reading, load_dataset
-from workloads.data.shapes import Example
+from workloads.data.datasets import load_dataset
+from workloads.data.shapes import json_line
 from workloads.devices import environment_for
 from workloads.engines import variables_of
 
@@ -158,22 +157,14 @@ def _request(row: Measurement, dataset: str) -> str:
 def _prompts(row: Measurement) -> str:
     """The dataset's examples as JSON lines; "" where two columns cannot hold them, or where it is
     large or none."""
-    parameters = row.parameters
-    reading = Reading(
-        columns=str(parameters.get("columns") or ""), split=str(parameters.get("split") or "train")
-    )
-    if not row.dataset or parameters.get("columns") or reading.split != "train":
+    chosen = row.parameters.get("columns"), row.parameters.get("split") or "train"
+    if not row.dataset or chosen[0] or chosen[1] != "train":
         return ""
-    examples = load_dataset(row.dataset, reading).examples
+    examples = load_dataset(row.dataset).examples
     if any(example.earlier or example.joined or not example.content for example in examples):
         return ""
-    text = "".join(f"{json.dumps(_record(one), ensure_ascii=False)}\n" for one in examples)
+    text = "".join(map(json_line, examples))
     return text if len(text) <= _MOST_CHARACTERS else ""
-
-
-def _record(example: Example) -> dict[str, Any]:
-    record = {"content": example.content, "summary": example.summary}
-    return record | ({"synthetic": True} if example.synthetic else {})
 
 
 def _packages(versions: Mapping[str, str]) -> str:

@@ -56,17 +56,21 @@ def text_of(example: Example) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def json_line(example: Example) -> str:
+    """Return a prompt and its answer as AdvertiseGen has them, with readable non-ASCII text."""
+    row: dict[str, object] = {"content": example.content, "summary": example.summary}
+    if example.synthetic:
+        row["synthetic"] = True
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
 def write_json_lines(path: Path, examples: Iterable[Example]) -> None:
-    """Write examples as AdvertiseGen does, atomically, with readable non-ASCII text."""
+    """Write examples as AdvertiseGen does (``json_line``), atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with os.fdopen(files.create(aside), "w", encoding="utf-8", newline="\n") as out:
-            for example in examples:
-                row: dict[str, object] = {"content": example.content, "summary": example.summary}
-                if example.synthetic:
-                    row["synthetic"] = True
-                out.write(json.dumps(row, ensure_ascii=False) + "\n")
+            out.writelines(map(json_line, examples))
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

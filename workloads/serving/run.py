@@ -44,7 +44,7 @@ from workloads.serving import statistics
 from workloads.serving.client import Limits, Progress, Target, run_process, summary_of
 from workloads.serving.servers import Server
 from workloads.serving.traces import read_trace
-from workloads.serving.workload import ServingParameters, cards_of_a_server, limits_of
+from workloads.serving.workload import ServingParameters, cards_of_a_server
 from workloads.util.processes import make_owned_directory
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ class Windows:
 
     def _observe(self, repeat: int, table: pa.Table) -> Observation:
         window = statistics.steady_window(table, self.load.parameters.concurrency)
-        limits = limits_of(self.load.parameters.slo)
+        limits = statistics.parse_slo(self.load.parameters.slo)
         figures = statistics.figures(table, window, limits, self.context.world_size)
         figures |= statistics.client_figures(summary_of(table), figures)
         self.tables[repeat], self.figures[repeat] = table, figures
@@ -375,7 +375,7 @@ class Windows:
         pooled = statistics.figures(
             pooled_table(tables, windows),
             (0.0, sum(end - start for start, end in windows)),
-            limits_of(self.load.parameters.slo),
+            statistics.parse_slo(self.load.parameters.slo),
             self.context.world_size,
         )
         rates = combined([self.figures[repeat] for repeat in timed])

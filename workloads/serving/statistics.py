@@ -12,6 +12,7 @@ their event within the window; latencies are those of requests sent within it.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -172,7 +173,7 @@ def parse_slo(limits: object) -> dict[str, float]:
     if isinstance(limits, Mapping):
         pairs = [(str(name), value) for name, value in limits.items()]
     else:
-        parts = str(limits or "").replace(",", " ").split()
+        parts = re.sub(r"\s*=\s*", "=", str(limits or "")).replace(",", " ").split()
         pairs = [(name, value) for name, _, value in (part.partition("=") for part in parts)]
     result = {}
     for name, value in pairs:
@@ -182,7 +183,8 @@ def parse_slo(limits: object) -> dict[str, float]:
             number = 0.0
         if name not in SLO_NAMES or not (number > 0 and math.isfinite(number)):
             raise BadConfiguration(
-                f"slo: {name}={value}; limits are seconds above 0 of {', '.join(SLO_NAMES)}"
+                f"slo: {name}={value} is no limit; limits are seconds above 0 of "
+                f"{', '.join(SLO_NAMES)}"
             )
         result[name] = number
     return result

@@ -85,22 +85,6 @@ class ServingParameters(DatasetParameters):
     )
 
 
-def limits_of(text: str) -> dict[str, float]:
-    """Read ``slo``; BadConfiguration for unknown names and values that are no seconds."""
-    limits = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = (word.strip() for word in part.partition("="))
-        try:
-            limits[name] = float(value)
-        except ValueError:
-            limits[name] = 0.0
-        if name not in statistics.SLO_NAMES or not limits[name] > 0:
-            raise BadConfiguration(
-                f"{part!r} is no limit; write {{ttft_s: 0.5}}, of {', '.join(statistics.SLO_NAMES)}"
-            )
-    return limits
-
-
 # ---------------------------------------------------------------- rules
 
 
@@ -140,7 +124,7 @@ def refuse(job: JobDescription) -> Iterator[Refusal]:
         "input_tokens": loads.parse_lengths,
         "output_tokens": loads.parse_lengths,
         "arrivals": loads.parse_pattern,
-        "slo": limits_of,
+        "slo": statistics.parse_slo,
     }
     for name, check in checks.items():
         value = parameters.get(name)

@@ -18,7 +18,7 @@ from workloads.serving import run as serving_run
 from workloads.serving import servers
 from workloads.serving.run import combined, pooled_table, run
 from workloads.serving.servers import ServerFailed
-from workloads.serving.workload import limits_of
+from workloads.serving.statistics import parse_slo
 
 MEASURE = MeasureSettings(warmup=1, min_repeats=2, max_repeats=2, time_limit_s=60)
 
@@ -131,7 +131,7 @@ def test_loads_that_contradict_themselves_are_refused(
 
 
 def test_limits_are_read_with_their_names() -> None:
-    assert limits_of("ttft_s=0.5, tpot_s=0.05") == {"ttft_s": 0.5, "tpot_s": 0.05}
+    assert parse_slo("ttft_s=0.5, tpot_s=0.05") == {"ttft_s": 0.5, "tpot_s": 0.05}
 
 
 def test_windows_are_combined_by_their_lengths() -> None:
