@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 
-from orchestrator.core.job import Accelerator, Scalar, State
+from orchestrator.core.job import Accelerator, Job, Scalar, State
 from orchestrator.core.outcome import Purpose
 from orchestrator.core.readings import Source
 from workloads.base import Item, MeasureSettings, Sample
@@ -158,6 +158,14 @@ class Measurement:
     samples: tuple[tuple[int, Sample], ...] = ()
     items: tuple[tuple[int, Item], ...] = ()
     image: bytes | None = None
+
+    @property
+    def job(self) -> Job:
+        """The job that was measured, with its final batch size."""
+        names = {field.name for field in fields(Job)}
+        values = {name: getattr(self, name) for name in names}
+        values["batch_size"] = self.batch_size or self.batch_size_requested
+        return Job(**values | {"parameters": tuple(sorted(self.parameters.items()))})
 
     def reported(self, name: str) -> float | None:
         """A figure reported by the workload; rows of version 0.1.0 have it in ``details``."""

@@ -26,7 +26,8 @@ LEAST_MEASURED = 5
 _ANY_CARD = 2.0
 #: The figures of a row by name; those of ``Constraint.of_card`` are named ``FIGURE/card``.
 Figures = Callable[[RecordRow], Mapping[str, float]]
-_UNANSWERED = (State.LOST, State.NOT_STARTED)
+#: States of jobs of which a figure can still be expected.
+UNANSWERED = (State.LOST, State.NOT_STARTED)
 
 
 def figure_of(constraint: Constraint) -> str:
@@ -69,7 +70,8 @@ def space_of(jobs: Sequence[Job]) -> Space:
     return Space(cells, roles)
 
 
-def _mean(space: Space, name: str) -> Mean:
+def mean_of(space: Space, name: str) -> Mean:
+    """Prior mean of a figure: a roofline of times and rates, of whatever card."""
     rate, time = name in _RATES, name.startswith(("tpot", "latency"))
     if not (rate or time):
         return Plane(space)
@@ -116,7 +118,7 @@ class SearchOrder:
         space = space_of([jobs[0] for jobs in cells])
 
         def metric(name: str, *, more: bool) -> Metric:
-            return Metric(name, _mean(space, name), more_is_better=more)
+            return Metric(name, mean_of(space, name), more_is_better=more)
 
         limits = [
             Limit(
@@ -144,7 +146,7 @@ class SearchOrder:
     def know(self, job_id: str, state: State, figures: Mapping[str, float]) -> None:
         """Take in a job's result, of this run or of an earlier one."""
         row = self._row_of.get(job_id)
-        if row is None or state in _UNANSWERED:
+        if row is None or state in UNANSWERED:
             return
         self._results += 1
         self._states.setdefault(row, {})[job_id] = state

@@ -152,7 +152,7 @@ class Search:
         taken[:certain] = True
         taken[certain:] = np.isin(rows[certain:], first)
         chosen = list(first)
-        success = self._chance_of_success(rows)
+        success = self.chance_of_success(rows)
         correlation = _Correlation(self.space, rows) if certain or count > 1 else None
         for at in range(certain):
             beliefs = {name: _believed(b, correlation, at) for name, b in beliefs.items()}
@@ -173,6 +173,17 @@ class Search:
         """Beliefs about the log of a metric of these cells."""
         return self._believe(metric, np.asarray(rows, dtype=np.intp))
 
+    def chance_of_success(self, rows: NDArray[np.intp]) -> Floats:
+        """Probability that these cells can be measured, from those that failed."""
+        if not self.failed:
+            return np.ones(len(rows))
+        if self._success is None:
+            self._success = Surrogate(self.space, Plane(self.space, _HOPE, _HOPE_SPREAD), _SUCCESS)
+        known = _some(sorted({*self._measured, *self.failed}))
+        labels = np.array([-1.0 if row in self.failed else 1.0 for row in known])
+        belief = self._success.fit(known, labels, rows)
+        return normal_cdf(belief.mean / belief.deviation)
+
     def answer(self, tolerance: float = 0.0) -> Answer | None:
         """The best cell so far; None while no measured one keeps the limits."""
         keeping = self._keeping()
@@ -191,7 +202,7 @@ class Search:
             chances = 1.0 - probability_below(belief, aim)
             for limit in self.limits:
                 chances = chances * limit.probability(self._believe(limit.metric, left))
-            chances = chances * self._chance_of_success(left)
+            chances = chances * self.chance_of_success(left)
         rival = int(chances.argmax()) if len(left) else None
         return Answer(
             row=best,
@@ -245,16 +256,6 @@ class Search:
         fitted = _some(sorted(values))
         logs = np.log([values[row] for row in fitted])
         return surrogate.fit(fitted, logs, rows)
-
-    def _chance_of_success(self, rows: NDArray[np.intp]) -> Floats:
-        if not self.failed:
-            return np.ones(len(rows))
-        if self._success is None:
-            self._success = Surrogate(self.space, Plane(self.space, _HOPE, _HOPE_SPREAD), _SUCCESS)
-        known = _some(sorted({*self._measured, *self.failed}))
-        labels = np.array([-1.0 if row in self.failed else 1.0 for row in known])
-        belief = self._success.fit(known, labels, rows)
-        return normal_cdf(belief.mean / belief.deviation)
 
     def _scores(self, rows: NDArray[np.intp], beliefs: Mapping[str, Belief]) -> Floats:
         sign = self.objective.sign

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pprint import pformat
 from textwrap import indent
@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.analysis.ratio import ASSUMED_NOISE, rate_of, ratio_of
 from orchestrator.core.errors import NotComparable
-from orchestrator.core.job import Job, State
+from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import TOOK
 from workloads import registry
@@ -88,7 +88,7 @@ def folder_of(row: Measurement) -> dict[str, str]:
     declared = registry.throughput_of(row.workload)
     unit = row.metrics.throughput_unit
     text = _TEXT.format(
-        label=_job(row).label,
+        label=row.job.label,
         job_id=row.job_id,
         run=row.run,
         packages=PACKAGES,
@@ -119,16 +119,10 @@ def _day(at: float | None) -> str:
 
 def _environment(row: Measurement, device: str) -> str:
     """The variables of the row's worker; of an emulated card, those of the host's processors."""
-    kind = _job(row).process_kind
+    kind = row.job.process_kind
     index = row.card_indices[0] if row.card_indices else 0
     shown = environment_for(device, index, threads=row.threads, kind=kind)
     return pformat({**variables_of(kind), **shown}, width=96)
-
-
-def _job(row: Measurement) -> Job:
-    names = {field.name for field in fields(Job)} - {"parameters"}
-    values = {name: getattr(row, name) for name in names}
-    return Job(**values, parameters=tuple(sorted(row.parameters.items())))
 
 
 def _request(row: Measurement, dataset: str) -> str:
