@@ -20,7 +20,7 @@ from workloads.serving.statistics import SLO_NAMES, parse_slo
 
 #: Settings that are the load itself, and those that change no figure of a point.
 LOADS = ("concurrency", "request_rate")
-_BESIDE = (*LOADS, "slo", "arrivals")
+_BESIDE = (*LOADS, "requests", "slo", "arrivals")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

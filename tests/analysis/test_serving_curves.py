@@ -57,6 +57,15 @@ def test_a_curve_holds_the_loads_of_one_setting_of_servers() -> None:
     assert [p.per_card for p in four.points] == [150, 250, 300]
 
 
+def test_the_number_of_requests_sets_no_curve_apart() -> None:
+    counted = [
+        replace(row, parameters=row.parameters | {"requests": 10 * 2**n})
+        for n, row in enumerate(SLOW)
+    ]
+    (found,) = served(*counted)
+    assert len(found.curves) == 1 and len(found.curves[0].points) == len(SLOW)
+
+
 def test_the_front_holds_what_no_other_point_beats_in_both() -> None:
     (found,) = served(*SLOW, *WIDE)
     pairs = [(p.per_card, round(p.per_user or 0)) for p in found.front]
