@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from measurement_factory import every_state, large_run
 from planted_lies import (
     LIES,
@@ -107,7 +107,6 @@ def test_rows_and_columns_give_the_same_verdicts() -> None:
 # ---------------------------------------------------------------- honest rows
 
 
-@settings(max_examples=150, deadline=None)
 @given(honest_rows())
 def test_an_honest_row_passes(row: Measurement) -> None:
     assert contradictions(row) == ()

@@ -7,7 +7,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job, with_interval
 from pydantic.fields import FieldInfo
@@ -105,7 +105,6 @@ def pairs(draw: st.DrawFn) -> tuple[str, Job, Job]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
 @given(pair=pairs())
 def test_a_role_decides_what_two_rows_are_to_each_other(pair: tuple[str, Job, Job]) -> None:
     """Rows that differ in a choice alone, or in what is neutral, meet in one ranking and are told
@@ -126,7 +125,6 @@ def test_a_role_decides_what_two_rows_are_to_each_other(pair: tuple[str, Job, Jo
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
 @given(data=st.data(), workload=st.sampled_from(sorted(WORKLOADS)))
 def test_no_label_stands_for_two(data: st.DataObject, workload: str) -> None:
     drawn = data.draw(

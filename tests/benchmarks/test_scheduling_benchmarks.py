@@ -21,7 +21,6 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(JOBS)
 def test_a_schedule_found_is_between_the_bound_and_first_fit(jobs: list[tuple[int, float]]) -> None:
     found = shortest(jobs, 2, 4, tries=60)

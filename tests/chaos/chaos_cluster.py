@@ -65,6 +65,7 @@ class ChaosCluster:
             "NIGHTGRID_CHAOS_HURRY": str(self._hurry),  # see chaos_worker.py
             "NIGHTGRID_CHAOS_LOGS": str(self.log_dir or ""),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_num_workers_soft_limit": str(self.cards),  # else none is kept for the next task
         }
 
     def __enter__(self) -> ChaosCluster:

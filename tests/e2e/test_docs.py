@@ -43,6 +43,8 @@ NEEDS = {"cluster", "card", "checkpoint", "real-model", "install", "server"}
 LANGUAGES = {"bash", "sh", "python", "yaml", "toml", "diff", "sql", "json", "text", ""}
 #: Commands that leave the process of the tests as it was.
 READING = {"plan", "simulate", "report", "compare", "query", "status", "describe", "dataset"}
+#: What several pages have the reader type, and was typed here, by what it is typed in.
+TYPED: set[tuple[str, Path]] = set()
 #: Of whoever runs the tests; a page knows nothing of them.
 FOREIGN = ("RAY_ADDRESS", "NIGHTGRID_RESULTS", "NIGHTGRID_NOTIFY")
 
@@ -133,7 +135,11 @@ def shell(block: Block, place: Path, directory: Path, *, shown: bool) -> str:
     printed = ""
     for line in lines:
         if "\n" not in line.strip() and line.startswith("nightgrid ") and (read := reading(line)):
-            call(*read, directory)
+            typed, target = read
+            command = (shlex.join(typed), directory)
+            if target or command not in TYPED:
+                call(typed, target, directory)
+            TYPED.add(command)
         else:
             printed += bash(f"# {block.where}\n{line}", place, directory)
     return printed

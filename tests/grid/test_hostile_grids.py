@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from nested import places
 
@@ -114,7 +114,6 @@ def mutated(draw: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
 @given(document=mutated(), as_json=st.booleans())
 @example(document={**VALID, "experiments": [{"name": "a", "model": "x" * 5_000}]}, as_json=False)
 def test_a_mutated_grid_is_planned_or_refused(
@@ -129,7 +128,6 @@ CUT = st.tuples(st.integers(0, 10_000), st.integers(0, 60), st.binary(max_size=1
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
 @given(which=st.integers(0, len(GRIDS) - 1), cuts=st.lists(CUT, min_size=1, max_size=3))
 def test_a_damaged_grid_is_planned_or_refused(
     directory: Path, which: int, cuts: list[tuple[int, int, bytes]]
@@ -141,7 +139,6 @@ def test_a_damaged_grid_is_planned_or_refused(
     check(directory, content)
 
 
-@settings(max_examples=50)
 @given(content=st.binary(max_size=300) | st.text(max_size=300).map(lambda t: t.encode()))
 @example(content=b"\x00")
 @example(content=b"%YAML 9.9\n---\nname: g\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import GridError
@@ -72,7 +72,6 @@ def test_comments_stay() -> None:
     assert all(said in text for said in ("# of November", "# the plain one", "# a remark"))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -14,7 +14,7 @@ FIRST = int(os.environ.get("NIGHTGRID_SEED", "0"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(FIRST, FIRST + 60, 20))
+@pytest.mark.parametrize("first", range(FIRST, FIRST + 40, 20))
 def test_nights_with_many_events(first: int) -> None:
     for seed in range(first, first + 20):
         run_night(seed)

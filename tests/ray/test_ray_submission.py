@@ -192,6 +192,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         "NIGHTGRID_CACHE": os.environ.get("NIGHTGRID_CACHE", str(home / "cache")),
         "RAY_TMPDIR": temp_dir,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_num_workers_soft_limit": "2",  # nodes without CPUs would keep no process of tasks
     }
     head = Head(environment=environment, home=home, ports=free_ports(5))
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job, planned
 
@@ -42,7 +42,6 @@ def grids(draw: st.DrawFn) -> list[PlannedJob]:
     return list(unique.values())
 
 
-@settings(max_examples=150, deadline=None)
 @given(grid=grids(), seed=st.integers(0, 2**32))
 def test_every_configuration_has_one_anchor_until_a_cell_is_measured(
     grid: list[PlannedJob], seed: int

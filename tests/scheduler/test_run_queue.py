@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.on_ray.run_queue import (
@@ -107,7 +107,6 @@ def test_tickets_of_another_version_are_left_out() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-2, 2), st.sampled_from(["HPU", "GPU"])), max_size=6))
-@settings(max_examples=60)
 def test_of_one_kind_one_run_claims_and_somebody_always_may(wishes: list[tuple[int, str]]) -> None:
     waiting = [
         ticket(number, priority=priority, kinds=(kind,))

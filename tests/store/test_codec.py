@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from core_cases import a_sample as sample
-from hypothesis import given, settings
+from hypothesis import given
 from measurement_strategies import measurements
 from measurements import row
 
@@ -43,7 +43,6 @@ def through_json(*rows: Measurement) -> list[Measurement]:
     return from_table(table_of([row_in(line_of(row_of(each))) for each in rows]))
 
 
-@settings(max_examples=40, deadline=None)
 @given(measurements)
 def test_a_line_is_read_as_its_row_is(measurement: Measurement) -> None:
     assert repr(through_json(measurement)) == repr(from_table(to_table([measurement])))
@@ -119,7 +118,6 @@ def test_a_table_without_a_column_that_each_row_has_is_refused(name: str) -> Non
 # The Arrow schema: exact round trip, documented columns, versions.
 
 
-@settings(max_examples=60, deadline=None)
 @given(measurements)
 def test_round_trip_is_exact(measurement: Measurement) -> None:
     table = to_table([measurement, row()])

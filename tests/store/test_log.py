@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from faulty_disk import Killed
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from measurements import journal_row, numbers, row
 from patience import patience
@@ -64,7 +64,6 @@ def test_a_log_torn_at_any_byte_keeps_every_line_before_it() -> None:
 
 
 @given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
-@settings(max_examples=100, deadline=None)
 def test_a_flipped_bit_costs_its_line(at: int, bit: int) -> None:
     data = bytearray(b"".join(LINES))
     data[at % len(data)] ^= 1 << bit

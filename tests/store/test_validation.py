@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from core_cases import a_sample as sample
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from measurement_strategies import measurements
 from measurements import row
@@ -143,7 +143,6 @@ WHOLE = st.sampled_from([-1, 2**53 + 1, 2**63, 2**70, 7])
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
 @given(one=measurements, throughput=ODD, weight=WHOLE, started=ODD, wall=ODD, step=ODD)
 def test_what_was_measured_is_never_refused(one, throughput, weight, started, wall, step) -> None:
     """Whatever numbers a workload, a clock or a counter gave."""

@@ -11,7 +11,7 @@ import torch
 from finetuning_cases import asked, refuse, train, trained
 from generation_cases import Worker
 from generation_cases import request as generation
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.base import BadConfiguration
@@ -36,7 +36,6 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0.01, 0.99), st.integers(0, 9))
-@settings(max_examples=40)
 def test_magnitude_counts_to_the_weight_and_takes_the_smallest(rows, columns, share, seed) -> None:
     torch.manual_seed(seed)
     weight = torch.randint(-3, 4, (rows, columns)).float()
@@ -76,7 +75,6 @@ def test_the_gradual_share_grows_to_its_end(steps: int, final: float) -> None:
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=3000), st.integers(0, 3))
-@settings(max_examples=40)
 def test_a_code_reads_back_and_is_within_a_bit_of_the_entropy(seen: list[int], skew: int) -> None:
     symbols = np.array(seen + [seen[0]] * 700 * skew, np.int32)
     coded = sharing.encode(symbols, 41)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.base import DataMissing
@@ -20,7 +20,6 @@ from workloads.data.shapes import Example, write_json_lines
 CONTENT = st.text(min_size=1, max_size=30).filter(lambda text: bool(text.strip()))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.builds(Example, content=CONTENT, summary=st.text(max_size=30), synthetic=st.booleans()),

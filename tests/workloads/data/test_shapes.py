@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -338,7 +338,6 @@ def test_one_object_around_the_records_is_opened(tmp_path: Path) -> None:
         load_examples(str(path))
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     values=st.lists(
         st.recursive(

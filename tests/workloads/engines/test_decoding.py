@@ -293,7 +293,6 @@ def test_a_packed_matrix_gives_the_tokens_of_the_values_it_stands_for(kind) -> N
     groups=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
 def test_packing_keeps_values_to_their_format_s_precision(kind, rows, groups, seed) -> None:
     """Half a step of int8 and (on average) of int4 around each value, a sixteenth of it in fp8."""
     weight = torch.randn(rows, groups * layers.GROUP, generator=torch.Generator().manual_seed(seed))

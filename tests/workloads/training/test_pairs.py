@@ -12,7 +12,7 @@ import pytest
 import torch
 from finetuning_cases import SUMMARIES, losses, train, trained
 from generation_cases import Worker, request
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import GridError
@@ -45,7 +45,6 @@ def form() -> SampleFormat:
 IDS = st.lists(st.integers(2, 99), min_size=1, max_size=15).map(lambda ids: (*ids, 1))
 
 
-@settings(max_examples=40)
 @given(pairs=st.lists(st.builds(Pair, IDS, IDS), min_size=1, max_size=5), fixed=st.booleans())
 def test_a_decoder_is_given_its_target_one_place_later(pairs: list[Pair], fixed: bool) -> None:
     form: Any = SimpleNamespace(

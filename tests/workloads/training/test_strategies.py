@@ -80,13 +80,9 @@ BY_DEEPSPEED: dict[int, Cases] = {
         "zero3": FULL | HALF | ZERO3,
         "zero3, all offloaded": FULL | HALF | ZERO3 | OFFLOADED,
         "zero3, lora": LORA | HALF | ZERO3 | {"save_adapter": "from-zero3"},
-        "masked words, zero3": PRETRAINING | HALF | ZERO3,
         "pairs, zero3": SUMMARIES | HALF | ZERO3 | {"gradient_checkpointing": True},
     },
-    4: {
-        "zero3 of four": FULL | ZERO3 | {"batch_size": 1},
-        "tensor x zero1": FULL | TENSOR_PAIRS | ZERO1,
-    },
+    4: {"tensor x zero1": FULL | TENSOR_PAIRS | ZERO1},
 }
 
 #: Five steps on two cards, at rates at which a changed gradient would show in the losses.
