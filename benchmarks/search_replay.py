@@ -1,5 +1,8 @@
 """Replay of the search on measured cells: ``python -m benchmarks.search_replay FILE --json OUT``.
 
+``FILE`` may also be the directory of a run that measured all cells of a grid, such as that of
+``benchmarks/cpu_night.yaml``; then see ``replay_run``.
+
 ``FILE`` is a table of served models: a column each for model, system, precision, engine, image,
 lengths, layout, cards and concurrency, and ``ttft_s``, ``tpot_s`` (medians). A group is a model on
 a system in a precision with an engine; its cells differ in all else. Of a cell that was measured
@@ -34,12 +37,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.job import Scalar
+from orchestrator.analysis.metrics import named_figures
+from orchestrator.analysis.selection import newest_final
+from orchestrator.core.job import Job, Scalar, State
+from orchestrator.grid.objectives import Constraint, SearchSettings
 from orchestrator.search.acquisition import expected_improvement
+from orchestrator.search.order import SearchOrder, space_of
+from orchestrator.search.predictions import Known, predict
 from orchestrator.search.roofline import Roofline
 from orchestrator.search.search import Limit, Metric, Search
 from orchestrator.search.space import Floats, Role, Space
 from orchestrator.search.surrogate import Z_95, Belief, Surrogate
+from orchestrator.store.store import Store
 
 GROUP = ("model", "system", "precision", "engine")
 SETTINGS = {
@@ -289,13 +298,114 @@ def replay(file: Path) -> dict[str, Any]:
     return figures
 
 
+# ---------------------------------------------------------------- a run of this machine
+
+
+#: Shares of the fastest cell's latency that the questions of a run allow; the last has no limit.
+LATENCY_LIMITS = (2.0, 5.0, None)
+
+
+def replay_run(run: Path) -> dict[str, Any]:
+    """The search against the exhaustive table of a run: most throughput, under limits on latency.
+
+    Shares of cells and of the time of all attempts until the search ends by itself (``within: 2
+    %``) and until its best is within 2 % of the best of all; by how much its answer falls short;
+    error and coverage of predicted throughput with a space-filling quarter measured.
+    """
+    rows = newest_final(Store.existing(run.parent, run.name).measurements(samples=False))
+    rows = [row for row in rows if row.state is State.SUCCEEDED and row.metrics.throughput]
+    figures = {row.job_id: named_figures(row) for row in rows}
+    lasted = {row.job_id: (row.ended_at or 0.0) - (row.started_at or 0.0) for row in rows}
+    jobs = [row.job for row in rows]
+    night = _Night(jobs, figures, lasted)
+    searches = [night.search(limit, seed) for limit in LATENCY_LIMITS for seed in range(STARTS)]
+    quarter = [night.predicted(seed) for seed in range(STARTS)]
+    return {
+        "cells": len(rows),
+        "hours": sum(lasted.values()) / 3600,
+        "searches": len(searches),
+        **{
+            f"{name}_{word}": float(np.quantile([one[name] for one in searches], at))
+            for name in searches[0]
+            for word, at in (("median", 0.5), ("p90", 0.9))
+        },
+        **{name: float(np.mean([one[name] for one in quarter])) for name in quarter[0]},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Night:
+    """An exhaustive night: figures and seconds by job id."""
+
+    jobs: list[Job]
+    figures: Mapping[str, Mapping[str, float]]
+    lasted: Mapping[str, float]
+
+    def search(self, limit: float | None, seed: int) -> dict[str, float]:
+        """One search for the most throughput whose latency is at most so many times the least."""
+        latency = {name: known["latency_p50_s"] for name, known in self.figures.items()}
+        bound = None if limit is None else limit * min(latency.values())
+        constraints = (
+            ()
+            if bound is None
+            else (Constraint(figure="latency_p50_s", at_most=True, bound=bound),)
+        )
+        settings = SearchSettings(
+            objective="throughput", more_is_better=True, constraints=constraints, within=WITHIN
+        )
+        order = SearchOrder.of(self.jobs, settings, seed)
+        fast = [name for name in latency if bound is None or latency[name] <= bound]
+        best = max(self.figures[name]["throughput"] for name in fast)
+        measured: list[str] = []
+        good: list[str] = []
+        while not order.over(0.0):
+            released = order.release({self.jobs[0].accelerator: 1}, 0.0)
+            if not released:
+                break
+            for name in released:
+                measured.append(name)
+                order.know(name, State.SUCCEEDED, self.figures[name])
+                enough = name in fast and self.figures[name]["throughput"] >= (1 - WITHIN) * best
+                if enough and not good:
+                    good = list(measured)
+        answer = order.answer()
+        total = sum(self.lasted.values())
+        return {
+            "share": len(measured) / len(self.jobs),
+            "time_share": sum(self.lasted[name] for name in measured) / total,
+            "share_until_good": len(good or self.jobs) / len(self.jobs),
+            "time_share_until_good": sum(self.lasted[n] for n in good or self.lasted) / total,
+            "short_of_best": 1.0 - (answer.value if answer else 0.0) / best,
+        }
+
+    def predicted(self, seed: int) -> dict[str, float]:
+        """Error and coverage of predicted throughput with a quarter measured."""
+        space = space_of(self.jobs)
+        count = max(2, round(QUARTER * len(self.jobs)))
+        first = int(np.random.default_rng(seed).integers(space.size))
+        some = {self.jobs[row].job_id for row in space.spread_out(count, first)}
+        known = [
+            Known(job=job, state=State.SUCCEEDED, figures=self.figures[job.job_id])
+            for job in self.jobs
+            if job.job_id in some
+        ]
+        predictions = predict(self.jobs, known, ("throughput",))
+        values = [self.figures[one.job_id]["throughput"] for one in predictions]
+        pairs = list(zip(predictions, values, strict=True))
+        return {
+            "error_at_25": float(np.mean([abs(one.value / value - 1) for one, value in pairs])),
+            "coverage_95": float(np.mean([one.low <= value <= one.high for one, value in pairs])),
+        }
+
+
 def main() -> None:
     """Print the figures of a table and write them to a file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("file", type=Path, help="table of measurements (CSV)")
+    parser.add_argument("file", type=Path, help="table of measurements (CSV), or a run")
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
-    text = json.dumps(replay(args.file), indent=2)
+    figures = replay_run(args.file) if args.file.is_dir() else replay(args.file)
+    text = json.dumps(figures, indent=2)
     print(text)
     if args.json is not None:
         args.json.write_text(f"{text}\n", encoding="utf-8")

@@ -52,9 +52,10 @@ from orchestrator.analysis.serving import NO_PRICES, Prices, Served, served_of
 from orchestrator.analysis.tables import Table, tables_of
 from orchestrator.analysis.timeline import Timeline, timeline_of
 from orchestrator.core.card_check import SlowCard
-from orchestrator.core.job import State
+from orchestrator.core.job import UNANSWERED, State
 from orchestrator.core.labels import Label, batch_word, labels_of
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.prediction import Prediction
 from orchestrator.core.status import RunStatus
 from orchestrator.util.format import moment, plural, seconds
 from workloads.util.statistics import ALIKE, Spread
@@ -264,6 +265,7 @@ class Summary:
     planned: int | None = None  # jobs of the last plan, as its driver counted them
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
     stopped: str = ""  # why the run was stopped before its end
+    predictions: tuple[Prediction, ...] = ()  # of cells without a row or an answer
 
     @property
     def flagged(self) -> tuple[Flagged, ...]:
@@ -348,12 +350,14 @@ def summarize(
     raised: Mapping[str, tuple[Raised, ...]] | None = None,
     prices: Prices = NO_PRICES,
     stopped: str = "",
+    predictions: Sequence[Prediction] = (),
 ) -> Summary:
     """Summarize the rows of one run, in the order in which they were written.
 
     ``damaged`` are files that could not be read, ``runs_differ`` is the spread of the cards' speed
     from run to run, ``planned`` counts jobs, ``raised`` are flags by job id, if already derived,
-    ``prices`` are those of the run's grid, and ``stopped`` is the reason of a stop.
+    ``prices`` are those of the run's grid, ``stopped`` is the reason of a stop, and ``predictions``
+    are those of the run; of cells that have an answer by now they do not count.
     """
     reference = reference or Reference()
     rows = by_content(newest_final(measurements))
@@ -364,6 +368,8 @@ def summarize(
     whole = tuple(row for row in fit if row.job_id not in bounds)
     labels = _labels(rows, joined)
     counted = Counter(row.state for row in rows)
+    answered = {row.job_id for row in rows if row.state not in UNANSWERED}
+    unanswered = tuple(one for one in predictions if one.job_id not in answered)
     return Summary(
         run=measurements[0].run if measurements else "",
         rows=rows,
@@ -377,7 +383,7 @@ def summarize(
         shared=shared_by_workload(settings.values()),
         head_to_head=head_to_head(fit, settings, bounds),
         rankings=_fastest_first(rankings_of(fit, settings, bounds)),
-        tables=tables_of(joined.rows, settings, labels, raised),
+        tables=tables_of(joined.rows, settings, labels, raised, unanswered),
         fronts=fronts_of(fit, settings),
         effects=effects_of(fit, settings, bounds),
         steps=step_times_of(joined.rows),
@@ -395,6 +401,7 @@ def summarize(
         planned=planned,
         underway=underway,
         stopped=stopped,
+        predictions=unanswered,
     )
 
 

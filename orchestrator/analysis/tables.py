@@ -7,21 +7,25 @@ if neither does, the two settings that vary are the axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from orchestrator.analysis.flags import Raised, bounds_of, ranked
 from orchestrator.analysis.rankings import rankings_of
 from orchestrator.analysis.selection import Differences, Setting, precision_rank
+from orchestrator.core.job import UNANSWERED
 from orchestrator.core.labels import Label
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.prediction import Prediction
 
 PRECISION, BATCH, SETTING = "precision", "batch size per card", "setting"
 #: Most settings that share one table; more get one each.
 MOST_SHARED_LINES = 60
 AS_USUAL = "as usual"
+#: Probability that a cell runs, from which on its predicted figure is shown.
+LIKELY = 0.5
 #: Scales are logarithmic if the median is below this share of the highest throughput.
 PALE = 0.15
 
@@ -42,6 +46,8 @@ class Table:
     tied: frozenset[str]  # job ids of rows of which each may be the best
     flagged: frozenset[str] = frozenset()  # job ids of rows that rank nowhere
     bounds: frozenset[str] = frozenset()  # job ids of rows whose throughput is a lower bound
+    #: Predicted throughput of cells without a result, by job id; it ranks nowhere.
+    predicted: Mapping[str, Prediction] = field(default_factory=dict)
     low: float = 0.0  # lowest throughput of its cells without flagged ones
     top: float = 0.0  # highest
     log: bool = False  # logarithmic colours and axis
@@ -77,8 +83,10 @@ def tables_of(
     settings: Mapping[str, Setting],
     labels: Mapping[str, Label],
     raised: Mapping[str, tuple[Raised, ...]],
+    predictions: Iterable[Prediction] = (),
 ) -> tuple[Table, ...]:
     """Return tables that hold every row once, in the order of the rows."""
+    predicted = {one.job_id: one for one in predictions if _is_shown(one)}
     by_setting: dict[Setting, list[Measurement]] = {}
     for row in rows:
         by_setting.setdefault(settings[row.job_id], []).append(row)
@@ -91,7 +99,11 @@ def tables_of(
         for layout in _layouts({setting: by_setting[setting] for setting in group}, labels)
     ]
     apart = Differences.among([one.setting for one in laid])
-    return tuple(_table(one, apart, settings, raised) for one in laid)
+    return tuple(_table(one, apart, settings, raised, predicted) for one in laid)
+
+
+def _is_shown(prediction: Prediction) -> bool:
+    return prediction.figure == "throughput" and prediction.runs >= LIKELY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +202,7 @@ def _table(
     apart: Differences,
     settings: Mapping[str, Setting],
     raised: Mapping[str, tuple[Raised, ...]],
+    predicted: Mapping[str, Prediction],
 ) -> Table:
     rows = list(layout.cells.values())
     fit = ranked(rows, raised)
@@ -217,6 +230,11 @@ def _table(
         tied=frozenset(row.job_id for one in own for row in one.first),
         flagged=frozenset({row.job_id for row in rows} - {row.job_id for row in fit}),
         bounds=bounds & {row.job_id for row in rows},
+        predicted={
+            row.job_id: predicted[row.job_id]
+            for row in rows
+            if row.state in UNANSWERED and row.job_id in predicted
+        },
         low=min(values, default=0.0),
         top=top,
         log=uneven(values),

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("plan", "write a commented first grid for a model and data of one's own"),
     "plan": ("plan", "print every job of a grid, and why some will not run; starts nothing"),
     "simulate": ("plan", "play a grid on virtual cards, with faults if asked; runs nothing"),
+    "predict": ("plan", "predict a grid's unmeasured cells from what is known, with intervals"),
     "run": ("run", "measure a grid on a Ray cluster, on this machine's cards, or on emulated ones"),
     "doctor": ("doctor", "examine a cluster or this machine: what a run would stumble over"),
     "submit": ("remote", "send a grid to a cluster as a Ray job and return at once"),

@@ -248,6 +248,67 @@ def run_plan(args: argparse.Namespace) -> int:
     return 0
 
 
+PREDICT_EPILOG = """\
+examples:
+  nightgrid predict grids/search.yaml                 from its run, and all others on its devices
+  nightgrid predict grids/search.yaml --runs monday   from its run, and one other
+  nightgrid predict grids/search.yaml --runs          from its own run alone
+
+Measured cells inform the others of their workload and kind of card. The table goes to
+predictions.parquet in the run's directory, if there is one, and to its report.
+exit codes: 0; 4 rows cannot be read, or none informs this grid
+"""
+
+
+def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    add_grid_arguments(parser)
+    parser.add_argument(
+        "--runs",
+        metavar="RUN",
+        nargs="*",
+        help="earlier runs that inform it (default: all of the results directory)",
+    )
+    add_shared(parser, "--json")
+
+
+def run_predict(args: argparse.Namespace) -> int:
+    """Predict, write the table and print it."""
+    from orchestrator.core.errors import StoreError
+    from orchestrator.driver.options import with_results_of
+    from orchestrator.driver.plan import grid_of, plan_grid
+    from orchestrator.driver.predictions import predictions_of
+    from orchestrator.report.text import print_predictions
+    from orchestrator.store import files as run_files
+    from orchestrator.store.history import predictions_table
+    from orchestrator.store.store import Store, existing_runs
+
+    options = run_options(args, name=args.run_name)
+    grid = grid_of(args.grid, options)
+    plan, _ = plan_grid(grid, options)
+    results = with_results_of(grid, options).results
+    store = Store.open(results, options.name or grid.name)
+    names = args.runs
+    if names is None:
+        names = existing_runs(results) if results.is_dir() else []
+    others = [Store.existing(results, name) for name in names if name != store.run]
+    predictions = predictions_of(plan, grid.search, store, others)
+    if not predictions:
+        raise StoreError(
+            f"nothing to predict: no row in {results} informs an unmeasured cell of {grid.name}"
+        )
+    path = None
+    if store.exists:
+        content = predictions_table(predictions)
+        path = run_files.write_side_file(store.path, run_files.PREDICTIONS, content)
+    if args.json:
+        listed = [dataclasses.asdict(one) for one in predictions]
+        output.say_json({"file": str(path or ""), "predictions": listed})
+        return 0
+    print_predictions(predictions, output.console(highlight=False))
+    output.say(f"written: {path}" if path else f"not written: there is no run {store.run} yet")
+    return 0
+
+
 SIMULATE_EPILOG = """\
 examples:
   nightgrid simulate grids/smoke.yaml --emulate 2x8                   how long the night would be
@@ -438,6 +499,7 @@ def _short(kind: str) -> str:
 COMMANDS = {
     "init": Command(_add_init_arguments, run_init, INIT_EPILOG),
     "plan": Command(_add_plan_arguments, run_plan, PLAN_EPILOG),
+    "predict": Command(_add_predict_arguments, run_predict, PREDICT_EPILOG),
     "simulate": Command(_add_simulate_arguments, run_simulate, SIMULATE_EPILOG),
     "schema": Command(_add_schema_arguments, run_schema, SCHEMA_EPILOG),
 }

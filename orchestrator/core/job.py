@@ -106,10 +106,14 @@ class State(str, Enum):
         return self not in (State.PENDING, State.RUNNING)
 
 
+#: States without an answer through no fault of the job.
+UNANSWERED = (State.LOST, State.NOT_STARTED)
+
+
 def supersedes(newer: State, older: State) -> bool:
     """Return whether a newer final row replaces the older: a failure is an answer of today's
     software, LOST and NOT_STARTED are none and hide no success."""
-    return not (older is State.SUCCEEDED and newer in (State.NOT_STARTED, State.LOST))
+    return not (older is State.SUCCEEDED and newer in UNANSWERED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,7 @@ from orchestrator.driver.plan import (
     running,
     start_of,
 )
+from orchestrator.driver.predictions import MOST_CELLS, predictions_of
 from orchestrator.driver.recovery import (
     attempts_before,
     cards_before,
@@ -72,6 +73,7 @@ from orchestrator.planning.planner import estimator_for
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.store import files as run_files
 from orchestrator.store.files import inside_ray_job, remove_stop_requests, stop_requests
+from orchestrator.store.history import predictions_table
 from orchestrator.store.reader import runs
 from orchestrator.store.remote import Mirror
 from orchestrator.store.store import Store
@@ -388,6 +390,7 @@ def run_grid(
                     for line in close_all(logs, hurry=hurry):
                         say(line)
             remove_stop_requests(store.path)
+            _predict(plan, grid, store, say)
             states = final_states(plan, store.history()) if result.finished else {}
             if order is not None:
                 say(f"search: {order.text()}")
@@ -398,6 +401,22 @@ def run_grid(
                         if state is not State.NOT_STARTED or not order.left_out(job_id)
                     }
     return RunOutcome(store=store, plan=plan, result=result, states=states, mirror=mirror)
+
+
+def _predict(plan: Plan, grid: Grid, store: Store, say: Say) -> None:
+    """Write predictions of the cells that a searched or stopped run left unmeasured."""
+    states = final_states(plan, store.history()).values()
+    left = sum(state in (State.NOT_STARTED, State.LOST) for state in states)
+    predictions = []
+    if State.SUCCEEDED in states and left > 0 and len(plan.jobs) <= MOST_CELLS:
+        try:
+            predictions = predictions_of(plan, grid.search, store)
+        except (ValueError, ArithmeticError, MemoryError) as error:  # the rows are what matters
+            say(f"nothing is predicted: {error}")
+    if predictions or os.path.exists(store.path / run_files.PREDICTIONS):
+        path = store.write_file(run_files.PREDICTIONS, predictions_table(predictions))
+        cells = len({one.job_id for one in predictions})
+        say(f"predicted: {cells} unmeasured cells, {path.name}")
 
 
 def order_of(grid: Grid, plan: Plan, store: Store, seed: int) -> SearchOrder | None:

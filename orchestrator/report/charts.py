@@ -445,6 +445,8 @@ def published_chart(one: Comparison, title: str) -> str:
 # ---------------------------------------------------------------- the cells of a table
 
 HIGH, HEAD = 44, 38
+#: Distance of the lines of hatched boxes.
+PITCH = 8
 _SIGNS = {"": "", "*": " ★", "~": " ≈", "!": " !"}
 _LONGEST_NAME = 44
 
@@ -503,16 +505,30 @@ def _cell(
     shape = f'x="{at + 1:g}" y="{top + 1:g}" width="{wide - 2:g}" height="{HIGH - 2}"'
     kind = "cell" if succeeded else _state(row)
     shade = table.heat(row) * 0.58 + 0.03 if succeeded else 0.1
-    yield f'<rect class="{kind}" {shape} opacity="{shade:.2g}"/>'
+    predicted = table.predicted.get(row.job_id)
+    if predicted is None:
+        yield f'<rect class="{kind}" {shape} opacity="{shade:.2g}"/>'
+    else:
+        yield _hatched(at + 1, top + 1, wide - 2, HIGH - 2, shape)
     if text.mark:
         ring = {"*": "first", "~": "second", "!": "third"}[text.mark]
         yield f'<rect class="ring {ring}" {shape}/>'
     middle = at + wide / 2
     kind = "best" if text.mark == "*" else "ink" if succeeded else f"{_state(row)} word"
+    kind = "predicted" if predicted is not None else kind
     yield _word(middle, top + (19 if text.notes else 26), text.text + _SIGNS[text.mark], kind)
     for note in text.notes:
         yield _word(middle, top + 34, note, "small")
     yield "</g>"
+
+
+def _hatched(x: float, y: float, wide: float, high: float, shape: str) -> str:
+    """Return a box with diagonal lines, which no measured cell has."""
+    lines = []
+    for step in range(PITCH, round(wide + high), PITCH):
+        first, last = max(0, step - high), min(wide, step)
+        lines.append(f"M{x + first:g} {y + step - first:g}L{x + last:g} {y + step - last:g}")
+    return f'<rect class="box" {shape}/><path class="hatch" d="{"".join(lines)}"/>'
 
 
 def _word(x: float, y: float, text: str, kind: str) -> str:

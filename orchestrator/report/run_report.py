@@ -24,7 +24,7 @@ from orchestrator.grid.vocabulary import PricesBlock
 from orchestrator.report import html
 from orchestrator.store import disk, reader
 from orchestrator.store import files as run_files
-from orchestrator.store.history import slow_cards_of, spread_between_runs
+from orchestrator.store.history import read_predictions, slow_cards_of, spread_between_runs
 from orchestrator.store.lock import driver_lives
 from orchestrator.store.store import Store
 from workloads.util.files import SMALL_BYTES
@@ -86,6 +86,7 @@ def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurem
         raised=raised,
         prices=read_prices(store.path),
         stopped=status.stopping if status is not None and status.finished else "",
+        predictions=read_predictions(store.path),
     )
     return summary, contents.measurements
 

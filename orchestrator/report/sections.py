@@ -14,6 +14,7 @@ from orchestrator.analysis.selection import Differences, described
 from orchestrator.analysis.serving import Point, Served
 from orchestrator.analysis.summary import STATES, Summary
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.prediction import Prediction
 from orchestrator.report import wording
 from orchestrator.report.blocks import Cell, Figure, Section, Table
 from orchestrator.report.charts import (
@@ -32,6 +33,8 @@ from workloads.quality import METRICS
 
 #: Most effects in a figure, figures in a section, and rows of a table on the page.
 MOST_DRAWN, MOST_FIGURES, MOST_ROWS = 16, 6, 300
+#: Most predicted cells in a terminal.
+MOST_PREDICTED = 12
 
 #: Settings of a step that change a model, then figures of quality, and settings of an engine.
 _MADE_BY = ("method", "sparsity", "sparsity_share", "numbers", "student_layers", "student_hidden")
@@ -46,6 +49,7 @@ def sections(summary: Summary) -> tuple[Section, ...]:
         _effects(summary),
         _forms(summary),
         _training(summary),
+        predicted(summary.predictions),
         _replicates(summary),
         *(_served(one, place) for place, one in enumerate(summary.served, 1)),
         _scaling(summary),
@@ -263,6 +267,52 @@ def _without_blanks(table: Table) -> Table:
         rows=tuple(tuple(row[column] for column in columns) for row in table.rows),
         numbers=tuple(place for place, column in enumerate(columns) if column in table.numbers),
     )
+
+
+def predicted(predictions: Sequence[Prediction]) -> Section:
+    """Return cells that were not measured, with the figures expected of them."""
+    figures = dict.fromkeys(one.figure for one in predictions)
+    by_cell: dict[str, dict[str, Prediction]] = {}
+    for one in predictions:
+        by_cell.setdefault(one.job_id, {})[one.figure] = one
+    rows = []
+    for of_cell in by_cell.values():
+        first = next(iter(of_cell.values()))
+        shown = [of_cell.get(figure) for figure in figures]
+        values = ("" if one is None else predicted_text(one) for one in shown)
+        rows.append((first.label, *values, units.percent(first.runs, 2), first.basis))
+    return Section(
+        id="predicted",
+        title="Predicted cells",
+        menu="Predicted",
+        table=Table(
+            head=(
+                "cell, not measured",
+                *(
+                    name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+                    for name in figures
+                ),
+                "runs with probability",
+                "rests on",
+            ),
+            rows=tuple(rows),
+            numbers=tuple(range(1, len(figures) + 2)),
+            most=MOST_PREDICTED,
+            noun="cell",
+            rest="predictions.parquet has all of them",
+        ),
+        note="Not measured: the median and the 95 % interval of what a measurement would give. "
+        "They win nothing and are compared with nothing."
+        if rows
+        else "",
+    )
+
+
+def predicted_text(one: Prediction) -> str:
+    """Format as ``1,234 (1,180 to 1,290)``."""
+    in_bytes, in_s = one.figure.endswith("_bytes"), one.figure.endswith("_s")
+    form = units.size if in_bytes else units.seconds if in_s else units.number
+    return f"{form(one.value)} ({form(one.low)} to {form(one.high)})"
 
 
 def _replicates(summary: Summary) -> Section:

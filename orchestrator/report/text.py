@@ -23,6 +23,7 @@ from orchestrator.analysis.tables import Table as CellTable
 from orchestrator.analysis.timeline import Lane
 from orchestrator.core.job import State
 from orchestrator.core.labels import Label, labels_of
+from orchestrator.core.prediction import Prediction
 from orchestrator.report import wording
 from orchestrator.report.blocks import (
     Block,
@@ -36,7 +37,7 @@ from orchestrator.report.blocks import (
     Style,
     Table,
 )
-from orchestrator.report.sections import sections
+from orchestrator.report.sections import predicted, sections
 from orchestrator.util import format as units
 from orchestrator.util.format import markdown, one_line, tail, visible
 
@@ -89,6 +90,11 @@ def print_comparison(comparison: RunComparison, console: Console, *, every: bool
 
 
 # ---------------------------------------------------------------- what is said
+
+
+def print_predictions(predictions: Sequence[Prediction], console: Console) -> None:
+    """Print what unmeasured cells are expected to give."""
+    _print(console, _section(predicted(predictions)))
 
 
 def _headline(summary: Summary) -> Iterator[Block]:
@@ -149,6 +155,9 @@ def _legend(summary: Summary) -> str:
         "~ may be the best": any(table.tied for table in summary.tables),
         "≥ at least: others used its processors": any(table.bounds for table in summary.tables),
         "! flagged, ranks nowhere": any(table.flagged for table in summary.tables),
+        "predicted: from measured cells, 95 % interval; ranks nowhere": any(
+            table.predicted for table in summary.tables
+        ),
         "( ) no complete repeat": any(not row.metrics.repeats for row in rates),
     }
     states = [state for state in STATES if state in summary.counts and state != State.SUCCEEDED]

@@ -49,6 +49,9 @@ def cell(table: Table, line: str, column: str) -> Cell:
     row = table.cells.get((line, column))
     if row is None:
         return Cell(text="")
+    if (one := table.predicted.get(row.job_id)) is not None:
+        about = f"±{units.percent(one.plus_minus)} predicted"
+        return Cell(text=units.number(one.value), notes=(about,), style="quiet")
     if row.state is not State.SUCCEEDED:
         return Cell(text=STATES[row.state].short, style=_STATE_STYLES.get(row.state, ""))
     searched = not row.batch_size_requested.isdecimal() and row.batch_size is not None

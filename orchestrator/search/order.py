@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from statistics import mean
 
 from orchestrator.core.events import RecordRow
-from orchestrator.core.job import Accelerator, Job, Scalar, State
+from orchestrator.core.job import UNANSWERED, Accelerator, Job, Scalar, State
 from orchestrator.grid.objectives import COMMON, Constraint, SearchSettings
 from orchestrator.search.roofline import PARAMETERS, Mean, Plane, Roofline
 from orchestrator.search.search import Answer, Limit, Metric, Search
@@ -26,8 +26,6 @@ LEAST_MEASURED = 5
 _ANY_CARD = 2.0
 #: The figures of a row by name; those of ``Constraint.of_card`` are named ``FIGURE/card``.
 Figures = Callable[[RecordRow], Mapping[str, float]]
-#: States of jobs of which a figure can still be expected.
-UNANSWERED = (State.LOST, State.NOT_STARTED)
 
 
 def figure_of(constraint: Constraint) -> str:

@@ -14,11 +14,11 @@ from statistics import mean
 
 import numpy as np
 
-from orchestrator.core.job import Job, State
+from orchestrator.core.job import UNANSWERED, Job, State
 from orchestrator.core.labels import Label, labels_of
 from orchestrator.core.prediction import Prediction
 from orchestrator.grid.objectives import directions_of
-from orchestrator.search.order import UNANSWERED, mean_of, space_of
+from orchestrator.search.order import mean_of, space_of
 from orchestrator.search.roofline import Roofline
 from orchestrator.search.search import Metric, Search
 from orchestrator.search.surrogate import Z_95

@@ -272,6 +272,27 @@ _NESTED: dict[str, _Entries] = {
         "output_text": "the answer itself, kept for the first few prompts",
         "output_ids": "its tokens as they were counted, kept with the text",
     },
+    "Prediction": {
+        "job_id": "job of the cell, its first replicate",
+        "label": "label of the cell among those of its grid",
+        "workload": "its workload",
+        "model": "its model",
+        "dataset": "its dataset",
+        "accelerator": "its kind of card",
+        "cards": "how many cards it has",
+        "precision": "its precision",
+        "batch_size": "its batch size per card, as requested",
+        "engine": "its engine",
+        "figure": "what is predicted, such as throughput, in the unit of that column of the rows",
+        "value": "median of what a measurement is expected to give",
+        "low": "a measurement is expected above it with probability 0.975",
+        "high": "a measurement is expected below it with probability 0.975",
+        "log_deviation": "standard deviation of the natural log of a measurement",
+        "runs": "probability that the cell can be measured at all",
+        "measured": "cells of the same run that it rests on",
+        "earlier": "cells of other runs that it rests on",
+        "basis": "what it rests on, in words",
+    },
 }
 
 #: Column of the nested records beside their own fields: the rank that measured.

@@ -9,6 +9,7 @@
                                   the order of replicates
 <results>/<run>/revisions.json    hub commits of the grid's names at the start, kept on resume
 <results>/<run>/passports.parquet card checks: how fast each card was (``history.py``)
+<results>/<run>/predictions.parquet   figures of cells that were not measured (``history.py``)
 <results>/<run>/status.json       what the run does now
 <results>/<run>/report.html       the report
 <results>/<run>/trace-*.json.gz   of each attempt with `profile: true`, two steps for Perfetto
@@ -47,6 +48,7 @@ GRID = "grid.yaml"
 OPTIONS = "options.json"
 REVISIONS = "revisions.json"
 CARD_CHECKS = "passports.parquet"
+PREDICTIONS = "predictions.parquet"
 STATUS = "status.json"
 REPORT = "report.html"
 STOP = "stop.json"
@@ -217,4 +219,4 @@ def remove_stop_requests(run: Path) -> None:
 
 
 #: Side files that are copied with a run. Status last: the rows that it counts precede it.
-TRAVELLING = (GRID, OPTIONS, CARD_CHECKS, REPORT, STATUS)
+TRAVELLING = (GRID, OPTIONS, CARD_CHECKS, PREDICTIONS, REPORT, STATUS)

@@ -1,7 +1,8 @@
-"""Earlier rows as planning needs them, and the card checks of runs.
+"""Earlier rows as planning needs them, and the small tables beside the rows of a run.
 
 Each run's driver writes a table of its card checks (``CARD_CHECKS``), with the fields of
-``CardCheck`` as columns; a card's history spans a results directory.
+``CardCheck`` as columns; a card's history spans a results directory. A run that left cells
+unmeasured has a table of their predicted figures (``PREDICTIONS``), in the same way.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from dataclasses import fields
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestrator.core.card_check import CardCheck, SlowCard, slow_cards, spread_of_runs
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Accelerator, Scalar, State
 from orchestrator.core.plan import TOOK, PastRow
+from orchestrator.core.prediction import Prediction
 from orchestrator.core.settings import as_declared
 from orchestrator.store import disk
-from orchestrator.store.files import CARD_CHECKS
+from orchestrator.store.files import CARD_CHECKS, PREDICTIONS
 from orchestrator.store.reader import parquet_file, read_rows, runs
 from orchestrator.store.schema import arrow_type, rules_of
 from workloads import registry
@@ -32,6 +34,8 @@ from workloads.util.statistics import Spread
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+R = TypeVar("R")
 
 _AS_THEY_ARE = (
     *("job_id", "attempt_number", "final", "emulated", "workload", "model", "dataset"),
@@ -110,38 +114,57 @@ _MOST_RUNS = 50
 
 def card_checks_table(checks: Iterable[CardCheck]) -> bytes:
     """The content of the file."""
+    return _table_of(CardCheck, checks)
+
+
+def read_card_checks(run: Path) -> tuple[CardCheck, ...]:
+    """The card checks of a run; none if the file cannot be read, since no figure needs them."""
+    return _read_table(CardCheck, run / CARD_CHECKS)
+
+
+def predictions_table(predictions: Iterable[Prediction]) -> bytes:
+    """The content of the file."""
+    return _table_of(Prediction, predictions)
+
+
+def read_predictions(run: Path) -> tuple[Prediction, ...]:
+    """The predicted figures of a run; none if the file cannot be read: it can be made again."""
+    return _read_table(Prediction, run / PREDICTIONS)
+
+
+def _table_of(record: type, records: Iterable[object]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = _schema()
-    rows = [{name: getattr(check, name) for name in columns.names} for check in checks]
+    columns = _schema(record)
+    rows = [{name: getattr(one, name) for name in columns.names} for one in records]
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=columns), buffer)
     return buffer.getvalue()
 
 
-def read_card_checks(run: Path) -> tuple[CardCheck, ...]:
-    """The card checks of a run; none if the file cannot be read, since no figure needs them."""
+def _read_table(record: type[R], path: Path) -> tuple[R, ...]:
     import pyarrow as pa
 
     unreadable = (OSError, ValueError, TypeError, LookupError, StoreError, pa.ArrowException)
     with contextlib.suppress(*unreadable):
-        data = disk.read(run / CARD_CHECKS, SMALL_BYTES, follow=False)
-        table = parquet_file(data, CARD_CHECKS).read()
-        table = table.select([name for name in _schema().names if name in table.column_names])
-        known = pa.schema([_schema().field(name) for name in table.column_names])
-        checks = tuple(CardCheck(**row) for row in table.cast(known).to_pylist())
-        if all(map(_is_sound, checks)):
-            return checks
+        data = disk.read(path, SMALL_BYTES, follow=False)
+        table = parquet_file(data, path.name).read()
+        columns = _schema(record)
+        table = table.select([name for name in columns.names if name in table.column_names])
+        known = pa.schema([columns.field(name) for name in table.column_names])
+        records = tuple(record(**row) for row in table.cast(known).to_pylist())
+        if all(map(_is_sound, records)):
+            return records
     return ()
 
 
-def _is_sound(check: CardCheck) -> bool:
-    """Return whether a check from a file has every required value, and finite numbers."""
+def _is_sound(one: object) -> bool:
+    """Return whether a record from a file has every required value, and finite numbers."""
     return all(
         rule.optional if value is None else not isinstance(value, float) or isfinite(value)
-        for name, rule in rules_of(CardCheck).items()
-        for value in [getattr(check, name)]
+        for name, rule in rules_of(type(one)).items()
+        for value in [getattr(one, name)]
     )
 
 
@@ -167,7 +190,11 @@ def spread_between_runs(run: Path) -> Spread:
     return spread_of_runs([*now, *earlier]) if now else Spread()
 
 
-def _schema() -> pa.Schema:
+def _schema(record: type) -> pa.Schema:
     import pyarrow as pa
 
-    return pa.schema([(name, arrow_type(rule.kind)) for name, rule in rules_of(CardCheck).items()])
+    columns = []
+    for name, rule in rules_of(record).items():
+        words = {"description": rule.doc.meaning} if rule.doc.meaning else None
+        columns.append(pa.field(name, arrow_type(rule.kind), metadata=words))
+    return pa.schema(columns)

@@ -1,0 +1,147 @@
+"""Predicted cells on disk, in tables and on the page, and the command that makes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from command_line import Nightgrid
+from command_line import nightgrid as nightgrid
+from measurement_factory import Night, printed
+
+from orchestrator.core.job import Job, State
+from orchestrator.core.prediction import Prediction
+from orchestrator.grid.parser import parse_grid
+from orchestrator.report.run_report import page_text, read_summary
+from orchestrator.store import files as run_files
+from orchestrator.store.history import predictions_table, read_predictions
+from orchestrator.store.store import Store
+
+GRID = """\
+name: searched
+defaults: {workload: text-generation, model: tiny-chatglm3, accelerator: HPU, output_tokens: 8}
+experiments:
+  - name: settings
+    axes: {precision: [fp32, bf16], batch_size: [1, 2, 4, 8, 16, 32]}
+"""
+EVERY = 2  # of so many cells one is measured
+
+
+def jobs() -> list[Job]:
+    return list(parse_grid(GRID.encode(), "searched.yaml").jobs())
+
+
+def write_run(results: Path, run: str = "searched", first: int = 0) -> Store:
+    night = Night(run=run)
+    for at, job in enumerate(jobs()):
+        night.add(job, State.NOT_STARTED if (at + first) % EVERY else State.SUCCEEDED)
+    store = Store.open(results, run)
+    with store:
+        store.append(*night.rows)
+    return store
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    (tmp_path / "searched.yaml").write_text(GRID)
+    write_run(tmp_path / "results")
+    return tmp_path / "results"
+
+
+def of_throughput(run: Path) -> dict[str, Prediction]:
+    return {one.job_id: one for one in read_predictions(run) if one.figure == "throughput"}
+
+
+def predict(nightgrid: Nightgrid, results: Path, *options: str) -> dict[str, Prediction]:
+    grid = results.parent / "searched.yaml"
+    nightgrid("predict", grid, "--emulate", "1x2", "--results", results, *options)
+    return of_throughput(results / "searched")
+
+
+def test_the_command_fills_the_table_of_a_run(nightgrid: Nightgrid, results: Path) -> None:
+    unmeasured = {job.job_id for at, job in enumerate(jobs()) if at % EVERY}
+    predictions = predict(nightgrid, results)
+    assert predictions.keys() == unmeasured
+    assert {one.basis for one in predictions.values()} == {"6 measured, roofline prior"}
+    assert all(one.low < one.value < one.high for one in predictions.values())
+    table = pq.read_table(results / "searched" / run_files.PREDICTIONS)
+    assert all(b"description" in field.metadata for field in table.schema)
+    store = Store.existing(results, "searched")
+    assert len(store.measurements()) == len(jobs())  # no prediction is among the rows
+
+
+def test_earlier_runs_count_if_they_ran_on_the_same_devices(
+    nightgrid: Nightgrid, results: Path
+) -> None:
+    other = write_run(results, "other", first=1)
+    alone = predict(nightgrid, results, "--runs")
+    both = predict(nightgrid, results)
+    assert {one.earlier for one in alone.values()} == {0}
+    assert {one.earlier for one in both.values()} == {6}
+    assert all(both[name].log_deviation < alone[name].log_deviation for name in alone)
+    elsewhere = [replace(row, device_name="Gaudi9") for row in other.measurements()]
+    with Store.open(results, "elsewhere") as store:
+        store.append(*elsewhere)
+    assert {one.earlier for one in predict(nightgrid, results, "--runs", "elsewhere").values()} == {
+        0
+    }
+
+
+def test_nothing_is_predicted_without_rows(nightgrid: Nightgrid, results: Path) -> None:
+    grid = results.parent / "searched.yaml"
+    words = ("predict", grid, "--emulate", "1x2", "--results", results.parent / "none")
+    assert "no row in" in nightgrid(*words, code=4).err
+
+
+def test_predicted_cells_are_hatched_and_rank_nowhere(nightgrid: Nightgrid, results: Path) -> None:
+    store = Store.existing(results, "searched")
+    before, rows = read_summary(store)
+    assert "hatch" not in page_text(store, before, rows).split("</style>")[1]
+    fast = [
+        replace(one, value=1e9, low=9e8, high=1.1e9) for one in predict(nightgrid, results).values()
+    ]
+    store.write_file(run_files.PREDICTIONS, predictions_table(fast))
+    summary, rows = read_summary(store)
+    page = page_text(store, summary, rows).split("</style>")[1]
+    assert page.count('class="hatch"') == len(fast) and "PREDICTED" in page
+    assert "±10% predicted" in page and "Predicted cells" in page
+    text = printed(summary)
+    assert "±10% predicted" in text
+    assert summary.rankings == before.rankings and summary.fronts == before.fronts
+    assert summary.effects == before.effects and summary.counts == before.counts
+    (table,), (table_before,) = summary.tables, before.tables
+    assert (table.best, table.tied, table.top) == (
+        table_before.best,
+        table_before.tied,
+        table_before.top,
+    )
+
+
+def test_a_prediction_of_a_cell_that_was_measured_since_is_not_shown(
+    nightgrid: Nightgrid, results: Path
+) -> None:
+    predictions = predict(nightgrid, results)
+    night = Night(run="searched")
+    measured = next(job for job in jobs() if job.job_id in predictions)
+    with Store.existing(results, "searched") as store:
+        store.append(night.add(measured, attempt=2, recorded_at=2e9))
+    summary, _ = read_summary(store)
+    shown = {one.job_id for one in summary.predictions}
+    assert shown == predictions.keys() - {measured.job_id}
+
+
+def test_cells_that_probably_fail_show_no_figure(nightgrid: Nightgrid, results: Path) -> None:
+    store = Store.existing(results, "searched")
+    unlikely = [replace(one, runs=0.2) for one in predict(nightgrid, results).values()]
+    store.write_file(run_files.PREDICTIONS, predictions_table(unlikely))
+    summary, _ = read_summary(store)
+    assert not summary.tables[0].predicted and len(summary.predictions) == len(unlikely)
+
+
+@pytest.mark.parametrize("content", [b"", b"no table"])
+def test_a_damaged_file_of_predictions_is_left_out(results: Path, content: bytes) -> None:
+    (results / "searched" / run_files.PREDICTIONS).write_bytes(content)
+    summary, _ = read_summary(Store.existing(results, "searched"))
+    assert summary.predictions == ()
