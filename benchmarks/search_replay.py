@@ -312,8 +312,8 @@ def replay_run(run: Path) -> dict[str, Any]:
     %``) and until its best is within 2 % of the best of all; by how much its answer falls short;
     error and coverage of predicted throughput with a space-filling quarter measured.
     """
-    rows = newest_final(Store.existing(run.parent, run.name).measurements(samples=False))
-    rows = [row for row in rows if row.state is State.SUCCEEDED and row.metrics.throughput]
+    every = newest_final(Store.existing(run.parent, run.name).measurements(samples=False))
+    rows = [row for row in every if row.state is State.SUCCEEDED and row.metrics.throughput]
     figures = {row.job_id: named_figures(row) for row in rows}
     lasted = {row.job_id: (row.ended_at or 0.0) - (row.started_at or 0.0) for row in rows}
     jobs = [row.job for row in rows]

@@ -154,16 +154,16 @@ def _read_table(record: type[R], path: Path) -> tuple[R, ...]:
         table = table.select([name for name in columns.names if name in table.column_names])
         known = pa.schema([columns.field(name) for name in table.column_names])
         records = tuple(record(**row) for row in table.cast(known).to_pylist())
-        if all(map(_is_sound, records)):
+        if all(_is_sound(record, one) for one in records):
             return records
     return ()
 
 
-def _is_sound(one: object) -> bool:
+def _is_sound(record: type, one: object) -> bool:
     """Return whether a record from a file has every required value, and finite numbers."""
     return all(
         rule.optional if value is None else not isinstance(value, float) or isfinite(value)
-        for name, rule in rules_of(type(one)).items()
+        for name, rule in rules_of(record).items()
         for value in [getattr(one, name)]
     )
 
