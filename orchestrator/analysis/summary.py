@@ -295,6 +295,10 @@ class Summary:
         """Return the label of a row's choices, unique among rows of the same work."""
         return self.labels[row.job_id].choices or f"{row.precision} {batch_word(row)}"
 
+    def work(self, row: Measurement) -> str:
+        """Return the label of a row's work, such as its method; "" if all rows have the same."""
+        return self.labels[row.job_id].work
+
     def names(self, row: Measurement) -> tuple[str, ...]:
         """Return names of a row's job, longest first; each tells its model and its method."""
         label = self.labels.get(row.job_id)

@@ -192,8 +192,12 @@ def _line(results: Path, run: str, rows: Sequence[Measurement]) -> RunLine:
     fastest = ""
     if rankings:
         best = max(rankings, key=lambda one: one.contenders)
-        label = labels_of(newest)[best.fastest.job_id]
-        fastest = best_text(best, label.choices or str(label))
+        labels = labels_of(newest)
+        fastest = best_text(
+            best,
+            lambda row: labels[row.job_id].choices or str(labels[row.job_id]),
+            labels[best.fastest.job_id].work,
+        )
     ends = [at for row in rows if (at := row.recorded_at or row.ended_at) is not None]
     page = f"{run}/{run_files.REPORT}"
     return RunLine(

@@ -261,15 +261,30 @@ def answers(summary: Summary) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def best_text(ranking: Ranking, chosen: str) -> str:
-    """Format the fastest setting of a ranking; ``chosen`` is its label."""
+def best_text(ranking: Ranking, name: Callable[[Measurement], str], work: str = "") -> str:
+    """Format the fastest setting of a ranking; ``name`` gives labels of choices, and ``work`` is
+    the label of what all its rows do, such as their method."""
     row = ranking.fastest
     rate = f"{figure(row, at_least=ranking.at_least(row))} {ranking.unit} {plus_minus(row)}"
-    rivals = ""
-    if ranking.tied:
-        rivals = f" ({units.plural(len(ranking.tied), 'other')} may be as fast)"
     rank = "Provisional best" if ranking.first else "Best" if ranking.winner else "Fastest"
-    return f"{rank} of {row.model}, {ranking.setting.where}: {chosen}, {rate.rstrip()}{rivals}"
+    named = f"{work} {contenders(ranking, name)}".strip()
+    of_first = "the first at " if ranking.tied else ""
+    return f"{rank} of {row.model}, {ranking.setting.where}: {named}, {of_first}{rate.rstrip()}"
+
+
+#: Settings of which each may be the fastest that are named.
+MOST_CONTENDERS = 3
+
+
+def contenders(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
+    """Name the fastest setting with all that may be as fast: ``A or B``, ``A or one of 5 others``.
+
+    The first alone would be an answer that a quieter machine contradicts.
+    """
+    names = [name(row) for row in ranking.first] or [name(ranking.fastest)]
+    if len(names) > MOST_CONTENDERS:
+        return f"{names[0]} or one of {len(names) - 1:,} others"
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def place(ranking: Ranking) -> str:
@@ -302,7 +317,7 @@ def _nothing_measured(summary: Summary) -> tuple[str, ...]:
 
 def _ranking(ranking: Ranking, summary: Summary) -> str:
     best = ranking.fastest
-    name = f"{summary.labels[best.job_id].work} {summary.chosen(best)}".strip()
+    name = f"{summary.work(best)} {contenders(ranking, summary.chosen)}".strip()
     alike = [one.setting for one in summary.rankings]
     place_words = [
         getattr(ranking.setting, name)
@@ -321,6 +336,8 @@ def _ranking(ranking: Ranking, summary: Summary) -> str:
     if ranking.winner is not None:
         return f"{model}{name} is fastest {where} {': '.join([reach, *margins])}."
     why = open_question(ranking, summary.chosen)
+    if ranking.tied:
+        where, reach = f"{where},", f"the first {reach}"
     return f"{model}{name} is the provisional best {where} {', '.join([reach, *margins])}: {why}."
 
 

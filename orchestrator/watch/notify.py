@@ -106,7 +106,7 @@ class Notice:
         if summary is not None:
             lines.append(", ".join(f"{count} {state}" for state, count in summary.counts.items()))
             lines += [
-                best_text(ranking, summary.chosen(ranking.fastest))
+                best_text(ranking, summary.chosen, summary.work(ranking.fastest))
                 for ranking in summary.rankings[:BEST_SHOWN]
             ]
             if self.since is not None:

@@ -16,7 +16,7 @@ from orchestrator.analysis.flags import raised_on
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.export import document
-from orchestrator.report.wording import answers
+from orchestrator.report.wording import MOST_CONTENDERS, answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,55 @@ def test_the_headline_obeys_its_laws(table: list[Case], chance: random.Random) -
     assert answers(summarize(shuffled)) == sentences
 
 
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A row's rate on a quiet machine, the share of it that was measured, and half its interval."""
+
+    rate: float
+    kept: float  # 1: nothing else ran
+    half: float  # as a share
+
+
+TRUTHS = st.builds(
+    Truth,
+    rate=st.sampled_from([100.0, 104.0, 150.0]) | st.floats(50.0, 200.0),
+    kept=st.just(1.0) | st.floats(0.2, 0.94),
+    half=st.sampled_from([0.002, 0.05]),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(st.lists(TRUTHS, min_size=2, max_size=9), st.randoms(use_true_random=False))
+def test_no_answer_leaves_out_the_fastest_of_a_quiet_machine(
+    table: list[Truth], chance: random.Random
+) -> None:
+    """A contended row lost its share of the processor's time, or less; the intervals of others hold
+    their rates. The winner, or one of those that the headline names, is the fastest."""
+    cases = [
+        Case(
+            truth.rate * truth.kept ** chance.uniform(0.5, 1.0)
+            if truth.kept < 1
+            else truth.rate * (1 + chance.uniform(-0.9, 0.9) * truth.half),
+            truth.half,
+            1 - truth.kept,
+            0,
+        )
+        for truth in table
+    ]
+    rows = rows_of(cases)
+    summary = summarize(rows)
+    (ranking,), text = summary.rankings, answers(summary)[0]
+    _, fastest = max(zip((truth.rate for truth in table), range(len(rows)), strict=True))
+    named = ranking.first or (ranking.fastest,)
+    assert rows[fastest].job_id in {row.job_id for row in named}, text
+    head = text.split(" is the provisional best ")[0].split(" is fastest ")[0]
+    if len(named) > MOST_CONTENDERS:
+        assert f"or one of {len(named) - 1} others" in head
+    else:
+        assert set(head.replace(" or ", ", ").split(", ")) == {summary.chosen(r) for r in named}
+
+
 @settings(deadline=None)
 @given(CASES)
 def test_a_reason_never_equals_its_limit_nor_exceeds_the_whole(case: Case) -> None:
@@ -139,7 +188,10 @@ def test_a_contended_row_wins_above_every_interval_and_loses_to_none() -> None:
     slow = Case(100.0, 0.01, None, 0)
     for contended_row, words in (
         (Case(150.0, 0.01, 0.3, 0), "is fastest on emulated HPU with at least 150.0 tokens/s"),
-        (Case(90.0, 0.01, 0.3, 0), "is the provisional best on emulated HPU at 100.0 tokens/s"),
+        (
+            Case(90.0, 0.01, 0.3, 0),
+            "is the provisional best on emulated HPU, the first at 100.0 tokens/s",
+        ),
         (Case(1.0, 0.01, 0.06, 0), "is fastest on emulated HPU at 100.0 tokens/s"),
     ):
         assert words in answers(summarize(rows_of([slow, contended_row])))[0]

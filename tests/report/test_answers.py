@@ -44,8 +44,9 @@ def test_the_headline_is_the_answer() -> None:
     unit = summary.rankings[0].unit
     (told,) = answers(summary)
     assert told == (
-        f"bf16 is the provisional best on Gaudi2 at 180.0 {unit}, 1.80× fp32: its interval "
-        "overlaps that of fp16; more repeats (max_repeats) or replicates may settle it."
+        f"bf16 or fp16 is the provisional best on Gaudi2, the first at 180.0 {unit}, 1.80× fp32: "
+        "its interval overlaps that of fp16; more repeats (max_repeats) or replicates may settle "
+        "it."
     )
     page = render(summary, rows)
     assert f"<h1>{told}</h1>" in page
@@ -116,9 +117,9 @@ def test_contended_rows_give_a_provisional_answer_with_what_settles_it() -> None
     facts = {"processor_wait_share": 0.5, "processor_cores": 0.5}
     rows = [replace(measured(9.0 + size, batch_size=size), **facts) for size in (1, 2)]
     assert answers(summarize(rows)) == (
-        "b=2 is the provisional best on Gaudi2 with at least 11.00 tokens/s: b=1 shared the "
-        "processors with other processes and may be faster; to settle it, measure these 2 jobs "
-        "again: nightgrid run --retry-flagged.",
+        "b=2 or b=1 is the provisional best on Gaudi2, the first with at least 11.00 tokens/s: b=1 "
+        "shared the processors with other processes and may be faster; to settle it, measure these "
+        "2 jobs again: nightgrid run --retry-flagged.",
     )
     only_best = answers(summarize([replace(rows[1], **facts), measured(10.5, batch_size=4)]))
     assert "it shared the processors with other processes, and b=4 may be as fast" in only_best[0]

@@ -18,6 +18,7 @@ from test_server import TOKEN, serving
 
 from orchestrator.analysis.summary import STALE_AFTER_S, summarize
 from orchestrator.core.job import State
+from orchestrator.core.status import BestSoFar
 from orchestrator.report.html import render
 
 pytestmark = needs_chromium
@@ -28,7 +29,17 @@ def directory(tmp_path: Path) -> RunDirectory:
     directory = RunDirectory(tmp_path)
     directory.append(0)
     directory.append(1, state=State.FAILED, reason="<b>no</b> such layer", final=False)
-    directory.status(failures=(failure(time.time() - 5),), failure_counts={"crash": 1})
+    best = [
+        BestSoFar(job="LoRA b=8", per_s=1204.4, unit="tokens/s", rows=9, provisional=provisional)
+        for provisional in ("2 flagged rows may be faster", "")
+    ]
+    directory.status(
+        failures=(failure(time.time() - 5),),
+        failure_counts={"crash": 1},
+        flag_counts={"contended": 3},
+        repeats=2,
+        best=tuple(best),
+    )
     return directory
 
 
@@ -62,6 +73,11 @@ def test_the_page_loads_and_shows_the_run(
         assert "17 of 48 jobs done" in text(browser, "#sentence")
         assert "measure 12 s" in text(browser, "#cards") and "HPU2" in text(browser, "#cards")
         assert "1,204 tokens/s" in text(browser, "#key")
+        assert text(browser, "#best-head") == "Best so far"
+        assert text(browser, "#flags").startswith("Rows with flags: 3 contended. 2 repeats of")
+        open_one, settled = text(browser, "#best li.open"), text(browser, "#best li:last-child")
+        assert "LoRA b=8" in open_one and "Provisional: 2 flagged rows may be" in open_one
+        assert "of 9 rows" in settled and "Provisional" not in settled
         assert "Emulated cards" in text(browser, "#banners")
         assert "died of SIGSEGV" in text(browser, "#failures")
         assert "<b>no</b> such layer" in text(browser, "#rows")  # shown, not obeyed

@@ -33,7 +33,7 @@ function setClass(node, classes) { if (node.className !== classes) node.classNam
 function keyed(parent, items, key, make, update) {
   const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   items.forEach((item, at) => {
-    const name = key(item);
+    const name = key(item, at);
     let child = old.get(name);
     if (child) old.delete(name);
     else { child = make(item); child.dataset.key = name; }
@@ -99,6 +99,28 @@ function banners(state) {
     note.append(element("b", "", head), `. ${text}`);
     return note;
   }, () => {});
+}
+
+function best(state) {
+  const status = state.status;
+  const all = status ? status.best : [];
+  const flags = Object.entries(status ? status.flag_counts : {}).map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`);
+  byId("best-section").hidden = !all.length && !flags.length;
+  setText(byId("best-head"), status && status.finished ? "Best" : "Best so far");
+  const again = status && status.repeats ? ` ${plural(status.repeats, "repeat")} of flagged rows so far.` : "";
+  setText(byId("flags"), flags.length ? `Rows with flags: ${flags.join(", ")}.${again}` : again.trim());
+  keyed(byId("best"), all, (_, at) => String(at), () => {
+    const item = element("li");
+    item.append(element("p", "figure"), element("p", "job"), element("small"), element("p", "provisional"));
+    return item;
+  }, (item, one) => {
+    const [figure, job, rows, provisional] = item.children;
+    setText(figure, `${number(one.per_s)} ${one.unit}`);
+    setText(job, one.job);
+    setText(rows, `of ${plural(one.rows, "row")} with the same work`);
+    setText(provisional, one.provisional ? `Provisional: ${one.provisional}` : "");
+    setClass(item, one.provisional ? "open" : "");
+  });
 }
 
 function sensors(card) {
@@ -210,7 +232,7 @@ function show(state) {
   byId("progress").hidden = !state.status;
   if (state.status) { byId("progress").max = state.status.total || 1; byId("progress").value = state.status.done; }
   byId("report").hidden = !state.report;
-  key(state); states(state); banners(state); cards(state); failures(state); rows(state);
+  key(state); states(state); banners(state); best(state); cards(state); failures(state); rows(state);
 }
 
 let timer = 0;
