@@ -31,6 +31,9 @@ START_FACTOR = 3.0
 #: Extra time of the first job in a process, for first imports and use of libraries.
 FIRST_USE = Span(0.0, 4.0, 20.0)
 
+#: Share of rows with a flag that a repeat may clear, at most in nine of ten undisturbed runs.
+OFTEN_FLAGGED = 0.1
+
 PRIVATE, CLUSTER, IN_PROCESS = "private", "cluster", "in process"
 
 
@@ -71,15 +74,36 @@ def duration(
     Present load on this host slows its jobs: never the shortest time, since the load may end soon,
     and only the longest if rows or earlier starts, which had loads too, are known.
     """
+    planned = list(planned)
     working = work(planned, nodes, estimator, startup.processors)
     if working == NOTHING:
         return NOTHING
+    working = working.times(*_with_repeats(planned, nodes, startup))
     slowdown = startup.slowdown
     start = startup.span(_cards(nodes))
     start = start.times(1.0, 1.0 if startup.earlier_s else slowdown, slowdown)
     if any(node.emulated or node.accelerator.spec.host for node in nodes):
         working = working.times(1.0, 1.0 if estimator.knows_rows else slowdown, slowdown)
     return start + working
+
+
+def most_repeats(planned: Iterable[PlannedJob], nodes: Sequence[Node]) -> int:
+    """Most further measurements of flagged rows; those of emulated cards are not repeated."""
+    emulated = {node.accelerator for node in nodes if node.emulated}
+    jobs = (item.job for item in planned if item.action is Action.RUN)
+    return sum(job.measure.repeat_flagged for job in jobs if job.accelerator not in emulated)
+
+
+def _with_repeats(
+    planned: Sequence[PlannedJob], nodes: Sequence[Node], startup: Startup
+) -> tuple[float, float, float]:
+    """Factors of the work with repeats: of every row on the processors of a loaded host."""
+    jobs = sum(item.action is Action.RUN for item in planned)
+    repeats = most_repeats(planned, nodes) / jobs
+    on_host = any(node.accelerator.spec.host and not node.emulated for node in nodes)
+    if on_host and startup.slowdown > 1.0:
+        return 1.0, 1.0 + repeats, 1.0 + repeats
+    return 1.0, 1.0, 1.0 + OFTEN_FLAGGED * repeats
 
 
 def work(

@@ -189,8 +189,19 @@ def summary_lines(plan: Plan) -> Iterator[str]:
             f"{duration_text(cost.card_seconds)} of one card, with about {cost.fresh_processes} "
             "fresh processes"
         )
+    if repeats := _most_repeats(plan):
+        yield (
+            f"up to {plural(repeats, 'repeat')} beside these, of rows that something disturbs "
+            "(measure: repeat_flagged)"
+        )
     for note in (*plan.notes, *plan.host_notes):
         yield f"note: {note}"
+
+
+def _most_repeats(plan: Plan) -> int:
+    from orchestrator.planning.forecast import most_repeats
+
+    return most_repeats(plan.jobs, plan.nodes)
 
 
 def _cost_of_replicates(plan: Plan) -> ReplicateCost | None:
@@ -340,6 +351,7 @@ def plan_json(plan: Plan, forecast: Forecast | None = None) -> str:
             "duration_s": plan.duration.middle_s,
             "duration_low_s": plan.duration.low_s,
             "duration_high_s": plan.duration.high_s,
+            "most_repeats": _most_repeats(plan),
             **({"replicates": asdict(cost)} if (cost := _cost_of_replicates(plan)) else {}),
         },
         "notes": list(plan.notes),

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import job, node, planned
 
-from orchestrator.core.job import MAX
+from orchestrator.core.job import MAX, Accelerator, Job
 from orchestrator.core.plan import PastRow, Span
+from orchestrator.core.topology import Node, parse_emulation
 from orchestrator.planning.forecast import (
     CLUSTER,
     FIRST_USE,
@@ -21,6 +22,7 @@ from orchestrator.planning.forecast import (
     START_FACTOR,
     Startup,
     duration,
+    most_repeats,
     work,
 )
 from orchestrator.scheduler.estimator import Estimator
@@ -126,3 +128,29 @@ def test_a_range_is_in_order_and_grows_with_the_work_alone(
     assert 0 < whole.low_s <= whole.middle_s <= whole.high_s
     assert span(len(jobs) - 1, cards).high_s <= whole.high_s * (1 + 1e-9)
     assert span(len(jobs), cards + 1).low_s <= whole.low_s * (1 + 1e-9)
+
+
+def test_repeats_of_flagged_rows_take_time_where_the_host_is_loaded() -> None:
+    """Every row on its processors is flagged then; on real cards elsewhere some may be. Rows of
+    emulated cards are not repeated."""
+    once = job("x")
+    never = replace(once, measure=replace(once.measure, repeat_flagged=0))
+    quiet, loaded = Startup(processors=2), Startup(processors=2, load=7.0)
+    (host,) = parse_emulation("1x1:CPU", [Accelerator.CPU])
+    host = replace(host, emulated=False)
+
+    def times(this: Job, on: Node, startup: Startup) -> tuple[float, float]:
+        this = replace(this, accelerator=on.accelerator)
+        known = knowing(past(this, 100.0, load_s=0.001))
+        without = replace(this, measure=never.measure)
+        span = duration(planned(this), [on], known, startup)
+        plain = duration(planned(without), [on], known, startup)
+        assert most_repeats(planned(without), [on]) == 0 and span.low_s == plain.low_s
+        return span.middle_s - plain.middle_s, span.high_s - plain.high_s
+
+    assert most_repeats(planned(once), [REAL]) == 1
+    assert times(once, REAL, quiet)[0] == times(once, REAL, loaded)[0] == 0.0
+    assert times(once, REAL, quiet)[1] > 5.0
+    assert times(once, host, loaded)[0] == pytest.approx(100.0, rel=0.2)
+    emulated = node(cards=1, emulated=True)
+    assert times(once, emulated, loaded) == (0.0, 0.0)
