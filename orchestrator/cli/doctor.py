@@ -28,6 +28,7 @@ from orchestrator.grid import grid_path
 
 if TYPE_CHECKING:
     from orchestrator.core.job import Job
+    from orchestrator.core.topology import Node
     from orchestrator.on_ray.cluster import RayCluster
     from orchestrator.on_ray.examination import ClusterFacts
     from orchestrator.on_ray.file_look import NodeRefusal
@@ -153,23 +154,34 @@ def slow_card_findings(results: Path) -> list[Finding]:
     return []
 
 
-def _file_findings(
-    grid: Path | None, refused: Callable[[Sequence[Job]], Sequence[NodeRefusal]]
+def _grid_findings(
+    grid: Path | None,
+    refused: Callable[[Sequence[Job]], Sequence[NodeRefusal]],
+    nodes: Callable[[], Sequence[Node]],
 ) -> list[Finding]:
-    """Findings of the look at a grid's files, here and by ``refused`` on nodes."""
+    """Findings of the look at a grid's files, here and by ``refused`` on nodes, and of packages
+    that its jobs need and no node has."""
     from orchestrator.core.errors import GridError
+    from orchestrator.driver.plan import packages_lacking
     from orchestrator.grid.parser import load_grid
     from orchestrator.on_ray.file_look import with_absolute_paths
     from workloads.devices import Finding, Level
 
     if grid is None:
         return []
+    packages: list[tuple[str, int]] = []
     try:
-        refusals = refused(with_absolute_paths(load_grid(grid, elsewhere=True).jobs()))
+        loaded = load_grid(grid, elsewhere=True)
+        refusals = refused(with_absolute_paths(loaded.jobs()))
         said = [(f"{one.setting}: {one.reason}", one.hint) for one in refusals]
+        packages = packages_lacking(loaded, nodes())
     except GridError as error:
         said = [(f"line {one.line}: {one.message}", one.hint) for one in error.problems]
-    return [Finding("files", *pair, Level.ERROR, where=str(grid)) for pair in said]
+    remedy = "run it on each node, or build it into their image"
+    return [
+        *(Finding("files", *pair, Level.ERROR, where=str(grid)) for pair in said),
+        *(Finding("packages", one, remedy, Level.ERROR, where=str(grid)) for one, _ in packages),
+    ]
 
 
 def _engines(args: argparse.Namespace) -> tuple[str, ...]:
@@ -188,7 +200,7 @@ def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
     from orchestrator.core.topology import parse_emulation
     from orchestrator.doctor.probe import NEEDED, examine
     from orchestrator.driver.plan import own_machine
-    from orchestrator.on_ray.cluster import connect, local_address
+    from orchestrator.on_ray.cluster import connect, described, local_address
     from orchestrator.on_ray.examination import Examination
     from orchestrator.on_ray.file_look import refused_on
     from orchestrator.on_ray.local_cluster import emulate
@@ -212,7 +224,12 @@ def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
         session = connect(address or "auto")
     with session as cluster:
         facts = examination.of(cluster)
-        return facts, _file_findings(args.grid, lambda jobs: refused_on(cluster.nodes(), jobs))
+        findings = _grid_findings(
+            args.grid,
+            lambda jobs: refused_on(cluster.nodes(), jobs),
+            lambda: described(cluster.nodes()),
+        )
+        return facts, findings
 
 
 def _from_afar(args: argparse.Namespace) -> int:
@@ -225,7 +242,7 @@ def _from_afar(args: argparse.Namespace) -> int:
         findings_json,
     )
     from orchestrator.on_ray.file_look import refused_at
-    from orchestrator.on_ray.jobs import JobServer, Versions, versions_here
+    from orchestrator.on_ray.jobs import JobServer, Versions, nodes_at, versions_here
 
     command = ["doctor", "--json", "--timeout", str(args.timeout_s)]
     if args.shared:
@@ -246,7 +263,9 @@ def _from_afar(args: argparse.Namespace) -> int:
     here = versions_here()
     findings = [finding_of(finding) for finding in answered["findings"]]
     findings += check_workstation(here, Versions(**answered["facts"]["driver"]))
-    findings += _file_findings(args.grid, partial(refused_at, server.address))
+    findings += _grid_findings(
+        args.grid, partial(refused_at, server.address), partial(nodes_at, server.address)
+    )
     value = answered | findings_json(findings)
     print_answer(args, value, *answered["summary"], *finding_lines(findings))
     return exit_code(findings)

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.core.deadline import Deadline
-from orchestrator.core.errors import ClusterError, GridError, NightgridError, OptionError, Problem
+from orchestrator.core.errors import (
+    ClusterError,
+    GridError,
+    NightgridError,
+    OptionError,
+    Problem,
+    SubmitError,
+)
 from orchestrator.core.job import Accelerator, Job, Scalar, State
 from orchestrator.core.plan import Action, PastRow, Plan
 from orchestrator.core.status import RunStatus
@@ -26,6 +33,7 @@ from orchestrator.grid.overrides import overridden
 from orchestrator.grid.parser import Grid, load_grid, parse_grid
 from orchestrator.grid.vocabulary import Vocabulary
 from orchestrator.grid.yaml import read as read_yaml
+from orchestrator.planning.engine_choice import PackageCheck, with_engines
 from orchestrator.planning.forecast import CLUSTER, IN_PROCESS, PRIVATE, Forecast, Startup, forecast
 from orchestrator.planning.planner import estimator_for, make_plan
 from orchestrator.store import disk
@@ -124,6 +132,36 @@ def refuse_files_on(nodes: Sequence[Node], grid: Grid, jobs: Iterable[Job]) -> N
     from orchestrator.on_ray.file_look import refused_on, with_absolute_paths
 
     _refuse(grid, refused_on(nodes, with_absolute_paths(jobs)))
+
+
+def packages_lacking(grid: Grid, nodes: Sequence[Node]) -> list[tuple[str, int]]:
+    """Sentences on packages that jobs need and no node has, each with the number of jobs."""
+    check = PackageCheck(nodes)
+    jobs, _ = with_engines(grid.jobs(), grid.open_engines, nodes)
+    lacking: dict[str, list[Job]] = {}
+    for job in jobs:
+        if reason := check.lacking(job):
+            lacking.setdefault(reason, []).append(job)
+    return [
+        (f"{plural(len(those), 'job')}, such as {those[0].label}: {reason}", len(those))
+        for reason, those in lacking.items()
+    ]
+
+
+def note_packages_at(address: str, grid: Grid) -> None:
+    """Ask the cluster's nodes for the packages of jobs that need more than the usual ones, and note
+    what is missing; SubmitError if no job could run, and as ``nodes_at``."""
+    from orchestrator.on_ray.jobs import nodes_at
+
+    check = PackageCheck(())
+    if not any(map(check.needs_more, grid.jobs())):
+        return
+    lacking = packages_lacking(grid, nodes_at(address))
+    sentences = [sentence for sentence, _ in lacking]
+    if lacking and sum(count for _, count in lacking) == len(grid.jobs()):
+        raise SubmitError(f"{grid.file}: no job can run. {'; '.join(sentences)}")
+    for sentence in sentences:
+        output.say_aside(f"note: {grid.file}: {sentence}")
 
 
 def _refuse(grid: Grid, refusals: Iterable[NodeRefusal]) -> None:

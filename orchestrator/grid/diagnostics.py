@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid
 
 Answer = TypeVar("Answer")
-Rule = Callable[[Any, JobDescription], Sequence[Answer]]
+Rule = Callable[[Any, JobDescription], Iterable[Answer]]
 
 _FIELDS = frozenset(field.name for field in fields(JobDescription)) - {"device", "parameters"}
 

@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
 from orchestrator.on_ray.channel import ask_nodes
 from orchestrator.on_ray.gcs import answers, first_answer, outlived, within
-from orchestrator.worker.environment import node_here
+from orchestrator.worker.environment import node_here, packages_here
 from workloads.devices import all_devices, host_device
 from workloads.util import files
 from workloads.util.processes import variables
@@ -76,15 +77,12 @@ def asks_for_token(error: object) -> bool:
 
 
 def take_own_token() -> None:
-    """Use Ray's default token if none is set, as ``ray.init`` does, for requests before it."""
-    try:
-        from ray._private.authentication import authentication_token_setup as ray_token
-
-        logging.getLogger(ray_token.__name__).setLevel(logging.ERROR)
-        ray_token.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    except ImportError:  # Ray before 2.60 does not; a workstation may have none
-        if not os.environ.get(MODE) and _token_file().is_file():
-            os.environ[MODE] = "token"
+    """Use a token that is there if no mode is set, as ``ray.init`` does, for requests before it:
+    importing Ray takes longer than most of them."""
+    if MODE not in os.environ and (os.environ.get(TOKEN) or _token_file().is_file()):
+        os.environ[MODE] = "token"
+        if "ray" in sys.modules:
+            _read_environment_again()
 
 
 def missing_token() -> str | None:
@@ -372,7 +370,7 @@ def _device_name(ray_node: Mapping[str, Any], accelerator: Accelerator, emulated
 
 
 def described(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Add the packages of nodes whose kind of card has a choice of engines, and faults of hosts.
+    """Add the packages of nodes and faults of their hosts; emulated nodes are on this machine.
 
     A silent node is left unchanged, with a warning: its plan assumes its image's packages.
     """
@@ -392,5 +390,7 @@ def described(nodes: Sequence[Node]) -> tuple[Node, ...]:
             )
         elif answer is not None:
             node = replace(node, packages=answer[0], faults=answer[1])
+        elif node.node_id not in devices:
+            node = replace(node, packages=packages_here(node.device))
         result.append(node)
     return tuple(result)

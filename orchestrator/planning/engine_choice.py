@@ -16,9 +16,11 @@ from orchestrator.core.job import Accelerator, Job, Parameters
 from orchestrator.core.topology import Node
 from orchestrator.grid.diagnostics import Rules
 from orchestrator.grid.vocabulary import has_a_choice
+from orchestrator.util.format import listed
 from workloads.engines import ENGINES, find_engine
 from workloads.engines.base import EngineSpec
 from workloads.models.precision import support
+from workloads.packages import package_needs
 from workloads.registry import WORKLOADS, find_workload
 from workloads.rules import refusals
 
@@ -51,6 +53,61 @@ def software_of(nodes: Sequence[Node], kind: Accelerator) -> Software:
         on_host=any(node.emulated and node.computes_on_host for node in of_kind),
         missing="" if of_kind else f"no node has {kind} cards; there is: {have or 'none'}",
     )
+
+
+class PackageCheck:
+    """Finds jobs whose packages no node with their kind of card has, of those nodes that said what
+    they have."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._needs = Rules(package_needs, WORKLOADS)
+        self._software: dict[Accelerator, Software] = {}
+        self._engines: dict[tuple[object, ...], str] = {}
+
+    def software(self, job: Job) -> Software:
+        """The software of the nodes with cards of this job's kind."""
+        if job.accelerator not in self._software:
+            self._software[job.accelerator] = software_of(self._nodes, job.accelerator)
+        return self._software[job.accelerator]
+
+    def lacking(self, job: Job) -> str:
+        """The package of a job's engine, precision or settings that is on no node, with the command
+        that installs it; "" if none."""
+        return self._engine(job) or self._own(job)
+
+    def needs_more(self, job: Job) -> bool:
+        """Return whether a job needs a package beside those that every job needs."""
+        spec, workload = ENGINES.get(job.engine), find_workload(job.workload)
+        other = spec is not None and not spec.default and workload.ability is not None
+        return other or bool(self._needs.answers(job, job.accelerator.device))
+
+    def _engine(self, job: Job) -> str:
+        spec = ENGINES.get(job.engine)
+        if spec is None or find_workload(job.workload).ability is None:
+            return ""
+        mode = spec.mode(job.accelerator.device, dict(job.parameters))
+        key = (job.accelerator, job.engine, mode)
+        if key not in self._engines:
+            software = self.software(job)
+            lacks = software.lacks(spec, mode)
+            reasons = "; ".join(dict.fromkeys(lacks.values()))
+            everywhere = lacks and len(lacks) == len(software.nodes)
+            reason = f"engine {job.engine} on {', '.join(lacks)}: {reasons}"
+            self._engines[key] = reason if everywhere else ""
+        return self._engines[key]
+
+    def _own(self, job: Job) -> str:
+        software = self.software(job)
+        nodes = software.nodes
+        device = software.devices[-1]  # the one that computes
+        for need in self._needs.answers(job, device) if nodes else ():
+            if all(has.get(need.module) == "" for has in nodes.values()):
+                return (
+                    f"{need.reason} needs the package {need.module}, which is not installed on "
+                    f"{listed(list(nodes))}: {need.install}"
+                )
+        return ""
 
 
 def with_engines(
@@ -210,7 +267,7 @@ def differences(nodes: Sequence[Node]) -> Iterator[str]:
         for package in dict.fromkeys(name for packages in by_node.values() for name in packages):
             versions: dict[str, list[str]] = {}
             for node_name, packages in by_node.items():
-                versions.setdefault(packages.get(package, "none"), []).append(node_name)
+                versions.setdefault(packages.get(package) or "none", []).append(node_name)
             if len(versions) > 1:
                 parts = ", ".join(f"{v} on {' and '.join(names)}" for v, names in versions.items())
                 yield f"{kind} nodes differ in {package}: {parts}"

@@ -16,16 +16,15 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import ClusterError, GridError
-from orchestrator.core.job import Accelerator, Job, State, supersedes
+from orchestrator.core.job import Job, State, supersedes
 from orchestrator.core.plan import Action, PastRow, Plan, PlannedJob
 from orchestrator.core.topology import Node
 from orchestrator.grid.dependencies import Thing, measured_again, with_implied, with_needs
 from orchestrator.grid.diagnostics import Rules, card_problems, summed_up
-from orchestrator.planning.engine_choice import Software, differences, software_of, with_engines
+from orchestrator.planning.engine_choice import PackageCheck, differences, with_engines
 from orchestrator.planning.forecast import Startup, duration, with_fresh_processes
 from orchestrator.scheduler.estimator import Estimate
 from orchestrator.util.format import listed
-from workloads.engines import ENGINES
 from workloads.models.precision import support
 from workloads.models.products import Saving
 from workloads.registry import find_workload
@@ -201,20 +200,19 @@ class _Planner:
         self.retry_failed = retry_failed
         self.force = force
         self.nowhere = 0  # jobs whose kind of card no node has
-        self._software: dict[Accelerator, Software] = {}
+        self._packages = PackageCheck(nodes)
         self._unsupported: dict[tuple[object, ...], str] = {}
-        self._lacking: dict[tuple[object, ...], str] = {}
         self._rules = Rules(refusals, WORKLOADS)
 
     def decide(self, job: Job) -> tuple[Action, str]:
         """Choose the action for a job, with a reason unless it simply runs."""
-        software = self.software(job)
+        software = self._packages.software(job)
         self.nowhere += bool(software.missing)
         reason = (
             software.missing
             or self.unsupported(job, software.devices)
             or self.refused(job, software.devices)
-            or self.lacking(job)
+            or self._packages.lacking(job)
         )
         if reason:
             return Action.UNSUPPORTED, reason
@@ -230,14 +228,8 @@ class _Planner:
 
     def took(self, job: Job) -> str:
         """Saved things that a job's newest terminal attempt loaded by name."""
-        row = self.past.get((job.job_id, self.software(job).emulated))
+        row = self.past.get((job.job_id, self._packages.software(job).emulated))
         return row.took if row is not None else ""
-
-    def software(self, job: Job) -> Software:
-        """The software of the nodes with cards of this job's kind."""
-        if job.accelerator not in self._software:
-            self._software[job.accelerator] = software_of(self.nodes, job.accelerator)
-        return self._software[job.accelerator]
 
     def unsupported(self, job: Job, devices: tuple[str, ...]) -> str:
         """Reason why a precision cannot run on the device, or the CPU that emulates it."""
@@ -261,22 +253,6 @@ class _Planner:
                     hint = f"; {refusal.hint}" if refusal.hint else ""
                     return f"{refusal.reason}{here}{hint}"
         return ""
-
-    def lacking(self, job: Job) -> str:
-        """Reason why no node with the job's kind of card has its engine's packages."""
-        spec = ENGINES.get(job.engine)
-        if spec is None or find_workload(job.workload).ability is None:
-            return ""
-        mode = spec.mode(job.accelerator.device, dict(job.parameters))
-        key = (job.accelerator, job.engine, mode)
-        if key not in self._lacking:
-            software = self.software(job)
-            lacks = software.lacks(spec, mode)
-            reasons = "; ".join(dict.fromkeys(lacks.values()))
-            everywhere = lacks and len(lacks) == len(software.nodes)
-            reason = f"engine {job.engine} on {', '.join(lacks)}: {reasons}"
-            self._lacking[key] = reason if everywhere else ""
-        return self._lacking[key]
 
 
 def card_seconds(plan: Plan) -> float:

@@ -35,13 +35,13 @@ from workloads.devices import (
 )
 from workloads.devices.cpu import CORES
 from workloads.engines import (
-    choice_packages,
     engine_packages,
     packages_on,
     process_kinds,
     variables_of,
 )
 from workloads.models.rules import PACKAGES as READER_PACKAGES
+from workloads.packages import packages_of_jobs
 
 GIT_COMMIT_VARIABLE = "NIGHTGRID_GIT_COMMIT"
 GIT_DIRTY_VARIABLE = "NIGHTGRID_GIT_DIRTY"
@@ -162,11 +162,13 @@ def _output(command: tuple[str, ...], environment: dict[str, str] | None = None)
 
 
 def packages_here(device: str) -> tuple[tuple[str, str], ...]:
-    """Versions of a device's engine packages and software on this host; imports nothing."""
+    """Versions of a device's engine packages and software on this host, and of the packages of
+    single jobs, where an empty version says that one is absent. Imports nothing."""
     known = versions() | {CORES: str(len(usable_cores()))}
     spec = device_spec(device)
     names = (*packages_on(device), *spec.versions(), *([CORES] if spec.can("host_cores") else ()))
-    return tuple((name, known[name]) for name in names if name in known)
+    of_engines = tuple((name, known[name]) for name in names if name in known)
+    return (*of_engines, *(pair for pair in packages_of_jobs() if pair[0] not in names))
 
 
 def with_own_packages(nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -184,12 +186,9 @@ def lost_cards(accelerator: str) -> tuple[str, ...]:
     )
 
 
-def node_here(
-    device: str, accelerator: str
-) -> tuple[tuple[tuple[str, str], ...] | None, tuple[str, ...]]:
-    """Packages of this node, where an engine is chosen by them, and the faults of its host."""
-    packages = packages_here(device) if choice_packages(device) else None
-    return packages, (*lost_cards(accelerator), *host_problems())
+def node_here(device: str, accelerator: str) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """Packages of this node, and the faults of its host."""
+    return packages_here(device), (*lost_cards(accelerator), *host_problems())
 
 
 # ---------------------------------------------------------------- threads of workers

@@ -281,3 +281,43 @@ def test_processors_without_openvino_plan_what_they_did(
     _, named = planned("precision: bf16\nengine: transformers", *has, nodes=nodes)
     assert [i.job.job_id for i in open_plan.jobs] == [i.job.job_id for i in named.jobs]
     assert open_plan.notes == named.notes
+
+
+@pytest.mark.parametrize(
+    ("body", "absent", "words"),
+    [
+        ("precision: int4", "bitsandbytes", "precision int4 needs the package bitsandbytes"),
+        (
+            "precision: bf16\nworkload: finetuning\nmethod: qlora",
+            "bitsandbytes",
+            "method qlora needs the package bitsandbytes",
+        ),
+        (
+            "precision: bf16\nworkload: finetuning\noptimizer: adamw-8bit-torchao",
+            "torchao",
+            "optimizer adamw-8bit-torchao needs the package torchao",
+        ),
+        ("precision: bf16\nattention: xformers", "xformers", "attention xformers needs the pack"),
+    ],
+)
+def test_a_package_of_a_precision_or_setting_that_no_node_has_is_named_by_the_plan(
+    body: str, absent: str, words: str
+) -> None:
+    """With the command that installs it; a node that said nothing of it is given the job."""
+    text = f"accelerator: GPU\n{body}"
+    (server,) = assumed_servers([Accelerator.GPU])
+    nodes = [replace(server, name=name, node_id=name) for name in ("gpu-1", "gpu-2")]
+
+    def planned(*versions: str | None) -> list[str]:
+        usual = (("torch", "2.13.0"), ("transformers", "5.23.0"))
+        own = [usual if one is None else (*usual, (absent, one)) for one in versions]
+        asked = [replace(node, packages=has) for node, has in zip(nodes, own, strict=True)]
+        return [
+            item.reason
+            for item in make_plan(one(text), asked, []).jobs
+            if item.action is Action.UNSUPPORTED
+        ]
+
+    (reason,) = planned("", "")
+    assert words in reason and f"not installed on gpu-1, gpu-2: pip install {absent}" in reason
+    assert planned("1.0", "") == planned("1.0", "1.0") == planned(None, None) == []

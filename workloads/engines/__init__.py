@@ -41,13 +41,6 @@ def engine_packages() -> tuple[str, ...]:
 
 
 @cache
-def choice_packages(device: str) -> tuple[str, ...]:
-    """Packages that decide which engine runs on a device; empty without a choice."""
-    chosen = any(device in spec.preferred for spec in ENGINES.known() if spec.runs_on(device))
-    return packages_on(device) if chosen else ()
-
-
-@cache
 def packages_on(device: str) -> tuple[str, ...]:
     """Packages that engines need on a device."""
     packages = [

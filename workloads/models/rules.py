@@ -123,6 +123,11 @@ def bits_of(quantization: Mapping[str, Any]) -> int:
     return whole_number(quantization.get("bits", quantization.get("w_bit", 4))) or 4
 
 
+def method_of(config: Mapping[str, Any]) -> str:
+    """Return the ``quant_method`` of a checkpoint's config; "" for one that is not quantised."""
+    return _quantization(config)[1]
+
+
 def _quantization(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
     """Return ``quantization_config`` and its method; both empty if there is none."""
     written = config.get("quantization_config")

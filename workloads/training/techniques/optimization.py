@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 #: Packages of optimizers that torch lacks.
-_PACKAGES = {
+PACKAGES = {
     "adamw-8bit": "bitsandbytes",
     "adamw-8bit-paged": "bitsandbytes",
     "adamw-8bit-torchao": "torchao",
@@ -63,7 +63,7 @@ class OptimizerChoice(Technique):
     )
 
     def on_model(self, training: Training) -> None:
-        if package := _PACKAGES.get(self.optimizer):
+        if package := PACKAGES.get(self.optimizer):
             require_package(package, f"optimizer {self.optimizer}", "torchao bitsandbytes")
         training.make_optimizer = partial(_make, self.optimizer, training)
 
