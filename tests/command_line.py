@@ -21,7 +21,7 @@ import tiny_workload
 
 from orchestrator.cli.main import full_parser, main
 from orchestrator.core.topology import Node
-from orchestrator.on_ray.jobs import HeadJobFailed, JobInfo, Submission
+from orchestrator.on_ray.jobs import HeadJobFailed, JobInfo, NoAnswer, Submission
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -118,9 +118,26 @@ class Head:
     submissions: list[Submission]
     stopped: list[str]
     nodes: Sequence[Node] = ()
+    logs: Path | None = None  # the log directory of its session
+    started: str = "session_1"
+    gone: bool = False
 
     def __init__(self, address: str | None) -> None:
         assert address == self.address
+        if self.gone:
+            raise NoAnswer("nothing answers at head:8265: Connection refused")
+
+    def session(self) -> str:
+        return self.started
+
+    def files(self, pattern: str) -> list[str]:
+        if self.logs is None:
+            return []
+        return sorted(str(path.relative_to(self.logs)) for path in self.logs.glob(pattern))
+
+    def file(self, path: str) -> bytes:
+        assert self.logs is not None
+        return (self.logs / path).read_bytes()
 
     def jobs(self) -> list[JobInfo]:
         return list(self.known)
@@ -154,11 +171,12 @@ class Head:
 
 
 @pytest.fixture
-def head(monkeypatch: pytest.MonkeyPatch) -> type[Head]:
-    """A head with no jobs yet, in the place of every job server."""
+def head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Head]:
+    """A head with no jobs yet, in the place of every job server; nothing was seen of it."""
 
     class Fresh(Head):
         known, submissions, stopped = [], [], []
 
     monkeypatch.setattr("orchestrator.on_ray.jobs.JobServer", Fresh)
+    monkeypatch.setattr("orchestrator.on_ray.run_status.cache_root", lambda: tmp_path / "cache")
     return Fresh

@@ -105,10 +105,15 @@ def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_submit(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the jobs again."""
-    from orchestrator.driver.plan import refuse_files_at, refuse_sent_by_another
+    from orchestrator.driver.plan import (
+        note_packages_at,
+        refuse_files_at,
+        refuse_sent_by_another,
+    )
     from orchestrator.grid.parser import load_grid
     from orchestrator.on_ray.jobs import JobServer, owner_of
     from orchestrator.on_ray.run_queue import RESULTS
+    from orchestrator.on_ray.run_status import note_seen
     from orchestrator.watch.notify import concealed
     from orchestrator.watch.notify import is_address as is_hook_address
 
@@ -132,6 +137,7 @@ def run_submit(args: argparse.Namespace) -> int:
             owner = owner_of(jobs, submission.run, submission.metadata[RESULTS])
             refuse_sent_by_another(grid, submission.run, owner)
         refuse_files_at(server.address, grid, grid.jobs())
+        note_packages_at(server.address, grid)
     for upload in uploads:
         output.say_aside(upload.text())
     sent_jobs = []
@@ -155,6 +161,7 @@ def run_submit(args: argparse.Namespace) -> int:
         where = f"--address {server.address}"
         output.say(f"  nightgrid status {submission.run} {where}")
         output.say(f"  nightgrid logs {submission.submission_id} {where} --follow")
+    note_seen(server, server.jobs())
     if args.json:
         output.say_json(sent_jobs[0] if len(sent_jobs) == 1 else sent_jobs)
     return 0

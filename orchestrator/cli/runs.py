@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import secrets
@@ -10,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.options import (
@@ -22,12 +24,14 @@ from orchestrator.cli.options import (
     print_answer,
     results_here,
 )
+from orchestrator.store.files import inside_ray_job
 from orchestrator.store.store import MOST_LISTED
 from orchestrator.util import output
-from orchestrator.util.format import duration
+from orchestrator.util.format import duration, moment
 
 if TYPE_CHECKING:
-    from orchestrator.on_ray.jobs import JobInfo, JobServer
+    from orchestrator.on_ray.jobs import JobInfo
+    from orchestrator.on_ray.run_status import LastSeen, ServedRun
     from orchestrator.store.store import Store
     from orchestrator.watch.state import RunEntry
 
@@ -51,57 +55,140 @@ def _add_status_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+#: Time for a submitted driver to report for the first time.
+_START_S = 30.0
+#: Jobs, or runs, of a cluster that is gone.
+_MOST_SEEN = 10
+
+
 def run_status(args: argparse.Namespace) -> int:
     """Show a job, the jobs, or a run."""
     from orchestrator.store.store import find_run
 
     if args.address:
-        from orchestrator.on_ray.jobs import JobServer
-
-        server = JobServer(args.address)
-        if args.id:
-            return _one_there(args, server)
-        jobs = server.jobs()
-        lines = [job_lines(job, details=False) for job in jobs]
-        lines = lines or [f"no Nightgrid job at {server.address}"]
-        return print_answer(args, [dataclasses.asdict(job) for job in jobs], *lines, indent=1)
+        with _with_last_seen(args.address, args.id or ""):
+            return _one_there(args) if args.id else _jobs_there(args)
+    serve_in_job(args)
     store = find_run(args.id, results_here(args))
     return print_answer(args, run_json(store), run_lines(store), indent=1)
 
 
-def _one_there(args: argparse.Namespace, server: JobServer) -> int:
+def serve_in_job(args: argparse.Namespace) -> None:
+    """In a head job: link the results, so that the next question about them needs none."""
+    if inside_ray_job():
+        from orchestrator.on_ray.run_status import serve_results
+
+        serve_results(results_here(args))
+
+
+@contextlib.contextmanager
+def _with_last_seen(address: str, name: str) -> Iterator[None]:
+    """Add what was last seen of a run (empty: all) to the error of a cluster that does not know it,
+    or is gone."""
+    from orchestrator.core.errors import SubmitError
+    from orchestrator.on_ray.run_status import LastSeen
+
+    try:
+        yield
+    except SubmitError as error:
+        seen = LastSeen.of(address).of_run(name)
+        if not seen.jobs and not seen.runs:
+            raise
+        raise SubmitError("\n".join([str(error), *seen_lines(seen)])) from error
+
+
+def seen_lines(seen: LastSeen) -> list[str]:
+    """The jobs and runs that were last seen of a cluster, and how to go on."""
+    lines = [f"Last seen from here {duration(time.time() - seen.at)} ago:"]
+    statuses = {one.run: one for one in seen.runs}
+    for job in seen.jobs[:_MOST_SEEN]:
+        lines.append(f"  {job_lines(job, details=False, now=seen.at)}")
+        if (served := statuses.pop(job.run, None)) is not None:
+            lines.append(f"    {_seen_text(served)}")
+    lines += [f"  {one.run}: {_seen_text(one)}" for one in [*statuses.values()][:_MOST_SEEN]]
+    return [
+        *lines,
+        "What was measured is on the head's disk. Once a head runs there again, the same "
+        "`nightgrid submit` measures only what is missing.",
+    ]
+
+
+def _seen_text(served: ServedRun) -> str:
+    status = served.status
+    state = "finished" if status.finished else f"as of {moment(status.at)}"
+    return f"{status.done}/{status.total} jobs {state}, rows in {served.results}/{served.run}"
+
+
+def _jobs_there(args: argparse.Namespace) -> int:
+    from orchestrator.on_ray.jobs import JobServer
+    from orchestrator.on_ray.run_status import LastSeen, note_seen
+
+    server = JobServer(args.address)
+    jobs, seen = server.jobs(), LastSeen.of(server.address)
+    lines = [job_lines(job, details=False) for job in jobs]
+    lines = lines or [f"no Nightgrid job at {server.address}"]
+    if not jobs and seen.jobs and seen.session != server.session():
+        lines += ["The head was started again; Ray forgets jobs with it.", *seen_lines(seen)]
+    else:
+        note_seen(server, jobs)
+    return print_answer(args, [dataclasses.asdict(job) for job in jobs], *lines, indent=1)
+
+
+def _one_there(args: argparse.Namespace) -> int:
     """Show a job, and the run that it drives; or a run that was started on the cluster itself."""
     from orchestrator.core.errors import SubmitError
-    from orchestrator.on_ray.jobs import HeadJobFailed, ask_json, ask_there
+    from orchestrator.on_ray.jobs import (
+        HeadJobFailed,
+        JobServer,
+        ask_json,
+        ask_there,
+        directory_there,
+    )
+    from orchestrator.on_ray.run_status import LastSeen, note_seen, served_runs
 
+    server = JobServer(args.address)
     job = server.sent(args.id)
-    name = job.run if job is not None and job.run else args.id
+    known = job or next(iter(LastSeen.of(server.address).of_run(args.id).jobs), None)
+    name = known.run if known is not None and known.run else args.id
+    results = directory_there(args.results, known)
+    jobs = [job] if job is not None else []
+    served = next(iter(served_runs(server, results, jobs, name) or ()), None)
+    if served is not None:
+        note_seen(server, jobs, [served])
+    age_s = time.time() - ((job.started_at if job is not None else None) or time.time())
+    starts = served is None and job is not None and not job.over and age_s < _START_S
     if args.json:
-        fields = {} if job is None else dataclasses.asdict(job)
+        fields: dict[str, object] = {} if job is None else dataclasses.asdict(job)
+        fields["run_status"] = None if served is None else status_json(served)
         try:
-            fields["run_status"] = ask_json(server, ["status", name], args.results, job)
+            if served is None and not starts:
+                fields["run_status"] = ask_json(server, ["status", name], results, job)
         except SubmitError:
             if job is None:
                 raise
-            fields["run_status"] = None
         output.say_json(fields, indent=1)
         return 0
     if job is not None:
         output.say(job_lines(job, details=True))
-    try:
-        output.say(ask_there(server, ["status", name], args.results, job))
-    except HeadJobFailed as error:
-        if job is None:
-            raise SubmitError(f"no job and no run '{args.id}' at {error}") from error
-        output.say(str(error))  # its driver has not come to its run yet
+    if served is not None:
+        output.say(status_lines(served))
+    elif starts:
+        output.say("  its driver has not reported yet")
+    else:
+        try:
+            output.say(ask_there(server, ["status", name], results, job))
+        except HeadJobFailed as error:
+            if job is None:
+                raise SubmitError(f"no job and no run '{args.id}' at {error}") from error
+            output.say(str(error))  # its driver has not come to its run yet
     return 0
 
 
-def job_lines(job: JobInfo, *, details: bool) -> str:
-    """A job in one line, or with its command and times."""
+def job_lines(job: JobInfo, *, details: bool, now: float | None = None) -> str:
+    """A job in one line, or with its command and times; ``now`` is in seconds since the epoch."""
     line = f"{job.submission_id}  {job.status}" + (f"  run {job.run}" if job.run else "")
     if job.started_at is not None:
-        line += f"  for {duration((job.ended_at or time.time()) - job.started_at)}"
+        line += f"  for {duration((job.ended_at or now or time.time()) - job.started_at)}"
     if not details:
         return line
     from orchestrator.watch.notify import concealed
@@ -129,6 +216,17 @@ def run_json(store: Store) -> dict[str, object]:
     }
 
 
+def status_json(served: ServedRun) -> dict[str, object]:
+    """The same of a run on a cluster."""
+    return {
+        "run": served.run,
+        "rows": served.rows,
+        "final_rows": served.status.final_rows,
+        "age_s": time.time() - served.status.at,
+        "status": dataclasses.asdict(served.status),
+    }
+
+
 def final_rows(store: Store) -> int:
     """Count the rows that are the last of their job in an invocation."""
     return sum(1 for row in store.history() if row.final)
@@ -136,13 +234,22 @@ def final_rows(store: Store) -> int:
 
 def run_lines(store: Store) -> str:
     """The run's state: its driver's last status, else the number of rows."""
+    from orchestrator.on_ray.run_status import ServedRun
     from orchestrator.report.run_report import read_status
-    from orchestrator.watch.live import summary_line
 
     status = read_status(store)
     if status is None:
         return f"{store.run}: {final_rows(store)} final rows, no status of a driver"
-    lines = [f"{store.run}: {summary_line(status)}"]
+    results = str(store.path.parent.resolve())
+    return status_lines(ServedRun(run=store.run, results=results, status=status))
+
+
+def status_lines(run: ServedRun) -> str:
+    """A run's state by its driver's last status."""
+    from orchestrator.watch.live import summary_line
+
+    status = run.status
+    lines = [f"{run.run}: {summary_line(status)}"]
     age = time.time() - status.at
     if status.driver_died:
         lines.append(f"  last heard of {duration(age)} ago")
@@ -154,7 +261,7 @@ def run_lines(store: Store) -> str:
         if card.job:
             lines.append(f"  {card.card}  {card.phase} {duration(card.phase_age_s)}  {card.job}")
     lines += [f"  SLOW card {slow}" for slow in status.slow_cards]
-    lines.append(f"  rows: {store.tables_path.resolve()}")
+    lines.append(f"  rows: {run.rows}")
     return "\n".join(lines)
 
 
@@ -181,7 +288,12 @@ def run_runs(args: argparse.Namespace) -> int:
     """List the runs."""
     from orchestrator.watch.state import entry_lines, run_entries
 
-    entries = _there(args) if args.address else run_entries(results_here(args), args.last)
+    if args.address:
+        with _with_last_seen(args.address, ""):
+            entries = _there(args)
+    else:
+        serve_in_job(args)
+        entries = run_entries(results_here(args), args.last)
     values = [dataclasses.asdict(entry) for entry in entries]
     return print_answer(args, values, *entry_lines(entries, time.time()))
 
@@ -190,11 +302,16 @@ def _there(args: argparse.Namespace) -> list[RunEntry]:
     """Runs of a cluster's head, and submitted ones that have not begun."""
     from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, ask_json, directory_there
-    from orchestrator.watch.state import entry_of, with_sent
+    from orchestrator.on_ray.run_status import note_seen, served_runs
+    from orchestrator.watch.state import entry_of, served_entry, with_sent
 
     server = JobServer(args.address)
     place = directory_there(args.results, None)
     jobs = [job for job in server.jobs() if directory_there(None, job) == place]
+    served = served_runs(server, place, jobs)
+    if served is not None:
+        note_seen(server, jobs, served)
+        return with_sent(list(map(served_entry, served[: args.last])), jobs)
     try:
         entries = ask_json(server, ["runs", "--last", str(args.last)], args.results)
     except SubmitError:

@@ -58,6 +58,7 @@ class Board:
     started_at: float
     start: str = ""  # how the run comes to its cards
     standing: Standing | None = None  # of its rows; None: they are not judged
+    final_rows: int = 0  # of the run, those of earlier drivers included
     _first_at: float | None = None  # when its first attempt began
     _waited: bool = False  # for cards that others held
     _nodes: dict[str, Node] = field(default_factory=dict)
@@ -178,7 +179,10 @@ class Board:
             self._seats_of[attempt_id] = seats
             for seat in seats:
                 self._seat(seat.worker_id, "start", at, job, attempt_id)
-        elif isinstance(command, RecordRow) and command.final and not command.repeat:
+        elif isinstance(command, RecordRow) and command.final:
+            self.final_rows += 1
+            if command.repeat:
+                return
             self._counts[command.state.value] += 1
             self._to_do.discard(command.job.job_id)
             if command.attempt is None:
@@ -272,6 +276,7 @@ class Board:
             waiting=self.waiting,
             slow_cards=self.slow_cards,
             finished=self._finished,
+            final_rows=self.final_rows,
             jobs_run=self._jobs_run,
             rates=tuple(
                 Rate(unit=unit, per_s=self._work[unit] / self._timed_s[unit], jobs=jobs)

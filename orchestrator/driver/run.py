@@ -68,6 +68,7 @@ from orchestrator.driver.standing import Standing
 from orchestrator.driver.supervisor import MERGE_IN_JOB_S, StopSignal
 from orchestrator.grid.parser import Grid
 from orchestrator.on_ray.run_queue import QueueOptions
+from orchestrator.on_ray.run_status import serve_results
 from orchestrator.planning.forecast import CLUSTER
 from orchestrator.planning.planner import estimator_for
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
@@ -135,6 +136,7 @@ def drive(
         plan=plan,
         started_at=time.monotonic() - options.under_way_s(),
         start=start_of(options),
+        final_rows=sum(row.final for row in history),
     )
 
     def made(record: RecordRow) -> Measurement:
@@ -351,6 +353,8 @@ def run_grid(
             if not options.resume:  # another's may have begun meanwhile
                 refuse_anothers(grid, store.path, change)
             options.report(drives=True)
+            if session.address:
+                serve_results(options.results)
             if not options.restarted:
                 remove_stop_requests(store.path)  # those for drivers that have ended
             recover_outcomes(session, store, say)

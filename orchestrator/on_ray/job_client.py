@@ -2,13 +2,15 @@
 
 The dashboard serves ``/api/jobs/`` (documented as Ray's jobs REST API) and ``/api/packages/``, by
 which Ray's own client uploads working directories: a zip file named by its content, which the
-cluster keeps as long as a job uses it.
+cluster keeps as long as a job uses it. ``/api/v0/logs`` (Ray's state API, of ``ray logs``) serves
+files of a node's log directory, through links there too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import urllib.error
@@ -17,6 +19,7 @@ import zipfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 #: Of one request; uploads of a large package take longest.
 _TIMEOUT_S = 120.0
@@ -44,6 +47,7 @@ class JobClient:
             self._headers["Authorization"] = f"Bearer {token}"
         # Never through a proxy of the environment: heads are in one's own network or a tunnel.
         self._direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._head = ""  # id of the head node
         self._json("GET", "/api/version")
 
     def submit_job(
@@ -88,6 +92,33 @@ class JobClient:
     def get_job_logs(self, submission_id: str) -> str:
         """All that a job has printed."""
         return str(self._json("GET", f"/api/jobs/{submission_id}/logs")["logs"] or "")
+
+    def session(self) -> str:
+        """Name of the cluster's session; a head that is started again has another."""
+        return str(self._json("GET", "/api/version").get("session_name") or "")
+
+    def head_files(self, pattern: str) -> list[str]:
+        """Paths of files in the head's log directory; a pattern's named links are followed."""
+        answer = self._json("GET", f"/api/v0/logs?{self._on_head(glob=pattern)}")
+        groups = answer["data"]["result"].values()  # by Ray's component
+        return sorted(itertools.chain.from_iterable(groups))
+
+    def head_file(self, path: str) -> bytes:
+        """A whole file below the head's log directory; RuntimeError if there is none."""
+        query = self._on_head(filename=path, lines="-1")
+        return self._request("GET", f"/api/v0/logs/file?{query}")
+
+    def _on_head(self, **query: str) -> str:
+        if not self._head:
+            only = {
+                "filter_keys": "is_head_node",
+                "filter_predicates": "=",
+                "filter_values": "true",
+            }
+            answer = self._json("GET", f"/api/v0/nodes?{urlencode(only)}")
+            (node,) = answer["data"]["result"]["result"]
+            self._head = str(node["node_id"])
+        return urlencode({"node_id": self._head, **query})
 
     async def tail_job_logs(self, submission_id: str) -> AsyncIterator[str]:
         """Yield a job's output from its start, as it grows, until the job ends."""

@@ -159,6 +159,10 @@ class JobInfo:
         return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
 
 
+class NoAnswer(SubmitError):
+    """Nothing listens at the address: no head runs there, or it cannot be reached from here."""
+
+
 class HeadJobFailed(SubmitError):
     """A command that ran on the head has failed; the message is its own."""
 
@@ -281,6 +285,18 @@ class JobServer:
                 while not self.job(name).over and time.monotonic() < deadline:
                     time.sleep(0.2)
                 self._client.delete_job(name)
+
+    def session(self) -> str:
+        """Name of the cluster's session (``JobClient.session``)."""
+        return self._client.session()
+
+    def files(self, pattern: str) -> list[str]:
+        """Paths in the head's log directory (``JobClient.head_files``)."""
+        return self._client.head_files(pattern)
+
+    def file(self, path: str) -> bytes:
+        """A file in the head's log directory (``JobClient.head_file``)."""
+        return self._client.head_file(path)
 
     def stop(self, submission_id: str) -> None:
         """Have Ray stop a job gracefully, and kill it after two minutes."""
@@ -481,7 +497,7 @@ def resolve_job_address(address: str | None) -> str:
     try:
         socket.create_connection((parts.hostname, port), timeout=_CONNECT_S).close()
     except (OSError, ValueError) as error:  # a ValueError: no host can be named so
-        raise SubmitError(
+        raise NoAnswer(
             f"nothing answers at {parts.hostname}:{port}: {error}. Is the head node up "
             "(`ray start --head`), its dashboard reachable from here (it listens on its own "
             "loopback unless given --dashboard-host), or an SSH tunnel needed?"

@@ -68,7 +68,7 @@ def summary_line(status: RunStatus) -> str:
     parts += [f"{what}: {why}" for what, why in _notes(status).items()]
     parts += map(best_text, status.best[:1])
     if status.driver_died:
-        parts.append("NO DRIVER: it died; the same `nightgrid run` resumes it")
+        parts.append("NO DRIVER: it died; the same `nightgrid run` or `submit` resumes it")
     return " | ".join(parts)
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
 from orchestrator.core.status import RunStatus
+from orchestrator.on_ray.run_status import ServedRun
 from orchestrator.report.run_report import current_status, read_status, read_summary
 from orchestrator.report.wording import best_text
 from orchestrator.store import disk
@@ -31,6 +32,7 @@ from orchestrator.store import files as run_files
 from orchestrator.store.reader import read_rows
 from orchestrator.store.store import Store, existing_runs
 from orchestrator.util.format import duration, number, one_line, plural, seconds
+from orchestrator.watch.live import best_text as best_so_far_text
 from orchestrator.watch.live import half_width_text, left_text
 from workloads.util.files import SMALL_BYTES
 
@@ -304,24 +306,31 @@ def _entry(store: Store) -> RunEntry:
         summary, _ = read_summary(store, lean=True)
         succeeded = summary.measured
         for ranking in summary.rankings[:1]:
-            best = best_text(ranking, summary.chosen(ranking.fastest))
+            best = best_text(ranking, summary.chosen, summary.work(ranking.fastest))
     except StoreError as error:
         note = str(error).splitlines()[0]
     status = read_status(store)
     if status is None:
         return RunEntry(run=store.run, state="", best=best, note=note)
+    entry = served_entry(ServedRun(run=store.run, results="", status=status))
+    return replace(entry, succeeded=succeeded, best=best, note=note or entry.note)
+
+
+def served_entry(served: ServedRun) -> RunEntry:
+    """The entry of a run by its driver's status alone."""
+    status = served.status
     return RunEntry(
-        run=store.run,
+        run=served.run,
         state=state_of(status),
         done=status.done,
         total=status.total,
-        succeeded=succeeded,
+        succeeded=status.measured,
         eta_s=None if status.finished else status.eta_s,
         eta_low_s=status.eta_low_s,
         eta_high_s=status.eta_high_s,
         at=status.at,
-        note=note or status.stopping or status.waiting or status.paused or status.trouble,
-        best=best,
+        note=status.stopping or status.waiting or status.paused or status.trouble,
+        best="".join(map(best_so_far_text, status.best[:1])),
     )
 
 

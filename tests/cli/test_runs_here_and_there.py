@@ -17,7 +17,8 @@ from orchestrator.cli.main import build_parser
 from orchestrator.core.errors import SubmitError
 from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.core.topology import parse_emulation
-from orchestrator.on_ray.jobs import JobInfo
+from orchestrator.on_ray.jobs import HeadJobFailed, JobInfo
+from orchestrator.on_ray.run_status import serve_results
 from orchestrator.store import files as run_files
 from orchestrator.store.files import remove_stop_requests, stop_requests, submitter
 from orchestrator.store.store import Store
@@ -114,6 +115,82 @@ def test_status_from_afar_by_name_and_by_job(there: Path, nightgrid: Nightgrid) 
         assert answer["run_status"]["status"]["done"] == 12 and answer["run"] == "night"
     assert "run night" in nightgrid("status", *THERE).out
     assert "no job and no run 'other'" in nightgrid("status", "other", *THERE, code=5).err
+
+
+@pytest.fixture
+def served(night: JobInfo, there: Path, head: type[Head], monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The run `night`, whose driver has linked it into the log directory of its session; a job on
+    the head would fail."""
+    job_directory = there.parent / "session/runtime_resources/working_dir_files/_ray_pkg_0"
+    job_directory.mkdir(parents=True)
+    store = run_with(there, "night", final_rows=12)
+    with monkeypatch.context() as in_job:
+        in_job.chdir(job_directory)
+        serve_results(there)
+        serve_results(there)  # once more, as each driver does
+    monkeypatch.setattr(head, "logs", there.parent / "session/logs")
+
+    def no_job(*_arguments: object, **_options: object) -> str:
+        raise HeadJobFailed("a job was started on the head")
+
+    monkeypatch.setattr(head, "ask", no_job)
+    return store
+
+
+def test_a_served_run_is_shown_without_a_job_on_the_head(
+    served: Store, there: Path, head: type[Head], night: JobInfo, nightgrid: Nightgrid
+) -> None:
+    printed = nightgrid("status", "night", *THERE).out
+    assert "12/24 jobs" in printed and f"rows: {there}/night/rows" in printed
+    assert "hpu-1/HPU0  measure" in printed and "NO DRIVER" not in printed
+    answer = nightgrid("status", "night", *THERE, "--json").json["run_status"]
+    assert (answer["run"], answer["final_rows"], answer["rows"]) == (
+        *("night", 12),
+        str(served.tables_path),
+    )
+    runs = ("runs", *THERE, "--results", there)
+    assert re.search(r"night +RUNNING +12/24", nightgrid(*runs).out)
+    head.known[:] = [replace(night, status="FAILED", ended_at=time.time())]
+    printed = nightgrid("status", "night", *THERE).out
+    assert "NO DRIVER" in printed and "measure" not in printed
+    assert re.search(r"night +DIED", nightgrid(*runs).out)
+
+
+def test_a_silent_driver_that_nobody_submitted_is_looked_at_on_the_head(
+    served: Store, there: Path, head: type[Head], nightgrid: Nightgrid
+) -> None:
+    head.known.clear()
+    words = ("status", "night", *THERE, "--results", there)
+    assert "12/24 jobs" in nightgrid(*words).out
+    run_with(there, "night", at=time.time() - 300)
+    assert "a job was started on the head" in nightgrid(*words, code=5).err
+
+
+def test_a_head_that_is_gone_is_named_with_what_was_last_seen_of_it(
+    served: Store, there: Path, head: type[Head], nightgrid: Nightgrid
+) -> None:
+    nightgrid("status", "night", *THERE)
+    head.gone = True
+    for words in (("status", "night"), ("status",), ("runs",)):
+        lines = nightgrid(*words, *THERE, code=5).err
+        assert "nothing answers at head:8265" in lines and "Last seen from here" in lines
+        assert "nightgrid-night-1  RUNNING  run night" in lines
+        assert "12/24 jobs as of 20" in lines and f"rows in {there}/night" in lines
+        assert "the same `nightgrid submit` measures only what is missing" in lines
+    assert "Last seen" not in nightgrid("status", "other", *THERE, code=5).err
+
+
+def test_runs_of_a_head_that_was_started_again_are_found(
+    served: Store, there: Path, head: type[Head], nightgrid: Nightgrid
+) -> None:
+    """Ray forgets its jobs; where their rows lie was noted."""
+    nightgrid("status", "night", *THERE)
+    head.known.clear()
+    head.started, head.logs, head.ask = "session_2", None, Head.ask
+    assert "12/24 jobs" in nightgrid("status", "night", *THERE).out
+    listed = nightgrid("status", *THERE).out
+    assert "no Nightgrid job" in listed and "The head was started again" in listed
+    assert "nightgrid-night-1  RUNNING  run night" in listed
 
 
 def test_a_run_is_asked_to_stop_and_asked_again(

@@ -335,6 +335,7 @@ watch/live.py: the time of day before each line of a log
 watch/state.py: how old the driver's last word was when the page was opened
 on_ray/gcs.py: since when the control store is silent, for people
 on_ray/jobs.py: a name that people can place
+on_ray/run_status.py: how old a driver's last word is, on another host; when a cluster was seen
 on_ray/examination.py: times of day of hosts are compared
 on_ray/outcomes.py: how old a file is, by its own time
 report/run_report.py: how old a driver's last word is, which may be on another host

@@ -199,7 +199,9 @@ def test_a_driver_that_was_killed_reads_as_dead(tmp_path, capsys, first) -> None
     assert dead is not None and dead.driver_died and not dead.running and dead.eta_s is None
     assert main(["status", "night", "--results", str(tmp_path)]) == 0
     told = capsys.readouterr().out
-    assert "it died; the same `nightgrid run` resumes it" in told and "about" not in told
+    assert (
+        "it died; the same `nightgrid run` or `submit` resumes it" in told and "about" not in told
+    )
     underway = underway_of(dead, time.time())
     assert underway is not None and "Its driver died" in underway.sentence
     assert "Its driver died" in RunFeed(store).snapshot()["sentence"]

@@ -1,0 +1,230 @@
+"""Status of a cluster's runs, read over its dashboard without starting a job there.
+
+Ray's dashboard serves files below a node's log directory, through links in it too. A driver links
+its results directory from there, under every name by which a workstation may know it, and a
+workstation reads the ``status.json`` of its runs: two requests of some 20 ms.
+
+Jobs of a cluster are forgotten with its head. A workstation therefore notes what it last saw, and
+reports that once the head is gone, or started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote, unquote
+
+from orchestrator.core.errors import StoreError
+from orchestrator.core.status import RunStatus
+from orchestrator.on_ray.jobs import DEFAULT_PORT, JobInfo
+from orchestrator.store import disk
+from orchestrator.store.files import ROWS, STATUS, default_results_dir, inside_ray_job
+from workloads.base import DataMissing
+from workloads.data.cache import cache_root
+from workloads.util import files
+
+_LINKS = "nightgrid"  # in the log directory: NAME OF RESULTS/ABSOLUTE PATH -> that directory
+_DEFAULT = "default"
+#: Runs whose status is read; a head job lists more.
+_MOST_READ = 100
+#: Difference of times on one head that says nothing.
+_SLACK_S = 10.0
+#: Jobs, and runs, of one cluster that are noted.
+_MOST_NOTED = 50
+
+
+class RunFiles(Protocol):
+    """The part of ``JobServer`` that is needed here."""
+
+    address: str
+
+    def files(self, pattern: str) -> list[str]:
+        """Paths of files in the head's log directory."""
+        ...
+
+    def file(self, path: str) -> bytes:
+        """One of them."""
+        ...
+
+    def session(self) -> str:
+        """Name of the cluster's session."""
+        ...
+
+
+# ---------------------------------------------------------------- on a node of the cluster
+
+
+def serve_results(results: Path) -> None:
+    """Have the dashboard serve the runs of a directory, best-effort; needs Ray or a Ray job."""
+    logs = _log_directory()
+    if logs is None:
+        return
+    path = results.absolute()
+    names = [str(path)]
+    with contextlib.suppress(ValueError):
+        names.append(f"~/{path.relative_to(Path.home())}")
+    if inside_ray_job() and path == default_results_dir().absolute():
+        names.append(_DEFAULT)
+    for name in names:
+        link = logs / _LINKS / quote(name, safe="") / quote(str(path), safe="")
+        with contextlib.suppress(OSError):  # there already, or a name that is too long
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path, target_is_directory=True)
+
+
+def _log_directory() -> Path | None:
+    for parent in Path.cwd().parents:  # a Ray job's is below its session's directory
+        if parent.name == "runtime_resources":
+            return parent.parent / "logs"
+    ray = sys.modules.get("ray")
+    node = ray._private.worker._global_node if ray is not None else None
+    return Path(node.get_logs_dir_path()) if node is not None else None
+
+
+# ---------------------------------------------------------------- on a workstation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """A run's status, and its results directory on the head."""
+
+    run: str
+    results: str
+    status: RunStatus
+
+    @property
+    def rows(self) -> str:
+        """Directory of its rows."""
+        return f"{self.results}/{self.run}/{ROWS}"
+
+
+def served_runs(
+    server: RunFiles, results: str, jobs: Iterable[JobInfo], run: str = ""
+) -> list[ServedRun] | None:
+    """The runs of a results directory of the head (empty: the default), or one of them, newest
+    first. ``jobs``: those that were submitted to the directory.
+
+    Returns None if only a head job can tell: no driver has linked the directory, there are too many
+    runs, or a silent driver was not submitted, so that its lock must be looked at.
+    """
+    by_run: dict[str, JobInfo] = {}
+    for job in jobs:  # newest first
+        by_run.setdefault(job.run, job)
+    try:
+        paths = server.files(f"{_LINKS}/{quote(results or _DEFAULT, safe='')}/*/*/{STATUS}")
+        paths = [path for path in paths if run in ("", _run_of(path))]
+        if not paths or len(paths) > _MOST_READ:
+            return None
+        with ThreadPoolExecutor(4) as side_by_side:
+            texts = list(side_by_side.map(server.file, paths))
+        served = [
+            ServedRun(
+                run=_run_of(path),
+                results=unquote(path.split("/")[-3]),
+                status=RunStatus.from_json(text.decode()),
+            )
+            for path, text in zip(paths, texts, strict=True)
+        ]
+    except (RuntimeError, OSError, ValueError, KeyError):  # another Ray's interface, half a file
+        return None
+    judged = [_judged(one, by_run.get(one.run)) for one in served]
+    if None in judged:
+        return None
+    return sorted(filter(None, judged), key=lambda one: -one.status.at)
+
+
+def _run_of(path: str) -> str:
+    return path.split("/")[-2]
+
+
+def _judged(served: ServedRun, job: JobInfo | None) -> ServedRun | None:
+    """Judge by its job whether a run's driver lives; None if that cannot be known."""
+    status = served.status
+    if status.finished:
+        return served
+    if job is not None and not job.over:
+        return served  # its supervisor lives, and starts another driver
+    if job is not None and status.at < (job.ended_at or 0.0) + _SLACK_S:
+        return replace(served, status=status.without_driver())
+    return served if abs(time.time() - status.at) < 60 else None
+
+
+# ---------------------------------------------------------------- what a workstation last saw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastSeen:
+    """The jobs and runs that this workstation last saw of a cluster."""
+
+    at: float = 0.0  # seconds since the epoch; 0: never
+    session: str = ""  # of the cluster; a head that is started again has another
+    jobs: tuple[JobInfo, ...] = ()  # newest first
+    runs: tuple[ServedRun, ...] = ()  # newest first, without cards and failures
+
+    def of_run(self, name: str) -> LastSeen:
+        """Only this run and its jobs, by its name or a job's id; all for an empty name."""
+        jobs = tuple(job for job in self.jobs if name in ("", job.run, job.submission_id))
+        names = {name, *(job.run for job in jobs)}
+        runs = tuple(one for one in self.runs if not name or one.run in names)
+        return replace(self, jobs=jobs, runs=runs)
+
+    @classmethod
+    def of(cls, address: str) -> LastSeen:
+        """Read the note; nothing seen if there is none, or it is of another version."""
+        try:
+            value = json.loads(files.read_text(_note_path(address)))
+            return cls(
+                at=float(value["at"]),
+                session=str(value["session"]),
+                jobs=tuple(JobInfo(**job) for job in value["jobs"]),
+                runs=tuple(
+                    ServedRun(
+                        run=run["run"],
+                        results=run["results"],
+                        status=RunStatus.from_json(run["status"]),
+                    )
+                    for run in value["runs"]
+                ),
+            )
+        except (OSError, DataMissing, ValueError, KeyError, TypeError):
+            return cls()
+
+
+def note_seen(server: RunFiles, jobs: Iterable[JobInfo], runs: Iterable[ServedRun] = ()) -> None:
+    """Note jobs and runs of a cluster, best-effort, beside those noted before."""
+    with contextlib.suppress(OSError, RuntimeError, DataMissing, StoreError):
+        before, path = LastSeen.of(server.address), _note_path(server.address)
+        known = {job.submission_id: job for job in (*before.jobs, *jobs)}
+        newest = sorted(known.values(), key=lambda job: -(job.started_at or 0.0))
+        served = {one.run: one for one in (*before.runs, *runs)}
+        value = {
+            "at": time.time(),
+            "session": server.session(),
+            "jobs": [dataclasses.asdict(job) for job in newest[:_MOST_NOTED]],
+            "runs": [
+                {
+                    "run": one.run,
+                    "results": one.results,
+                    "status": replace(one.status, cards=(), failures=()).to_json(),
+                }
+                for one in sorted(served.values(), key=lambda one: -one.status.at)[:_MOST_NOTED]
+            ],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        disk.replace_file(path.parent, path.name, json.dumps(value).encode())
+
+
+def _note_path(address: str) -> Path:
+    place = address.removeprefix("http://").rstrip("/")
+    place += "" if ":" in place else f":{DEFAULT_PORT}"
+    name = hashlib.sha256(place.encode()).hexdigest()[:16]
+    return cache_root() / "clusters" / f"{name}.json"
