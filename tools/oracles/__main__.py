@@ -31,6 +31,7 @@ def settle_environment() -> None:
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": os.path.join(tempfile.gettempdir(), "oracles-no-cache"),
+        "NIGHTGRID_CACHE": os.path.join(tempfile.gettempdir(), "oracles-no-cache", "nightgrid"),
         "CUDA_VISIBLE_DEVICES": "none",
         "HABANA_VISIBLE_MODULES": "none",
         "HABANA_VISIBLE_DEVICES": "none",
