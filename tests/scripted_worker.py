@@ -34,6 +34,7 @@ class Script:
     start: str = ""
     run: str = ""
     kind: str = ""
+    world_size: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

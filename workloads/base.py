@@ -163,7 +163,7 @@ class MeasureSettings:
 
 
 #: Phases of an attempt, in order. All but ``queued`` (waiting for CPUs) have a watchdog limit.
-Phase = Literal["start", "queued", "load", "compile", "warmup", "measure", "finish"]
+Phase = Literal["start", "install", "queued", "load", "compile", "warmup", "measure", "finish"]
 
 StopReason = Literal["confidence", "max_repeats", "time_limit"]
 

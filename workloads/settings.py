@@ -27,13 +27,14 @@ Removed settings stay declared under ``removed``: old rows show them, and grids 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Role = Literal["work", "choice", "neutral"]
 Value = str | int | float | bool | None
@@ -171,8 +172,29 @@ def removed_settings(model: type[Settings]) -> Mapping[str, Declaration]:
     return MappingProxyType({n: d for base in classes for n, d in base.removed.items()})
 
 
+#: ``software`` of a job that runs with the node's own packages.
+DEFAULT_SOFTWARE = "default"
+_PIN = r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.+!_-]*"
+
+
+def _pinned(software: str) -> str:
+    """Refuse what is not sealed: another day it could be other packages under the same id."""
+    if re.fullmatch(rf"{DEFAULT_SOFTWARE}|{_PIN}( {_PIN})*", software) is None:
+        raise ValueError("write default, or NAME==VERSION, several with one space between them")
+    return software
+
+
 class WorkloadParameters(Settings):
     """Base of the parameters of all workloads (``workloads/settings.py``)."""
+
+    software: Annotated[str, AfterValidator(_pinned)] = setting(
+        DEFAULT_SOFTWARE,
+        role="choice",
+        loads=True,
+        description="Packages in other versions than the node's, NAME==VERSION, several with a "
+        "space between them: each node installs them once, and what must change with them, in a "
+        "layer over its own (docs/grids.md).",
+    )
 
     threads: int | None = setting(
         None,

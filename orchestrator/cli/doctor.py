@@ -159,19 +159,22 @@ def _grid_findings(
     refused: Callable[[Sequence[Job]], Sequence[NodeRefusal]],
     nodes: Callable[[], Sequence[Node]],
 ) -> list[Finding]:
-    """Findings of the look at a grid's files, here and by ``refused`` on nodes, and of packages
-    that its jobs need and no node has."""
+    """Findings of the look at a grid's files, here and by ``refused`` on nodes, of packages that
+    its jobs need and no node has, and of the software that it names, here."""
     from orchestrator.core.errors import GridError
     from orchestrator.driver.plan import packages_lacking
     from orchestrator.grid.parser import load_grid
     from orchestrator.on_ray.file_look import with_absolute_paths
+    from orchestrator.worker.layers import layer_findings
     from workloads.devices import Finding, Level
 
     if grid is None:
         return []
     packages: list[tuple[str, int]] = []
+    software: list[Finding] = []
     try:
         loaded = load_grid(grid, elsewhere=True)
+        software += layer_findings(loaded.jobs())
         refusals = refused(with_absolute_paths(loaded.jobs()))
         said = [(f"{one.setting}: {one.reason}", one.hint) for one in refusals]
         packages = packages_lacking(loaded, nodes())
@@ -181,6 +184,7 @@ def _grid_findings(
     return [
         *(Finding("files", *pair, Level.ERROR, where=str(grid)) for pair in said),
         *(Finding("packages", one, remedy, Level.ERROR, where=str(grid)) for one, _ in packages),
+        *software,
     ]
 
 

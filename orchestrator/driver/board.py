@@ -353,6 +353,7 @@ class Board:
 PHASE_LIMITS_S: Mapping[str, float] = {
     "starting": 900.0,
     "start": 600.0,
+    "install": 3600.0,  # of software, by itself or after another that makes the same
     "load": 3600.0,
     "compile": 7200.0,
     "warmup": 1800.0,

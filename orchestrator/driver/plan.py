@@ -47,6 +47,7 @@ from orchestrator.util import output
 from orchestrator.util.format import plural
 from orchestrator.util.host import host_problems, load_problem, usable_cores
 from orchestrator.worker.environment import with_own_packages
+from orchestrator.worker.layers import layer_notes
 from workloads.base import BadConfiguration
 from workloads.devices import all_devices, device_class, host_device, shown_cards
 from workloads.models.products import Saving, saving_of
@@ -100,17 +101,21 @@ def plan_grid(
         startup=startup_of(options),
         saving_of=cache(partial(_saving_now, options.keep_changed)),
         run_ids=ids_at(options.results / run),
-        host_notes=() if options.address else (*host_problems(), *_load_notes(grid)),
+        host_notes=_host_notes(grid, here=not options.address),
     )
     if options.address:
         refuse_files_at(options.address, grid, running(plan))
     return plan, history
 
 
-def _load_notes(grid: Grid) -> list[str]:
-    """Say that this host is loaded, where jobs compute on its processor."""
-    hosts = any(kind.spec.host for kind in grid.accelerators())
-    return [problem] if hosts and (problem := load_problem()) else []
+def _host_notes(grid: Grid, *, here: bool) -> list[str]:
+    """Notes on the software that nodes install, and on this host's problems and load, if jobs
+    run here."""
+    notes = layer_notes(grid.jobs())
+    if here:
+        hosts = any(kind.spec.host for kind in grid.accelerators())
+        notes += [*host_problems(), *filter(None, [load_problem() if hosts else ""])]
+    return notes
 
 
 def running(plan: Plan) -> list[Job]:
@@ -293,7 +298,7 @@ def plan_run(
         startup=startup_of(options),
         saving_of=cache(partial(_saving_now, options.keep_changed)),
         run_ids=ids_at(store.path),
-        host_notes=() if session.address else (*host_problems(), *_load_notes(grid)),
+        host_notes=_host_notes(grid, here=not session.address),
     )
 
 

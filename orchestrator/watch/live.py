@@ -250,6 +250,7 @@ _LETTERS = {
     "idle": "-",
     "starting": "s",
     "start": "s",
+    "install": "i",
     "queued": "q",
     "load": "L",
     "compile": "C",
@@ -257,7 +258,9 @@ _LETTERS = {
     "measure": "M",
     "finish": "f",
 }
-_LEGEND = "M measure, W warmup, L load, C compile, s start, q queued, f finish, - idle, · free"
+_LEGEND = (
+    "M measure, W warmup, L load, C compile, s start, i install, q queued, f finish, - idle, · free"
+)
 _GOOD = {State.SUCCEEDED.value, "reused"}
 _EXPECTED = {State.UNSUPPORTED.value, State.PRUNED.value, State.OUT_OF_MEMORY.value}
 

@@ -25,6 +25,8 @@ from orchestrator.core.events import StartWorker
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
 from orchestrator.util.host import host_problems, usable_cores
+from orchestrator.worker.layers import VARIABLE as LAYER
+from orchestrator.worker.layers import layer_versions
 from orchestrator.worker.protocol import HostFacts, Start, WorkerConfig
 from workloads.devices import (
     CardProcess,
@@ -38,6 +40,7 @@ from workloads.engines import (
     engine_packages,
     packages_on,
     process_kinds,
+    split_kind,
     variables_of,
 )
 from workloads.models.rules import PACKAGES as READER_PACKAGES
@@ -100,6 +103,8 @@ def versions() -> dict[str, str]:
             known[package] = metadata.version(package)
     for spec in all_devices():
         known |= spec.versions()
+    if layer := os.environ.get(LAYER):
+        known |= layer_versions(layer)
     return known
 
 
@@ -263,7 +268,7 @@ def launch_of(
         threads=facts.threads,
         world_size=command.world_size,
         passport=command.passport,
-        environment=environments[command.kind],
+        environment=environments[split_kind(command.kind)[0]],
         kind=command.kind,
     )
     name = f"{node.name}-{card.accelerator}{card.index}-{command.worker_id}"

@@ -5,6 +5,7 @@ A crash, kill or hang of the process becomes a ``RankOutcome`` with the signal a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,15 +14,26 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any
 
 from orchestrator.core.events import Progress
 from orchestrator.core.job import State
-from orchestrator.core.outcome import Failure, FailureClass, RankOutcome, WorkerInfo
+from orchestrator.core.outcome import (
+    Attempt,
+    Failure,
+    FailureClass,
+    RankOutcome,
+    WorkerInfo,
+    classify,
+)
+from orchestrator.util.format import one_line
 from orchestrator.util.host import Interval
-from orchestrator.util.redaction import redacted_end
+from orchestrator.util.redaction import redact, redacted_end
+from orchestrator.worker.layers import layer_if_made, make_layer, path_with
 from orchestrator.worker.protocol import TAIL_BYTES, Run, Start
 from orchestrator.worker.spawn import SpawnedProcess
+from workloads.engines import split_kind
 from workloads.util import files
 
 #: Read before the tail, to redact a key of many lines as a whole.
@@ -49,16 +61,19 @@ class WorkerProcess:
         if self._stop_reason is not None:
             self._gone.set()
             return self._death("start")
+        kind, software = split_kind(self._config.kind)
+        layer = self._layer(software) if software else None
+        if layer is None and software:  # made for the first job, whose row says where that fails
+            self._config = replace(self._config, kind=kind)
         mine, theirs = Pipe()
-        environment = dict(os.environ) | dict(self._request.environments[self._config.kind])
-        paths = [path for path in sys.path if path]
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        environment = dict(os.environ) | dict(self._request.environments[kind])
         try:
             self._process = SpawnedProcess(
                 self._request.server,
-                environment=environment,
+                environment=environment | path_with(layer, sys.path),
                 log=self._request.log,
                 channel=theirs.fileno(),
+                fresh=layer is not None,
             )
         except OSError as error:
             self._gone.set()
@@ -100,7 +115,7 @@ class WorkerProcess:
         )
         try:
             if not isinstance(failure, Failure):
-                failure = self._become(attempt.job.process_kind)
+                failure = self._become(attempt)
             if not isinstance(failure, Failure):
                 kind, value = self._ask("run", attempt, request.rank, request.rendezvous)
                 if kind != "failed":
@@ -147,17 +162,49 @@ class WorkerProcess:
             self._process.kill()
             self._gone.wait()
 
-    def _become(self, kind: str) -> Failure | None:
-        """Replace a process of another kind: engines and card modes are fixed at import."""
-        if kind == self._config.kind or kind not in self._request.environments:
+    def _become(self, attempt: Attempt) -> Failure | None:
+        """Replace a process of another kind: engines, card modes and software are fixed at
+        import."""
+        kind = attempt.job.process_kind
+        ordinary, software = split_kind(kind)
+        if kind == self._config.kind or ordinary not in self._request.environments:
             return None  # a kind that this card never has is for the worker to refuse
+        if software and (failure := self._make_layer(software, attempt)):
+            return failure
         self._kill()
-        environment = self._request.environments[kind]
+        environment = self._request.environments[ordinary]
         self._config = replace(self._config, kind=kind, environment=environment)
         self._exit = {}
         self._gone = threading.Event()  # of the new one, before anybody can wait for it
         started = self.start()
-        return started if isinstance(started, Failure) else None
+        if not isinstance(started, Failure):
+            return None
+        if software and started.failure_class is FailureClass.IMPORT:  # as it would be anywhere
+            message = f"the node's packages do not work with {software}: {started.message}"
+            return replace(started, failure_class=FailureClass.BAD_CONFIGURATION, message=message)
+        return started
+
+    def _layer(self, software: str) -> Path | None:
+        """The layer of a process at its start, made now if other ranks would wait for it."""
+        if self._config.world_size > 1:
+            with contextlib.suppress(Exception):  # ``run`` gives the reason
+                return make_layer(software, lambda: self._stop_reason is not None)
+        return layer_if_made(software)
+
+    def _make_layer(self, software: str, attempt: Attempt) -> Failure | None:
+        """Have the layer of a job's software, made by the first job that needs it."""
+        before = self._progress
+        self._progress = Progress(
+            worker_id=self._request.worker_id, attempt_id=attempt.attempt_id, phase="install"
+        )
+        try:
+            make_layer(software, lambda: self._stop_reason is not None)
+        except Exception as error:
+            if self._stop_reason is not None:
+                return self._death(f"installing {software}")
+            return Failure(classify(error), one_line(redact(str(error), os.environ), 2000))
+        self._progress = before
+        return None
 
     def _ask(self, method: str, *arguments: Any) -> tuple[str, Any]:
         if self._channel is None:
@@ -201,7 +248,8 @@ class WorkerProcess:
         return self._with_log(Failure(failure_class, text))
 
     def _with_log(self, failure: Failure) -> Failure:
-        environment = {**os.environ, **self._request.environments.get(self._config.kind, {})}
+        kind, _ = split_kind(self._config.kind)
+        environment = {**os.environ, **self._request.environments.get(kind, {})}
         return replace(
             failure,
             tail=failure.tail or tail_of(self._request.log, environment),

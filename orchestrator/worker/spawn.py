@@ -4,7 +4,7 @@ A worker may hang with the GIL, be OOM-killed or leave children behind, and its 
 when all of them are gone. So workers are children of a small single-threaded process. A connection
 to it starts one worker and lives as long as that:
 
-    client  → {"environment": …, "log": …, "cwd": …} and the worker's end of a channel
+    client  → {"environment": …, "log": …, "cwd": …, "fresh": …}, the worker's end of a channel
     spawner → its process id
     spawner → {"exit": status, "host_oom": …} when the process and its children are gone
 
@@ -13,8 +13,9 @@ spawner's end. The spawner is a *subreaper*, so it inherits a dead worker's desc
 process, the reaper, waits above it, since Ray may kill the spawner first: each ends everything when
 the other is gone.
 
-On real cards every worker is a fresh interpreter. For CPU cards the spawner imports torch and
-transformers once, before it has threads, and forks: imports would take longer than the jobs. A
+On real cards every worker is a fresh interpreter, and one with software of its own (``layers.py``)
+on any. For CPU cards the spawner imports torch and transformers once, before it has threads, and
+forks: imports would take longer than the jobs. A
 driver whose nodes compute on this machine starts that spawner before Ray and shares it with agents.
 """
 
@@ -82,11 +83,20 @@ class SpawnedProcess:
     """Client's handle of one worker process."""
 
     def __init__(
-        self, spawner: str, *, environment: Mapping[str, str], log: str, channel: int
+        self,
+        spawner: str,
+        *,
+        environment: Mapping[str, str],
+        log: str,
+        channel: int,
+        fresh: bool = False,
     ) -> None:
-        """Start a process with this end of a socket pair; raise OSError if the spawner is gone."""
+        """Start a process with this end of a socket pair, never forked if ``fresh``; raise OSError
+        if the spawner is gone."""
         self._connection = Client(spawner)
-        self._connection.send({"environment": dict(environment), "log": log, "cwd": os.getcwd()})
+        self._connection.send(
+            {"environment": dict(environment), "log": log, "cwd": os.getcwd(), "fresh": fresh}
+        )
         send_handle(self._connection, channel, None)
         self.pid: int = self._next()
 
@@ -315,7 +325,7 @@ class Spawner:
             os.dup2(log, 2)
             os.chdir(request["cwd"])
             environment = request["environment"]
-            if not self._forks:
+            if request["fresh"] or not self._forks:
                 os.set_inheritable(channel, True)
                 command = [sys.executable, "-m", "orchestrator.worker.main", str(channel)]
                 os.execve(sys.executable, command, environment)

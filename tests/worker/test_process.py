@@ -21,6 +21,7 @@ from core_cases import a_job
 from patience import alive, patience, until
 from scripted_worker import Script
 from small_disks import fill, small_disk
+from wheels import make_wheel, use_only
 
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome, WorkerInfo
@@ -153,6 +154,31 @@ def test_a_worker_has_its_environment_and_runs_attempts(server: Server) -> None:
         assert (outcome.state, outcome.rank) == (State.SUCCEEDED, rank)
     process.stop("done")
     assert not alive(info.pid)
+
+
+@pytest.mark.slow
+def test_a_job_with_software_of_its_own_gets_an_interpreter_with_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spawner that forks does not fork these: it has imported the node's own packages."""
+    make_wheel(tmp_path / "wheels", "planted", "1.5", "VALUE = 'new'")
+    use_only(tmp_path / "wheels", tmp_path / "cache", monkeypatch)
+    process = server.process(
+        run="import planted; from orchestrator.worker.environment import versions\n"
+        "self.result = result_of(value=planted.VALUE, version=versions()['planted'])"
+    )
+    first = info_of(process).pid
+    known, missing = (
+        replace(ATTEMPT, job=replace(JOB, parameters=(("software", f"planted=={version}"),)))
+        for version in ("1.5", "1.6")
+    )
+    failure = ran(process, missing).failure
+    assert failure is not None and failure.failure_class is FailureClass.BAD_CONFIGURATION
+    assert process.pid == first  # the process is not to blame
+    result = ran(process, known).result
+    assert result is not None and result.details == {"value": "new", "version": "1.5"}
+    assert process.pid != first
+    process.stop("done")
 
 
 @pytest.mark.slow

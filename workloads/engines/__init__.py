@@ -16,6 +16,7 @@ from workloads.registry import ENGINES as ENGINES
 from workloads.registry import default_engine as default_engine
 from workloads.registry import engines_for as engines_for
 from workloads.registry import function_of
+from workloads.settings import DEFAULT_SOFTWARE
 
 
 def find_engine(name: str) -> EngineSpec:
@@ -79,11 +80,22 @@ def process_kind(
     precision: str = "",
 ) -> str:
     """Kind of process that a job needs, "" for ordinary ones. Jobs share only equal kinds: engines
-    patch libraries, modes are fixed before torch's import, precisions may switch a process."""
+    patch libraries, modes are fixed before torch's import, precisions may switch a process, and
+    software of its own (``split_kind``) is another interpreter's."""
     spec = ENGINES.get(engine)
-    if spec is None:
-        return ""
-    return spec.process_kind(spec.mode(device, settings), spec.apart(workload, precision))
+    kind = (
+        spec.process_kind(spec.mode(device, settings), spec.apart(workload, precision))
+        if spec is not None
+        else ""
+    )
+    software = settings.get("software", DEFAULT_SOFTWARE)
+    return kind if software == DEFAULT_SOFTWARE else f"{kind}@{software}"
+
+
+def split_kind(kind: str) -> tuple[str, str]:
+    """Split a kind of process into its engine's and mode's, and its software; "" is the node's."""
+    engine, _, software = kind.partition("@")
+    return engine, software
 
 
 def runs_alone(engine: str, ability: str | None = None) -> bool:
@@ -102,7 +114,8 @@ def variables_of(kind: str) -> Mapping[str, str]:
 
 
 def process_kinds(device: str) -> tuple[str, ...]:
-    """Every kind of process that jobs on a device may need, the ordinary one first."""
+    """Every kind of process that jobs on a device may need, the ordinary one first, all with the
+    node's own software."""
     kinds = [
         spec.process_kind(mode, apart)
         for spec in ENGINES.values()

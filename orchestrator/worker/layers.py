@@ -1,0 +1,245 @@
+"""Layers: packages of other versions over those of a node, for jobs that name ``software``.
+
+A layer holds the packages that a job names and the dependencies that must change with them, as pip
+resolves them against what is installed. It comes first in the path of a worker's interpreter, so
+all else, torch above all, stays the node's own, and a layer is small. A node makes each once, in
+its cache, by the content that decides it: the text, Python, and the versions below.
+
+pip reads the node's own configuration: its index, or a directory of wheels (``PIP_NO_INDEX``,
+``PIP_FIND_LINKS``). Environments made by uv have no pip; uv is called there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from orchestrator.core.job import Job
+from orchestrator.util.format import one_line, plural
+from orchestrator.util.redaction import redact
+from workloads.base import BadConfiguration, NodeStorage
+from workloads.data.cache import cache_root, cached_directory
+from workloads.devices import Finding, Level
+from workloads.engines import split_kind
+
+#: Set in a process with a layer, to its directory.
+VARIABLE = "NIGHTGRID_LAYER"
+#: Most that pip may take for one layer.
+LIMIT_S = 1800.0
+_POLL_S = 0.2
+#: What pip and uv say when the index, and not the request, is at fault.
+_TRANSIENT = re.compile(
+    r"retrying|timed? ?out|connection|temporary failure|name resolution|unreachable|proxy"
+    r"|HTTP error 5|incomplete|error sending request",
+    re.IGNORECASE,
+)
+_FULL = re.compile(r"no space left|quota exceeded", re.IGNORECASE)
+_NEW = re.compile(r"^ \+ (\S+==\S+)$", re.MULTILINE)  # as uv lists what it would install
+
+#: Refusals of this process's node that another try cannot change, by layer.
+_refused: dict[str, str] = {}
+
+Stopped = Callable[[], bool]
+
+
+def _not_stopped() -> bool:
+    return False
+
+
+def make_layer(software: str, stopped: Stopped = _not_stopped) -> Path:
+    """Return the directory of a layer, made if it is not there; waits for another that makes it.
+
+    Raises:
+        BadConfiguration: there is no such package, or it fits nothing here; never tried again.
+        ImportError: the index did not answer.
+        NodeStorage: the disk is full.
+        DataMissing: the node has no cache.
+    """
+    key = layer_key(software)
+    if key in _refused:
+        raise BadConfiguration(_refused[key])
+
+    def build(directory: Path) -> None:
+        pins = resolve(software, stopped)
+        if pins:
+            install = ("install", "--no-deps", "--target", str(directory), *pins)
+            _call(software, install, stopped)
+
+    try:
+        return cached_directory(key, build)
+    except BadConfiguration as error:
+        _refused[key] = str(error)
+        raise
+
+
+def layer_if_made(software: str) -> Path | None:
+    """Return the directory of a layer; None if it has not been made here."""
+    directory = cache_root() / layer_key(software)
+    return directory if directory.is_dir() else None
+
+
+def layer_key(software: str) -> str:
+    """Key of a layer in the node's cache: what was installed in it, for which packages below."""
+    content = (sorted(software.split()), sys.version, platform.machine(), _below(), _sources())
+    return f"software-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
+
+
+def layer_versions(directory: str | Path) -> dict[str, str]:
+    """Versions in a layer by package."""
+    distributions = metadata.distributions(path=[str(directory)])
+    return {one.metadata["Name"]: one.version for one in distributions}
+
+
+def path_with(layer: Path | None, paths: Sequence[str]) -> dict[str, str]:
+    """Variables of a process that imports from a layer, if any, before ``paths``."""
+    first = {} if layer is None else {VARIABLE: str(layer)}
+    path = dict.fromkeys([*first.values(), *filter(None, paths)])
+    return first | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def resolve(software: str, stopped: Stopped = _not_stopped) -> list[str]:
+    """Return the packages of a layer as ``NAME==VERSION``, the named ones and what must change with
+    them; raises as ``make_layer``."""
+    if not _has_pip():
+        printed = _call(software, ("install", "--dry-run", *software.split()), stopped)
+        return _NEW.findall(printed)
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory, "report.json")
+        dry = ("install", "--dry-run", "--quiet", "--report", str(report), *software.split())
+        _call(software, dry, stopped)
+        changes = [one["metadata"] for one in json.loads(report.read_text("utf-8"))["install"]]
+    return [f"{one['name']}=={one['version']}" for one in changes]
+
+
+def available_versions(package: str, *, pre: bool = False) -> list[str]:
+    """Versions of a package in the index or the directory of wheels, oldest first.
+
+    Raises as ``make_layer``.
+    """
+    if not _has_pip():
+        raise BadConfiguration("listing versions needs pip: uv pip install pip")
+    printed = _call(package, ("index", "versions", package, *(["--pre"] if pre else [])))
+    line = re.search(r"^Available versions: (.+)$", printed, re.MULTILINE)
+    return line[1].replace(" ", "").split(",")[::-1] if line else []
+
+
+def size_text(software: str) -> str:
+    """Say about how large a layer will be, by those of its packages that are installed here."""
+    sizes = [_installed_bytes(pin.partition("==")[0]) for pin in software.split()]
+    known = sum(size for size in sizes if size)
+    if not known:
+        return "its size is not known here"
+    more = "" if all(sizes) else "and more, "
+    return f"about {known / 1e6:,.0f} MB, {more}by what is installed here"
+
+
+def _installed_bytes(package: str) -> int:
+    try:
+        files = metadata.distribution(package).files or ()
+    except metadata.PackageNotFoundError:
+        return 0
+    return sum(file.size or 0 for file in files)
+
+
+@cache
+def _below() -> list[str]:
+    return sorted(f"{one.metadata['Name']}=={one.version}" for one in metadata.distributions())
+
+
+def _sources() -> dict[str, str]:
+    """Variables that say where pip and uv find packages."""
+    return {n: v for n, v in os.environ.items() if re.match(r"(PIP|UV)_\w*(INDEX|LINKS)", n)}
+
+
+def _has_pip() -> bool:
+    return find_spec("pip") is not None
+
+
+def _call(software: str, arguments: Sequence[str], stopped: Stopped = _not_stopped) -> str:
+    """Run pip, or uv, and return what it printed; raises as ``make_layer``."""
+    if _has_pip():
+        command = [sys.executable, "-P", "-m", "pip", "--no-input", "--disable-pip-version-check"]
+    elif uv := shutil.which("uv"):
+        command = [uv, "pip", "--no-progress", "--color=never"]
+        arguments = (*arguments[:1], "--python", sys.executable, *arguments[1:])
+    else:
+        raise BadConfiguration(f"{software} cannot be installed: this node has neither pip nor uv")
+    ends_at = time.monotonic() + LIMIT_S
+    with tempfile.TemporaryFile() as printed:
+        process = subprocess.Popen(
+            [*command, *arguments], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed
+        )
+        try:
+            while (status := _status(process)) is None:
+                if stopped():
+                    raise ImportError(f"{software} was not installed: the worker was stopped")
+                if time.monotonic() > ends_at:
+                    raise ImportError(f"{software} was not installed within {LIMIT_S:.0f} s")
+        finally:
+            process.kill()
+            process.wait()
+        printed.seek(0)
+        text = printed.read().decode("utf-8", "replace")
+    if status:
+        raise _refusal(software, redact(text, os.environ))
+    return text
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(_POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _refusal(software: str, text: str) -> Exception:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("error:")]
+    reason = one_line("; ".join(errors or lines[-3:]), 1000)
+    message = f"{software} cannot be installed: {reason}"
+    if _FULL.search(text):
+        return NodeStorage(message)
+    return ImportError(message) if _TRANSIENT.search(text) else BadConfiguration(message)
+
+
+def software_of(jobs: Iterable[Job]) -> Counter[str]:
+    """Count the jobs of each software beside the nodes' own."""
+    names = (split_kind(job.process_kind)[1] for job in jobs)
+    return Counter(name for name in names if name)
+
+
+def layer_notes(jobs: Iterable[Job]) -> list[str]:
+    """A line for each software of a plan's jobs."""
+    return [
+        f"software {name}, {plural(count, 'job')}: each node installs it once, over its own "
+        f"packages, before the first of them; {size_text(name)}"
+        for name, count in software_of(jobs).items()
+    ]
+
+
+def layer_findings(jobs: Iterable[Job]) -> Iterator[Finding]:
+    """Findings of what pip would install here for each software of a grid's jobs."""
+    for name in software_of(jobs):
+        try:
+            packages = resolve(name)
+        except Exception as error:
+            remedy = "look at this node's pip configuration, and at what its packages allow"
+            yield Finding("software", str(error), remedy, Level.ERROR, where="here")
+        else:
+            changes = ", ".join(packages) or "nothing, it is installed"
+            text = f"{name} would install {changes}; {size_text(name)}"
+            yield Finding("software", text, "", Level.NOTE, where="here")

@@ -1,0 +1,117 @@
+"""Software of a job: packages of other versions in a layer over those of its node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from wheels import make_wheel, use_only
+
+from orchestrator.core.job import Accelerator, Job
+from orchestrator.worker.layers import (
+    available_versions,
+    layer_if_made,
+    layer_notes,
+    layer_versions,
+    make_layer,
+)
+from workloads import registry
+from workloads.base import BadConfiguration
+
+WORKLOAD = "text-encoding"
+
+
+def a_job(software: str) -> Job:
+    parameters = registry.find_workload(WORKLOAD).validate({"software": software}, "transformers")
+    return Job(
+        experiment="e",
+        workload=WORKLOAD,
+        model="tiny-bert",
+        dataset="english-prompts",
+        accelerator=Accelerator("CPU"),
+        cards=1,
+        precision="fp32",
+        batch_size=1,
+        engine="transformers",
+        parameters=tuple(sorted(parameters.items())),
+    )
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path / "wheels"
+    make_wheel(directory, "planted", "1.0", "", requires=["planted_below>=1", "pyyaml"])
+    make_wheel(directory, "planted", "1.10", "")
+    make_wheel(directory, "planted", "1.9", "")
+    make_wheel(directory, "planted_below", "1.2", "")
+    use_only(directory, tmp_path / "cache", monkeypatch)
+    return directory
+
+
+@pytest.mark.slow
+def test_a_layer_has_the_named_package_and_what_is_missing_below_it(wheels: Path) -> None:
+    """pyyaml is the node's own."""
+    assert layer_if_made("planted==1.0") is None
+    layer = make_layer("planted==1.0")
+    assert layer_versions(layer) == {"planted": "1.0", "planted_below": "1.2"}
+    for wheel in wheels.iterdir():
+        wheel.unlink()
+    assert make_layer("planted==1.0") == layer == layer_if_made("planted==1.0")
+
+
+@pytest.mark.slow
+def test_a_refused_layer_is_not_tried_again(wheels: Path) -> None:
+    with pytest.raises(BadConfiguration, match=r"planted==3\.1 cannot be installed: Could not"):
+        make_layer("planted==3.1")
+    make_wheel(wheels, "planted", "3.1", "")
+    with pytest.raises(BadConfiguration, match=r"No matching distribution"):
+        make_layer("planted==3.1")
+
+
+@pytest.mark.slow
+def test_an_index_that_does_not_answer_may_be_asked_again(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(ImportError, match=r"planted==4\.0 cannot be installed"):
+        make_layer("planted==4.0")
+    make_wheel(wheels, "planted", "4.0", "")
+    assert layer_versions(make_layer("planted==4.0")) == {"planted": "4.0"}
+
+
+@pytest.mark.slow
+def test_an_installation_ends_when_its_worker_is_stopped(wheels: Path) -> None:
+    with pytest.raises(ImportError, match="stopped"):
+        make_layer("planted==1.9", lambda: True)
+    assert layer_if_made("planted==1.9") is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wheels")
+def test_versions_are_listed_in_their_order() -> None:
+    assert available_versions("planted") == ["1.0", "1.9", "1.10"]
+
+
+def test_default_software_stays_out_of_ids_and_other_software_has_its_own_process() -> None:
+    plain, layered = a_job("default"), a_job("planted==1.0")
+    without = tuple(pair for pair in plain.parameters if pair[0] != "software")
+    assert Job(**{**vars(plain), "parameters": without}).job_id == plain.job_id != layered.job_id
+    assert (plain.process_kind, layered.process_kind) == ("", "@planted==1.0")
+    assert plain.residency_key != layered.residency_key
+
+
+@pytest.mark.parametrize("software", ["planted", "planted>=1", "planted==1.0,x==2", "a==1 @ b"])
+def test_software_that_is_not_pinned_is_refused(software: str) -> None:
+    with pytest.raises(ValueError, match="NAME==VERSION"):
+        a_job(software)
+
+
+def test_a_plan_says_what_nodes_install_and_about_how_large_it_is() -> None:
+    notes = layer_notes([a_job("numpy==1.0"), a_job("default"), a_job("planted==1.0 numpy==1.0")])
+    assert [note.partition(",")[0] for note in notes] == [
+        "software numpy==1.0",
+        "software planted==1.0 numpy==1.0",
+    ]
+    assert " MB, by what is installed here" in notes[0] and "and more" in notes[1]
