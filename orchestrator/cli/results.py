@@ -575,52 +575,7 @@ def _bundle(path: Path) -> Atlas:
     return from_json(text, str(path))
 
 
-REPRO_EPILOG = """\
-example:
-  nightgrid repro smoke 3f2a81        writes repro-3f2a81…/; then, there: python repro.py
-
-JOB is a job's id or its beginning, as the report and `nightgrid query` show it.
-exit codes: 0; 4 no such run or job; 6 no measured row of one card
-"""
-
-
-def _add_repro_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_name", metavar="RUN")
-    parser.add_argument("job", metavar="JOB")
-    add_results_argument(parser)
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="where to write (default: ./repro-JOB)"
-    )
-    add_shared(parser, "--json")
-
-
-def run_repro(args: argparse.Namespace) -> int:
-    """Write the folder."""
-    from orchestrator.analysis.selection import newest_final
-    from orchestrator.software.repro import SCRIPT, folder_of
-
-    rows = newest_final(find_run(args.run_name, args.results).measurements(samples=False))
-    matching = [row for row in rows if row.job_id.startswith(args.job)]
-    if len(matching) != 1:
-        many = ", ".join(row.job_id for row in matching[:5])
-        raise StoreError(
-            f"{args.run_name} has {f'several: {many}' if many else 'no job'} {args.job}"
-        )
-    files = folder_of(matching[0])
-    directory = args.output or Path(f"repro-{matching[0].job_id}")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (directory / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"cannot write {directory}: {error.strerror or error}") from error
-    report = {"directory": str(directory), "files": list(files)}
-    print_answer(args, report, f"{directory}: {', '.join(files)}; there: python {SCRIPT}")
-    return 0
-
-
 COMMANDS = {
-    "repro": Command(_add_repro_arguments, run_repro, REPRO_EPILOG),
     "report": Command(_add_report_arguments, run_report, REPORT_EPILOG),
     "compare": Command(_add_compare_arguments, run_compare, COMPARE_EPILOG),
     "query": Command(_add_query_arguments, run_query, QUERY_EPILOG),

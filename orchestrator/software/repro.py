@@ -10,20 +10,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
+from pathlib import Path
 from pprint import pformat
 from textwrap import indent
 from typing import Any
 
 from orchestrator.analysis.ratio import ASSUMED_NOISE, rate_of, ratio_of
-from orchestrator.core.errors import NotComparable
+from orchestrator.core.errors import NotComparable, StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import TOOK
 from workloads import registry
+from workloads.base import WorkloadError
 from workloads.data.datasets import load_dataset
 from workloads.data.shapes import json_line
 from workloads.devices import environment_for
-from workloads.engines import variables_of
+from workloads.engines import split_kind, variables_of
 
 SCRIPT, PACKAGES, PROMPTS = "repro.py", "requirements.txt", "prompts.jsonl"
 #: Larger datasets stay where they are.
@@ -111,6 +113,18 @@ def folder_of(row: Measurement) -> dict[str, str]:
     return files | ({PROMPTS: prompts} if prompts else {})
 
 
+def write_folder(row: Measurement, directory: Path) -> list[str]:
+    """Write the folder and return its files' names; raises as ``folder_of``, and StoreError."""
+    files = folder_of(row)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (directory / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot write {directory}: {error.strerror or error}") from error
+    return list(files)
+
+
 def _day(at: float | None) -> str:
     if at is None:
         return "at an unknown time"
@@ -119,7 +133,7 @@ def _day(at: float | None) -> str:
 
 def _environment(row: Measurement, device: str) -> str:
     """The variables of the row's worker; of an emulated card, those of the host's processors."""
-    kind = row.job.process_kind
+    kind, _ = split_kind(row.job.process_kind)
     index = row.card_indices[0] if row.card_indices else 0
     shown = environment_for(device, index, threads=row.threads, kind=kind)
     return pformat({**variables_of(kind), **shown}, width=96)
@@ -154,7 +168,10 @@ def _prompts(row: Measurement) -> str:
     chosen = row.parameters.get("columns"), row.parameters.get("split") or "train"
     if not row.dataset or chosen[0] or chosen[1] != "train":
         return ""
-    examples = load_dataset(row.dataset).examples
+    try:
+        examples = load_dataset(row.dataset).examples
+    except (WorkloadError, OSError):  # not on this machine: the script names it
+        return ""
     if any(example.earlier or example.joined or not example.content for example in examples):
         return ""
     text = "".join(map(json_line, examples))

@@ -40,11 +40,12 @@ WITHOUT_JSON = {
 }
 
 
-#: Commands whose JSON needs a cluster to ask, and where it is tried.
+#: Commands whose JSON needs a cluster or an index to ask, and where it is tried.
 TRIED_ELSEWHERE = {
     "doctor": "tests/ray",
     "describe": "tests/workloads/models/test_describe.py",
     "verify": "tests/cli/test_verify_command.py",
+    "bisect": "tests/software/test_bisect.py",
     "stop": "tests/cli/test_runs_here_and_there.py",
     "fetch": "tests/ray",
 }

@@ -58,6 +58,12 @@ def test_the_request_of_its_script_is_the_jobs() -> None:
     assert request.dataset == PROMPTS
 
 
+def test_a_dataset_that_is_not_here_keeps_its_name() -> None:
+    files = folder_of(a_row(dataset="/nowhere/prompts.jsonl"))
+    assert PROMPTS not in files
+    assert request_in(files[SCRIPT]).dataset == "/nowhere/prompts.jsonl"
+
+
 def test_it_has_the_prompts_and_the_versions_of_packages_alone() -> None:
     versions = {"torch": "2.13.0+cpu", "python": "3.11.7", "kernel": "6.1", "cpu": "AMD EPYC"}
     files = folder_of(a_row(versions=versions))

@@ -1,0 +1,141 @@
+"""Rows of every workload, each run again by its ``nightgrid repro`` folder in a fresh process.
+
+    python -m benchmarks.repro_rows --json OUT              measures GRID on this machine first
+    python -m benchmarks.repro_rows RUN --results DIR       rows of a run that is there
+
+Prints the share of rows whose second figure lies in the interval that the folder expects. A loaded
+host slows the second process or the first; the load is printed beside each row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from orchestrator.analysis.selection import newest_final
+from orchestrator.api import Grid, load, run
+from orchestrator.core.errors import NotComparable
+from orchestrator.core.measurement import Measurement
+from orchestrator.software.repro import SCRIPT, folder_of, write_folder
+
+#: Jobs of every workload that measures, for the processor: 22 rows.
+GRID = """\
+name: repro-rows
+defaults: {accelerator: CPU, precision: fp32, threads: 1}
+measure: {min_repeats: 5, max_repeats: 10, time_limit_s: 20}
+experiments:
+  - name: generation
+    workload: text-generation
+    model: tiny-chatglm3
+    prompts: 16
+    axes: {engine: [transformers, graph], precision: [fp32, bf16], batch_size: [1, 4]}
+  - name: encoding
+    workload: text-encoding
+    model: tiny-bert
+    dataset: english-prompts
+    axes: {batch_size: [1, 8, 32], max_length: [64, 128]}
+  - name: finetuning
+    workload: finetuning
+    model: tiny-chatglm3
+    steps: 20
+    axes: {method: [lora, full]}
+  - name: pretraining
+    workload: pretraining
+    model: tiny-bert
+    dataset: english-corpus-synthetic
+    steps: 20
+    axes: {batch_size: [4, 8]}
+  - name: images
+    workload: text-to-image
+    model: tiny-stable-diffusion
+    dataset: image-prompts
+    axes: {batch_size: [1, 2]}
+  - name: serving
+    workload: serving
+    model: tiny-chatglm3
+    engine: graph
+    axes: {concurrency: [1, 4]}
+"""
+LIMIT_S = 1800.0
+_SAID = re.compile(r"^(\S+) (\S+): (inside|OUTSIDE) what was expected, (\S+) to (\S+)$", re.M)
+
+
+def spread(rows: Iterable[Measurement], count: int) -> list[Measurement]:
+    """Choose rows that a folder can repeat, of each workload and engine in turn."""
+    groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    for row in rows:
+        try:
+            folder_of(row)
+        except NotComparable as error:
+            print(f"left out: {error}", file=sys.stderr)
+        else:
+            groups[row.workload, row.engine].append(row)
+    turns = chain.from_iterable(zip_longest(*groups.values()))
+    return [row for row in turns if row is not None][:count]
+
+
+def repeated(row: Measurement) -> dict[str, Any]:
+    """Run a row's folder in a fresh process; its figure, the interval, and the verdict."""
+    known: dict[str, Any] = {"job_id": row.job_id, "workload": row.workload, "engine": row.engine}
+    known |= {"measured": row.metrics.throughput, "load_before": row.host_load}
+    with tempfile.TemporaryDirectory() as directory:
+        write_folder(row, Path(directory))
+        path = os.pathsep.join(filter(None, sys.path))
+        root = str(Path(__file__).resolve().parents[1])
+        try:
+            done = subprocess.run(
+                [sys.executable, SCRIPT],
+                cwd=directory,
+                env=os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{path}"},
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return known | {"verdict": "failed", "reason": f"no end after {LIMIT_S:.0f} s"}
+    said = _SAID.search(done.stdout)
+    if said is None:
+        last = done.stderr.strip().splitlines()[-1:]
+        return known | {"verdict": "failed", "reason": " ".join(last)}
+    value, low, high = (float(said[group]) for group in (1, 4, 5))
+    figures = {"again": value, "unit": said[2], "low": low, "high": high}
+    return known | figures | {"verdict": said[3].lower(), "load": os.getloadavg()[0]}
+
+
+def main() -> None:
+    """Repeat rows and print each, and how many lie inside."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", nargs="?", help="default: measure the benchmark's own grid")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--count", type=int, default=20, help="rows to repeat (default: 20)")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    args = parser.parse_args()
+    if args.run is None:
+        night = run(Grid.from_text(GRID), emulate="1x1:CPU", results=args.results)
+    else:
+        night = load(args.run, results=args.results)
+    answers = []
+    for row in spread(newest_final(night.attempts), args.count):
+        answer = repeated(row)
+        answers.append(answer)
+        figures = " ".join(f"{name}={value}" for name, value in answer.items())
+        print(figures, flush=True)
+        if args.json is not None:
+            args.json.write_text(json.dumps(answers, indent=1), encoding="utf-8")
+    inside = sum(answer["verdict"] == "inside" for answer in answers)
+    print(f"{inside} of {len(answers)} rows were reproduced inside their intervals")
+
+
+if __name__ == "__main__":
+    main()
