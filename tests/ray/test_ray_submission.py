@@ -601,7 +601,7 @@ def supervisor_of(run: str) -> psutil.Process | None:
     return None
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_submitted_driver_that_is_killed_is_started_again(head: Head, tmp_path: Path) -> None:
     """While it works. The rehearsal kills 20 drivers of one run at random moments of their lives:
     every other one after it has written rows, those between perhaps before they hold the run, since
@@ -609,7 +609,7 @@ def test_a_submitted_driver_that_is_killed_is_started_again(head: Head, tmp_path
     kills = 20 if "NIGHTGRID_REHEARSAL" in os.environ else 1
     text = GRID.replace("submitted", "killed").replace("[fp32, fp8]", "fp32")
     text = text.replace("output_tokens: 4", "output_tokens: 128")
-    sizes = [*range(1, max(10, 3 * kills))]
+    sizes = [*range(1, max(10, 6 * kills))]
     text = text.replace("[1, 2]", str(sizes))
     (tmp_path / "grid.yaml").write_text(text)
     there = ("--address", head.url)
