@@ -9,6 +9,7 @@ searched batch sizes are foretold as a whole only, since a part of a search is n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -67,49 +68,71 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
 
 #: Fewest jobs of a run whose time left is replayed, and the factor within which it should lie.
 FEWEST_LEFT, FACTOR = 8, 2.0
+#: Seconds between two looks, and seconds before the end with the last one.
+EVERY_S, LAST_S = 1.0, 10.0
 
 
 def times_left(past: PastRun) -> list[float]:
-    """Time left as foretold over what it was, each time when a job of a run without searches had
-    ended, from a tenth of them on."""
-    attempts = sorted(past.attempts, key=lambda each: each.ended_s)
-    jobs = {attempt.job.job_id: attempt for attempt in attempts if attempt.row.final}
-    searched = any(isinstance(attempt.job.batch_size, str) for attempt in attempts)
+    """Time left as foretold over what it was, each second of a run without searches, from a tenth
+    of its jobs on until ten seconds are left."""
+    estimator = Estimator(parameters_of=rough_parameters)
+    jobs = {attempt.job.job_id: attempt.job for attempt in past.attempts}
+    searched = any(isinstance(job.batch_size, str) for job in jobs.values())
     if searched or len(jobs) < FEWEST_LEFT:
         return []
-    estimator = Estimator(parameters_of=rough_parameters)
-    estimates = {job_id: estimator.estimate(each.job) for job_id, each in jobs.items()}
+    estimates = {job_id: estimator.estimate(job) for job_id, job in jobs.items()}
     remaining = Remaining(
         PlannedJob(
-            job=each.job,
+            job=job,
             action=Action.RUN,
             estimate_s=estimates[job_id].total_s,
             load_s=estimates[job_id].load_s,
         )
-        for job_id, each in jobs.items()
+        for job_id, job in jobs.items()
     )
-    ratios, ended = [], 0
-    used: set[str] = set()  # cards whose process has ended a job
-    for now in sorted(each.ended_s for each in jobs.values())[:-1]:
-        for each in attempts:
-            if each.ended_s == now and each.row.final:
-                load_s, width = each.row.load_s or 0.0, each.job.cards
-                run_s = (each.ended_s - each.began_s - load_s) * width
-                places = set(each.places)
-                remaining.take(
-                    each.job.job_id, max(run_s, 0.01), load_s * width, first=not places & used
-                )
-                used |= places
-                ended += 1
-        had = {
-            each.job.job_id: (min(now, each.ended_s) - each.began_s) * each.job.cards
-            for each in attempts
-            if each.began_s < now
-        }
-        running = {e.job.job_id: had[e.job.job_id] for e in attempts if e.began_s < now < e.ended_s}
-        left_s = remaining.left_s(running)
-        if left_s is not None and ended >= len(jobs) / 10:
-            ratios.append(left_s * now / sum(had.values()) / (past.span_s - now))
+    first_ends: dict[str, float] = {}
+    for each in past.attempts:
+        if each.row.final:
+            first_ends.setdefault(each.job.job_id, each.ended_s)
+    repeated = Counter(
+        each.job.job_id
+        for each in past.attempts
+        if each.ended_s > first_ends.get(each.job.job_id, past.span_s)
+    )
+    moments = [(each.began_s, True, number) for number, each in enumerate(past.attempts)]
+    moments += [(each.ended_s, False, number) for number, each in enumerate(past.attempts)]
+    ratios: list[float] = []
+    ended: set[str] = set()
+    used: set[str] = set()  # cards that had an attempt
+    queued: dict[str, float] = {}  # attempts that run, with the end of their wait for processors
+    flagged, repeats, look = 0, 0, 0.0
+    for at, begins, number in sorted(moments):
+        while look < min(at, past.span_s - LAST_S):
+            for attempt_id, until in queued.items():
+                if look < until:
+                    remaining.waits(attempt_id, look)
+            to_come = flagged * len(jobs) / max(1, len(ended)) - repeats
+            left_s = remaining.left_s(look, max(0.0, to_come))
+            if left_s is not None and len(ended) >= len(jobs) / 10:
+                ratios.append(left_s / (past.span_s - look))
+            look += EVERY_S
+        each, attempt_id = past.attempts[number], str(number)
+        job_id, waited_s = each.job.job_id, each.row.queued_s or 0.0
+        if begins:
+            first = not each.job.alone and used.isdisjoint(each.places)
+            used.update(each.places)
+            queued[attempt_id] = at + waited_s
+            remaining.begin(attempt_id, job_id, at, first=first)
+            continue
+        del queued[attempt_id]
+        remaining.end(attempt_id, at)
+        load_s = each.row.load_s or 0.0
+        remaining.row(attempt_id, final=each.row.final, waited_s=waited_s, load_s=load_s)
+        if job_id in ended:
+            repeats += 1
+        elif each.row.final:
+            ended.add(job_id)
+            flagged += repeated[job_id] > 0
     return ratios
 
 

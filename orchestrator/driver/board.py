@@ -69,10 +69,7 @@ class Board:
     _to_do: set[str] = field(default_factory=set)  # ids of jobs still to be done
     _to_run: int = 0
     _remaining: Remaining = field(init=False)
-    #: Attempts that run: since when, whose, on how many cards.
-    _running: dict[str, tuple[float, str, int]] = field(default_factory=dict)
-    _took_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _busy_s: float = 0.0  # card-seconds of attempts that ended
+    _used: set[str] = field(default_factory=set)  # workers that ran an attempt
     _attempts: int = 0
     _jobs_run: int = 0
     # By unit: tokens or samples, the seconds that they took, and the jobs that did them.
@@ -153,9 +150,7 @@ class Board:
                 self._seats[freed].worker_id = ""
         elif isinstance(event, AttemptEnded):
             self._attempts += 1
-            began, job_id, width = self._running.pop(event.outcome.attempt_id, (event.at, "", 0))
-            self._busy_s += (event.at - began) * width
-            self._took_s[job_id] += (event.at - began) * width
+            self._remaining.end(event.outcome.attempt_id, event.at)
             for seat in self._seats_of.pop(event.outcome.attempt_id, ()):
                 self._seat(seat.worker_id, "idle", event.at)
         elif isinstance(event, StopRequested):
@@ -172,8 +167,10 @@ class Board:
         elif isinstance(command, RunAttempt):
             self._first_at = at if self._first_at is None else self._first_at
             job, attempt_id = self.label(command.attempt.job), command.attempt.attempt_id
-            width = len(command.worker_ids)
-            self._running[attempt_id] = at, command.attempt.job_id, width
+            alone = command.attempt.job.alone  # as are the others of its kind
+            first = not alone and self._used.isdisjoint(command.worker_ids)
+            self._used.update(command.worker_ids)
+            self._remaining.begin(attempt_id, command.attempt.job_id, at, first=first)
             cards = [self._workers.get(worker_id) for worker_id in command.worker_ids]
             seats = [self._seats[card] for card in cards if card in self._seats]
             self._seats_of[attempt_id] = seats
@@ -186,7 +183,7 @@ class Board:
             self._counts[command.state.value] += 1
             self._to_do.discard(command.job.job_id)
             if command.attempt is None:
-                self._remaining.take(command.job.job_id)
+                self._remaining.drop(command.job.job_id)
             self._jobs_run += command.attempt is not None
         elif isinstance(command, RunFinished):
             self._finished = True
@@ -194,8 +191,13 @@ class Board:
     def measured(self, row: RecordRow, measurement: Measurement, at: float) -> None:
         """Count the row of an attempt."""
         metrics, attempt = measurement.metrics, row.attempt
-        if row.final and not row.repeat:
-            self._ended(row.job, measurement)
+        if attempt is not None:
+            self._remaining.row(
+                attempt.attempt_id,
+                final=row.final,
+                waited_s=measurement.queued_s or 0.0,
+                load_s=measurement.load_s or 0.0,
+            )
         if measurement.failure_class:
             self._failure_counts[measurement.failure_class] += 1
         if row.state in _FAILED and attempt is not None:
@@ -217,13 +219,6 @@ class Board:
             self._work[unit] += metrics.throughput * metrics.measure_s
             self._timed_s[unit] += metrics.measure_s
             self._timed_jobs[unit] += 1
-
-    def _ended(self, job: Job, row: Measurement) -> None:
-        """Correct the estimates of other jobs by one that ended."""
-        took_s, load_s = self._took_s.pop(job.job_id, 0.0), (row.load_s or 0.0) * job.cards
-        known = row.state is State.SUCCEEDED and took_s > load_s
-        first = row.jobs_before == 0 and not job.alone
-        self._remaining.take(job.job_id, took_s - load_s if known else None, load_s, first=first)
 
     def status(
         self,
@@ -323,16 +318,13 @@ class Board:
     def _left(self, now: float) -> Span | None:
         """Time left: by the plan until a job has ended, then by the estimates as those that ended
         correct them, as a range until a fifth has."""
-        if not self._to_do and not self._running:
+        if not self._to_do and not self._remaining.running:
             return NOTHING
-        running = {}
-        for began, job, width in self._running.values():
-            running[job] = (now - began) * width
-        busy_s = self._busy_s + sum(running.values())
-        left_s = self._remaining.left_s(running)
-        if left_s is not None and self._first_at is not None and busy_s:
-            left_s += self._repeats_left() * self._remaining.took_s / self._remaining.ended
-            middle_s = left_s * (now - self._first_at) / busy_s  # on as many cards as so far
+        for seat in self._seats.values():
+            if seat.phase == "queued":
+                self._remaining.waits(seat.attempt_id, now)
+        middle_s = self._remaining.left_s(now, self._repeats_left())
+        if middle_s is not None:
             few = len(self._to_do) > 0.8 * self._to_run
             factor = 2.0 if few else 1.0
             return Span(middle_s / factor, middle_s, middle_s * factor)

@@ -11,11 +11,11 @@ With a deadline the schedule is simulated with estimated durations (a second for
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import exp, log, sqrt
+from statistics import median_low
 
 from orchestrator.core.job import Job, State
 from orchestrator.core.plan import NOTHING, Action, Plan, PlannedJob, Span
@@ -153,106 +153,247 @@ def _work(jobs: Sequence[Job], cards: int, at_once: int, estimator: Estimator) -
     return total.times(*[1 / at_once] * 3).or_longer(longest)
 
 
-class Remaining:
-    """Card-seconds that a run's jobs still take: their estimates, corrected by those that ended.
+#: Standard deviations of jobs from their estimates, in logarithms: a job from its like, the whole
+#: run, a workload, engine, model or number of cards, another setting's value, the power of the
+#: estimates, and a process's first job. Fitted to recorded runs.
+JOB, RUN, KIND, VALUE, POWER, FIRST = 0.3, 0.8, 0.6, 0.3, 0.4, 0.8
+#: Drift of the run's factor from one job to the next, as the host's load changes.
+DRIFT = 0.1
+#: Deviations beyond which an error counts no more: something disturbed that job.
+MOST_DEVIATIONS = 2.5
+#: Most setting values with a factor of their own, the most frequent first.
+MOST_VALUES = 40
+#: Estimated extra seconds of a process's first job, for imports and caches.
+FIRST_S = 2.0
+#: Share of the time to load a process's first model that other models take, too.
+FIRST_LOAD = 0.3
+#: Jobs over which the number of busy cards is averaged, beside one a card.
+MEMORY = 4
+#: A job goes on for at least this share of the time that it has had.
+OVERRUN = 0.4
+#: Mean of sums over their likeliest value: jobs take far longer at times and never far shorter.
+MEAN = 1.1
+#: Least seconds that a job is estimated to run.
+_LEAST_S = 0.1
+#: Features of every job: the run, the power of its estimate, and being its process's first.
+_RUN, _POWER, _FIRST = range(3)
+_KINDS = ("workload", "engine", "model", "cards")
 
-    Estimates of one kind of job are off by the same factor, the machine's and the engine's: it is
-    learned for all jobs, for each workload, engine and kind of card, and for each model and
-    precision of those. Where few have ended a factor leans on the coarser one, by one job's weight.
-    Of a process's first job, which imports and fills caches, a part counts, and of a job that took
-    far longer than the others, which something disturbed, no more than would be usual.
-    """
-
-    def __init__(self, planned: Iterable[PlannedJob]) -> None:
-        self._left: dict[str, tuple[Job, float]] = {}
-        self._sums: dict[tuple[Hashable, ...], _Sums] = {}
-        self.ended = 0  # with a duration
-        self._ratios: list[float] = []  # ascending
-        self._load_s, self._loads, self._alone = 0.0, 0, 0
-        self.took_s = 0.0
-        for item in planned:
-            if item.action is Action.RUN and item.job.job_id not in self._left:
-                run_s = max(item.estimate_s - item.load_s, _LEAST_S) * item.job.cards
-                self._left[item.job.job_id] = item.job, run_s
-                self._alone += item.job.alone
-                for group in _groups(item.job):
-                    sums = self._sums.setdefault(group, _Sums())
-                    sums.left_s += run_s
-                    sums.jobs += 1
-
-    def __len__(self) -> int:
-        return len(self._left)
-
-    def take(
-        self, job_id: str, run_s: float | None = None, load_s: float = 0.0, *, first: bool = False
-    ) -> None:
-        """Remove a job that ended; ``run_s`` are its card-seconds, None if it did not run, and
-        ``first`` says that it was its process's first."""
-        job, estimate_s = self._left.pop(job_id, (None, 0.0))
-        if job is None:
-            return
-        if run_s is not None:
-            run_s = max(FIRST_SHARE * run_s, run_s - FIRST_USE.high_s) if first else run_s
-            insort(self._ratios, run_s / estimate_s)
-            run_s = min(run_s, MOST_OVER * self._ratios[len(self._ratios) // 2] * estimate_s)
-        self._alone -= job.alone
-        for group in _groups(job):
-            sums = self._sums[group]
-            sums.left_s -= estimate_s
-            if run_s is not None:
-                sums.actual_s += run_s
-                sums.estimated_s += estimate_s
-        if run_s is not None:
-            self.ended += 1
-            if load_s > 0:
-                self._load_s += load_s
-                self._loads += 1
-            self.took_s += run_s + load_s
-
-    def left_s(self, running: Mapping[str, float]) -> float | None:
-        """Card-seconds left, with those that running jobs have had so far; None before any job has
-        ended."""
-        if not self.ended:
-            return None
-        factors: dict[tuple[Hashable, ...], float] = {}
-        for group, sums in sorted(self._sums.items(), key=lambda pair: len(pair[0])):
-            parent = factors[group[:-1]] if group else 1.0
-            weight_s = 0.0 if not group else (sums.left_s + sums.estimated_s) / sums.jobs
-            estimated_s = sums.estimated_s + weight_s  # 0 if all jobs of the group ended unrun
-            actual_s = sums.actual_s + parent * weight_s
-            factors[group] = actual_s / estimated_s if estimated_s > 0 else parent
-        left_s = sum(
-            sums.left_s * factors[group] for group, sums in self._sums.items() if len(group) == 2
-        )
-        for job_id, had_s in running.items():
-            job, estimate_s = self._left.get(job_id, (None, 0.0))
-            if job is not None:
-                expected_s = estimate_s * factors[_groups(job)[-1]]
-                left_s -= expected_s - max(expected_s - had_s, _OVERRUN * had_s)
-        fine = (sums for group, sums in self._sums.items() if len(group) == 2)
-        new = sum(sums.left_s > 0 and not sums.estimated_s for sums in fine)  # models to load
-        new += self._alone
-        return max(0.0, left_s) + new * self._load_s / max(1, self._loads)
+_Features = list[tuple[int, float]]  # indices with values; others are 0
 
 
-#: Least part of a first job's time that later ones take too; most of a job's over the median's.
-FIRST_SHARE, MOST_OVER = 0.4, 3.0
-#: Least seconds that a job is estimated to run, and share of its time that one goes on beyond it.
-_LEAST_S, _OVERRUN = 0.1, 0.2
+class _Regression:
+    """Bayesian linear regression with independent priors, one observation at a time."""
+
+    def __init__(self, means: Sequence[float], deviations: Sequence[float]) -> None:
+        self._weights = list(means)
+        self._covariance = [[0.0] * len(deviations) for _ in deviations]
+        for index, deviation in enumerate(deviations):
+            self._covariance[index][index] = deviation**2
+
+    def predict(self, features: _Features) -> float:
+        """Likeliest value."""
+        return sum(self._weights[index] * value for index, value in features)
+
+    def learn(self, features: _Features, observed: float) -> None:
+        """Correct the weights by an observation (a Kalman filter's step)."""
+        self._covariance[_RUN][_RUN] += DRIFT**2
+        shared = [sum(row[index] * value for index, value in features) for row in self._covariance]
+        variance = JOB**2 + sum(shared[index] * value for index, value in features)
+        most = MOST_DEVIATIONS * sqrt(variance)
+        error = max(-most, min(most, observed - self.predict(features)))
+        for index, own in enumerate(shared):
+            gain = own / variance
+            if gain:
+                self._weights[index] += gain * error
+                row = self._covariance[index]
+                self._covariance[index] = [
+                    value - gain * other for value, other in zip(row, shared, strict=True)
+                ]
 
 
 @dataclass(slots=True)
-class _Sums:
-    jobs: int = 0
-    left_s: float = 0.0  # as estimated
-    actual_s: float = 0.0  # of those that ended
-    estimated_s: float = 0.0
+class _Running:
+    job_id: str
+    began: float
+    first: bool  # of its process
+    working: float  # since when; later than ``began`` if it waited for processors
+    ended: float | None = None
 
 
-def _groups(job: Job) -> tuple[tuple[Hashable, ...], ...]:
-    """Groups of a job, each finer than the one before."""
-    kind = (job.workload, job.engine, job.accelerator)
-    return (), (kind,), (kind, (job.model, job.precision))
+class Remaining:
+    """Time that a run's jobs still take, by their estimates and the jobs that ended.
+
+    A job's seconds are its estimate times factors: one of the run, one of each setting's value that
+    some jobs have and others do not, and a power of the estimate. Every job that ends corrects
+    their logarithms, which priors hold near 0 until jobs say otherwise: a few jobs in int8 tell how
+    long all jobs in int8 take. The seconds that are left are divided by the cards that were busy of
+    late; waits for processors, gaps between jobs and idle cards lower that number.
+    """
+
+    def __init__(self, planned: Iterable[PlannedJob]) -> None:
+        to_run = {item.job.job_id: item for item in planned if item.action is Action.RUN}
+        self._jobs = {job_id: item.job for job_id, item in to_run.items()}
+        self._estimates = {
+            job_id: max(item.estimate_s - item.load_s, _LEAST_S) for job_id, item in to_run.items()
+        }
+        middle = sum(map(log, self._estimates.values())) / max(1, len(to_run))
+        counts = Counter(value for job in self._jobs.values() for value in _values(job))
+        varied = [value for value, count in counts.most_common() if 1 < count < len(to_run)]
+        places = {value: _FIRST + 1 + at for at, value in enumerate(varied[:MOST_VALUES])}
+        self._features: dict[str, _Features] = {
+            job_id: [
+                (_RUN, 1.0),
+                (_POWER, log(self._estimates[job_id]) - middle),
+                *((places[value], 1.0) for value in _values(job) if value in places),
+            ]
+            for job_id, job in self._jobs.items()
+        }
+        self._factors = _Regression(
+            [0.0, 0.0, 1.0] + [0.0] * len(places),
+            [RUN, POWER, FIRST] + [KIND if name in _KINDS else VALUE for name, _ in places],
+        )
+        self._left = dict.fromkeys(self._jobs, 0.0)  # card-seconds, as predicted last
+        self._left_s = 0.0  # their sum
+        self._longest = ""  # the job of these that takes longest
+        self._predict_at = 1  # jobs ended
+        self.ended = 0  # jobs that ran, and their repeats
+        self._ran_s = 0.0  # card-seconds of these
+        self._loads_s: list[float] = []  # of the first job of each model in each precision
+        self._loaded: dict[Hashable, list[float]] = {}  # of others
+        self._running: dict[str, _Running] = {}  # by attempt
+        self._earlier_s: dict[str, float] = {}  # of attempts before a job's last
+        self._cards = 1  # most that had an attempt at a time
+        self._busy_s, self._over_s = 0.0, 0.0  # card-seconds of work of late, and the time for them
+        self._until: float | None = None  # the end of that time
+
+    @property
+    def running(self) -> int:
+        """Attempts that run, or whose row is to come."""
+        return len(self._running)
+
+    def begin(self, attempt_id: str, job_id: str, at: float, *, first: bool = False) -> None:
+        """Note an attempt's start; ``first``: of all in its process."""
+        self._until = at if self._until is None else self._until
+        self._running[attempt_id] = _Running(job_id, at, first, at)
+        self._cards = max(self._cards, sum(self._width(r.job_id) for r in self._running.values()))
+
+    def waits(self, attempt_id: str, now: float) -> None:
+        """Note that an attempt waits for processors that others use."""
+        if attempt_id in self._running:
+            self._running[attempt_id].working = now
+
+    def end(self, attempt_id: str, at: float) -> None:
+        """Note an attempt's end; its row follows."""
+        if attempt_id in self._running:
+            self._running[attempt_id].ended = at
+
+    def row(
+        self, attempt_id: str, *, final: bool, waited_s: float = 0.0, load_s: float = 0.0
+    ) -> None:
+        """Learn from an attempt that ended, with its wait for processors and its time to load."""
+        attempt = self._running.pop(attempt_id, None)
+        job = self._jobs.get(attempt.job_id) if attempt is not None else None
+        if attempt is None or job is None or self._until is None:
+            return
+        job_id = attempt.job_id
+        if attempt.ended is None:  # lost with its node
+            if final:
+                self.drop(job_id)
+            return
+        worked_s = max(0.0, attempt.ended - attempt.began - waited_s)
+        kept = 1 - 1 / (MEMORY + self._cards)
+        self._busy_s = self._busy_s * kept + worked_s * job.cards
+        self._over_s = self._over_s * kept + max(0.0, attempt.ended - self._until)
+        self._until = max(self._until, attempt.ended)
+        worked_s += self._earlier_s.pop(job_id, 0.0)
+        if not final and job_id in self._left:
+            self._earlier_s[job_id] = worked_s
+            return
+        self.drop(job_id)
+        if worked_s <= 0:
+            return
+        features = self._features[job_id] + [(_FIRST, self._start(job_id))] * attempt.first
+        run_s = max(worked_s - load_s, 0.1 * worked_s)
+        self._factors.learn(features, log(run_s / self._estimates[job_id]))
+        if job.residency_key in self._loaded:
+            self._loaded[job.residency_key].append(load_s)
+        else:
+            self._loaded[job.residency_key] = []
+            cold = attempt.first or not self._loads_s
+            self._loads_s.append(load_s * (FIRST_LOAD if cold else 1.0))
+        self.ended += 1
+        self._ran_s += worked_s * job.cards
+
+    def drop(self, job_id: str) -> None:
+        """Remove a job that ended."""
+        self._left_s -= self._left.pop(job_id, 0.0)
+
+    def left_s(self, now: float, repeats: float = 0.0) -> float | None:
+        """Seconds until all have ended, with so many repeats; None before any job has ended."""
+        if not self.ended or self._until is None:
+            return None
+        if self.ended >= self._predict_at:
+            self._predict()
+        repeat_s = self._ran_s / self.ended
+        left_s = self._left_s + repeats * repeat_s
+        busy_s, longest_s = self._busy_s, 0.0
+        if self._longest in self._left:
+            longest_s = self._left[self._longest] / self._width(self._longest)
+        for attempt in self._running.values():
+            if attempt.ended is not None:
+                continue
+            width, had_s = self._width(attempt.job_id), max(0.0, now - attempt.working)
+            expected_s = self._left.get(attempt.job_id, min(1.0, repeats) * repeat_s) / width
+            left_s -= expected_s * width
+            if attempt.first:
+                start = self._start(attempt.job_id)
+                expected_s *= exp(self._factors.predict([(_FIRST, start)]))
+            rest_s = max(expected_s - had_s, OVERRUN * had_s)
+            left_s += rest_s * width
+            busy_s += had_s * width
+            longest_s = max(longest_s, rest_s)
+        over_s = self._over_s + max(0.0, now - self._until)
+        busy = min(busy_s / over_s, self._cards) if over_s > 0 else self._cards
+        return max(0.0, left_s / busy, longest_s) * MEAN if busy > 0 else None
+
+    def _predict(self) -> None:
+        """Predict all jobs that are left, and when to do so again: each time a twentieth more has
+        ended, so that a job costs little however many there are."""
+        self._predict_at = self.ended + 1 + self.ended // 20
+        load_s = median_low(self._loads_s)
+        later_s = {key: sum(seen) / (1 + len(seen)) for key, seen in self._loaded.items()}
+        for job_id in self._left:
+            job = self._jobs[job_id]
+            factor = exp(self._factors.predict(self._features[job_id]))
+            key = job.residency_key
+            loading_s = load_s if job.alone or key not in later_s else later_s[key]
+            self._left[job_id] = (factor * self._estimates[job_id] + loading_s) * job.cards
+            later_s.setdefault(key, 0.0)
+        self._left_s = sum(self._left.values())
+        self._longest = max(self._left, key=lambda it: self._left[it] / self._width(it), default="")
+
+    def _start(self, job_id: str) -> float:
+        """Logarithm of the factor of a job's time if it is its process's first, as estimated."""
+        return log(1 + FIRST_S / self._estimates[job_id])
+
+    def _width(self, job_id: str) -> int:
+        job = self._jobs.get(job_id)
+        return job.cards if job is not None else 1
+
+
+def _values(job: Job) -> tuple[tuple[str, Hashable], ...]:
+    """Settings of a job by name."""
+    return (
+        ("workload", job.workload),
+        ("engine", job.engine),
+        ("model", job.model),
+        ("precision", job.precision),
+        ("batch_size", job.batch_size),
+        ("cards", job.cards),
+        ("alone", job.alone),
+        *job.parameters,
+    )
 
 
 #: Most jobs to simulate: more take too long.
@@ -324,7 +465,11 @@ def with_fresh_processes(planned: Iterable[PlannedJob]) -> list[PlannedJob]:
         block = _block(item)
         if block not in known:
             known.add(block)
-            item = replace(item, estimate_s=item.estimate_s + PRIOR_START_S)
+            item = replace(
+                item,
+                estimate_s=item.estimate_s + PRIOR_START_S,
+                load_s=item.load_s + PRIOR_START_S,
+            )
         result.append(item)
     return result
 

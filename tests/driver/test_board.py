@@ -134,9 +134,10 @@ def test_the_time_left_is_the_planned_range_until_a_job_has_ended() -> None:
         return board.status(MOMENT + at, {})
 
     first = done(1, 15)
-    assert (first.eta_low_s, first.eta_s, first.eta_high_s) == (75.0, 150.0, 300.0)
+    assert first.eta_s == pytest.approx(150.0, rel=0.5)
+    assert (first.eta_low_s, first.eta_high_s) == (first.eta_s / 2, first.eta_s * 2)
     fourth = [done(batch, 5 + 10 * batch) for batch in (2, 3, 4)][-1]
-    assert (fourth.eta_low_s, fourth.eta_s) == (None, pytest.approx(120.0))
+    assert (fourth.eta_low_s, fourth.eta_s) == (None, pytest.approx(120.0, rel=0.3))
 
 
 def test_a_start_that_waited_for_others_tells_nothing_of_starts() -> None:

@@ -146,6 +146,8 @@ def known_config(model: str) -> dict[str, Any] | None:
 def rough_parameters(model: str) -> int | None:
     """Return about how many parameters a model has, by the sizes in its config.json, for estimates
     of durations; None if they are not known."""
+    if model == SMOLLM2:
+        return smollm2.PARAMETERS
     config = known_config(model) or {}
 
     def size(*names: str) -> int:
