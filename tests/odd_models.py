@@ -36,7 +36,7 @@ ODD: dict[str, tuple[dict[str, object], str]] = {
     "depth": ({"config.json": "[" * 100_000}, "cannot be read as JSON"),
     "added": ({"tokenizer.json": million_added}, "adds 1,000,000 tokens"),
     "growth": ({"tokenizer.json": {"model": WORDS, "normalizer": GROWN}}, "times as long"),
-    "loop": ({"chat_template.jinja": LOOP}, "the chat template in .* took more than 8 s"),
+    "loop": ({"chat_template.jinja": LOOP}, r"the chat template in .* took more than \d+ s"),
     "gigabytes": ({"chat_template.jinja": "{{ 'x' * 10**10 }}"}, "1 GB of memory"),
     "doubled": ({"chat_template.jinja": DOUBLED + "{% endfor %}"}, "1 GB of memory"),
     "import": (

@@ -284,6 +284,7 @@ class ChaosCluster:
                     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
                     *("--node-name", name, "--node-ip-address", ip),
                     *("--num-cpus", "0", "--object-store-memory", "80000000"),
+                    *("--include-log-monitor", "false"),  # Ray wants one a host at most
                     *(("--include-dashboard", "false") if "--head" in arguments else ()),
                     *arguments,
                 ],

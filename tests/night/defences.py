@@ -158,7 +158,7 @@ def _retry_for_ever(judge: Any, *arguments: Any, **counts: int) -> retry.Verdict
     return replace(judge(*arguments, **counts), retry=True)
 
 
-@defence("a pause before a retry", " s after ", Ledger, "retry", first=59)
+@defence("a pause before a retry", " s after ", Ledger, "retry", first=87)
 def _retry_at_once(_: Any, __: Ledger, pool: Pool, record: JobState, ___: float) -> tuple[()]:
     pool.enqueue(record)
     return ()
@@ -339,7 +339,7 @@ DEFENCES += [
         "sync of the directory after it",
         "is lost",
         _of(SimulatedDisk, "sync_directory"),
-        first=38,
+        first=40,
         on_disk=True,
     ),
     Defence(

@@ -162,14 +162,3 @@ def test_locks_follow_no_planted_link(tmp_path: Path, precious: Path) -> None:
     with pytest.raises(StoreError, match=r"guard: it is a symbolic link"), store:
         pass
     assert not (tmp_path / "created").exists()
-
-
-@pytest.mark.slow
-def test_a_picture_does_not_take_the_place_of_a_pipe(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    svg = tmp_path / "model.svg"
-    os.mkfifo(svg)
-    assert main(["describe", "tiny-chatglm3", "--svg", str(svg)]) == 4
-    assert "not a regular file" in capsys.readouterr().err
-    assert svg.is_fifo()

@@ -28,7 +28,8 @@ from typing import Any
 SECONDS, BYTES = 8.0, 2**30
 #: How many times its CPU time a request may take, on a busy host or a slow file system.
 _PATIENCE = 6
-_IDLE_S = 10.0
+#: A library that it has imported took seconds, which the next request need not wait for again.
+_IDLE_S = 60.0
 #: Limit of an answer.
 _ANSWER_BYTES = 16 * 2**20
 
@@ -139,8 +140,9 @@ def main(of: str, memory_bytes: int, descriptor: int) -> None:
     global _pipe  # stages are reported from anywhere below
     _pipe = Connection(descriptor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    answer: tuple[str, Any] = ("value", None)
-    while answer[0] == "value" and _pipe.poll(_IDLE_S):
+    exhausted = False  # what a request without memory left behind would be the next one's
+    while not exhausted and _pipe.poll(_IDLE_S):
+        answer: tuple[str, Any]
         try:
             name, arguments, directory, seconds = json.loads(_pipe.recv_bytes())
         except EOFError:
@@ -156,6 +158,7 @@ def main(of: str, memory_bytes: int, descriptor: int) -> None:
             answer = ("value", value)
         except MemoryError:
             answer = ("error", f"reading takes more than {memory_bytes / 2**30:.0f} GB of memory")
+            exhausted = True
         except Exception as error:  # of any library, over any file
             answer = ("error", f"{type(error).__name__}: {error}"[:500])
         _pipe.send_bytes(json.dumps(answer).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -281,7 +282,8 @@ def test_a_template_that_loops_is_ended_and_named(
     assert READER.seconds == SECONDS < 10.0
     monkeypatch.setattr(READER, "seconds", 2.0)
     said = words(cases.copied(good, tmp_path / "loops", cases.written(TEMPLATE, LOOP)))
-    assert "more than 2 s of CPU time" in said and "the chat template in" in said
+    # On a busy host the limit of time comes before that of CPU time.
+    assert re.search("the chat template in .* more than (2 s of CPU time|12 s)", said)
 
 
 def test_positions_are_those_of_vllm() -> None:

@@ -115,7 +115,6 @@ def children() -> set[int]:
 def taken_port() -> Iterator[int]:
     with socket.socket() as holder:
         holder.bind((servers.HOST, 0))
-        holder.listen()
         yield holder.getsockname()[1]
 
 
