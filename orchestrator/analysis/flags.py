@@ -283,6 +283,10 @@ OWN = (
 )
 
 
+#: Flags of figures that are none of the setting's.
+FALSE = frozenset({IMPLAUSIBLE.name, NOT_FINITE, DIVERGED, NOTHING_LEARNED, ONE_TOKEN})
+
+
 @cache
 def every_flag() -> tuple[Flag, ...]:
     """Return all flags, those of other packages last."""

@@ -16,16 +16,18 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import lru_cache
 from math import isfinite
+from statistics import NormalDist
 from typing import Any
 
-from orchestrator.analysis.flags import kept_share
+from orchestrator.analysis.flags import FALSE, barred, bounded, kept_share, raised_on
 from orchestrator.analysis.metrics import figure_of, same
 from orchestrator.analysis.ratio import Ratio, pooled, ratio_of_rows
 from orchestrator.analysis.selection import Setting
 from orchestrator.core.job import State
 from orchestrator.core.labels import labels_of
-from orchestrator.core.measurement import Measurement
+from orchestrator.core.measurement import Doubt, Measurement
 from orchestrator.core.settings import FIELDS
+from orchestrator.grid.objectives import COMMON
 from workloads import registry
 from workloads.registry import Metric
 
@@ -34,6 +36,12 @@ UNKNOWN_FACTOR = 2.0
 #: Largest factor by which a process runs slower while others share its host's caches, memory and
 #: the other thread of its core, and while its threads spin, beyond the time that it waits.
 BESIDE_OTHERS = 4.0
+
+#: The same for a process that hardly ran, in questions.
+_LARGEST_FACTOR = 100.0
+#: Figures that others on the host make worse.
+_RATES = tuple(name for name, more in COMMON.items() if more)
+_TIMES = tuple(name for name in COMMON if name.startswith(("ttft", "tpot", "latency")))
 
 #: Fields of a ``Setting`` that rows of the same work may differ in.
 _FREE_FIELDS = tuple(
@@ -195,6 +203,26 @@ def range_of(row: Measurement, bounds: Collection[str] = frozenset()) -> tuple[f
         kept = kept_share(row)
         high = high * BESIDE_OTHERS / kept if kept > 0 else math.inf
     return low, high
+
+
+def doubt_of(row: Measurement) -> Doubt:
+    """Return what a row leaves open about its figures, for questions and searches."""
+    if row.state is not State.SUCCEEDED:
+        return Doubt()
+    raised = raised_on([row])[0]
+    value = row.metrics.throughput or 0.0
+    low, high = interval(row)
+    deviations = {}
+    if 0 < low < high:
+        z = NormalDist().inv_cdf(0.5 + row.measure.confidence / 2)
+        deviations = dict.fromkeys(_RATES, math.log(high / low) / 2 / z)
+    better_by = {}
+    if bounded(raised) and value:
+        most = range_of(row, {row.job_id})[1]
+        better_by = dict.fromkeys((*_RATES, *_TIMES), math.log(min(most / value, _LARGEST_FACTOR)))
+    names = [one.flag.name for one in raised]
+    flags = ", ".join(names) if barred(raised) else ""
+    return Doubt(deviations, better_by, flags, usable=FALSE.isdisjoint(names))
 
 
 def memory_is_known(row: Measurement) -> bool:

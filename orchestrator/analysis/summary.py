@@ -56,7 +56,7 @@ from orchestrator.core.job import UNANSWERED, State
 from orchestrator.core.labels import Label, batch_word, labels_of
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.prediction import Prediction
-from orchestrator.core.status import RunStatus
+from orchestrator.core.status import Answered, RunStatus
 from orchestrator.util.format import moment, plural, seconds
 from workloads.util.statistics import ALIKE, Spread
 
@@ -266,6 +266,7 @@ class Summary:
     underway: Underway | None = None  # None: finished, or nothing is known of a driver
     stopped: str = ""  # why the run was stopped before its end
     predictions: tuple[Prediction, ...] = ()  # of cells without a row or an answer
+    answers: tuple[Answered, ...] = ()  # to the questions of its grid
 
     @property
     def flagged(self) -> tuple[Flagged, ...]:
@@ -355,13 +356,15 @@ def summarize(
     prices: Prices = NO_PRICES,
     stopped: str = "",
     predictions: Sequence[Prediction] = (),
+    answers: Sequence[Answered] = (),
 ) -> Summary:
     """Summarize the rows of one run, in the order in which they were written.
 
     ``damaged`` are files that could not be read, ``runs_differ`` is the spread of the cards' speed
     from run to run, ``planned`` counts jobs, ``raised`` are flags by job id, if already derived,
-    ``prices`` are those of the run's grid, ``stopped`` is the reason of a stop, and ``predictions``
-    are those of the run; of cells that have an answer by now they do not count.
+    ``prices`` are those of the run's grid, ``stopped`` is the reason of a stop, ``answers`` are
+    the driver's to the grid's questions, and ``predictions`` are those of the run; of cells that
+    have an answer by now they do not count.
     """
     reference = reference or Reference()
     rows = by_content(newest_final(measurements))
@@ -406,6 +409,7 @@ def summarize(
         underway=underway,
         stopped=stopped,
         predictions=unanswered,
+        answers=tuple(answers),
     )
 
 

@@ -249,7 +249,7 @@ def status_lines(run: ServedRun) -> str:
     from orchestrator.watch.live import summary_line
 
     status = run.status
-    lines = [f"{run.run}: {summary_line(status)}"]
+    lines = [f"{run.run}: {summary_line(dataclasses.replace(status, answers=()))}"]
     age = time.time() - status.at
     if status.driver_died:
         lines.append(f"  last heard of {duration(age)} ago")
@@ -260,6 +260,7 @@ def status_lines(run: ServedRun) -> str:
     for card in status.cards:
         if card.job:
             lines.append(f"  {card.card}  {card.phase} {duration(card.phase_age_s)}  {card.job}")
+    lines += [f"  {one.question}: {one.sentence}\n    {one.basis}" for one in status.answers]
     lines += [f"  SLOW card {slow}" for slow in status.slow_cards]
     lines.append(f"  rows: {run.rows}")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
+from typing import NamedTuple
 
 from orchestrator.core.job import Accelerator, Job, Scalar, State
 from orchestrator.core.outcome import Purpose
@@ -56,6 +57,15 @@ class Metrics:
         if not self.power_w or self.throughput is None:
             return None
         return self.throughput / self.power_w
+
+
+class Doubt(NamedTuple):
+    """What a row leaves open about its figures; by name, of their natural logs."""
+
+    deviations: Mapping[str, float] = {}  # standard errors
+    better_by: Mapping[str, float] = {}  # how much better the truth may be: it is a bound
+    flags: str = ""  # for which it ranks nowhere; "" if there are none
+    usable: bool = True  # whether its figures say anything about its setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
+from orchestrator.util.format import number
+
 STATUS_VERSION = 1
 #: Numbers that JavaScript, and a time, can hold.
 _LIMITS = Field(ge=-(2**53), le=2**53)
@@ -56,6 +58,79 @@ class BestSoFar:
     unit: str
     rows: Whole  # that compete
     provisional: str = ""  # why another row may yet come before it; empty if none can
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The present answer to a question of the grid: its best setting, and how sure that is."""
+
+    question: str
+    figure: str
+    job: str = ""  # label of the setting; empty while no measured one keeps the limits
+    job_id: str = ""
+    value: Real = 0.0
+    bound: str = ""  # ``at least`` or ``at most``: others on its host made its figure worse
+    #: That it is the best of the cells of which something is known; without an answer, that there
+    #: is none.
+    probability: Real = 0.0
+    confidence: Real  # that is asked for
+    within: Real = 0.0  # share by which another may be better
+    reached: bool = False
+    times: Whole = 0  # that it was measured
+    apart: Real = 0.0  # its measurements, as a share
+    next: str = ""  # label of the second
+    lead: Real | None = None  # over the second, as a share, with its 95 % interval
+    lead_low: Real | None = None
+    lead_high: Real | None = None
+    measured: Whole = 0  # cells
+    predicted: Whole = 0
+    unknown: Whole = 0
+    flagged: Whole = 0
+    failed: Whole = 0
+    changes: tuple[str, ...] = ()  # that would give another answer, the likeliest first
+    file: str = ""  # the grid of its one job, in the run's directory
+    launch: str = ""  # command that starts it as a server
+
+    @property
+    def sentence(self) -> str:
+        """``int8 b=64 with probability 0.93, 2.1% ahead of int8 b=32``, with its figure."""
+        if not self.job:
+            end = f": there is none with probability {self.chance}"
+            return "no measured setting keeps the limits" + end
+        lead = f", {self.lead_text} ahead of {self.next}" if self.next else ""
+        best = f"within {100 * self.within:.3g}% of the best" if self.within else "the best"
+        figure = f"{self.figure} {self.bound} {number(self.value)}".replace("  ", " ")
+        return f"{self.job} ({figure}), {best} with probability {self.chance}{lead}"
+
+    @property
+    def chance(self) -> str:
+        """The probability with two digits, of which no model is certain."""
+        if self.probability > 0.99:
+            return ">0.99"
+        return f"{self.probability:.2f}" if self.probability > 0.01 else "<0.01"
+
+    @property
+    def lead_text(self) -> str:
+        """``2.1% (0.8% to 3.4%)``."""
+        lead, low, high = (one or 0.0 for one in (self.lead, self.lead_low, self.lead_high))
+        return f"{lead:.1%} ({low:.1%} to {high:.1%})"
+
+    @property
+    def basis(self) -> str:
+        """``24 cells measured, 100 predicted, 4 failed``, and whether that is enough."""
+        counts = {
+            "measured": self.measured,
+            "flagged": self.flagged,
+            "predicted": self.predicted,
+            "not known": self.unknown,
+            "failed": self.failed,
+        }
+        words = [f"{count:,} {name}" for name, count in counts.items() if count]
+        enough = "reached" if self.reached else "not reached"
+        text = f"cells: {', '.join(words) or 'none'}; confidence {self.confidence:.2f} {enough}"
+        if self.times > 1:
+            text += f"; it was measured {self.times} times, {self.apart:.1%} apart"
+        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +182,7 @@ class RunStatus:
     final_rows: Whole = 0  # of the run, those of earlier invocations included
     repeats: Whole = 0  # further measurements of flagged rows
     best: tuple[BestSoFar, ...] = ()  # a piece of work each
+    answers: tuple[Answered, ...] = ()  # to the questions of its grid
     #: Set by the reader of the status: the driver is gone and did not finish.
     driver_died: bool = False
 

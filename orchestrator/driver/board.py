@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.core.events import (
@@ -27,7 +28,7 @@ from orchestrator.core.job import Job, State
 from orchestrator.core.labels import Label, labels_of
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import NOTHING, Action, Plan, Span
-from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
+from orchestrator.core.status import Answered, CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.core.topology import Card, Node
 from orchestrator.driver.standing import Standing
 from orchestrator.planning.forecast import Remaining
@@ -59,6 +60,8 @@ class Board:
     start: str = ""  # how the run comes to its cards
     standing: Standing | None = None  # of its rows; None: they are not judged
     final_rows: int = 0  # of the run, those of earlier drivers included
+    #: Present answers to the questions of the grid, at a time of the events' clock.
+    answers: Callable[[float], tuple[Answered, ...]] = lambda _: ()
     _first_at: float | None = None  # when its first attempt began
     _waited: bool = False  # for cards that others held
     _nodes: dict[str, Node] = field(default_factory=dict)
@@ -284,6 +287,7 @@ class Board:
             flag_counts=self.standing.flag_counts() if self.standing else {},
             repeats=self.standing.repeats if self.standing else 0,
             best=self.standing.best(self._label_of) if self.standing else (),
+            answers=self.answers(math.inf if self._finished else now),
         )
 
     def _repeats_left(self) -> float:

@@ -14,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.analysis.metrics import named_figures
-from orchestrator.analysis.selection import newest_final
+from orchestrator.analysis.rankings import doubt_of
 from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import ClusterError, GridError, OptionError, Problem, StoreError
 from orchestrator.core.events import RecordRow
@@ -29,6 +30,7 @@ from orchestrator.core.plan import Action, PastRow, Plan
 from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.driver import session as sessions
+from orchestrator.driver.answers import order_of, with_files, write_files
 from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.local import InProcessExecutor
 from orchestrator.driver.loop import Driver, DriveResult, PassportBook
@@ -150,9 +152,13 @@ def drive(
         )
         return clean_row(row)
 
-    if order is not None:
-        order.figures = lambda record: named_figures(made(record))
     board.standing = standing = Standing(made)
+    if order is not None:
+        order.figures = lambda record: named_figures(standing.measurement(record))
+        order.doubt = lambda record: doubt_of(standing.measurement(record))
+        board.answers = lambda now: (
+            order.answers(now) if now < inf else with_files(order.answers(), plan)
+        )
     again = measured_again(plan, standing, store, options) if history else {}
     if again:
         say(f"flagged rows that are measured again: {len(again)}")
@@ -397,7 +403,10 @@ def run_grid(
             _predict(plan, grid, store, say)
             states = final_states(plan, store.history()) if result.finished else {}
             if order is not None:
-                say(f"search: {order.text()}")
+                for line in write_files(with_files(order.answers(), plan), plan, store):
+                    say(line)
+                if grid.search is not None:
+                    say(f"search: {order.text()}")
                 if order.ended:  # what it left out has its answer, too
                     states = {
                         job_id: state
@@ -421,21 +430,6 @@ def _predict(plan: Plan, grid: Grid, store: Store, say: Say) -> None:
         path = store.write_file(run_files.PREDICTIONS, predictions_table(predictions))
         cells = len({one.job_id for one in predictions})
         say(f"predicted: {cells} unmeasured cells, {path.name}")
-
-
-def order_of(grid: Grid, plan: Plan, store: Store, seed: int) -> SearchOrder | None:
-    """The search of a grid's cells, with what earlier runs measured; None without ``search:``."""
-    if grid.search is None:
-        return None
-    # Its arrays take a tenth of a second to import, which other runs need not wait for.
-    from orchestrator.search.order import SearchOrder
-
-    actions = (Action.RUN, Action.REUSE)
-    jobs = [planned.job for planned in plan.jobs if planned.action in actions]
-    order = SearchOrder.of(jobs, grid.search, seed)
-    for row in newest_final(store.measurements(samples=False)):
-        order.know(row.job_id, row.state, named_figures(row))
-    return order
 
 
 def grid_to_resume(options: RunOptions) -> tuple[Path, str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from orchestrator.analysis.flags import IMPLAUSIBLE, every_flag, raised_on
+from orchestrator.analysis.flags import FALSE, every_flag, raised_on
 from orchestrator.analysis.rankings import interval, work_of
 from orchestrator.analysis.selection import newest_final, settings_of
 from orchestrator.core.events import RecordRow
@@ -20,12 +20,9 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import BestSoFar
 from orchestrator.util.format import plural
-from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN
 
 #: Flags that the same job raises again: a repeat cannot clear them.
-LASTING = frozenset(
-    {IMPLAUSIBLE.name, NOT_FINITE, DIVERGED, NOTHING_LEARNED, ONE_TOKEN, "oversubscribed"}
-)
+LASTING = FALSE | {"oversubscribed"}
 #: Pieces of work whose best row is shown.
 MOST_WORKS = 10
 
@@ -65,6 +62,11 @@ class Standing:
         if known is None:
             return self.make(record)
         return replace(known, final=record.final, reason=record.reason)
+
+    def measurement(self, record: RecordRow) -> Measurement:
+        """The row of a command that is yet to be written."""
+        known = self._made.get(record.attempt.attempt_id) if record.attempt is not None else None
+        return known or self.make(record)
 
     def load(self, rows: Sequence[Measurement]) -> None:
         """Take in the rows of earlier drivers."""

@@ -202,7 +202,8 @@ class Findings:
             hint = {"name": "give it a name", "experiments": "a list of experiments"}.get(name, "")
             self.complain(path[:-1], f"no `{name}:` here", hint)
         elif first["type"] == "extra_forbidden":
-            self.unknown_key(path, model.model_fields)
+            names = (field.alias or name for name, field in model.model_fields.items())
+            self.unknown_key(path, names)
         elif first["type"] == "too_short":
             self.complain(path, "is empty", "give it at least one entry")
         elif first["type"] == "string_pattern_mismatch":

@@ -1,25 +1,29 @@
-"""Objectives of a grid: the ``search:`` block and its constraints. Not part of any job id.
+"""Objectives of a grid: the blocks ``search:`` and ``questions:``. Not part of any job id.
 
     search:
       objective: throughput
       subject_to: {ttft_s: "<= 0.5", peak_memory_bytes: "<= 0.9 card"}
       stop: {cells: 25 %, within: 2 %, hours: 6}
+    questions:
+      - {best: throughput, for: {model: chatglm3-6b}, subject_to: {ttft_s: "<= 0.3"}}
 
-The search orders the cells of the grid and ends with the first stop that is reached.
+The search orders the cells of the grid and ends with the first stop that is reached. A question is
+answered from the cells that it is about, measured or predicted. Both write bounds in one grammar.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from orchestrator.core.job import Job
+from orchestrator.core.job import Job, Scalar
 from orchestrator.grid.diagnostics import Findings, suggestion
-from orchestrator.grid.vocabulary import shown
+from orchestrator.grid.vocabulary import FIELD_NAMES, shown
+from orchestrator.grid.yaml import Path_
 from workloads import registry
 
 #: Figures of every workload, and whether more is better.
@@ -43,6 +47,8 @@ COMMON: Mapping[str, bool] = {
 #: Figures of which a card has a known amount, so that a bound may be a share of it.
 OF_CARD = ("peak_memory_bytes",)
 _CONSTRAINT = re.compile(r"\s*(<=|>=)\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(card)?\s*")
+#: What a search may stop at, with examples.
+_STOPS = {"hours": "6", "cells": "25 % or 40", "within": "2 %", "questions": "false"}
 _PERCENT = re.compile(r"\s*([0-9.]+)\s*%\s*")
 
 
@@ -62,12 +68,38 @@ class SearchBlock(BaseModel):
     stop: dict[str, Any] = Field(
         default_factory=dict,
         description="The search ends with the first that is reached: `hours: 6`, `cells: 25 %` (or "
-        "a number of cells), `within: 2 %` (no other cell is likely to be that much better). "
-        "Without any: `within: 2 %`.",
+        "a number of cells), `within: 2 %` (no other cell is likely to be that much better); "
+        "`questions: false` goes on after all questions have reached their confidence. Without "
+        "any: the questions, or `within: 2 %` where there are none.",
     )
     keep: str = Field(
         default="winner",
         description="`winner`, or `front`: also refine the front of throughput and latency.",
+    )
+
+
+class QuestionBlock(BaseModel):
+    """An entry of the `questions:` block: which setting is the best of some."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
+
+    best: str = Field(description="A figure with a better direction, such as throughput.")
+    about: dict[str, Any] = Field(
+        default_factory=dict,
+        alias="for",
+        description="Settings of the jobs that it is about, each with a value or a list of them; "
+        "left out: all.",
+    )
+    subject_to: dict[str, Any] = Field(
+        default_factory=dict, description="Figure: bound, as in `search:`."
+    )
+    confidence: Any = Field(
+        default=0.9,
+        description="Probability at which the answer is good enough: 0.9, or 90 %.",
+    )
+    within: Any = Field(
+        default="0 %",
+        description="Call a setting the best if no other is more than this better, such as 1 %.",
     )
 
 
@@ -97,6 +129,37 @@ class SearchSettings:
     cells_are_share: bool = False
     within: float | None = None
     front: bool = False
+    questions: bool = False  # end once all questions have reached their confidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A checked entry of ``questions:``."""
+
+    best: str
+    more_is_better: bool
+    about: tuple[tuple[str, tuple[Scalar, ...]], ...] = ()  # settings, each with its values
+    constraints: tuple[Constraint, ...] = ()
+    confidence: float = 0.9
+    within: float = 0.0
+
+    def covers(self, job: Job) -> bool:
+        """Return whether it is about a job."""
+        return all(str(setting_of(job, name)) in map(str, values) for name, values in self.about)
+
+    def __str__(self) -> str:
+        settings = [f"{name} {' or '.join(map(str, values))}" for name, values in self.about]
+        limits = [str(one) for one in self.constraints]
+        about = f" for {', '.join(settings)}" if settings else ""
+        return f"Best {self.best}{about}" + (f" with {', '.join(limits)}" if limits else "")
+
+
+def setting_of(job: Job, name: str) -> Scalar:
+    """The value of a setting of a job, a field or a parameter; None if it has none."""
+    return getattr(job, name) if name in _FIELDS else dict(job.parameters).get(name)
+
+
+_FIELDS = ("experiment", *FIELD_NAMES)
 
 
 def directions_of(workloads: Iterable[str]) -> dict[str, bool]:
@@ -109,15 +172,20 @@ def directions_of(workloads: Iterable[str]) -> dict[str, bool]:
     return known
 
 
-class SearchReader:
-    """Reads a ``search:`` block; problems go to the findings."""
+class ObjectivesReader:
+    """Reads ``search:`` and ``questions:``; problems go to the findings. What is returned for a
+    block with problems is not used. Engines in ``open_engines`` are those that a plan may choose.
+    """
 
-    def __init__(self, findings: Findings, jobs: Iterable[Job]) -> None:
-        self._findings = findings
-        self._known = directions_of(dict.fromkeys(job.workload for job in jobs))
+    def __init__(
+        self, findings: Findings, jobs: Iterable[Job], open_engines: Iterable[str] = ()
+    ) -> None:
+        self._findings, self._jobs = findings, tuple(jobs)
+        self._known = directions_of(dict.fromkeys(job.workload for job in self._jobs))
+        self._open_engines = frozenset(open_engines)
 
-    def read(self, raw: Mapping[str, Any]) -> SearchSettings:
-        """The settings; those of a block with problems are not used."""
+    def search(self, raw: Mapping[str, Any], *, questions: bool = False) -> SearchSettings:
+        """The settings of the search of a grid, with or without questions."""
         block = self._findings.structure(SearchBlock, raw, ("search",))
         objective = block.get("objective", "throughput")
         self._check_figure(("search", "objective"), objective)
@@ -125,24 +193,84 @@ class SearchReader:
         if keep not in ("winner", "front"):
             hint = suggestion(str(keep), ("winner", "front"))
             self._findings.complain(("search", "keep"), f"unknown: {shown(keep)}", hint)
-        stop = self._stop(block.get("stop", {}))
+        stop = {"questions": questions} | self._stop(block.get("stop", {}), questions=questions)
+        if not questions and len(stop) == 1:
+            stop["within"] = 0.02
         return SearchSettings(
             objective=objective,
             more_is_better=self._known.get(objective, True),
-            constraints=tuple(self._constraints(block.get("subject_to", {}))),
+            constraints=self._constraints(("search", "subject_to"), block.get("subject_to", {})),
             front=keep == "front",
-            **(stop or {"within": 0.02}),
+            **stop,
         )
 
-    def _check_figure(self, path: tuple[str, ...], name: str, *, key: bool = False) -> None:
+    def questions(self, raw: Sequence[Mapping[str, Any]]) -> tuple[Question, ...]:
+        """The questions of a grid."""
+        return tuple(self._question(("questions", at), one) for at, one in enumerate(raw))
+
+    def _question(self, path: Path_, raw: Mapping[str, Any]) -> Question:
+        block = self._findings.structure(QuestionBlock, raw, path)
+        best = block.get("best", "throughput")
+        self._check_figure((*path, "best"), best)
+        about = tuple(self._about((*path, "for"), block.get("for", {})))
+        question = Question(
+            best=best,
+            more_is_better=self._known.get(best, True),
+            about=about,
+            constraints=self._constraints((*path, "subject_to"), block.get("subject_to", {})),
+            confidence=self._share((*path, "confidence"), block.get("confidence", 0.9), "0.9"),
+            within=self._share((*path, "within"), block.get("within", "0 %"), "1 %"),
+        )
+        chosen = self._open_engines and any(name == "engine" for name, _ in about)
+        if not (self._findings.count or chosen or any(map(question.covers, self._jobs))):
+            message, hint = "no job has all of these settings", "leave one out"
+            self._findings.complain((*path, "for"), message, hint)
+        return question
+
+    def _about(
+        self, path: Path_, raw: Mapping[str, Any]
+    ) -> Iterator[tuple[str, tuple[Scalar, ...]]]:
+        """Settings with their values, which some jobs must have."""
+        names = dict.fromkeys(
+            (*_FIELDS, *(name for job in self._jobs for name, _ in job.parameters))
+        )
+        for name, value in raw.items():
+            if name not in names:
+                self._findings.unknown_key((*path, name), names)
+                continue
+            values = tuple(value) if isinstance(value, list) else (value,)
+            present = {str(setting_of(job, name)): None for job in self._jobs}
+            if name == "engine":
+                present |= dict.fromkeys(self._open_engines)
+            for one in values:
+                if self._jobs and str(one) not in present:
+                    hint = suggestion(str(one), present)
+                    self._findings.complain((*path, name), f"no job has {name} {shown(one)}", hint)
+            yield name, values
+
+    def _share(self, path: Path_, value: Any, example: str) -> float:
+        """A number below 1, or per cent."""
+        percent = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+        number = _number(percent[1]) if percent else None
+        share = number / 100 if number is not None else value
+        good = isinstance(share, int | float) and share is not True and 0 <= share < 1
+        if not good or (path[-1] == "confidence" and share < 0.5):
+            message = f"{shown(value)} is no {path[-1]}"
+            least = "from 0.5 to below 1" if path[-1] == "confidence" else "below 100 %"
+            self._findings.complain(path, message, f"{least}, such as `{path[-1]}: {example}`")
+            return 0.5
+        return float(share)
+
+    def _check_figure(self, path: Path_, name: str, *, key: bool = False) -> None:
         if name not in self._known:
             hint = suggestion(name, self._known)
             message = f"no figure with a better direction is called {shown(name)}"
             self._findings.complain(path, message, hint, key=key)
 
-    def _constraints(self, raw: Mapping[str, Any]) -> Iterator[Constraint]:
+    def _constraints(self, block: Path_, raw: Mapping[str, Any]) -> tuple[Constraint, ...]:
+        constraints = []
         for figure, text in raw.items():
-            path = ("search", "subject_to", figure)
+            path = (*block, figure)
             self._check_figure(path, figure, key=True)
             match = _CONSTRAINT.fullmatch(text) if isinstance(text, str) else None
             number = _number(match[2]) if match else None
@@ -154,11 +282,14 @@ class SearchReader:
                 message = f"a card has no amount of {figure}"
                 self._findings.complain(path, message, f"`card` is for {', '.join(OF_CARD)}")
                 continue
-            yield Constraint(
-                figure=figure, at_most=match[1] == "<=", bound=number, of_card=bool(match[3])
+            constraints.append(
+                Constraint(
+                    figure=figure, at_most=match[1] == "<=", bound=number, of_card=bool(match[3])
+                )
             )
+        return tuple(constraints)
 
-    def _stop(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+    def _stop(self, raw: Mapping[str, Any], *, questions: bool) -> dict[str, Any]:
         stop: dict[str, Any] = {}
         for name, value in raw.items():
             path = ("search", "stop", name)
@@ -176,11 +307,14 @@ class SearchReader:
             elif name == "within":
                 good = share is not None and 0 < share < 100
                 stop["within"] = share / 100 if share else None
+            elif name == "questions":
+                good = isinstance(value, bool) and (questions or not value)
+                stop["questions"] = value
             else:
-                self._findings.unknown_key(path, ("hours", "cells", "within"))
+                self._findings.unknown_key(path, _STOPS)
                 continue
             if not good:
-                hint = {"hours": "6", "cells": "25 % or 40", "within": "2 %"}[name]
+                hint = _STOPS[name]
                 message = f"{shown(value)} is no {name} to stop at"
                 self._findings.complain(path, message, f"such as `{name}: {hint}`")
         return stop

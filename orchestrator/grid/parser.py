@@ -27,7 +27,7 @@ from orchestrator.grid.axes import MAX_JOBS
 from orchestrator.grid.dependencies import problems_of_needs
 from orchestrator.grid.diagnostics import Findings, card_problems, refusal_problems, summed_up
 from orchestrator.grid.experiment import STRUCTURE, Expander, Experiment, ExperimentReader
-from orchestrator.grid.objectives import SearchReader, SearchSettings
+from orchestrator.grid.objectives import ObjectivesReader, Question, SearchSettings
 from orchestrator.grid.overrides import overridden
 from orchestrator.grid.vocabulary import (
     FIELD_NAMES,
@@ -40,6 +40,7 @@ from orchestrator.grid.vocabulary import (
 )
 from orchestrator.grid.yaml import Document, Path_, parse, read
 from workloads.base import MeasureSettings
+from workloads.engines import ENGINES
 from workloads.settings import declarations
 
 
@@ -55,6 +56,7 @@ class Grid:
     notes: tuple[str, ...] = ()  # for the reader, such as duplicate jobs
     commits: Mapping[str, str] = field(default_factory=dict)  # of names of the hub (``Revisions``)
     search: SearchSettings | None = None
+    questions: tuple[Question, ...] = ()
     document: Document = field(repr=False, compare=False)
     origins: Mapping[tuple[str, str, Scalar], Path_] = field(repr=False, compare=False)
 
@@ -143,22 +145,26 @@ class GridReader:
         expander = Expander(self.findings)
         planned = expander.expand(experiments)
         revisions = self.vocabulary.revisions
+        engines = frozenset(e.name for e in experiments if not e.engine_named)
+        objectives = ObjectivesReader(self.findings, planned, ENGINES if engines else ())
+        questions = [one for one in top.get("questions", ()) if one is not None]
         search = top.get("search")
         grid = Grid(
             name=top.get("name", ""),
             description=top.get("description", ""),
             results=top.get("results", ""),
             planned=planned,
-            open_engines=frozenset(e.name for e in experiments if not e.engine_named),
+            open_engines=engines,
             notes=(
                 *summed_up(self.findings.old_names),
                 *summed_up(expander.notes()),
                 *summed_up(revisions.notes if revisions else ()),
             ),
             commits=dict(revisions.commits) if revisions else {},
-            search=SearchReader(self.findings, planned).read(search)
+            search=objectives.search(search, questions=bool(questions))
             if search is not None
             else None,
+            questions=objectives.questions(questions),
             document=self.document,
             origins={
                 (experiment.name, *origin): path

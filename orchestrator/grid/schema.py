@@ -10,14 +10,15 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from pydantic import BaseModel
 
-from orchestrator.core.job import Accelerator
+from orchestrator.core.job import Accelerator, Job
 from orchestrator.core.settings import CAP, FIELDS, GOALS, LARGEST_CAP, JobFields
 from orchestrator.grid import SHIPPED_GRIDS
-from orchestrator.grid.objectives import SearchBlock
+from orchestrator.grid.objectives import QuestionBlock, SearchBlock
 from orchestrator.grid.vocabulary import (
     ExperimentBlock,
     GridFile,
@@ -45,6 +46,7 @@ def grid_schema() -> Schema:
     top["measure"] = {"$ref": "#/$defs/measure"}
     top["prices"] |= _mapping(_properties(PricesBlock))
     top["search"] |= _mapping(_properties(SearchBlock))
+    top["questions"]["items"] = {**_mapping(_properties(QuestionBlock)), "required": ["best"]}
     top["experiments"]["items"] = {"$ref": "#/$defs/experiment"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -277,6 +279,21 @@ def first_grid(
         lines += [
             f"#       {line}" for line in textwrap.wrap(_sentence(declared), width=_WIDTH - 8)
         ]
+    return "\n".join(lines) + "\n"
+
+
+def one_job_grid(job: Job, name: str, about: Sequence[str]) -> str:
+    """Text of the grid of one job, with lines about it as a comment."""
+    settings = {one: getattr(job, one) for one in FIELDS} | dict(job.parameters)
+    stops = {
+        one.name: getattr(job.measure, one.name)
+        for one in fields(job.measure)
+        if getattr(job.measure, one.name) != one.default
+    }
+    lines = [f"# {line}".rstrip() for line in about]
+    lines += [f"name: {name}", "experiments:", f"  - name: {_value(job.experiment)}"]
+    lines += [f"    {one}: {_value(value)}" for one, value in settings.items() if value is not None]
+    lines += [f"    measure: {json.dumps(stops)}"] if stops else []
     return "\n".join(lines) + "\n"
 
 

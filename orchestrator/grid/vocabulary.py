@@ -157,6 +157,9 @@ class GridFile(BaseModel):
         description="Measure the cells in an order that learns, and leave out those that no answer "
         "needs.",
     )
+    questions: list[dict[str, Any]] = Field(
+        default_factory=list, description="What is to be known when the run ends."
+    )
 
 
 FIELD_NAMES = tuple(JobFields.model_fields)

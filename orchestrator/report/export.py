@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,9 @@ def _findings(summary: Summary) -> dict[str, object]:
         ],
         "damaged": list(summary.damaged),
         "shared": dict(summary.shared),
+        "answers": [
+            asdict(one) | {"sentence": one.sentence, "basis": one.basis} for one in summary.answers
+        ],
         "best": [_ranking(ranking) for ranking in summary.rankings],
         "underway": summary.underway and _underway(summary.underway),
         "figures": dict(figure_data.without_empty({n: figures[n] for n in JSON_FIGURES})),

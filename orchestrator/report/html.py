@@ -38,7 +38,7 @@ from orchestrator.report.interactive import (
     shown_spans,
     span_count,
 )
-from orchestrator.report.sections import sections
+from orchestrator.report.sections import questions_section, sections
 from orchestrator.report.svg import SHAPES, precision_style
 from orchestrator.store import files as run_files
 from orchestrator.util import format as units
@@ -119,6 +119,7 @@ def render(
         jobs=jobs,
         left_out=left_out,
         answers=wording.answers(summary),
+        questions=questions_section(summary) if summary.answers else None,
         head_to_head=[one for one in every if one.id.startswith("head-")],
         sections=[one for one in every if not one.id.startswith("head-")],
         warned=_warnings(summary),

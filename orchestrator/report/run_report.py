@@ -87,6 +87,7 @@ def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurem
         prices=read_prices(store.path),
         stopped=status.stopping if status is not None and status.finished else "",
         predictions=read_predictions(store.path),
+        answers=status.answers if status is not None else (),
     )
     return summary, contents.measurements
 

@@ -60,6 +60,36 @@ def sections(summary: Summary) -> tuple[Section, ...]:
     return tuple(one for one in every if one.table.rows or one.note)
 
 
+def questions_section(summary: Summary) -> Section:
+    """Return the answers to the questions of the grid, with what they rest on."""
+    rows = tuple(
+        (
+            one.question,
+            Cell(text=one.job or "none", style="good" if one.reached else ""),
+            f"{one.bound} {units.number(one.value)}".lstrip() if one.job else units.MISSING,
+            f"{one.chance} of {one.confidence:.2f}",
+            f"{one.lead_text} of {one.next}" if one.next else units.MISSING,
+            one.basis,
+            "; ".join(one.changes) or "nothing that is likely",
+            one.file + (f"; as a server: {one.launch}" if one.launch else "") or units.MISSING,
+        )
+        for one in summary.answers
+    )
+    head = ("question", "best setting", "its figure", "probability", "ahead", "rests on")
+    return Section(
+        id="questions",
+        title="Answers",
+        menu="Answers",
+        table=Table(
+            head=(*head, "what would change it", "its grid"), rows=rows, numbers=(2,), noun="answer"
+        ),
+        note="The probability that no other cell is better and keeps the limits: by the intervals "
+        "of measured cells, and by predictions of the others. A predicted cell is never the answer."
+        if rows
+        else "",
+    )
+
+
 def _failing_cards(summary: Summary) -> Section:
     blamed = summary.timeline.blamed()
     return Section(

@@ -37,7 +37,7 @@ from orchestrator.report.blocks import (
     Style,
     Table,
 )
-from orchestrator.report.sections import predicted, sections
+from orchestrator.report.sections import predicted, questions_section, sections
 from orchestrator.util import format as units
 from orchestrator.util.format import markdown, one_line, tail, visible
 
@@ -67,13 +67,13 @@ def print_summary(
     parts += [_causes(summary), _retried(summary)]
     if verbose:
         parts += [_cards(summary), _provenance(summary)]
-    parts += [_rankings(summary), _answer(summary, page)]
+    parts += [_rankings(summary), _questions(summary), _answer(summary, page)]
     _print(console, [block for part in parts for block in part])
 
 
 def to_markdown(summary: Summary) -> str:
     """Return the whole summary as GitHub-flavoured Markdown."""
-    parts: list[Iterable[Block]] = [_answer(summary, ""), _headline(summary)]
+    parts: list[Iterable[Block]] = [_answer(summary, ""), _questions(summary), _headline(summary)]
     if summary.measured:
         every = sections(summary)
         sides = len(summary.head_to_head)
@@ -167,6 +167,11 @@ def _legend(summary: Summary) -> str:
             *(f"{STATES[state].short}: {STATES[state].meaning}" for state in states),
         ]
     )
+
+
+def _questions(summary: Summary) -> Iterator[Block]:
+    if summary.answers:
+        yield from _section(questions_section(summary))
 
 
 def _section(section: Section) -> Iterator[Block]:

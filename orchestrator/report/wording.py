@@ -248,6 +248,8 @@ _REASON_LENGTH = 160
 
 def answers(summary: Summary) -> tuple[str, ...]:
     """Return the sentences, most important first; empty if no row was written."""
+    if summary.answers:
+        return tuple(f"{one.question}: {one.sentence}." for one in summary.answers)
     if not summary.rankings:
         return _nothing_ranked(summary) if summary.measured else _nothing_measured(summary)
     sentences = [*filter(None, map(_sides, summary.head_to_head))]

@@ -62,6 +62,7 @@ class Invariants:
 
     max_attempts: int | None = None  # of a job
     judged: bool = False  # flagged rows are measured again
+    searched: bool = False  # winners are measured again
     work_until: float = inf  # nothing begins later, and nothing that is known to last longer
     over_by: float = inf  # the run is
     follow_clock: bool = True  # both are times of day, and move when that is set
@@ -165,8 +166,9 @@ class Invariants:
         if attempt.job_id in self.final:
             self.repeats[attempt.job_id] += 1
             succeeded = self.final[attempt.job_id].state is State.SUCCEEDED
-            few = self.repeats[attempt.job_id] <= job.measure.repeat_flagged
-            _must(self.judged and succeeded and few, "runs after its final row", attempt)
+            most = self.judged * job.measure.repeat_flagged + self.searched
+            few = self.repeats[attempt.job_id] <= most
+            _must(succeeded and few, "runs after its final row", attempt)
         _must(self.now < self.work_until, "runs after the time for work", attempt)
         if self.lasts_s is not None and attempt.job_id == job.job_id:  # no search
             ends = self.now + self.lasts_s(job)
@@ -213,7 +215,8 @@ class Invariants:
             if row.attempt.attempt_id in self.running:
                 self._give_up(row.attempt.attempt_id)
         if row.final:
-            repeat = self.judged and row.repeat and row.state is State.SUCCEEDED
+            again = self.judged or self.searched
+            repeat = again and row.repeat and row.state is State.SUCCEEDED
             _must(repeat or job_id not in self.final, "second final row", row)
             _must(row.state.terminal, f"final row in state {row.state}", row)
             _must(job_id not in self._job_running, "final row while it runs", row)

@@ -8,7 +8,7 @@ its reason. The order learns from rows, which the schedule does not read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from orchestrator.core.events import Command, RecordRow
@@ -26,14 +26,20 @@ class Order(Protocol):
     def governs(self, job_id: str) -> bool:
         """Return whether a job waits for its release."""
 
-    def release(self, free: Mapping[Accelerator, int], now: float) -> Sequence[str]:
-        """Ids of jobs to start now on so many free cards of each kind; each once in a run."""
+    def release(
+        self, free: Mapping[Accelerator, int], now: float, seconds: Callable[[str], float]
+    ) -> Sequence[str]:
+        """Ids of jobs to start now on so many free cards of each kind; each once in a run.
+        ``seconds`` are those of a job if it starts now, loading included."""
 
     def learn(self, row: RecordRow) -> None:
-        """Take in a row of a job that it governs."""
+        """Take in a row of any job."""
 
     def over(self, now: float) -> str:
         """Reason why the other jobs are left unmeasured; "" while the search goes on."""
+
+    def winners(self) -> Sequence[str]:
+        """Ids of the jobs that won, worth another measurement on another card."""
 
 
 class OrderedJobs:
@@ -42,9 +48,9 @@ class OrderedJobs:
     def __init__(
         self, order: Order | None, jobs: Sequence[PlannedJob], records: Mapping[str, JobState]
     ) -> None:
-        self._order = order
+        self._order, self._records = order, records
+        self._measured_again: set[str] = set()
         self._held: dict[str, JobState] = {}
-        self._governed: set[str] = set()
         self._widths: Counter[Accelerator] = Counter()  # cards that held jobs want, by kind
         if order is None:
             return
@@ -55,7 +61,6 @@ class OrderedJobs:
                 record.phase = Phase.HELD
                 self._held[job_id] = record
                 self._widths[record.job.accelerator] += record.width
-        self._governed = set(self._held)
 
     @property
     def has_more(self) -> bool:
@@ -63,12 +68,25 @@ class OrderedJobs:
         return bool(self._held)
 
     def take_in(self, row: RecordRow) -> None:
-        """Pass on a row of a governed job."""
-        if self._order is None or row.job.job_id not in self._governed:
+        """Pass on a row."""
+        if self._order is not None:
+            self._order.learn(row)
+            if row.final:
+                self._let_go(row.job.job_id)
+
+    def winners(self, pool: Pool) -> Iterator[JobState]:
+        """Take the winners of this kind of card that are yet to be measured again: last, once
+        nothing else is left to do, and each once."""
+        if self._order is None or self._held or pool.unfinished.total():
             return
-        self._order.learn(row)
-        if row.final:
-            self._let_go(row.job.job_id)
+        for job_id in self._order.winners():
+            record = self._records.get(job_id)
+            if record is None or job_id in self._measured_again:
+                continue
+            mine = record.job.accelerator == pool.cards.accelerator
+            if mine and record.job.measure.repeat_flagged and record.phase is Phase.DONE:
+                self._measured_again.add(job_id)
+                yield record
 
     def go_on(self, pools: Mapping[Accelerator, Pool], ledger: Ledger) -> Iterator[Command]:
         """Queue the next jobs, or end those that are left."""
@@ -86,7 +104,15 @@ class OrderedJobs:
             free = {kind: count for kind, count in free.items() if count > 0}
             if not free:
                 return
-            released = self._order.release(free, ledger.now)
+            warm = {worker.key for pool in pools.values() for worker in pool.cards.idle.values()}
+
+            def seconds(job_id: str) -> float:
+                record = self._records.get(job_id)
+                if record is None:  # reused, so it does not matter
+                    return 1.0
+                return record.duration if record.key in warm else record.cold_s
+
+            released = self._order.release(free, ledger.now, seconds)
             for job_id in released:
                 record = self._let_go(job_id)
                 if record is not None and record.phase is Phase.HELD:

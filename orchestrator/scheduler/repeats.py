@@ -1,9 +1,11 @@
-"""Repeats: rows that something disturbed are measured again before the run ends.
+"""Repeats: rows that something disturbed, and winners, are measured again before the run ends.
 
 A repeat starts only while nothing else waits for its kind of card, not even in a pause before a
 retry, and one at a time is queued, so that each goes by what is known by then: first those that
 could change an answer. It goes back when other work comes before it has begun. A repeat is not
 retried, and whatever becomes of it the row that it repeats stays: only a better one replaces it.
+
+Winners of a search come last, in a fresh process and if possible on another card.
 
 Flags are derived from measurements, which the schedule does not know: a ``FlagJudge`` is handed in.
 """
@@ -21,6 +23,11 @@ from orchestrator.scheduler.state import JobState, Phase
 
 if TYPE_CHECKING:
     from orchestrator.scheduler.pool import Pool
+
+
+#: Why a row is a repeat: the beginning of its reason.
+FLAGGED = "measured again, since its row was flagged"
+WON = "measured again on another card, since it won or is too close to call"
 
 
 class FlagJudge(Protocol):
@@ -46,7 +53,7 @@ class Repeats:
         self._judge, self._never = judge, never
         #: Jobs with a flagged row and a repeat left, by kind of card and id, with their flags.
         self._flagged: defaultdict[Accelerator, dict[str, JobState]] = defaultdict(dict)
-        self._flags: dict[str, str] = {}
+        self._why: dict[str, str] = {}
         self._active: defaultdict[Accelerator, dict[str, JobState]] = defaultdict(dict)
 
     def reuse(self, record: JobState, left: int) -> None:
@@ -65,7 +72,7 @@ class Repeats:
     def _add(self, record: JobState, flags: str) -> None:
         if record.job_id not in self._never:
             self._flagged[record.job.accelerator][record.job_id] = record
-            self._flags[record.job_id] = flags
+            self._why[record.job_id] = f"{FLAGGED}: {flags}"
 
     def worthwhile(self, pool: Pool) -> Iterator[JobState]:
         """Take jobs to repeat, the best first, while nothing waits for the pool's cards."""
@@ -76,6 +83,13 @@ class Repeats:
             record = flagged.pop(job_id)
             if pool.cards.has_set(record.width, lambda slot: slot.usable):
                 yield record
+
+    def prove(self, record: JobState) -> None:
+        """Have a winner measured in a fresh process, and if possible on other cards than before."""
+        self._why[record.job_id] = WON
+        record.send_elsewhere("card", sorted(record.cell_cards))
+        record.warm = False
+        record.expect(record.estimate)
 
     def begin(self, record: JobState) -> None:
         """Count a repeat that is being queued."""
@@ -96,25 +110,29 @@ class Repeats:
             return []
         for record in idle:
             record.repeats -= 1
-            self._add(record, self._flags[record.job_id])
+            self._put_back(record)
         return idle
+
+    def _put_back(self, record: JobState) -> None:
+        if record.job_id not in self._never and self._why[record.job_id] != WON:
+            self._flagged[record.job.accelerator][record.job_id] = record
 
     def row_of(self, record: JobState, row: RecordRow) -> Iterator[RecordRow]:
         """The row of a repeat, unless it never ran: final if it replaces the one before it."""
-        if row.attempt is None or self._judge is None:
+        if row.attempt is None:
             return
         row = replace(row, repeat=record.repeats, final=False)
-        why = f"measured again, since its row was flagged: {self._flags[record.job_id]}"
+        why = self._why[record.job_id]
         if row.state is not State.SUCCEEDED:
             yield replace(row, reason=f"{row.reason}; {why}; that row stands")
             return
-        better = self._judge.replaces(row)
+        better = self._judge is not None and self._judge.replaces(row)
         stands = "" if better else "; that row stands, since this one is no better"
         row = replace(row, final=better, reason=f"{why}{stands}")
         if better:
             self.consider(record, row)
         elif record.repeats < record.job.measure.repeat_flagged:
-            self._add(record, self._flags[record.job_id])
+            self._put_back(record)
         yield row
 
 

@@ -12,6 +12,7 @@ clock when the time of day is set (``ClockSet``). ``driver/loop.py`` and ``simul
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import inf
 
 from orchestrator.core.events import (
@@ -347,8 +348,10 @@ class Schedule:
                 again = self._repeat_next(pool)
 
     def _repeat_next(self, pool: Pool) -> bool:
-        """Queue the flagged row that is most worth a repeat, if nothing else waits."""
-        for record in self._repeats.worthwhile(pool):
+        """Queue the flagged row that is most worth a repeat, if nothing else waits; a winner if
+        nothing else is left."""
+        winners = self._winners(pool) if not self._ledger.unfinished else ()
+        for record in chain(self._repeats.worthwhile(pool), winners):
             record.expect(self._estimates.estimate(record.job))
             if self._ledger.now + record.cold_s <= self._ledger.work_until:
                 self._repeats.begin(record)
@@ -356,6 +359,12 @@ class Schedule:
                 self._deadline.watch(record)
                 return True
         return False
+
+    def _winners(self, pool: Pool) -> Iterator[JobState]:
+        for record in self._ordered.winners(pool):
+            if pool.cards.has_set(record.width, lambda slot: slot.usable):
+                self._repeats.prove(record)
+                yield record
 
     def _settle_needs(self) -> Iterator[Command]:
         """Queue the dependents of ended jobs, or end them as well."""

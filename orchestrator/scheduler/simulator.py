@@ -359,6 +359,7 @@ def simulate(
     schedule = Schedule(jobs, how, estimates, judge=judge, order=order)
     cluster = VirtualCluster(schedule, settings, truth, chance)
     cluster.invariants.judged = settings.faults.flagged > 0
+    cluster.invariants.searched = order is not None
     cluster.invariants.work_until = how.work_until
     cluster.invariants.over_by = how.work_until + how.stop_s
     cluster.invariants.stop_patience_s = how.stop_patience_s

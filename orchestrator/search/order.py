@@ -1,29 +1,44 @@
 """The search of a grid's cells as the order of its jobs (``scheduler/order.py``). Pure.
 
 A cell is a job with its replicates, which are released together. Rows of earlier runs of the grid
-count as measured, so a resumed run goes on with the same search.
+count as measured, so a resumed run goes on with the same search. Where the grid asks questions, the
+cells that matter most to those without a sure answer come first. Questions of a grid without a
+search are answered, too; its jobs then come in the schedule's own order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import mean
+from math import hypot, log
+from statistics import mean, pstdev
+from typing import NamedTuple
+
+import numpy as np
 
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import UNANSWERED, Accelerator, Job, Scalar, State
-from orchestrator.grid.objectives import COMMON, Constraint, SearchSettings
+from orchestrator.core.labels import labels_of
+from orchestrator.core.measurement import Doubt
+from orchestrator.core.status import Answered
+from orchestrator.grid.objectives import COMMON, Constraint, Question, SearchSettings
+from orchestrator.scheduler.repeats import WON
+from orchestrator.search.questions import LEAST_MEASURED, UNKNOWN_DEVIATION, Inquiry, Verdict
 from orchestrator.search.roofline import PARAMETERS, Mean, Plane, Roofline
 from orchestrator.search.search import Answer, Limit, Metric, Search
-from orchestrator.search.space import Role, Space
+from orchestrator.search.space import Floats, Role, Rows, Space
+from orchestrator.util.format import plural
 from workloads import registry
 
 #: Probability at which ``within`` is believed.
 SURE = 0.95
-#: Fewest measured cells before ``within`` may end a search: intervals of fewer are guesses.
-LEAST_MEASURED = 5
+#: Least seconds between two answers to the questions while rows come in, of so many cells at most;
+#: of more, as much longer. 10,000 cells take 1 s of one core, and 2 % of it.
+ANSWER_EVERY_S, ANSWERED_CELLS = 3.0, 500
 #: Spread of the roofline's level: a grid may be of any kind of card, or of none.
 _ANY_CARD = 2.0
+#: Seconds added to those of a cell, so that none is free.
+_MOMENT_S = 0.1
 #: The figures of a row by name; those of ``Constraint.of_card`` are named ``FIGURE/card``.
 Figures = Callable[[RecordRow], Mapping[str, float]]
 
@@ -87,28 +102,37 @@ class SearchOrder:
     """An ``Order`` of the scheduler: releases the cells that a search chooses."""
 
     search: Search
-    settings: SearchSettings
+    settings: SearchSettings | None  # None: the grid only asks questions
     cells: Sequence[Sequence[Job]]  # by row: the job and its replicates
     figures: Figures = field(default=lambda row: {})
+    doubt: Callable[[RecordRow], Doubt] = field(default=lambda row: Doubt())
+    questions: Sequence[Inquiry] = ()
+    labels: Sequence[str] = ()  # of cells
     ended: str = ""  # why, once it has
     _row_of: dict[str, int] = field(default_factory=dict)  # by job id
     _released: set[int] = field(default_factory=set)
-    _values: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)  # row, job, name
+    #: By row and job: its measurements, of which there are two of a winner.
+    _values: dict[int, dict[str, list[_Measured]]] = field(default_factory=dict)
+    _doubts: dict[int, Doubt] = field(default_factory=dict)
     _states: dict[int, dict[str, State]] = field(default_factory=dict)
     _began: float | None = None
     _answer: Answer | None = None
     _results: int = 0  # that were taken in
     _answered_for: int = -1  # results when the answer was computed
+    _verdicts: list[Verdict] = field(default_factory=list)
+    _verdicts_for: int = -1
+    _verdicts_at: float = float("-inf")
 
     @classmethod
     def of(
         cls,
         jobs: Iterable[Job],
-        settings: SearchSettings,
+        settings: SearchSettings | None,
         seed: int,
         figures: Figures = lambda row: {},
+        questions: Sequence[Question] = (),
     ) -> SearchOrder:
-        """A search of these jobs, none of which is measured."""
+        """A search of these jobs, none of which is measured; there are settings or questions."""
         by_cell: dict[str, list[Job]] = {}
         for job in jobs:
             by_cell.setdefault(job.cell_id, []).append(job)
@@ -118,65 +142,118 @@ class SearchOrder:
         def metric(name: str, *, more: bool) -> Metric:
             return Metric(name, mean_of(space, name), more_is_better=more)
 
-        limits = [
-            Limit(
-                metric(figure_of(constraint), more=not constraint.at_most),
-                constraint.bound,
-                at_most=constraint.at_most,
+        def limits(constraints: Iterable[Constraint]) -> list[Limit]:
+            return [
+                Limit(
+                    metric(figure_of(constraint), more=not constraint.at_most),
+                    constraint.bound,
+                    at_most=constraint.at_most,
+                )
+                for constraint in constraints
+            ]
+
+        main = settings if settings is not None else questions[0]
+        objective = main.objective if isinstance(main, SearchSettings) else main.best
+        front = settings is not None and settings.front
+        search = Search(
+            space,
+            metric(objective, more=main.more_is_better),
+            limits(main.constraints),
+            metric("latency_p50_s", more=False) if front else None,
+            seed=seed,
+        )
+        inquiries = [
+            Inquiry(
+                one,
+                # The same measurements and surrogates, another aim.
+                replace(
+                    search,
+                    objective=metric(one.best, more=one.more_is_better),
+                    limits=limits(one.constraints),
+                    second=None,
+                ),
+                np.array([row for row, jobs in enumerate(cells) if one.covers(jobs[0])], dtype=int),
             )
-            for constraint in settings.constraints
+            for one in questions
         ]
+        labels = labels_of([jobs[0] for jobs in cells])
         order = cls(
-            search=Search(
-                space,
-                metric(settings.objective, more=settings.more_is_better),
-                limits,
-                metric("latency_p50_s", more=False) if settings.front else None,
-                seed=seed,
-            ),
+            search=search,
             settings=settings,
             figures=figures,
             cells=cells,
+            questions=[one for one in inquiries if len(one.rows)],
+            labels=[str(labels[jobs[0].job_id]) for jobs in cells],
         )
         order._row_of = {job.job_id: row for row, jobs in enumerate(cells) for job in jobs}
         return order
 
-    def know(self, job_id: str, state: State, figures: Mapping[str, float]) -> None:
-        """Take in a job's result, of this run or of an earlier one."""
-        row = self._row_of.get(job_id)
+    def know(
+        self,
+        job_id: str,
+        state: State,
+        figures: Mapping[str, float],
+        doubt: Doubt | None = None,
+        *,
+        again: bool = False,
+    ) -> None:
+        """Take in a job's result, of this run or of an earlier one; ``again``: beside the one that
+        it has, unless that is surer."""
+        row, doubt = self._row_of.get(job_id), doubt or Doubt()
         if row is None or state in UNANSWERED:
             return
         self._results += 1
         self._states.setdefault(row, {})[job_id] = state
-        if state is State.SUCCEEDED:
-            self._values.setdefault(row, {})[job_id] = dict(figures)
-            of_jobs = list(self._values[row].values())
-            names = {name for values in of_jobs for name in values}
-            joined = {n: mean(v[n] for v in of_jobs if n in v) for n in names}
-            self.search.measured(row, joined)
-        elif row not in self._values and len(self._states[row]) == len(self.cells[row]):
+        if state is State.SUCCEEDED and doubt.usable:
+            known = self._values.setdefault(row, {}).setdefault(job_id, [])
+            if again and known and _worse(doubt, known[0].doubt):
+                return
+            known[:] = [*(known if again else ()), _Measured(figures, doubt)]
+            every = [one for of_job in self._values[row].values() for one in of_job]
+            if good := [one for one in every if not one.doubt.flags]:
+                self.search.flagged.discard(row)
+            else:
+                self.search.flagged.add(row)
+            every = good or every
+            self._doubts[row] = _joined_doubt(every)
+            self.search.measured(row, _joined(every))
+        elif not any(state is State.SUCCEEDED for state in self._states[row].values()) and (
+            len(self._states[row]) == len(self.cells[row])
+        ):  # a flagged row is no failure
             self.search.fails(row)
 
     def governs(self, job_id: str) -> bool:
-        """Return whether a job is one of the cells."""
-        return job_id in self._row_of
+        """Return whether a job is one of the cells of a search."""
+        return self.settings is not None and job_id in self._row_of
 
     def learn(self, row: RecordRow) -> None:
         """Take in a row; a cell whose job ended without an answer is not chosen again. The row of a
-        repeat is final only if it replaces the one before it."""
-        if row.final:
-            figures = self.figures(row) if row.state is State.SUCCEEDED else {}
-            self.know(row.job.job_id, row.state, figures)
-            self.search.running.discard(self._row_of[row.job.job_id])
+        repeat is final only if it replaces the one before it, except for that of a winner."""
+        again = bool(row.repeat) and row.reason.startswith(WON)
+        if row.job.job_id not in self._row_of or not (row.final or again):
+            return
+        good = row.state is State.SUCCEEDED
+        if good or not row.repeat:
+            figures, doubt = (self.figures(row), self.doubt(row)) if good else ({}, None)
+            self.know(row.job.job_id, row.state, figures, doubt, again=again)
+        self.search.running.discard(self._row_of[row.job.job_id])
 
-    def release(self, free: Mapping[Accelerator, int], now: float) -> Sequence[str]:
-        """Jobs of the next cells, until their cards are as many as are free."""
+    def release(
+        self,
+        free: Mapping[Accelerator, int],
+        now: float,
+        seconds: Callable[[str], float] | None = None,
+    ) -> Sequence[str]:
+        """Jobs of the next cells, until their cards are as many as are free; ``seconds`` are those
+        of a job if it starts now, loading included."""
         if self._began is None:
             self._began = now
+        if seconds is not None:
+            self._price(seconds)
         left = dict(free)
         jobs: list[Job] = []
         while any(count > 0 for count in left.values()):
-            rows = self.search.propose(sum(left.values()), barred=self._barred(left))
+            rows = self._next(sum(left.values()), self._barred(left), now)
             if not rows:
                 break
             for row in rows:
@@ -188,6 +265,42 @@ class SearchOrder:
                     jobs += self.cells[row]
         return [job.job_id for job in jobs]
 
+    def _price(self, seconds: Callable[[str], float]) -> None:
+        """Let gains count by card-second, so that of equals a model that is loaded comes first."""
+
+        def cost(rows: Rows) -> Floats:
+            of_cells = [self.cells[row] for row in rows]
+            return np.array(
+                [sum(j.cards * seconds(j.job_id) for j in jobs) + _MOMENT_S for jobs in of_cells]
+            )
+
+        for search in (self.search, *(one.search for one in self.questions)):
+            search.cost = cost
+
+    def _next(self, count: int, barred: Collection[int], now: float) -> list[int]:
+        """Rows to measure next: in turn for the questions that have no sure answer, the least sure
+        first, then for the search itself."""
+        verdicts = self.verdicts(now)
+        open_ones = [
+            (verdict.answered.probability, at)
+            for at, verdict in enumerate(verdicts)
+            if not (verdict.answered.reached or self._exhausted(self.questions[at]))
+        ]
+        chosen: list[int] = []
+        for _, at in sorted(open_ones):
+            inquiry = self.questions[at]
+            share = -(-count // len(open_ones))
+            others = np.setdiff1d(np.arange(len(self.cells)), inquiry.rows)
+            away = {*barred, *chosen, *map(int, others)}
+            chosen += inquiry.search.propose(min(share, count - len(chosen)), barred=away)
+        return chosen or self.search.propose(count, barred=barred)
+
+    def _exhausted(self, inquiry: Inquiry) -> bool:
+        """Return whether every cell of a question has its results."""
+        return all(
+            len(self._states.get(int(row), ())) == len(self.cells[row]) for row in inquiry.rows
+        )
+
     def over(self, now: float) -> str:
         """Reason why the search ended, or ""."""
         self.ended = self.ended or self._end(now)
@@ -195,6 +308,8 @@ class SearchOrder:
 
     def _end(self, now: float) -> str:
         settings, size = self.settings, len(self.cells)
+        if settings is None:
+            return ""
         lasted = now - self._began if self._began is not None else 0.0
         if settings.hours is not None and lasted >= settings.hours * 3600:
             return f"the search ended: its {settings.hours:g} hours are over"
@@ -211,6 +326,18 @@ class SearchOrder:
                     f"the search ended: no other cell is more than {settings.within:.0%} better, "
                     f"with probability {answer.probability:.2f}"
                 )
+        if settings.questions and self.questions:
+            verdicts = self.verdicts(now)
+            sure = sum(verdict.answered.reached for verdict in verdicts)
+            left = [
+                inquiry
+                for inquiry, verdict in zip(self.questions, verdicts, strict=True)
+                if not (verdict.answered.reached or self._exhausted(inquiry))
+            ]
+            if not left:
+                of = f"{sure} of {plural(len(verdicts), 'question')}"
+                rest = "; of the others every cell is measured" if sure < len(verdicts) else ""
+                return f"the search ended: {of} reached the confidence asked for{rest}"
         return ""
 
     def left_out(self, job_id: str) -> bool:
@@ -221,28 +348,101 @@ class SearchOrder:
         """The best cell so far, computed once for the same measurements."""
         if self._answered_for != self._results:
             self._answered_for = self._results
-            self._answer = self.search.answer(self.settings.within or 0.0)
+            within = self.settings.within if self.settings is not None else None
+            self._answer = self.search.answer(within or 0.0)
         return self._answer
+
+    def verdicts(self, now: float = float("inf")) -> list[Verdict]:
+        """The present answers to the questions, computed once for the same measurements and not
+        oftener than every few seconds."""
+        pause_s = ANSWER_EVERY_S * max(1.0, len(self.cells) / ANSWERED_CELLS)
+        due = now >= self._verdicts_at + pause_s or not self._verdicts
+        if self._verdicts_for != self._results and due:
+            self._verdicts_for = self._results
+            self._verdicts_at = now if now < float("inf") else self._verdicts_at
+            self._verdicts = [one.verdict(self.labels, self._doubts) for one in self.questions]
+        return self._verdicts
+
+    def answers(self, now: float = float("inf")) -> tuple[Answered, ...]:
+        """The present answers, see ``verdicts``."""
+        return tuple(map(self._with_repeats, self.verdicts(now)))
+
+    def _with_repeats(self, verdict: Verdict) -> Answered:
+        """The answer with the number of its measurements and how far they lie apart."""
+        answered, objective = verdict.answered, verdict.answered.figure
+        every = [] if verdict.row is None else self._values[verdict.row].values()
+        rates = [one.figures[objective] for of_job in every for one in of_job]
+        jobs = () if verdict.row is None else self.cells[verdict.row]
+        return replace(
+            answered,
+            job_id=jobs[0].job_id if jobs else "",
+            times=len(rates),
+            apart=max(rates) / min(rates) - 1 if rates else 0.0,
+        )
+
+    def winners(self) -> list[str]:
+        """Ids of the jobs that won, and of those too close to call, unless they have replicates:
+        worth another measurement."""
+        rows = [row for verdict in self.verdicts() for row in (verdict.row, verdict.rival)]
+        answer = self.answer() if self.settings is not None else None
+        rows += [answer.row] if answer is not None else []
+        return [
+            next(job.job_id for job in self.cells[row] if job.job_id in self._values[row])
+            for row in dict.fromkeys(rows)
+            if row is not None and len(self.cells[row]) == 1
+        ]
 
     def text(self) -> str:
         """The present answer in a line."""
-        answer, name = self.answer(), self.settings.objective
+        answer, settings, name = self.answer(), self.settings, self.search.objective.name
         tried = f"{self._measured()} of {len(self.cells)} cells measured"
         if answer is None:
-            limits = ", ".join(map(str, self.settings.constraints))
+            limits = ", ".join(map(str, settings.constraints if settings is not None else ()))
             return f"no measured cell keeps {limits} ({tried})" if limits else tried
         lead = f", {answer.lead:.1%} ahead of the next" if answer.next_row is not None else ""
-        within = f"within {self.settings.within:.0%} of " if self.settings.within else ""
+        share = settings.within if settings is not None else None
+        within = f"within {share:.0%} of " if share else ""
         return (
             f"best {name} {answer.value:.5g}: {self.cells[answer.row][0].label}{lead}; {within}the "
             f"best of all with probability {answer.probability:.2f} ({tried})"
         )
 
     def _measured(self) -> int:
-        return len(self.search.values.get(self.settings.objective, {}))
+        return len(self.search.values.get(self.search.objective.name, {}))
 
     def _barred(self, free: Mapping[Accelerator, int]) -> Collection[int]:
         """Rows that were released, or for whose kind of card none is free."""
         kinds = {kind for kind, count in free.items() if count > 0}
         others = {row for row, jobs in enumerate(self.cells) if jobs[0].accelerator not in kinds}
         return self._released | others
+
+
+class _Measured(NamedTuple):
+    figures: Mapping[str, float]
+    doubt: Doubt
+
+
+def _worse(doubt: Doubt, other: Doubt) -> bool:
+    """Return whether a row says less than another, by its flags."""
+    return (bool(doubt.flags), bool(doubt.better_by)) > (bool(other.flags), bool(other.better_by))
+
+
+def _joined(every: Sequence[_Measured]) -> dict[str, float]:
+    """Means of the figures of a cell."""
+    names = {name for one in every for name in one.figures}
+    return {n: mean(one.figures[n] for one in every if n in one.figures) for n in names}
+
+
+def _joined_doubt(every: Sequence[_Measured]) -> Doubt:
+    """The doubt about means: that of each row, and the spread between rows."""
+    deviations, better_by = {}, {}
+    for name in {name for one in every for name in one.figures}:
+        those = [one for one in every if one.figures.get(name, 0.0) > 0]
+        if not those:
+            continue
+        own = mean(one.doubt.deviations.get(name, UNKNOWN_DEVIATION) for one in those)
+        spread = pstdev([log(one.figures[name]) for one in those])
+        deviations[name] = hypot(own / len(those) ** 0.5, spread / max(len(those) - 1, 1) ** 0.5)
+        if more := min(one.doubt.better_by.get(name, 0.0) for one in those):
+            better_by[name] = more
+    return Doubt(deviations, better_by)

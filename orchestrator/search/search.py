@@ -23,7 +23,7 @@ from orchestrator.search.acquisition import (
     probability_below,
 )
 from orchestrator.search.roofline import Mean, Plane
-from orchestrator.search.space import Floats, Space
+from orchestrator.search.space import Floats, Rows, Space
 from orchestrator.search.surrogate import Belief, Kernel, Surrogate
 
 #: Cells that one decision looks at: the best of the last one, and others in turn.
@@ -102,6 +102,7 @@ class Search:
     values: dict[str, dict[int, float]] = field(default_factory=dict)  # by metric, of rows
     failed: set[int] = field(default_factory=set)
     running: set[int] = field(default_factory=set)
+    flagged: set[int] = field(default_factory=set)  # measured, and no answer
     _surrogates: dict[str, Surrogate] = field(default_factory=dict)
     _success: Surrogate | None = None
     _promising: list[int] = field(default_factory=list)
@@ -169,7 +170,7 @@ class Search:
                 beliefs = {name: _believed(b, correlation, at) for name, b in beliefs.items()}
         return chosen[:count]
 
-    def predictions(self, metric: Metric, rows: Sequence[int]) -> Belief:
+    def predictions(self, metric: Metric, rows: Rows) -> Belief:
         """Beliefs about the log of a metric of these cells."""
         return self._believe(metric, np.asarray(rows, dtype=np.intp))
 
@@ -220,6 +221,7 @@ class Search:
             row: value
             for row, value in self._measured.items()
             if row not in self.failed
+            and row not in self.flagged
             and all(
                 (other := self.values.get(limit.metric.name, {}).get(row)) is not None
                 and limit.keeps(other)

@@ -59,6 +59,12 @@ JOURNAL = "begun.log"
 RESERVE = ".reserve"
 RUN_ID = "run.id"
 
+
+def answer_file(number: int) -> str:
+    """Name of the grid of the answer to a question, from 1."""
+    return f"answer-{number}.yaml"
+
+
 _TRACE = re.compile(r"trace-[A-Za-z0-9._-]{1,200}\.json\.gz")
 
 

@@ -25,7 +25,7 @@ from orchestrator.core.events import (
 )
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.core.status import BestSoFar, CardStatus, FailedAttempt, RunStatus
+from orchestrator.core.status import Answered, BestSoFar, CardStatus, FailedAttempt, RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.util import output
 from orchestrator.util.format import duration, one_line, plural
@@ -66,7 +66,8 @@ def summary_line(status: RunStatus) -> str:
     if status.slow_cards:
         parts.append(plural(len(status.slow_cards), "slow card"))
     parts += [f"{what}: {why}" for what, why in _notes(status).items()]
-    parts += map(best_text, status.best[:1])
+    parts += map(answer_text, status.answers)
+    parts += map(best_text, status.best[: 0 if status.answers else 1])
     if status.driver_died:
         parts.append("NO DRIVER: it died; the same `nightgrid run` or `submit` resumes it")
     return " | ".join(parts)
@@ -154,6 +155,11 @@ def best_text(best: BestSoFar) -> str:
     provisional = f" (provisional: {best.provisional})" if best.provisional else ""
     rate = f"{_three_digits(best.per_s)} {best.unit}"
     return f"best of {best.rows} so far: {best.job} {rate}{provisional}"
+
+
+def answer_text(answer: Answered) -> str:
+    """Return the present answer to a question."""
+    return f"{answer.question}: {answer.sentence} ({answer.basis})"
 
 
 def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
@@ -282,7 +288,8 @@ def render(status: RunStatus, *, height: int | None = None) -> RenderableType:
     rates = Text("   ".join([assigned, *rate_texts(status)]), overflow="ellipsis", no_wrap=True)
     failures = status.failures[:SHOWN_FAILURES]
     after: list[RenderableType] = [_failure_lines(failures, status.at)] if failures else []
-    standing = [flags_text(status), *map(best_text, status.best[:SHOWN_BEST])]
+    answers = map(answer_text, status.answers[:SHOWN_BEST])
+    standing = [flags_text(status), *answers, *map(best_text, status.best[:SHOWN_BEST])]
     for text in filter(None, standing):
         after.append(Text(text, style="cyan", overflow="ellipsis", no_wrap=True))
     notes = _notes(status)

@@ -203,6 +203,8 @@ def _status_values(status: RunStatus) -> dict[str, Any]:
     """Return the status with derived values and sanitised reasons."""
     values = dataclasses.asdict(status)
     values |= {"assigned": status.assigned, "jobs_per_h": status.jobs_per_h}
+    for answer, own in zip(values["answers"], status.answers, strict=True):
+        answer |= {"sentence": own.sentence, "basis": own.basis}
     for failure in values["failures"]:
         failure["reason"] = one_line(failure["reason"], REASON_LENGTH)
     return values

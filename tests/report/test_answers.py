@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
 from measurement_factory import Night, a_job, precision_grid, printed, with_interval
 
+from orchestrator.analysis.rankings import doubt_of
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.status import Answered
 from orchestrator.report.charts import front_figure, heat_map, throughput_curve
+from orchestrator.report.export import to_json
 from orchestrator.report.html import render
 from orchestrator.report.text import to_markdown
 from orchestrator.report.wording import answers
@@ -54,6 +58,65 @@ def test_the_headline_is_the_answer() -> None:
     text = printed(summary, width=300, page="/there/report.html")
     assert text.rstrip().splitlines()[-2:] == [told, "page: /there/report.html"]
     assert f"**{told}**" in to_markdown(summary).replace("\\", "")
+
+
+def test_what_a_row_leaves_open() -> None:
+    calm = doubt_of(measured(100.0, 5.0))
+    deviation = calm.deviations["throughput"]
+    assert deviation == pytest.approx(0.05 / 1.96, rel=0.01)
+    assert not calm.better_by and not calm.flags
+    disturbed = {"processor_wait_share": 0.5, "processor_cores": 0.5}
+    bound = doubt_of(replace(measured(100.0, 5.0), **disturbed))
+    assert bound.better_by["ttft_s"] == bound.better_by["throughput"] > 0.69
+    assert not bound.flags and "peak_memory_bytes" not in bound.better_by
+    assert doubt_of(replace(measured(100.0), warmup_end="limit")).flags == "not_steady"
+    assert doubt_of(measured(100.0, None)).deviations == {}
+
+
+def test_answers_to_questions_come_first_with_what_they_rest_on() -> None:
+    rows = [measured(100.0, precision="fp32"), measured(180.0, precision="bf16")]
+    sure = Answered(
+        question="best throughput for model <m>",
+        figure="throughput",
+        job="bf16 b=8",
+        job_id=rows[1].job_id,
+        value=180.0,
+        probability=0.97,
+        confidence=0.9,
+        reached=True,
+        next="fp32 b=8",
+        lead=0.8,
+        lead_low=0.7,
+        lead_high=0.9,
+        measured=2,
+        predicted=5,
+        changes=("int8, predicted at 150 ±20%, is better with probability 0.03",),
+        file="answer-1.yaml",
+        launch="python -m server --model=m",
+    )
+    none = Answered(question="best ttft_s", figure="ttft_s", confidence=0.9, unknown=7)
+    summary = summarize(rows, answers=(sure, none))
+    sentence = (
+        "best throughput for model <m>: bf16 b=8 (throughput 180.0), the best with probability "
+        "0.97, 80.0% (70.0% to 90.0%) ahead of fp32 b=8."
+    )
+    assert answers(summary)[0] == sentence
+    page = render(summary, rows)
+    assert page.index("<h1>best throughput for model &lt;m&gt;: bf16") < page.index(
+        'id="questions"'
+    )
+    assert page.index('id="questions"') < page.index('id="best"')
+    text = printed(summary, width=300)
+    for shown in (page, text, to_markdown(summary).replace("\\", "")):
+        assert "cells: 2 measured, 5 predicted; confidence 0.90 reached" in shown
+        assert "int8, predicted at 150 ±20%, is better with probability 0.03" in shown
+        assert "no measured setting keeps the limits" in shown
+        assert "answer-1.yaml; as a server: python -m server --model=m" in shown
+    first, second = json.loads(to_json(summary))["answers"]
+    assert first["probability"] == 0.97 and first["file"] == "answer-1.yaml"
+    assert (
+        second["job"] == "" and second["basis"] == "cells: 7 not known; confidence 0.90 not reached"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from schedule_cases import Fixed, job, nodes, planned
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Job, State
 from orchestrator.core.plan import PlannedJob
-from orchestrator.grid.objectives import Constraint, SearchSettings
+from orchestrator.grid.objectives import Constraint, Question, SearchSettings
 from orchestrator.scheduler.simulator import Faults, SimulationResult, SimulationSettings, simulate
 from orchestrator.search.order import SearchOrder
 
@@ -166,3 +166,80 @@ def test_a_repeat_counts_only_if_it_replaces_the_row_before_it() -> None:
     order.learn(row)
     answer = order.answer()
     assert answer is not None and answer.value == 120.0
+
+
+QUESTIONS = (
+    Question(best="throughput", more_is_better=True, about=(("model", ("m1",)),), within=0.02),
+    Question(best="throughput", more_is_better=True, about=(("model", ("m2",)),), within=0.02),
+)
+
+
+def with_questions(**changes: object) -> SearchOrder:
+    chosen = settings(**({"within": None, "questions": True} | changes))
+    return SearchOrder.of(JOBS, chosen, seed=1, figures=figures, questions=QUESTIONS)
+
+
+def test_a_search_ends_when_its_questions_have_their_confidence() -> None:
+    order = with_questions()
+    rows = by_state(night(order))
+    assert all("2 of 2 questions reached" in row.reason for row in rows[State.NOT_STARTED])
+    assert len(rows[State.SUCCEEDED]) < len(JOBS) / 2
+    for answer, model in zip(order.answers(), ("m1", "m2"), strict=True):
+        assert answer.reached
+        assert answer.value >= 0.98 * best([one for one in JOBS if one.model == model])
+
+
+def test_a_search_may_go_on_after_its_questions() -> None:
+    rows = by_state(night(with_questions(questions=False)))
+    assert len(rows[State.SUCCEEDED]) == len(JOBS)
+
+
+def test_cells_of_no_question_are_not_measured() -> None:
+    order = with_questions()
+    order.questions = order.questions[:1]
+    rows = by_state(night(order))
+    assert {row.job.model for row in rows[State.SUCCEEDED]} == {"m1"}
+
+
+def test_questions_alone_hold_no_job_back() -> None:
+    order = SearchOrder.of(JOBS, None, seed=1, figures=figures, questions=QUESTIONS)
+    rows = by_state(night(order))
+    assert len(rows[State.SUCCEEDED]) == len(JOBS)
+    assert all(answer.measured == 24 for answer in order.answers())
+
+
+def test_winners_are_measured_again_last_on_another_card() -> None:
+    order = with_questions()
+    learned: list[RecordRow] = []
+    order.figures = lambda row: learned.append(row) or figures(row)  # type: ignore[func-returns-value]
+    result = night(order)
+    again = [row for row in learned if row.repeat]
+    assert result.repeats == len(again) == 2 and learned[-2:] == again
+    assert {row.job.job_id for row in again} == {answer.job_id for answer in order.answers()}
+    assert all(answer.times == 2 for answer in order.answers())
+    for row in again:
+        first = next(one for one in learned if one.job.job_id == row.job.job_id)
+        assert first.attempt is not None and row.attempt is not None
+        assert row.attempt.cards != first.attempt.cards
+        assert row.reason.startswith("measured again on another card")
+    alone = with_questions()
+    assert night(alone, cards=1).repeats == 2  # on the card that there is, in a fresh process
+
+
+def test_no_winner_is_measured_again_where_no_row_is_repeated() -> None:
+    jobs = [replace(one, measure=replace(one.measure, repeat_flagged=0)) for one in JOBS]
+    order = SearchOrder.of(jobs, settings(), seed=1, figures=figures)
+    assert night(order, planned(*jobs)).repeats == 0
+
+
+def test_a_model_that_is_loaded_comes_before_another_of_equal_promise() -> None:
+    order = SearchOrder.of(JOBS, settings(), seed=1, figures=figures)
+    free = {JOBS[0].accelerator: 1}
+    loaded = {"m2": 1.0, "m1": 500.0}
+    by_id = {one.job_id: one for one in JOBS}
+    released = [
+        by_id[job_id].model
+        for _ in range(6)
+        for job_id in order.release(free, 0.0, lambda job_id: loaded[by_id[job_id].model])
+    ]
+    assert released[1:] == ["m2"] * 5

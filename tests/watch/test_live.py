@@ -16,7 +16,7 @@ from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import NodeJoined, NodeLeft, RecordRow, WorkerStopped
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
-from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
+from orchestrator.core.status import Answered, CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.driver.board import Board
 from orchestrator.util.format import duration
 from orchestrator.watch.live import (
@@ -61,6 +61,20 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 
 
 QUEUED = tuple(replace(card, phase="queued") for card in STATUS.cards)
+ANSWER = Answered(
+    question="best ttft_s",
+    figure="ttft_s",
+    job="b=8",
+    value=0.25,
+    bound="at most",
+    probability=0.84,
+    confidence=0.9,
+    within=0.02,
+    times=2,
+    apart=0.012,
+    measured=9,
+    failed=3,
+)
 SILENT = "the cluster's control store has not answered since 03:00:00, for 12 s"
 RATES = (
     Rate(unit="tokens/s", per_s=1204.4, jobs=12),
@@ -91,6 +105,12 @@ RATES = (
             {"cards": (), "finished": True, "stopping": "SIGTERM received"},
             "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1m05s so far | "
             "STOPPED (SIGTERM received): 15 of 48 jobs measured",
+        ),
+        (
+            {"cards": (), "eta_s": None, "answers": (ANSWER,)},
+            "17/48 jobs | 2 FAILED | 15 SUCCEEDED | 1m05s so far | best ttft_s: b=8 (ttft_s at "
+            "most 0.2500), within 2% of the best with probability 0.84 (cells: 9 measured, 3 "
+            "failed; confidence 0.90 not reached; it was measured 2 times, 1.2% apart)",
         ),
         (
             {"cards": (), "eta_s": None, "trouble": SILENT},

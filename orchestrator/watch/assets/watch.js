@@ -123,6 +123,18 @@ function best(state) {
   });
 }
 
+function answers(state) {
+  const all = state.status ? state.status.answers : [];
+  keyed(byId("answers"), all, (answer) => answer.question, (answer) => {
+    const item = element("li", "answer");
+    item.append(element("b", "", answer.question), ": ", element("span"), element("small", "quiet"));
+    return item;
+  }, (item, answer) => {
+    setText(item.children[1], answer.sentence);
+    setText(item.children[2], ` ${answer.basis}`);
+  });
+}
+
 function sensors(card) {
   const parts = [];
   if (card.power_w != null) parts.push(`${number(card.power_w)} W`);
@@ -232,7 +244,7 @@ function show(state) {
   byId("progress").hidden = !state.status;
   if (state.status) { byId("progress").max = state.status.total || 1; byId("progress").value = state.status.done; }
   byId("report").hidden = !state.report;
-  key(state); states(state); banners(state); best(state); cards(state); failures(state); rows(state);
+  key(state); states(state); answers(state); banners(state); best(state); cards(state); failures(state); rows(state);
 }
 
 let timer = 0;

@@ -1,0 +1,129 @@
+"""The search and the questions of a run: what earlier rows say, and a ready file for each answer.
+
+An answer's file is the grid of its one job, which `nightgrid run` takes as it is. Where the engine
+serves, the command that starts it as a server stands in the file, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from orchestrator.analysis.metrics import named_figures
+from orchestrator.analysis.rankings import doubt_of
+from orchestrator.analysis.selection import newest_final
+from orchestrator.core.job import Job, State
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import Action, Plan
+from orchestrator.core.status import Answered
+from orchestrator.grid.parser import Grid
+from orchestrator.grid.schema import one_job_grid
+from orchestrator.scheduler.repeats import WON
+from orchestrator.store import files as run_files
+from orchestrator.store.store import Store
+from workloads.base import Request
+from workloads.engines import ENGINES, engine_function
+from workloads.registry import WORKLOADS, find_workload
+from workloads.serving.servers import command_line
+
+if TYPE_CHECKING:
+    from orchestrator.search.order import SearchOrder
+
+
+def order_of(grid: Grid, plan: Plan, store: Store, seed: int) -> SearchOrder | None:
+    """The search of a grid's cells with its questions and with what earlier runs measured; None
+    for a grid that has neither."""
+    if grid.search is None and not grid.questions:
+        return None
+    # Its arrays take a tenth of a second to import, which other runs need not wait for.
+    from orchestrator.search.order import SearchOrder
+
+    actions, workloads = (Action.RUN, Action.REUSE), {job.workload for job in grid.jobs()}
+    jobs = [planned.job for planned in plan.jobs if planned.action in actions]
+    jobs = [job for job in jobs if job.workload in workloads]  # those that a plan adds are no cells
+    order = SearchOrder.of(jobs, grid.search, seed, questions=grid.questions)
+    rows = store.measurements(samples=False)
+    for row in _in_turn(rows):
+        figures, doubt = named_figures(row), doubt_of(row)
+        again = row.reason.startswith(WON)
+        order.know(row.job_id, row.state, figures, doubt, again=again)
+    return order
+
+
+def _in_turn(rows: Sequence[Measurement]) -> Iterator[Measurement]:
+    """The newest final row of each job; of a winner its two measurements."""
+    measured: defaultdict[str, list[Measurement]] = defaultdict(list)
+    for row in rows:
+        if row.state is State.SUCCEEDED and row.purpose == "measure":
+            measured[row.job_id].append(row)
+    for final in newest_final(rows):
+        both = measured[final.job_id][-2:]
+        if final.state is State.SUCCEEDED and both and both[-1].reason.startswith(WON):
+            yield from both
+        else:
+            yield final
+
+
+def _jobs(answers: tuple[Answered, ...], plan: Plan) -> dict[str, Job]:
+    wanted = {one.job_id for one in answers}
+    return {p.job.job_id: p.job for p in plan.jobs if p.job.job_id in wanted}
+
+
+def with_files(answers: tuple[Answered, ...], plan: Plan) -> tuple[Answered, ...]:
+    """The answers with the names of their files and the commands that serve them."""
+    jobs = _jobs(answers, plan)
+    return tuple(
+        replace(
+            one,
+            file=run_files.answer_file(number),
+            launch=launch_of(jobs[one.job_id]),
+        )
+        if one.job_id in jobs
+        else one
+        for number, one in enumerate(answers, 1)
+    )
+
+
+def write_files(answers: tuple[Answered, ...], plan: Plan, store: Store) -> list[str]:
+    """Write the answers' files; returns lines about each answer."""
+    lines, jobs = [], _jobs(answers, plan)
+    for number, one in enumerate(answers, 1):
+        lines.append(f"question {number}: {one.question}: {one.sentence} ({one.basis})")
+        if one.job_id in jobs:
+            name = f"{store.run[:48]}-answer-{number}"
+            about = [f"{one.question}:", one.sentence, f"({one.basis})"]
+            about += ["", f"As a server: {one.launch}"] if one.launch else []
+            store.write_file(one.file, one_job_grid(jobs[one.job_id], name, about))
+            lines.append(f"  its grid: {store.path / one.file}")
+            lines += [f"  its server: {one.launch}"] if one.launch else []
+    return lines
+
+
+def launch_of(job: Job) -> str:
+    """The command that serves the setting of a job; "" if its engine cannot, or is not here."""
+    entry, engine = WORKLOADS.get(job.workload), ENGINES.get(job.engine)
+    if entry is None or engine is None or entry.ability not in ("serve", "generate"):
+        return ""
+    if "serve" not in engine.abilities:
+        return ""
+    # The model and the engine's library may be on the nodes only.
+    with contextlib.suppress(Exception):
+        device = job.accelerator.device
+        parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
+        request = Request(
+            workload=job.workload,
+            model=job.model,
+            dataset=job.dataset,
+            precision=job.precision,
+            batch_size=job.batch_size if isinstance(job.batch_size, int) else 1,
+            engine=job.engine,
+            residency_key=job.residency_key,
+            parameters=parameters,
+            settings=settings,
+            measure=job.measure,
+        )
+        return command_line(engine_function(job.engine, "serve", device), request, device)
+    return ""
