@@ -10,6 +10,7 @@ from wheels import make_wheel, use_only
 from orchestrator.core.job import Accelerator, Job
 from orchestrator.worker.layers import (
     available_versions,
+    layer_findings,
     layer_if_made,
     layer_notes,
     layer_versions,
@@ -17,6 +18,7 @@ from orchestrator.worker.layers import (
 )
 from workloads import registry
 from workloads.base import BadConfiguration
+from workloads.devices import Level
 
 WORKLOAD = "text-encoding"
 
@@ -115,3 +117,12 @@ def test_a_plan_says_what_nodes_install_and_about_how_large_it_is() -> None:
         "software planted==1.0 numpy==1.0",
     ]
     assert " MB, by what is installed here" in notes[0] and "and more" in notes[1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("wheels")
+def test_doctor_names_what_would_be_installed_and_what_cannot_be() -> None:
+    able, unable = layer_findings([a_job("planted==1.0"), a_job("planted==7.0"), a_job("default")])
+    assert able.level is Level.NOTE
+    assert able.message.startswith("planted==1.0 would install planted==1.0, planted_below==1.2;")
+    assert unable.level is Level.ERROR and "planted==7.0 cannot be installed" in unable.message
