@@ -9,6 +9,7 @@ from workloads.data.datasets import DatasetParameters, dataset_notes, dataset_re
 from workloads.engines import ENGINES, elsewhere
 from workloads.engines.base import Ability, EngineSpec
 from workloads.models.catalog import checkpoint_kind
+from workloads.models.random_weights import PREFIX as RANDOM
 from workloads.models.rules import look_notes, look_refusals, text_refusals
 from workloads.registry import (
     TASKS,
@@ -90,7 +91,16 @@ def engine_refusals(job: JobDescription, ability: str) -> Iterator[Refusal]:
 def _ability_refusals(
     spec: EngineSpec, able: Ability, ability: str, job: JobDescription
 ) -> Iterator[Refusal]:
-    """Refuse adapters and attentions that the engine lacks; add its own objections."""
+    """Refuse adapters, attentions and random weights that the engine lacks; add its own
+    objections."""
+    makes = not spec.own_loader if able.random_weights is None else able.random_weights
+    if job.model.startswith(RANDOM) and not makes:
+        yield Refusal(
+            setting="model",
+            reason=f"the engine {spec.name} reads weights from files, and {job.model} has none",
+            hint="leave out `engine:`, or name a checkpoint",
+            unsupported=True,
+        )
     if job.parameters.get("adapter") and not able.adapters:
         others = [
             other.name

@@ -55,6 +55,8 @@ class Ability:
     default: bool = False  # of jobs whose grid names no engine, before the default engine
     #: Its jobs may share a worker although the engine's others may not (``EngineSpec.alone``).
     shares_worker: bool = False
+    #: Its library makes weights for ``random:`` models; None: if Nightgrid loads the model.
+    random_weights: bool | None = None
 
     def takes(self, task: str) -> bool:
         """Return whether it supports a task, by name."""

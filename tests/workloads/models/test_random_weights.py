@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from workloads.base import DataMissing, JobDescription
-from workloads.engines import ENGINES
 from workloads.models import random_weights
 from workloads.models.catalog import checkpoint_kind, find_model
 from workloads.models.describe import build_on_meta
 from workloads.models.loading import load_causal_model, load_config, load_tokenizer, open_model
 from workloads.models.rules import text_refusals
+from workloads.rules import engine_refusals
 
 SMALL = {
     "hidden_size": 64,
@@ -118,10 +119,25 @@ def asked(model: str, engine: str = "transformers", **parameters: object) -> Job
     )
 
 
-@pytest.mark.parametrize("engine", [spec.name for spec in ENGINES.known() if spec.own_loader])
-def test_an_engine_that_reads_files_is_unsupported(engine: str) -> None:
-    [refusal] = text_refusals(asked("random:chatglm3-6b", engine, input_tokens=64))
-    assert refusal.unsupported and f"the engine {engine} reads weights" in refusal.reason
+@pytest.mark.parametrize(
+    ("engine", "device", "ability", "refused"),
+    [
+        ("vllm", "cpu", "generate", True),
+        ("vllm", "cpu", "serve", False),
+        ("sglang", "cuda", "serve", False),
+        ("endpoint", "cpu", "serve", True),
+        ("transformers", "cpu", "serve", True),
+        ("transformers", "cpu", "generate", False),
+        ("graph", "cpu", "serve", False),
+    ],
+)
+def test_an_engine_that_reads_files_is_unsupported(
+    engine: str, device: str, ability: str, refused: bool
+) -> None:
+    job = replace(asked("random:chatglm3-6b", engine, input_tokens=64), device=device)
+    found = [one for one in engine_refusals(job, ability) if one.setting == "model"]
+    assert [one.unsupported for one in found] == [True] * refused
+    assert all(f"the engine {engine} reads weights" in one.reason for one in found)
 
 
 def test_the_graph_engine_runs_them(shape: Path) -> None:

@@ -178,6 +178,7 @@ SPEC = EngineSpec(
             tasks=("causal-lm",),
             refuse=_refuse_served,
             settings=ServedSettings,
+            random_weights=False,
         ),
         "train": Ability(function="workloads.training.loop:run", attentions=None),
         "quantize": Ability(function="workloads.quantization:run", tasks=("causal-lm",)),
