@@ -5,7 +5,9 @@ decoding step reads all weights, so weight bytes over step time is a lower bound
 Compute share (MFU) is the tokens' operations (two per parameter and token; in training as the
 workload counted) over the card's peak, and separately in prefill. A row matches a published figure
 with the same task, model, precision, batch size per card, cards and named settings, on any device.
-Models match by what they are: family and parameters; a hub's repository also by its name.
+Models match by what they are: family and parameters; a hub's repository also by its name. A user's
+own table is read too (``parse_published``): lines like ``published.csv``'s, or a table of served
+models with a line for each load, as dumps of InferenceX have it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import csv
 import io
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
@@ -50,7 +52,7 @@ class Published:
     settings: tuple[tuple[str, tuple[str, ...]], ...] = ()  # name, and values that match
     metric: str  # "throughput", or "latency", where less is better
     value: float
-    unit: str  # samples/s, tokens/s or s/image
+    unit: str  # samples/s, tokens/s, s/image, or one of ``SERVED_UNITS``
     also: tuple[str, ...] = ()  # other names of the model
     steps: int | None = None  # that were trained, and how long that took
     time: str = ""
@@ -61,8 +63,10 @@ class Published:
 
     @property
     def title(self) -> str:
-        """Device, precision and batch size, as far as the source gives them."""
+        """Device, precision and batch size or server, as far as the source gives them."""
         batch = f"batch {self.batch_size}" if self.batch_size else ""
+        if self.task == "serving":
+            batch = self.software
         return ", ".join(filter(None, (self.device, self.precision, batch)))
 
 
@@ -141,6 +145,62 @@ def _published(line: Mapping[str, str]) -> Published:
         steps=_count(line["steps"]) if line["steps"] else None,
         doubtful=line["doubtful"] == "yes",
     )
+
+
+#: Units of served models -> the figure, by its name in rows and in tables of served models.
+SERVED_UNITS = {
+    "tokens/s per card": "tokens_per_s_per_card",
+    "tokens/s per user": "tokens_per_s_per_user",
+}
+_LOAD = ("input_tokens", "output_tokens", "concurrency", "tensor_parallel", "data_parallel")
+
+
+def parse_published(text: str, source: str) -> tuple[Published, ...]:
+    """Parse a user's table: lines like ``published.csv``'s, or a line for each load of a served
+    model (columns engine, model, system, precision, cards, those of ``_LOAD`` and the figures of
+    ``SERVED_UNITS``). Raises ValueError, naming the line."""
+    lines = csv.DictReader(io.StringIO(text, newline=""), restval="")
+    figures: list[Published] = []
+    try:
+        served = "system" in (lines.fieldnames or ())
+        for line in lines:
+            figures += _served(line, source) if served else [_published(line)]
+    except KeyError as error:
+        raise ValueError(f"it has no column {error}") from None
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"line {lines.line_num}: {error}") from None
+    return tuple(figures)
+
+
+def _served(line: Mapping[str, str], source: str) -> Iterator[Published]:
+    """Yield the figures of one load. Cards that a copy or a matrix is spread over default to 1."""
+    single = ("tensor_parallel", "data_parallel")
+    for unit, column in SERVED_UNITS.items():
+        if line[column]:
+            yield Published(
+                task="serving",
+                model=line["model"].rpartition("/")[2],
+                dataset="",
+                device=line["system"],
+                cards=_count(line["cards"]),
+                batch_size=1,
+                precision=line["precision"],
+                settings=tuple(
+                    (
+                        name,
+                        (line[name], "null")
+                        if name in single and line[name] == "1"
+                        else (line[name],),
+                    )
+                    for name in _LOAD
+                ),
+                metric="throughput",
+                value=_positive(line[column]),
+                unit=unit,
+                software=line["engine"],
+                note="",
+                source=source,
+            )
 
 
 _PEAKS = {
@@ -310,6 +370,7 @@ TASKS: dict[str, frozenset[str]] = {
     "text-to-image": frozenset({"text-to-image"}),
     "summarization-finetuning": frozenset({"finetuning"}),
     "text-generation": frozenset({"text-generation"}),
+    "serving": frozenset({"serving"}),
     "causal-lm-finetuning": frozenset({"finetuning"}),
 }
 
@@ -357,9 +418,20 @@ class Comparison:
     emulated: int  # rows that match except for emulation
 
     @property
+    def load(self) -> str:
+        """Lengths, users and cards of each server, of a served model; else empty."""
+        settings = self.about.settings if self.about.task == "serving" else ()
+        return ", ".join(
+            f"{name.replace('_', ' ')} {values[0]}"
+            for name, values in settings
+            if "null" not in values
+        )
+
+    @property
     def title(self) -> str:
-        """Task and model."""
-        return f"{self.about.task.replace('-', ' ')}: {self.about.model}"
+        """Task and model, and the load of a served one."""
+        title = f"{self.about.task.replace('-', ' ')}: {self.about.model}"
+        return ", ".join(filter(None, (title, self.load)))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -376,16 +448,19 @@ class Comparison:
 def against_published(
     rows: Sequence[Measurement], published: Sequence[Published]
 ) -> tuple[Comparison, ...]:
-    """Return one comparison for each published task, measured or not."""
-    groups: dict[tuple[str, str, str, int], list[Published]] = {}
+    """Return one comparison for each published task, measured or not; loads of served models, of
+    which tables have thousands, only if a row had that load."""
+    groups: dict[tuple[object, ...], list[Published]] = {}
     for figure in published:
-        key = (figure.task, figure.model, figure.dataset, figure.cards)
+        load = (figure.unit, figure.settings) if figure.task == "serving" else ()
+        key = (figure.task, figure.model, figure.dataset, figure.cards, *load)
         groups.setdefault(key, []).append(figure)
     by_size: dict[tuple[int | None, int], list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED:
             by_size.setdefault((row.batch_size, row.cards), []).append(row)
-    return tuple(_comparison(group, by_size) for group in groups.values())
+    comparisons = (_comparison(group, by_size) for group in groups.values())
+    return tuple(one for one in comparisons if one.measured or one.about.task != "serving")
 
 
 def matches(row: Measurement, figure: Published) -> bool:
@@ -432,12 +507,16 @@ def same_model(row: Measurement, figure: Published) -> bool:
     """Return whether a row's model is the published one.
 
     A hub's repository matches by its name, whatever its owner, commit and case, unless its family
-    or size is known to differ; a directory or a saved model by family and size alone.
+    or size is known to differ; a directory or a saved model by family and size alone, or by its
+    name where a table of served models gives neither.
     """
     repository, _, _ = row.model.partition("@")
-    owner, _, name = repository.rpartition("/")
+    owner, _, name = repository.removeprefix("random:").rpartition("/")
     local = owner.startswith(("/", "~", ".")) or "/" in owner or ":" in repository
-    named = not local and any(_plain(name) == _plain(one) for one in (figure.model, *figure.also))
+    alike = any(_plain(name) == _plain(one) for one in (figure.model, *figure.also))
+    named = alike and not local
+    if figure.task == "serving" and figure.parameters is None:
+        return alike
     if row.parameter_count is None or figure.parameters is None:
         return named
     size = abs(row.parameter_count / figure.parameters - 1) <= _OTHER_SIZE
@@ -483,7 +562,7 @@ def _comparison(
                     cards=row.cards,
                     value=value,
                     time="",
-                    software="",
+                    software=row.engine if figure.task == "serving" else "",
                     doubtful=False,
                     note="",
                     source="this run",
@@ -495,7 +574,8 @@ def _comparison(
 def _line(figure: Published, row: Measurement | None, published: Sequence[Published]) -> Line:
     """Return a figure with its speed-ups, preferably at the same batch size, then precision."""
     speedups, unlike = {}, set()
-    for device in REFERENCES:
+    others = [one.device for one in published] if row is not None else []
+    for device in dict.fromkeys((*REFERENCES, *others)):
         candidates = [f for f in published if f.device == device and not f.doubtful]
         if not candidates or figure.doubtful or figure.device == device:
             continue
@@ -514,6 +594,8 @@ def _likeness(other: Published, figure: Published) -> tuple[bool, bool, float]:
 
 def _value(row: Measurement, figure: Published) -> float | None:
     rate = row.metrics.items_per_s
+    if figure.unit in SERVED_UNITS:
+        return row.reported(SERVED_UNITS[figure.unit])
     if figure.unit == "tokens/s":
         return row.metrics.generated_tokens_per_s
     if rate is None or not math.isfinite(rate) or rate <= 0:

@@ -9,7 +9,7 @@ its latency (Kleinrock's power); beyond it, requests mostly wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.analysis.rankings import work_of
@@ -51,6 +51,7 @@ class Point:
     per_card: float  # generated tokens/s
     per_user: float | None  # tokens/s; None without streaming
     cost: float | None  # of a million generated tokens
+    flagged: bool = False  # it is on no front, and never best
 
     @property
     def latency_s(self) -> float | None:
@@ -75,7 +76,7 @@ class Curve:
     @property
     def knee(self) -> Point | None:
         """The point with the most throughput for its latency; None on fewer than three."""
-        timed = [point for point in self.points if point.latency_s]
+        timed = [point for point in self.points if point.latency_s and not point.flagged]
         if len(timed) < 3:
             return None
         return max(timed, key=lambda point: point.per_card / (point.latency_s or math.inf))
@@ -95,6 +96,7 @@ class Served:
     """One piece of served work on one kind of card."""
 
     setting: Setting  # without engine, cards and load
+    about: str  # lengths of prompts and answers, and what sets it apart from the other works
     curves: tuple[Curve, ...]
     front: tuple[Point, ...]  # from the slowest user's tokens to the fastest
     best: tuple[Best, ...]
@@ -102,9 +104,13 @@ class Served:
 
 
 def served_of(
-    rows: Iterable[Measurement], settings: Mapping[str, Setting], prices: Prices = NO_PRICES
+    rows: Iterable[Measurement],
+    settings: Mapping[str, Setting],
+    prices: Prices = NO_PRICES,
+    fit: Container[str] | None = None,
 ) -> tuple[Served, ...]:
-    """Return one entry for each piece of served work, in the order of the rows."""
+    """Return one entry for each piece of served work, in the order of the rows; all but those of
+    the jobs ``fit`` are flagged (None: none is)."""
     works: dict[tuple[Setting, str], list[Point]] = {}
     for row in rows:
         load_name = next((name for name in LOADS if row.parameters.get(name)), None)
@@ -113,11 +119,35 @@ def served_of(
             setting = work_of(settings[row.job_id])
             left = tuple(pair for pair in setting.parameters if pair[0] not in _BESIDE)
             key = (replace(setting, cards=0, parameters=left), load_name)
-            works.setdefault(key, []).append(_point(row, load_name, rate, prices))
+            point = replace(
+                _point(row, load_name, rate, prices),
+                flagged=fit is not None and row.job_id not in fit,
+            )
+            works.setdefault(key, []).append(point)
+    abouts = _abouts([setting for setting, _ in works])
     return tuple(
-        _served(setting, load_name, points, settings, prices)
+        _served(setting, load_name, points, settings, prices, abouts[setting])
         for (setting, load_name), points in works.items()
     )
+
+
+def _abouts(works: Sequence[Setting]) -> dict[Setting, str]:
+    values: dict[str, set[str]] = {}
+    for work in works:
+        for name, value in work.parameters:
+            values.setdefault(name, set()).add(value)
+    abouts = {}
+    for work in works:
+        given = dict(work.parameters)
+        prompts = given.pop("input_tokens", "") or f"{given.get('trace') or work.dataset}'s"
+        texts = [f"{prompts} → {given.pop('output_tokens', '?')} tokens"]
+        texts += [
+            f"{name.replace('_', ' ')} {value}"
+            for name, value in given.items()
+            if len(values[name]) > 1 and value not in ("", "0", "1", "false")
+        ]
+        abouts[work] = ", ".join(texts)
+    return abouts
 
 
 def _point(row: Measurement, load_name: str, rate: float, prices: Prices) -> Point:
@@ -149,18 +179,15 @@ def _served(
     points: Sequence[Point],
     settings: Mapping[str, Setting],
     prices: Prices,
+    about: str,
 ) -> Served:
     groups: dict[tuple[tuple[str, str], ...], list[Point]] = {}
     for point in points:
         groups.setdefault(_choices(point.row, settings), []).append(point)
-    values: dict[str, set[str]] = {}
-    for choices in groups:
-        for name, value in choices:
-            values.setdefault(name, set()).add(value)
-    every = len(groups)
+    apart = _names_apart(groups)
     curves = tuple(
         Curve(
-            name=_name(choices, values, every),
+            name=_name(choices, apart),
             load_name=load_name,
             points=tuple(sorted(group, key=lambda point: point.load)),
         )
@@ -169,6 +196,7 @@ def _served(
     limits = next((row.parameters.get("slo") for row in (p.row for p in points)), None)
     return Served(
         setting=setting,
+        about=about if load_name == "concurrency" else f"{about}, open loop",
         curves=curves,
         front=front_of(points),
         best=tuple(_best(curves, parse_slo(limits))),
@@ -183,19 +211,31 @@ def _choices(row: Measurement, settings: Mapping[str, Setting]) -> tuple[tuple[s
     return (*of_row, *(pair for pair in setting.parameters if pair[0] not in _BESIDE))
 
 
-def _name(choices: Sequence[tuple[str, str]], values: Mapping[str, set[str]], every: int) -> str:
-    apart = [
+def _name(choices: Sequence[tuple[str, str]], apart: Sequence[str]) -> str:
+    texts = [
         value if name in ("engine", "precision") else f"{name}={value}"
         for name, value in choices
-        if every > 1 and len(values[name]) > 1
+        if name in apart
     ]
-    return " ".join(apart) or choices[0][1]
+    return " ".join(texts) or choices[0][1]
+
+
+def _names_apart(groups: Iterable[Sequence[tuple[str, str]]]) -> list[str]:
+    """Return the settings that differ, without layouts over cards that follow from their number."""
+    given = [dict(choices) for choices in groups]
+    names = []
+    for name in dict.fromkeys(name for choices in given for name in choices):
+        pairs = {(choices["cards"], choices[name]) for choices in given if name in choices}
+        follows = name.endswith("_parallel") and len(pairs) == len({cards for cards, _ in pairs})
+        if len({value for _, value in pairs}) > 1 and not follows:
+            names.append(name)
+    return names
 
 
 def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
     """Return the points that no other beats in tokens/s per card and per user."""
     front: list[Point] = []
-    streamed = [point for point in points if point.per_user]
+    streamed = [point for point in points if point.per_user and not point.flagged]
     for point in sorted(streamed, key=lambda one: (-(one.per_user or 0.0), -one.per_card)):
         if not front or point.per_card > front[-1].per_card:
             front.append(point)
@@ -216,4 +256,6 @@ def _best(curves: Sequence[Curve], slo: Mapping[str, float]) -> Iterable[Best]:
 
 def _keeps(point: Point, limits: Mapping[str, float]) -> bool:
     values = {name: point.figure(name) for name in limits}
-    return all(v is not None and v <= limits[name] for name, v in values.items())
+    return not point.flagged and all(
+        v is not None and v <= limits[name] for name, v in values.items()
+    )

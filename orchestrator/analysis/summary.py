@@ -397,7 +397,7 @@ def summarize(
         scalings=scalings_of(fit, settings, bounds),
         roofline=roofline_of(whole, reference.devices),
         published=against_published(whole, reference.published),
-        served=served_of(whole, settings, prices),
+        served=served_of(joined.rows, settings, prices, {row.job_id for row in whole}),
         causes=causes_of(rows),
         retried=retried(measurements, {row.job_id: row for row in rows}),
         timeline=timeline_of(measurements),

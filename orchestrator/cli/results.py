@@ -23,7 +23,7 @@ from orchestrator.core import errors
 from orchestrator.core.errors import StoreError
 from orchestrator.report.figure_data import plain
 from orchestrator.report.query import plain_value
-from orchestrator.report.run_report import page_text, read_summary, write_aside
+from orchestrator.report.run_report import page_text, read_published, read_summary, write_aside
 from orchestrator.store import files as run_files
 from orchestrator.store.store import Store, existing_runs, find_run
 from orchestrator.trackers.base import TRACKERS
@@ -96,6 +96,13 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
         "as the plain path's: from LIMIT on, by default from what the figure declares",
     )
     parser.add_argument(
+        "--published",
+        type=Path,
+        metavar="FILE",
+        help="CSV of published figures to set beside this run's, such as a dump of InferenceX "
+        "(docs/report.md)",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
@@ -118,7 +125,8 @@ def run_report(args: argparse.Namespace) -> int:
     store = find_run(args.run_name, args.results)
     # Figures and lengths are made from every prompt; all else needs no more than the rows.
     whole = args.figures is not None or args.format == "vendor"
-    summary, measurements = read_summary(store, lean=not whole)
+    published = read_published(args.published) if args.published is not None else ()
+    summary, measurements = read_summary(store, lean=not whole, published=published)
     if args.equal_quality is not None:
         from orchestrator.analysis.summary import at_equal_quality
 

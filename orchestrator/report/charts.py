@@ -201,33 +201,41 @@ def load_figure(
     place: Callable[[Point], tuple[float, float] | None],
     *,
     front: Sequence[Point] = (),
-    log: bool = False,
+    over_load: bool = False,
 ) -> str:
     """Draw a line for each setting of servers over its loads, and a front through the best points.
 
-    ``place`` returns a point's two values; None or values that are not above 0 leave it out.
-    Knees have a ring. "" if fewer than two points are left.
+    With ``over_load`` the loads are marked below, and the upward axis is logarithmic. ``place``
+    returns a point's two values; None or values that are not above 0 leave it out. Knees have a
+    ring. "" if fewer than two points are left.
     """
     values = {
-        curve.name: [pair for point in curve.points if (pair := place(point)) and min(pair) > 0]
+        curve.name: [
+            pair
+            for point in curve.points
+            if not point.flagged and (pair := place(point)) and min(pair) > 0
+        ]
         for curve in served.curves[:MOST_LINES]
     }
     every = [pair for pairs in values.values() for pair in pairs]
     if len(every) < 2:
         return ""
     x = x_axis([at for at, _ in every], x_name, short_number)
-    y = y_axis([value for _, value in every], y_name, short_number, log=log)
+    if over_load:
+        x = replace(x, ticks=tuple(sorted({at for at, _ in every})))
+    y = y_axis([value for _, value in every], y_name, short_number, log=over_load)
     parts = [frame(x, y)]
     ends = []
     for style, (curve, pairs) in enumerate(zip(served.curves, values.values(), strict=False)):
+        if not pairs:
+            continue
         line = sorted((x.at(at), y.at(value)) for at, value in pairs)
         parts += _line_of(line, style)
         knee = place(curve.knee) if curve.knee is not None else None
         if knee is not None and min(knee) > 0:
             ring = f'cx="{x.at(knee[0]):.1f}" cy="{y.at(knee[1]):.1f}" r="8"'
             parts.append(f'<circle class="knee" {ring}/>')
-        if line:
-            ends.append((*line[-1], curve.name, style))
+        ends.append((*line[-1], curve.name, style))
     best = [pair for point in front if (pair := place(point)) and min(pair) > 0]
     if len(best) > 1:
         parts.append(f'<path class="front" d="{path_of((x.at(a), y.at(b)) for a, b in best)}"/>')

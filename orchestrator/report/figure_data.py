@@ -251,7 +251,7 @@ def _published(summary: Summary) -> Iterator[Record]:
 
 
 def _served(summary: Summary) -> Iterator[Record]:
-    point_of = columns("load", "per_card", "per_user", "latency_s", "cost")
+    point_of = columns("load", "per_card", "per_user", "latency_s", "cost", "flagged")
     for served in summary.served:
         front = {point.row.job_id for point in served.front}
         for curve in served.curves:

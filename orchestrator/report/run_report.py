@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.analysis.flags import raised_by_job
-from orchestrator.analysis.hardware import reference
+from orchestrator.analysis.hardware import Published, parse_published, reference
 from orchestrator.analysis.metrics import StepTime, step_times_of
 from orchestrator.analysis.selection import newest_final
 from orchestrator.analysis.serving import NO_PRICES, Prices
@@ -27,7 +27,7 @@ from orchestrator.store import files as run_files
 from orchestrator.store.history import read_predictions, slow_cards_of, spread_between_runs
 from orchestrator.store.lock import driver_lives
 from orchestrator.store.store import Store
-from workloads.util.files import SMALL_BYTES
+from workloads.util.files import SMALL_BYTES, read_text
 
 
 def write_page(store: Store, summary: Summary, measurements: Sequence[Measurement]) -> Path:
@@ -49,10 +49,13 @@ def page_text(store: Store, summary: Summary, measurements: Sequence[Measurement
         return html.render(summary, measurements, with_items)
 
 
-def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Measurement, ...]]:
+def read_summary(
+    store: Store, *, lean: bool = False, published: Sequence[Published] = ()
+) -> tuple[Summary, tuple[Measurement, ...]]:
     """Return the summary of a run and its rows, without a lock; raise StoreError if unreadable.
 
-    ``lean`` leaves samples and items out of the rows of a large run.
+    ``lean`` leaves samples and items out of the rows of a large run; ``published`` are figures to
+    compare with, beside those of this package.
     """
     names: list[str] = []
     if lean:
@@ -60,16 +63,26 @@ def read_summary(store: Store, *, lean: bool = False) -> tuple[Summary, tuple[Me
             names = disk.names(store.tables_path)
     if reader.about_how_many(names) > html.ORDINARY_ROWS:
         with _without_garbage_collection():
-            summary, measurements = _summarized(store, samples=False)
+            summary, measurements = _summarized(store, published, samples=False)
             if len(measurements) > html.ORDINARY_ROWS:
                 return replace(summary, steps=_steps(store, summary)), measurements
-    return _summarized(store, samples=True)
+    return _summarized(store, published, samples=True)
 
 
-def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurement, ...]]:
+def read_published(path: Path) -> tuple[Published, ...]:
+    """Return the figures of a user's own table; raise StoreError if unreadable."""
+    try:
+        return parse_published(read_text(path), path.name)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"--published {path}: {error}") from error
+
+
+def _summarized(
+    store: Store, published: Sequence[Published], *, samples: bool
+) -> tuple[Summary, tuple[Measurement, ...]]:
     status = read_status(store)  # before the rows, so that it never counts more of them
     contents = store.read(samples=samples)
-    raised = None
+    raised, shipped = None, reference()
     if not samples:
         rows = newest_final(contents.measurements)
         measured = [row for row in rows if row.state is State.SUCCEEDED]
@@ -79,7 +92,7 @@ def _summarized(store: Store, *, samples: bool) -> tuple[Summary, tuple[Measurem
         contents.measurements,
         [f"{damage.path.name} ({damage.reason})" for damage in contents.damaged],
         underway=underway_of(status, time.time()),
-        reference=reference(),
+        reference=replace(shipped, published=(*shipped.published, *published)),
         slow_cards=slow_cards_of(store.path),
         runs_differ=spread_between_runs(store.path),
         planned=status.total if status is not None else None,

@@ -385,12 +385,12 @@ def _replicates(summary: Summary) -> Section:
 _SERVED: tuple[tuple[str, Callable[[Point], float | None]], ...] = (
     ("tokens/s per card", lambda point: point.per_card),
     ("tokens/s per user", lambda point: point.per_user),
+    ("cost of 1M tokens", lambda point: point.cost),
     ("TTFT p90, s", lambda point: point.figure("ttft_s")),
     ("TPOT p90, s", lambda point: point.figure("tpot_s")),
     ("latency p90, s", lambda point: point.figure("latency_s")),
-    ("goodput, requests/s", lambda point: point.row.reported("goodput_per_s")),
-    ("errors", lambda point: point.row.reported("error_share")),
-    ("cost of 1M tokens", lambda point: point.cost),
+    ("goodput, req/s", lambda point: point.row.reported("goodput_per_s")),
+    ("errors", lambda point: point.row.reported("error_share") or None),
 )
 
 
@@ -410,7 +410,10 @@ def _served(served: Served, place: int) -> Section:
 
     def rows() -> Iterator[tuple[str | Cell, ...]]:
         for best in served.best:
-            limits = best.limits or "no limit"
+            limits = best.limits.replace(" ", "\N{NO-BREAK SPACE}").replace(
+                ",\N{NO-BREAK SPACE}", ", "
+            )
+            limits = limits or "no limit"
             if best.curve is None or best.point is None:
                 yield (limits, Cell(text="none keeps it", style="quiet"), *[""] * (len(shown) + 1))
             else:
@@ -423,13 +426,12 @@ def _served(served: Served, place: int) -> Section:
             knee = curve.knee.row.job_id if curve.knee else ""
             for point in curve.points:
                 job_id = point.row.job_id
-                notes = ("knee",) if job_id == knee else ()
-                mark = "*" if job_id in front else ""
-                name = Cell(text=curve.name, notes=notes, mark=mark)
-                yield (name, f"{point.load:g}", *cells(point))
+                marks = [" *"] * (job_id in front) + [" (knee)"] * (job_id == knee)
+                marks += [" (flagged)"] * point.flagged
+                yield (curve.name + "".join(marks), f"{point.load:g}", *cells(point))
 
     def figures() -> Iterator[Figure]:
-        of = f"{served.setting.model} on {served.setting.card}"
+        of = f"{served.setting.model} on {served.setting.card}, {served.about}"
         dropped = len(served.curves) - MOST_LINES
         cut = f" The first {MOST_LINES} settings are drawn." if dropped > 0 else ""
         drawing = load_figure(
@@ -449,7 +451,7 @@ def _served(served: Served, place: int) -> Section:
             load,
             "p90 latency of a request, s",
             lambda point: (point.load, point.figure("latency_s") or 0.0),
-            log=True,
+            over_load=True,
         )
         if drawing:
             caption = f"{of}. A ring marks the knee: the most throughput for its latency.{cut}"
@@ -458,13 +460,15 @@ def _served(served: Served, place: int) -> Section:
     numbers = tuple(range(2, len(shown) + 3))
     return Section(
         id=f"served-{place}",
-        title=f"{served.setting.model} served on {served.setting.card}",
+        title=f"{served.setting.model} served on {served.setting.card}: {served.about}",
         menu=f"Served {place}" if place > 1 else "Served",
         table=Table(
             head=("limit", "best setting", load, *titles), rows=tuple(rows()), numbers=numbers
         ),
         lead="The setting and load with the most tokens/s per card within each limit of slo. "
-        "Latencies are the 90th percentile, or the median where requests were too few for it.",
+        "Latencies are the 90th percentile, or the median where requests were too few for it."
+        + " Flagged loads are in the table of all points alone."
+        * any(p.flagged for p in points),
         figures=lambda: list(figures()),
         others=Table(
             head=("setting", load, *titles),
@@ -617,10 +621,13 @@ def _published_table(comparisons: Sequence[Comparison]) -> Table:
 def _published_row(one: Comparison, line: Line) -> tuple[str | Cell, ...]:
     figure, row, task = line.figure, line.row, one.about
     task_notes = [f"on {task.dataset}"] if task.dataset else []
+    task_notes += [one.load] if one.load else []
+    batch = "" if one.load else f" b={figure.batch_size}"
     notes = ["less is better"] if task.metric == "latency" else []
     notes += ["?: doubtful"] if figure.doubtful else []
     notes += [f"trained {line.training}"] if line.training else []
     about = [figure.software] if figure.software else []
+    notes += [f"{line.speedup(one)} {one}" for one in line.speedups if one not in REFERENCES]
     if row is not None:
         notes += [wording.plus_minus(row)] if wording.plus_minus(row) else []
         about += ["random weights"] if row.random_weights else []
@@ -631,7 +638,7 @@ def _published_row(one: Comparison, line: Line) -> tuple[str | Cell, ...]:
             text=f"{task.task}, {task.model}, {units.plural(task.cards, 'card')}",
             notes=tuple(task_notes),
         ),
-        Cell(text=f"{figure.device} {figure.precision} b={figure.batch_size}", notes=tuple(about)),
+        Cell(text=f"{figure.device} {figure.precision}{batch}", notes=tuple(about)),
         Cell(text=f"{units.number(figure.value)} {task.unit}", notes=tuple(notes)),
         *(line.speedup(device) for device in REFERENCES),
     )

@@ -109,7 +109,10 @@ def log_ticks(low: float, high: float) -> tuple[float, ...]:
     """Return two to about eight round values of a logarithmic axis."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     span = math.log10(high / low)
-    sets: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7))
+    sets: tuple[tuple[float, ...], ...] = (
+        *((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)),
+        (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8),
+    )
     for steps in sets if span > 1.6 else sets[2:]:
         ticks = tuple(10.0**d * m for d in decades for m in steps if low <= 10.0**d * m <= high)
         if len(ticks) >= 3:

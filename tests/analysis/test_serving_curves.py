@@ -66,6 +66,20 @@ def test_the_number_of_requests_sets_no_curve_apart() -> None:
     assert len(found.curves) == 1 and len(found.curves[0].points) == len(SLOW)
 
 
+def test_works_and_curves_are_named_by_what_sets_them_apart() -> None:
+    rows = [
+        point(
+            n, 4 * cards, 100 * cards, 0.01, cards=cards, engine="vllm",
+            parameters={"concurrency": 4 * cards, "input_tokens": lengths}
+            | {"output_tokens": 64, "tensor_parallel": cards},
+        )
+        for n, (lengths, cards) in enumerate([(8, 1), (8, 2), (32, 1), (32, 2)])
+    ]  # fmt: skip
+    works = served(*rows)
+    assert [one.about for one in works] == ["8 → 64 tokens", "32 → 64 tokens"]
+    assert [[curve.name for curve in one.curves] for one in works] == [["cards=1", "cards=2"]] * 2
+
+
 def test_the_front_holds_what_no_other_point_beats_in_both() -> None:
     (found,) = served(*SLOW, *WIDE)
     pairs = [(p.per_card, round(p.per_user or 0)) for p in found.front]
@@ -126,13 +140,16 @@ def test_a_row_without_a_load_is_no_point() -> None:
     assert served(measurements.row(0)) == ()
 
 
-def test_a_row_that_its_client_limited_is_flagged_and_on_no_curve() -> None:
+def test_a_row_that_its_client_limited_is_flagged_and_never_best() -> None:
     figures = {"client_bound": 1.0, "client_cpu_share": 0.97, "client_lag_s": 0.004}
     bound = point(9, 64, 999, 0.01)
     metrics = {**bound.workload_metrics, **figures}
     bound = point(9, 64, 999, 0.01, workload_metrics=metrics)
     summary = summarize([*SLOW, bound])
-    assert [p.load for p in summary.served[0].curves[0].points] == [1, 2, 4, 8, 16]
+    (found,) = summary.served
+    assert [p.load for p in found.curves[0].points if p.flagged] == [64]
+    chosen = [*found.front, found.curves[0].knee, *(best.point for best in found.best)]
+    assert not any(one.flagged for one in chosen if one)
     (flag,) = summary.raised[bound.job_id]
     assert str(flag).startswith("client_bound: its load generator used 97% of a core")
     assert "4.0 ms late" in flag.reason
