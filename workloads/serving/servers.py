@@ -51,6 +51,9 @@ _REQUEST_S = 30.0  # for /health and /metrics
 _END_S = 10.0  # of an orderly end, then of a killed process
 _QUOTED_LINES = 20
 _QUOTED_CHARACTERS = 3000
+_QUOTED_LINE = 500
+#: A server of several processes ends with the error of the one that waited for the others.
+_ERROR = re.compile(r"(^|\] )[\w.]*(Error|Exception): ")
 _PORT_TAKEN = ("address already in use", "errno 98", "port is already")
 _BAD_ARGUMENTS = re.compile(r"error: (unrecognized arguments|argument |invalid|no such option)")
 _OWN_ERROR = re.compile(r"^workloads\.base\.(\w+): (.+)$", re.MULTILINE)
@@ -115,11 +118,13 @@ class Server:
             raise ServerFailed(f"the server ended ({how}): {self.quoted() or 'no word on stderr'}")
 
     def quoted(self) -> str:
-        """The end of its stderr, without its key."""
+        """The end of its stderr, after the first error before that; without its key."""
         text = self.tail.text() if self.tail is not None else ""
         text = text.replace(self.key, "***") if self.key else text
-        lines = text.strip().splitlines()[-_QUOTED_LINES:]
-        return "\n".join(lines)[-_QUOTED_CHARACTERS:]
+        lines = text.strip().splitlines()
+        earlier, last = lines[:-_QUOTED_LINES], lines[-_QUOTED_LINES:]
+        first = next((line[-_QUOTED_LINE:] for line in earlier if _ERROR.search(line)), "")
+        return f"{first}\n…\n" * bool(first) + "\n".join(last)[-_QUOTED_CHARACTERS:]
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float) -> str:
         """The response to a GET, or to a POST of ``body``; OSError if it fails."""

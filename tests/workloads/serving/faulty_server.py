@@ -5,9 +5,13 @@
     slow=S           is ready after S seconds
     refuses-to-start writes an error of an argument and ends
     no-memory        writes torch's words for exhausted memory and ends
+    cause-above      writes an error, then what other processes write because of it, and ends
     healthy-silent   answers /health, and no request
     dies-after=N     kills itself at its request N + 1
     silent-after=N   answers N requests, and none after them
+    frozen-after=N   stops itself (SIGSTOP) at its request N + 1
+    empty-after=N    answers N requests with tokens, and those after them without
+    kills=N          kills the process that started it (SIGKILL) at its request N + 1
     leaves-behind    starts a process and maps a file of shared memory, whose name it writes
 """
 
@@ -53,11 +57,17 @@ class Handler(BaseHTTPRequestHandler):
         if self.fault == "dies-after" and over:
             print("a kernel fault of the fake card", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        count = int(body["max_tokens"])
+        if self.fault == "frozen-after" and over:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self.fault == "kills" and over:
+            os.kill(os.getppid(), signal.SIGKILL)
+        empty = self.fault == "empty-after" and over
+        count = 0 if empty else int(body["max_tokens"])
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
         if not body.get("stream"):
             time.sleep(TOKEN_S * count)
-            whole = {"choices": [{"text": "a" * count}], "usage": usage}
+            choices = [{"text": "a" * count}] if count else []
+            whole = {"choices": choices, "usage": usage}
             self.answer(200, json.dumps(whole))
             return
         self.send_response(200)
@@ -94,6 +104,12 @@ def main(port: int, fault: str, number: float) -> None:
         sys.exit("faulty_server.py: error: unrecognized arguments: --nonsense")
     if fault == "no-memory":
         sys.exit("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory")
+    if fault == "cause-above":
+        print(
+            "WARNING `OSError: [Errno 24]` may come\n(Core) [core.py:9] ValueError: no cache",
+            file=sys.stderr,
+        )
+        sys.exit("  waits for the core\n" * 30 + "RuntimeError: the core failed, see above")
     if fault == "leaves-behind":
         sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         path = f"/dev/shm/nightgrid-test-{os.getpid()}"

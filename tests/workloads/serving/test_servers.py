@@ -7,13 +7,13 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_engine import command
 from generation_cases import request
 
 from workloads.base import BadConfiguration, OutOfMemory, ServerSilent
@@ -23,19 +23,9 @@ from workloads.serving import servers
 from workloads.serving.servers import Server, ServerFailed
 from workloads.util.processes import started_ticks
 
-SCRIPT = Path(__file__).with_name("faulty_server.py")
-
 
 def faulty(fault: str = "") -> Callable[[Any, ServerPlace], ServerCommand]:
-    def serve(_: Any, place: ServerPlace) -> ServerCommand:
-        return ServerCommand(
-            arguments=(sys.executable, str(SCRIPT), str(place.port), *([fault] if fault else [])),
-            environment={"FAULTY_SERVER_KEY": place.key},
-            model="fake",
-            counters={"server_running": "fake:running"},
-        )
-
-    return serve
+    return lambda _, place: command(fault, place)
 
 
 def start(fault: str = "", **options: Any) -> Server:
@@ -92,6 +82,11 @@ def test_a_server_that_nobody_holds_is_ended() -> None:
     [
         ("refuses-to-start", BadConfiguration, "unrecognized arguments: --nonsense"),
         ("no-memory", OutOfMemory, "can't allocate memory"),
+        (
+            "cause-above",
+            ServerFailed,
+            r"1\): \(Core.*ValueError: no cache\n…\n.*RuntimeError: the co",
+        ),
         ("dies-after=0", ServerFailed, "signal SIGKILL.*a kernel fault of the fake card"),
         ("healthy-silent", ServerSilent, "healthy, and emits no token within 0.4 s"),
         ("slow=60", ServerSilent, "not ready after 0.6 s"),

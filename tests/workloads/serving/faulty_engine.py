@@ -1,0 +1,69 @@
+"""An engine whose server is ``faulty_server.py``, with the fault that a job names.
+
+Tests install it by an entry point (``SPEC``), or call ``command``. Its faults are those of the
+server, and two more:
+
+    once:FAULT   only at the first start of all, noted in the directory FAULTY_SERVER_MARKS
+    port-taken   another program has the port of the first start
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from workloads.base import Request
+from workloads.engines.base import Ability, EngineSpec, ServerCommand, ServerPlace
+from workloads.serving import servers
+from workloads.settings import Settings, choice
+
+SCRIPT = Path(__file__).with_name("faulty_server.py")
+SILENCE_S = 2.0
+
+
+class FaultSettings(Settings):
+    fault: str = choice("", loads=True, description="What goes wrong.")
+
+
+def command(fault: str, place: ServerPlace) -> ServerCommand:
+    return ServerCommand(
+        arguments=(sys.executable, str(SCRIPT), str(place.port), *([fault] if fault else [])),
+        environment={"FAULTY_SERVER_KEY": place.key},
+        model="fake",
+        counters={"server_running": "fake:running"},
+    )
+
+
+def serve(request: Request, place: ServerPlace) -> ServerCommand:
+    servers.SILENCE_S = SILENCE_S  # a minute otherwise
+    fault = str(request.settings.get("fault") or "")
+    if fault == "port-taken" or fault.startswith("once:"):
+        first = _is_first(fault)
+        fault = fault.removeprefix("once:") if first else ""
+        if first and fault == "port-taken":
+            _taken.append(socket.create_server((place.host, place.port)))
+            fault = ""
+    return command(fault, place)
+
+
+_taken: list[socket.socket] = []
+
+
+def _is_first(fault: str) -> bool:
+    try:
+        Path(os.environ["FAULTY_SERVER_MARKS"], fault).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+SPEC = EngineSpec(
+    name="faulty-server",
+    summary="A server that fails as asked.",
+    devices=("cpu", "cuda", "hpu"),
+    abilities={"serve": Ability(function=f"{__name__}:serve", settings=FaultSettings)},
+    install="nothing to install",
+    own_process=False,
+)
