@@ -189,11 +189,11 @@ def test_a_retry_counts_with_what_came_before_and_a_lost_node_leaves_nothing() -
     assert left_s(remaining, now) == 0.0
 
 
-def test_the_time_left_of_recorded_runs_is_within_a_factor_of_two_three_times_of_four() -> None:
-    """Runs on two cores under loads of 1 to 30; ``benchmarks/estimates.py`` states the share."""
+def test_the_time_left_of_recorded_runs_is_within_a_factor_of_two_four_times_of_five() -> None:
+    """Runs on two cores under loads of 1 to 33; ``benchmarks/estimates.py`` states the share."""
     shares = [
         sum(0.5 <= ratio <= 2 for ratio in ratios) / len(ratios)
         for past in runs_in(RECORDED)
         if (ratios := times_left(past))
     ]
-    assert len(shares) > 9 and sum(shares) / len(shares) >= 0.75, shares
+    assert len(shares) > 27 and sum(shares) / len(shares) >= 0.8, shares
