@@ -67,30 +67,26 @@ def task_on(node_id: str, function: Callable[..., Any], *arguments: Any, **named
     return _task(node_id, function).remote(*arguments, **named)
 
 
-def _task(
-    node_id: str, function: Callable[..., Any], variables: Mapping[str, str] | None = None
-) -> Any:
+def _task(node_id: str, function: Callable[..., Any]) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    environment = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
     task: Any = ray.remote(num_cpus=0, max_retries=0)(function)
-    return task.options(scheduling_strategy=strategy, **environment)
+    return task.options(scheduling_strategy=strategy)
 
 
 def ask_nodes(
     function: Callable[..., Any],
     arguments: Mapping[str, Sequence[Any]],
     timeout_s: float,
-    *,
-    variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Call a function on nodes, with arguments by Ray's node id; return values or exceptions. Calls
-    without an answer in time are ended. ``variables``: of the environment of the calls."""
+    without an answer in time are ended. (Without an environment of their own, calls and jobs share
+    Ray's idle processes, of which each takes a second to start.)"""
     import ray
 
-    calls = {i: _task(i, function, variables).remote(*them) for i, them in arguments.items()}
+    calls = {i: _task(i, function).remote(*them) for i, them in arguments.items()}
     silent: list[Any] = []
     if calls:
         _, silent = ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)

@@ -17,7 +17,6 @@ from typing import Any
 
 from orchestrator.core.job import Job
 from orchestrator.core.topology import Node
-from orchestrator.on_ray.agent import WORKER_VARIABLES
 from orchestrator.on_ray.channel import ask_nodes
 from orchestrator.on_ray.cluster import connect
 from orchestrator.on_ray.jobs import ANSWER_S, JobServer, is_job_address
@@ -116,7 +115,7 @@ def _ask(nodes: Sequence[Node], questions: Sequence[Mapping[str, Any]]) -> list[
     from ray.exceptions import GetTimeoutError
 
     arguments = {node.node_id: (str(node.accelerator), questions) for node in nodes}
-    by_node = ask_nodes(answers, arguments, ANSWER_S / 2, variables=WORKER_VARIABLES)
+    by_node = ask_nodes(answers, arguments, ANSWER_S / 2)
     said = []
     for node in nodes:
         answer = by_node[node.node_id]
