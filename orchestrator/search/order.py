@@ -110,6 +110,7 @@ class SearchOrder:
     labels: Sequence[str] = ()  # of cells
     ended: str = ""  # why, once it has
     _row_of: dict[str, int] = field(default_factory=dict)  # by job id
+    _rows_of: dict[Accelerator, set[int]] = field(default_factory=dict)
     _released: set[int] = field(default_factory=set)
     #: By row and job: its measurements, of which there are two of a winner.
     _values: dict[int, dict[str, list[_Measured]]] = field(default_factory=dict)
@@ -185,6 +186,8 @@ class SearchOrder:
             questions=[one for one in inquiries if len(one.rows)],
             labels=[str(labels[jobs[0].job_id]) for jobs in cells],
         )
+        for row, jobs in enumerate(cells):
+            order._rows_of.setdefault(jobs[0].accelerator, set()).add(row)
         order._row_of = {job.job_id: row for row, jobs in enumerate(cells) for job in jobs}
         return order
 
@@ -412,9 +415,8 @@ class SearchOrder:
 
     def _barred(self, free: Mapping[Accelerator, int]) -> Collection[int]:
         """Rows that were released, or for whose kind of card none is free."""
-        kinds = {kind for kind, count in free.items() if count > 0}
-        others = {row for row, jobs in enumerate(self.cells) if jobs[0].accelerator not in kinds}
-        return self._released | others
+        others = (rows for kind, rows in self._rows_of.items() if free.get(kind, 0) <= 0)
+        return self._released.union(*others)
 
 
 class _Measured(NamedTuple):

@@ -28,8 +28,8 @@ from orchestrator.search.surrogate import Belief, Kernel, Surrogate
 
 #: Cells that one decision looks at: the best of the last one, and others in turn.
 LOOKED_AT = 512
-#: Measurements that a surrogate is fitted to; of more, the newest and a spread of the others.
-MOST_FITTED = 256
+#: Measurements that a surrogate is fitted to; of more, the best and a spread of the others.
+MOST_FITTED = 160
 #: A kernel for success (1) and failure (-1), and how sure of success a search is at first.
 _SUCCESS = Kernel(layout=0.3, load=0.2, length=0.2, layout_with_load=0.3, all=0.6, noise=0.15)
 _HOPE, _HOPE_SPREAD = 1.0, 0.5
@@ -180,7 +180,7 @@ class Search:
             return np.ones(len(rows))
         if self._success is None:
             self._success = Surrogate(self.space, Plane(self.space, _HOPE, _HOPE_SPREAD), _SUCCESS)
-        known = _some(sorted({*self._measured, *self.failed}))
+        known = _spread(sorted({*self._measured, *self.failed}), MOST_FITTED)
         labels = np.array([-1.0 if row in self.failed else 1.0 for row in known])
         belief = self._success.fit(known, labels, rows)
         return normal_cdf(belief.mean / belief.deviation)
@@ -255,7 +255,7 @@ class Search:
             kernel = _UNKNOWN if isinstance(metric.mean, Plane) else None
             surrogate = self._surrogates[metric.name] = Surrogate(self.space, metric.mean, kernel)
         values = self.values.get(metric.name, {})
-        fitted = _some(sorted(values))
+        fitted = _most_telling(values, metric.sign)
         logs = np.log([values[row] for row in fitted])
         return surrogate.fit(fitted, logs, rows)
 
@@ -280,10 +280,19 @@ class Search:
         return gain / self.cost(rows) if self.cost is not None else gain
 
 
-def _some(rows: list[int]) -> list[int]:
-    if len(rows) <= MOST_FITTED:
+def _most_telling(values: Mapping[int, float], sign: float) -> list[int]:
+    """The rows that a surrogate is fitted to."""
+    if len(values) <= MOST_FITTED:
+        return sorted(values)
+    ordered = sorted(values, key=lambda row: (-sign * values[row], row))
+    best, others = ordered[: MOST_FITTED // 2], sorted(ordered[MOST_FITTED // 2 :])
+    return sorted([*best, *_spread(others, MOST_FITTED - len(best))])
+
+
+def _spread(rows: list[int], count: int) -> list[int]:
+    if len(rows) <= count:
         return rows
-    return [rows[at] for at in np.linspace(0, len(rows) - 1, MOST_FITTED).astype(int)]
+    return [rows[at] for at in np.linspace(0, len(rows) - 1, count).astype(int)]
 
 
 def _turned(belief: Belief, sign: float) -> Belief:

@@ -61,7 +61,8 @@ class Kernel:
 
 
 def _bell(squared: Floats, doublings: float) -> Floats:
-    return np.exp(squared * (-0.5 / doublings**2))
+    scaled = squared * (-0.5 / doublings**2)
+    return np.exp(scaled, out=scaled)
 
 
 class Scale(NamedTuple):
@@ -95,6 +96,8 @@ class Surrogate:
         self._kernel = kernel if kernel is not None else Kernel()
         self._scales = SCALES
         self._parameters = dict.fromkeys(SCALES, mean.start)
+        self._fits: dict[Scale, _Fit] = {}
+        self._learned: tuple[bytes, bytes] | None = None  # the data of the last fit
         #: Factor on deviations, from leave-one-out errors of the last fit.
         self.calibration = 1.0
 
@@ -110,62 +113,89 @@ class Surrogate:
         if not len(rows):
             return self.prior(at)
         rows, at = np.asarray(rows), np.asarray(at)
-        among = self._kernel.between(self._space, rows, rows)
+        data = rows.tobytes(), np.asarray(logs).tobytes()
+        if data != self._learned:  # beliefs about other cells need no other fit
+            self._learn(rows, logs)
+            self._learned = data
         across = self._kernel.between(self._space, at, rows)
-        fits = [self._fit_scaled(scale, rows, logs, at, among, across) for scale in self._scales]
-        evidence = np.array([fit.evidence for fit in fits])
+        beliefs = [self._predict(scale, fit, at, across) for scale, fit in self._fits.items()]
+        weights = np.array([fit.weight for fit in self._fits.values()])
+        means = np.stack([belief.mean for belief in beliefs])
+        mean = weights @ means
+        variance = weights @ (np.stack([b.deviation for b in beliefs]) + np.square(means - mean))
+        return Belief(mean, np.sqrt(variance) * self.calibration)
+
+    def _learn(self, rows: Rows, logs: Floats) -> None:
+        among = self._kernel.between(self._space, rows, rows)
+        fits = {scale: self._fit_scaled(scale, rows, logs, among) for scale in self._scales}
+        evidence = np.array([fit.evidence for fit in fits.values()])
         weights = np.exp(evidence - evidence.max())
         weights /= weights.sum()
-        means = np.stack([fit.mean for fit in fits])
-        variances = np.stack([fit.variance for fit in fits])
-        mean = weights @ means
-        variance = weights @ (variances + np.square(means - mean))
-        errors = np.abs(weights @ np.stack([fit.errors for fit in fits]))
+        errors = np.abs(weights @ np.stack([fit.errors for fit in fits.values()]))
         self.calibration = _calibration(errors)
+        self._fits = {
+            scale: fit._replace(weight=float(weight))
+            for (scale, fit), weight in zip(fits.items(), weights, strict=True)
+        }
         if len(rows) >= _ENOUGH:
             likeliest = np.argsort(-weights, kind="stable")[:_LIKELIEST]
             self._scales = tuple(self._scales[at] for at in likeliest)
-        return Belief(mean, np.sqrt(variance) * self.calibration)
 
-    def _fit_scaled(
-        self, scale: Scale, rows: Rows, logs: Floats, at: Rows, among: Floats, across: Floats
-    ) -> _Fit:
+    def _fit_scaled(self, scale: Scale, rows: Rows, logs: Floats, among: Floats) -> _Fit:
         start, prior_variance = self._mean.start, np.square(self._mean.spread)
-        covariance = among * scale.amplitude**2
         noise = (self._kernel.noise * scale.noise) ** 2
+        residual = among * scale.amplitude**2 + noise * np.eye(len(logs))
+        # The covariance of what is left is that of the residuals and one of the few parameters,
+        # which alone changes from step to step: its inverse follows by Woodbury's identity.
+        residual_inverse = np.linalg.inv(residual)
         parameters = self._parameters[scale]
         for step in range(_STEPS):
             values, here = self._mean.linear(parameters, rows)
             residuals = logs - values + here @ (parameters - start)
-            total = covariance + (here * prior_variance) @ here.T + noise * np.eye(len(logs))
-            inverse = np.linalg.inv(total)
+            part = residual_inverse @ here
+            inner = np.diag(1.0 / prior_variance) + here.T @ part
+            inverse = residual_inverse - part @ np.linalg.solve(inner, part.T)
             solved = inverse @ residuals
-            errors = solved / np.sqrt(np.diag(inverse))  # leave one out, in standard errors
             change = start + prior_variance * (here.T @ solved) - parameters
             size = np.abs(change / self._mean.spread).max()
             if size < _CLOSE or step == _STEPS - 1:
                 break
             parameters = parameters + change * min(1.0, _LONGEST_STEP / size)
         self._parameters[scale] = parameters
-        values, there = self._mean.linear(parameters, at)
-        shared = across * scale.amplitude**2 + (there * prior_variance) @ here.T
-        mean = values - there @ (parameters - start) + shared @ solved
+        determinant = np.linalg.slogdet(residual)[1] + np.linalg.slogdet(inner)[1]
+        determinant += np.log(prior_variance).sum()
+        return _Fit(
+            parameters=parameters,
+            here=here,
+            inverse=inverse,
+            solved=solved,
+            errors=solved / np.sqrt(np.diag(inverse)),  # leave one out, in standard errors
+            evidence=-0.5 * (residuals @ solved + determinant),
+        )
+
+    def _predict(self, scale: Scale, fit: _Fit, at: Rows, across: Floats) -> Belief:
+        """Means and, as deviations, variances."""
+        prior_variance = np.square(self._mean.spread)
+        values, there = self._mean.linear(fit.parameters, at)
+        shared = across * scale.amplitude**2 + (there * prior_variance) @ fit.here.T
         variance = (
             self._kernel.variance(self._space) * scale.amplitude**2
-            + np.square(there * self._mean.spread).sum(axis=1)
-            - np.einsum("ij,ij->i", shared @ inverse, shared)
-            + noise
+            + (np.square(there) @ prior_variance)
+            - np.einsum("ij,ij->i", shared @ fit.inverse, shared)
+            + (self._kernel.noise * scale.noise) ** 2
         )
-        determinant = np.linalg.slogdet(total)[1]
-        evidence = -0.5 * (residuals @ solved + determinant)
-        return _Fit(mean, np.maximum(variance, 1e-10), evidence, errors)
+        mean = values - there @ (fit.parameters - self._mean.start) + shared @ fit.solved
+        return Belief(mean, np.maximum(variance, 1e-10))
 
 
 class _Fit(NamedTuple):
-    mean: Floats
-    variance: Floats
-    evidence: float
+    parameters: Floats
+    here: Floats  # derivatives of the mean at the cells known
+    inverse: Floats  # of the covariance of their values
+    solved: Floats
     errors: Floats
+    evidence: float
+    weight: float = 1.0  # among the factors
 
 
 def _calibration(errors: Floats) -> float:
