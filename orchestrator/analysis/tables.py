@@ -24,8 +24,8 @@ PRECISION, BATCH, SETTING = "precision", "batch size per card", "setting"
 #: Most settings that share one table; more get one each.
 MOST_SHARED_LINES = 60
 AS_USUAL = "as usual"
-#: Probability that a cell runs, from which on its predicted figure is shown.
-LIKELY = 0.5
+#: Least probability that a cell runs, and widest interval, of predicted figures in tables.
+LIKELY, WIDEST = 0.5, 1.0
 #: Scales are logarithmic if the median is below this share of the highest throughput.
 PALE = 0.15
 
@@ -103,7 +103,8 @@ def tables_of(
 
 
 def _is_shown(prediction: Prediction) -> bool:
-    return prediction.figure == "throughput" and prediction.runs >= LIKELY
+    known = prediction.runs >= LIKELY and prediction.plus_minus <= WIDEST
+    return known and prediction.figure == "throughput"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

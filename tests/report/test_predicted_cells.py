@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -132,9 +133,12 @@ def test_a_prediction_of_a_cell_that_was_measured_since_is_not_shown(
     assert shown == predictions.keys() - {measured.job_id}
 
 
-def test_cells_that_probably_fail_show_no_figure(nightgrid: Nightgrid, results: Path) -> None:
+@pytest.mark.parametrize("changes", [{"runs": 0.2}, {"high": 1e9}])
+def test_cells_that_may_fail_or_give_anything_show_no_figure(
+    nightgrid: Nightgrid, results: Path, changes: dict[str, Any]
+) -> None:
     store = Store.existing(results, "searched")
-    unlikely = [replace(one, runs=0.2) for one in predict(nightgrid, results).values()]
+    unlikely = [replace(one, **changes) for one in predict(nightgrid, results).values()]
     store.write_file(run_files.PREDICTIONS, predictions_table(unlikely))
     summary, _ = read_summary(store)
     assert not summary.tables[0].predicted and len(summary.predictions) == len(unlikely)
