@@ -54,6 +54,7 @@ from orchestrator.scheduler.state import (
     Worker,
     WorkerState,
 )
+from orchestrator.util.format import duration, plural
 
 _AFTER_S = 1e-3  # later than a job's latest start, and not just as late
 
@@ -375,6 +376,18 @@ class Schedule:
                     yield from self._ledger.end_unrun(pool, record, State.NOT_STARTED, why)
                 else:
                     pool.enqueue(record)
+
+    @property
+    def bereft(self) -> str:
+        """Jobs that have no card set left, and how long they wait for one; "": there are none."""
+        limit = duration(self.settings.wait_for_nodes_s)
+        return "; ".join(
+            f"{plural(pool.waiting(width), 'job')} of {plural(width, f'{kind} card')}: none is left "
+            f"to run on, and after {limit} without a server they are given up"
+            for kind, pool in self.pools.items()
+            for width in sorted(pool.hopeless_at)
+            if pool.waiting(width)
+        )
 
     def _give_up_hopeless(self) -> Iterator[Command]:
         for kind, pool in self.pools.items():

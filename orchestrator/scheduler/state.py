@@ -39,7 +39,7 @@ class ScheduleSettings:
     quarantine_s: float = 300.0  # of a card at first; twice as long each time
     card_readmissions: int = 3  # quarantines that end; the next one does not
     card_rest_s: float = 5.0  # before a card whose worker failed to start is tried again
-    wait_for_nodes_s: float = 60.0  # before a job that no card set is left for is given up
+    wait_for_nodes_s: float = 900.0  # before jobs without a card set are given up; servers reboot
     breaker_failures: int = 5  # first failures, all alike and at once, that stop the run
     breaker_within_s: float = 30.0  # how soon a failure is "at once"
     succeeded_before: bool = False  # whether a job has, this very night: the surroundings are sound
