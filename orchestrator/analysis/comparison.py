@@ -253,6 +253,7 @@ def compare(
     before: Sequence[Measurement],
     after: Sequence[Measurement],
     *,
+    flags: Sequence[Mapping[str, tuple[Raised, ...]]] = (),
     names: tuple[str, str] = ("", ""),
     confidence: float = 0.95,
     noise: float | None = None,
@@ -260,11 +261,13 @@ def compare(
 ) -> RunComparison:
     """Compare the newest final rows of two runs, one per job, with their raw samples.
 
+    ``flags`` are those of both runs by job id (empty: they are derived here).
+
     ``1 - confidence`` is the false discovery rate; ``noise`` is the relative standard deviation
     between runs (None: estimated); ``allow`` names keys of ``RULES`` that warn instead of block.
     """
     shared = pairs_of(before, after, across_devices=DEVICE in allow)
-    raised = [raised_by_job(side) for side in zip(*shared, strict=True)] or [{}, {}]
+    raised = flags or [raised_by_job(side) for side in zip(*shared, strict=True)] or ({}, {})
     measured, rates, refused, turned = [], [], [], []
     warnings: Counter[tuple[str, str, str]] = Counter()
     for old, new in shared:
@@ -273,8 +276,8 @@ def compare(
             if old.state is not new.state:
                 turned.append(JobPair(before=old, after=new))
             continue
-        flags = (raised[0].get(old.job_id, ()), raised[1].get(new.job_id, ()))
-        blocking, warning = differences(old, new, allow, flags)
+        of_pair = (raised[0].get(old.job_id, ()), raised[1].get(new.job_id, ()))
+        blocking, warning = differences(old, new, allow, of_pair)
         if blocking:
             refused.append(JobPair(before=old, after=new, differences=blocking))
             continue

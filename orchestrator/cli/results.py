@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.analysis.comparison import RunComparison
+    from orchestrator.analysis.flags import Raised
     from orchestrator.analysis.summary import Summary
     from orchestrator.core.measurement import Measurement
     from orchestrator.report.atlas import Atlas
@@ -283,9 +284,13 @@ def run_compare(args: argparse.Namespace) -> int:
     for key in args.allow:
         if key not in forgivable:
             raise NotComparable(f"--allow {key}: only {', '.join(forgivable)} can be allowed")
+    (before, flags_before), (after, flags_after) = (
+        newest_rows(args.results, run) for run in (args.before, args.after)
+    )
     comparison = compare(
-        newest_rows(args.results, args.before),
-        newest_rows(args.results, args.after),
+        before,
+        after,
+        flags=(flags_before, flags_after),
         names=(args.before, args.after),
         confidence=args.confidence,
         noise=args.noise,
@@ -327,8 +332,13 @@ def nothing(comparison: RunComparison) -> str:
     )
 
 
-def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
-    """The newest final row of each cell of a run, with raw samples; replicates are joined."""
+def newest_rows(
+    results: Path, run: str
+) -> tuple[tuple[Measurement, ...], dict[str, tuple[Raised, ...]]]:
+    """The newest final row of each cell of a run, with raw samples, and the flags of these rows.
+
+    Replicates are joined. Flags are derived once, which takes seconds for a million samples.
+    """
     from orchestrator.analysis.flags import raised_by_job
     from orchestrator.analysis.replicates import join
     from orchestrator.analysis.selection import newest_final, settings_of
@@ -338,7 +348,10 @@ def newest_rows(results: Path, run: str) -> tuple[Measurement, ...]:
     rows = newest_final(store.measurements())
     raised = raised_by_job(rows)
     differ = spread_between_runs(store.path)
-    return join(rows, settings_of(rows, raised), raised, runs=differ).rows
+    joined = join(rows, settings_of(rows, raised), raised, runs=differ)
+    cells = [cell.row for cell in joined.cells]
+    of_cells: dict[str, tuple[Raised, ...]] = dict.fromkeys((row.job_id for row in cells), ())
+    return joined.rows, raised | of_cells | raised_by_job(cells)
 
 
 def share(text: str) -> float:
