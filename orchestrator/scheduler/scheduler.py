@@ -382,8 +382,8 @@ class Schedule:
         """Jobs that have no card set left, and how long they wait for one; "": there are none."""
         limit = duration(self.settings.wait_for_nodes_s)
         return "; ".join(
-            f"{plural(pool.waiting(width), 'job')} of {plural(width, f'{kind} card')}: none is left "
-            f"to run on, and after {limit} without a server they are given up"
+            f"{plural(pool.waiting(width), 'job')} of {plural(width, f'{kind} card')}: none is "
+            f"left to run on, and after {limit} without a server they are given up"
             for kind, pool in self.pools.items()
             for width in sorted(pool.hopeless_at)
             if pool.waiting(width)
