@@ -192,7 +192,7 @@ def share_at(step: int, steps: int, final: float) -> float:
 
 
 class Sparsity(Technique):
-    """Sparsity: weights that are zero, channels that are gone, values that are shared.
+    """Sparsity: weights that are zero, channels that are gone, values or kernels that are shared.
 
     Pruned before the first step, a model learns to do without; with the schedule *gradual* the
     share grows from step to step, fast at first (cubic), and is whole after three quarters of the
@@ -201,8 +201,10 @@ class Sparsity(Technique):
     computes with the zeros as with any number, so neither is faster here. *channels* removes
     channels of the feed-forward parts: a smaller dense model, faster everywhere. After the last
     step ``cluster_bits`` gathers each layer's weights into few values and writes their Huffman
-    code: prune, share, code, as in Deep Compression. ``save_model`` keeps what comes out, and
-    beside it the coded file, of the size that the row has.
+    code: prune, share, code, as in Deep Compression. ``dictionary_atoms`` makes each piece of a
+    matrix, and each kernel of a convolution, a sum of a few atoms of a dictionary that all layers
+    share. ``save_model`` keeps what comes out, and beside it the coded file, of the size that the
+    row has.
     """
 
     name: ClassVar[str] = "sparsity"
@@ -210,7 +212,18 @@ class Sparsity(Technique):
     order: ClassVar[int] = 105  # after autocast, since losses are measured; before clipping
     beside: ClassVar[Any] = dict.fromkeys(
         ("sparsity_share", "sparsity_schedule"), ("sparsity", ("magnitude", "2:4", "channels"))
-    ) | {"cluster_steps": ("cluster_bits", tuple(range(1, 9)))}
+    ) | {
+        "cluster_steps": ("cluster_bits", tuple(range(1, 9))),
+        "dictionary_terms": ("dictionary_atoms", ()),
+        "dictionary_length": ("dictionary_atoms", ()),
+    }
+    excludes: ClassVar[Any] = tuple(
+        ("dictionary_atoms", name, values, reason)
+        for name, values, reason in (
+            ("cluster_bits", tuple(range(1, 9)), "weights have one code"),
+            ("sparsity", ("magnitude", "2:4"), "sums of atoms are not zero where weights are"),
+        )
+    )
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             name="zero_share",
@@ -245,7 +258,13 @@ class Sparsity(Technique):
         Metric(
             name="unshared_loss",
             title="held-out loss before sharing",
-            description="Held-out loss after the last step, before weights share values.",
+            description="Held-out loss after the last step, before weights share values or atoms.",
+            better="lower",
+        ),
+        Metric(
+            name="dictionary_error",
+            title="error of the dictionary",
+            description="Norm of the change of all coded weights over the norm of the weights.",
             better="lower",
         ),
         Metric(
@@ -294,6 +313,24 @@ class Sparsity(Technique):
         "in these steps, each by the sum of its weights' gradients. Left out: none.",
     )
 
+    dictionary_atoms: int | None = work(
+        None,
+        ge=2,
+        le=4096,
+        description="After the last step the weights of linear and convolution layers become sums "
+        "of atoms of a dictionary of so many, learned from them; the row has the size of their "
+        "code and the error.",
+    )
+    dictionary_terms: int = work(
+        2, ge=1, le=16, description="Atoms that each vector of weights is a sum of."
+    )
+    dictionary_length: int = work(
+        16,
+        ge=2,
+        le=256,
+        description="Weights of a vector of a linear layer; a convolution's are its kernels.",
+    )
+
     _pruned: Pruned  # once there is a model
     _shared: SharedLayers | None = None  # once values are shared
 
@@ -303,7 +340,8 @@ class Sparsity(Technique):
         return USUAL_SHARE if self.sparsity_share is None else self.sparsity_share
 
     def refusals(self, job: JobDescription) -> Iterable[Refusal]:
-        blamed = "sparsity" if self.sparsity != "none" else "cluster_bits"
+        unpruned = "dictionary_atoms" if self.dictionary_atoms else "cluster_bits"
+        blamed = "sparsity" if self.sparsity != "none" else unpruned
         method = method_name(job.parameters)
         if method in ADAPTER_METHODS or method == "qat":
             does = "trains an adapter over a base that is frozen"
@@ -322,6 +360,8 @@ class Sparsity(Technique):
             )
         if self.cluster_steps is not None:
             yield from self._trained_again(job)
+        if self.dictionary_atoms is not None:
+            yield from self._by_dictionary(job, self.dictionary_atoms)
         if self.sparsity == "2:4":
             yield from self._two_of_four(job)
         elif self.sparsity != "none":
@@ -347,6 +387,24 @@ class Sparsity(Technique):
                 reason="the share of zeros grows through three quarters of the steps",
                 hint=f"write {max(steps // 4, 1)} at most",
             )
+
+    def _by_dictionary(self, job: JobDescription, atoms: int) -> Iterator[Refusal]:
+        if self.dictionary_terms > min(atoms, self.dictionary_length):
+            yield Refusal(
+                setting="dictionary_terms",
+                reason=f"{self.dictionary_terms} of {atoms} atoms of {self.dictionary_length} "
+                "weights",
+                hint="write as many as there are atoms and weights of a vector, at most",
+            )
+        for name, (_, inputs) in (linear_shapes(job.model) or {}).items():
+            if inputs % self.dictionary_length:
+                yield Refusal(
+                    setting="dictionary_length",
+                    reason=f"the {inputs} inputs of {name} are no multiple of "
+                    f"{self.dictionary_length}",
+                    hint="write a divisor",
+                )
+                return
 
     def _two_of_four(self, job: JobDescription) -> Iterator[Refusal]:
         if self.sparsity_share not in (None, USUAL_SHARE):
@@ -391,7 +449,7 @@ class Sparsity(Technique):
                 return
 
     def on_model(self, training: Training) -> None:
-        layers = prunable_layers(training.model)
+        layers = self._layers(training.model)
         pruned = self._pruned = Pruned(layers=layers)
         if self.sparsity_schedule == "gradual":
             training.stateful["masks"] = pruned
@@ -422,12 +480,14 @@ class Sparsity(Technique):
             training.wrapper = None  # holds the matrices of before
             self._pruned.masks.clear()
             remove_channels(training.model, self._channels(training.model, self.share))
-        layers = prunable_layers(training.model)
+        layers = self._layers(training.model)
         after = _bytes(layers.values())
         if self.sparsity == "2:4":
             after = sum(_two_of_four_bytes(layer.weight) for layer in layers.values())
         if self.cluster_bits is not None:
             after = self._coded(training, self.cluster_bits)
+        if self.dictionary_atoms is not None:
+            after = self._in_atoms(training, layers, self.dictionary_atoms)
         training.metrics["layer_bytes_after"] = float(after)
         zeros = sum(int((layer.weight == 0).sum()) for layer in layers.values())
         total = sum(layer.weight.numel() for layer in layers.values())
@@ -490,6 +550,23 @@ class Sparsity(Technique):
         training.saved_files[CODED_FILE] = coded.data
         return len(coded.data)
 
+    def _layers(self, model: Any) -> Mapping[str, Any]:
+        if self.dictionary_atoms is None:
+            return prunable_layers(model)
+        from workloads.compression.dictionary import layers_of
+
+        return layers_of(model)
+
+    def _in_atoms(self, training: Training, layers: Mapping[str, Any], atoms: int) -> int:
+        """Code layers by a dictionary, for the saved model's directory; return the file's bytes."""
+        from workloads.compression import dictionary
+
+        _note_loss(training, "unshared_loss")
+        data = dictionary.code(layers, atoms, self.dictionary_terms, self.dictionary_length)
+        training.metrics["dictionary_error"] = dictionary.replace_weights(layers, data)
+        training.saved_files[dictionary.DICTIONARY_FILE] = data
+        return len(data)
+
     def _summary(self, zeros: float, layers: int) -> str:
         if self.sparsity == "channels":
             text = f"channels: {self.share:.0%} asked for, a smaller dense model"
@@ -500,6 +577,8 @@ class Sparsity(Technique):
                 f"{self.sparsity}: {zeros:.2%} zeros in {layers} layers, sparse in value, dense "
                 "arithmetic"
             )
+        if self.dictionary_atoms:
+            text += f"; sums of {self.dictionary_terms} of {self.dictionary_atoms} atoms"
         return text + (f"; values of {self.cluster_bits} bits" if self.cluster_bits else "")
 
 

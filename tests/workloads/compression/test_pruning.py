@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,9 @@ from generation_cases import request as generation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workloads import text_generation
 from workloads.base import BadConfiguration
-from workloads.compression import pruning, sharing
+from workloads.compression import dictionary, pruning, sharing
 from workloads.compression.pruning import Pruned, share_at
 from workloads.devices import device_for
 from workloads.engines.transformers import generation as engine
@@ -150,6 +152,75 @@ def test_a_coded_file_opens_into_the_same_weights_and_others_are_refused() -> No
             sharing.read_layers(wrong)
 
 
+def _greedy(vector: np.ndarray, atoms: np.ndarray, terms: int) -> tuple[list[int], np.ndarray]:
+    """Orthogonal matching pursuit as textbooks have it: one vector, least squares at each step."""
+    places: list[int] = []
+    rest, values = vector, np.zeros(0)
+    for _ in range(terms):
+        scores = np.abs(atoms @ rest)
+        scores[places] = -1
+        places.append(int(scores.argmax()))
+        values = np.linalg.lstsq(atoms[places].T, vector, rcond=None)[0]
+        rest = vector - values @ atoms[places]
+    return places, values
+
+
+def test_codes_are_those_of_a_pursuit_vector_by_vector() -> None:
+    torch.manual_seed(2)
+    atoms = torch.nn.functional.normalize(torch.randn(40, 9), dim=1)
+    vectors = torch.randn(60, 9)
+    places, values = dictionary.pursue(vectors, atoms, 3)
+    for number, vector in enumerate(vectors.double().numpy()):
+        wanted, numbers = _greedy(vector, atoms.double().numpy(), 3)
+        assert places[number].tolist() == wanted
+        np.testing.assert_allclose(values[number], numbers, rtol=1e-3, atol=1e-4)
+
+
+def test_a_dictionary_is_learned_from_what_was_made_with_one() -> None:
+    """Vectors of two atoms of 12, learned with 18: most of the 12 are there again."""
+    torch.manual_seed(3)
+    truth = torch.nn.functional.normalize(torch.randn(12, 16), dim=1)
+    codes = torch.randn(4000, 12) * (torch.rand(4000, 12).argsort(1) < 2)
+    atoms = dictionary.learn(codes @ truth, 18, 2)
+    likeness = (truth @ atoms.T).abs().amax(1)
+    assert int((likeness > 0.99).sum()) >= 9, likeness
+
+
+def test_linear_and_convolution_layers_come_back_from_the_file_of_a_dictionary() -> None:
+    torch.manual_seed(4)
+    model = torch.nn.ModuleDict(
+        {
+            "wide": torch.nn.Linear(64, 96),
+            "small": torch.nn.Linear(32, 48).bfloat16(),
+            "convolution": torch.nn.Conv2d(16, 24, 3),
+        }
+    )
+    model["small"].weight.data.mul_(1e-3)  # counts as much as the others
+    model.get_output_embeddings = lambda: None
+    before = {name: layer.weight.float().clone() for name, layer in model.items()}
+    data = dictionary.code(dictionary.layers_of(model), 64, 4, 16)
+    error = dictionary.replace_weights(model, data)
+    lost = whole = 0.0
+    for name, (atoms, places, values) in dictionary.read_codes(data).items():
+        weight = model[name].weight.detach()
+        rows = zip(places.tolist(), values.double().numpy(), strict=True)
+        sums = [value @ atoms.double().numpy()[place] for place, value in rows]
+        opened = torch.tensor(np.array(sums)).float().view(weight.shape).to(weight)
+        torch.testing.assert_close(opened, weight, rtol=1e-2, atol=1e-6)
+        change = float((weight - before[name]).norm() / before[name].norm())
+        assert change < 0.45, (name, change)
+        lost += float((weight - before[name]).square().sum())
+        whole += float(before[name].square().sum())
+    assert error == pytest.approx((lost / whole) ** 0.5, rel=1e-4)
+    dense = copy.deepcopy(model)
+    assert dictionary.use_products(model, data) == 2
+    for name, inputs in (("wide", torch.randn(2, 5, 64)), ("small", torch.randn(3, 32).bfloat16())):
+        torch.testing.assert_close(model[name](inputs), dense[name](inputs), rtol=2e-2, atol=1e-5)
+    for wrong in (b"", data[1:], data[:-1], data[:60]):
+        with pytest.raises(BadConfiguration, match="no file of layers by a dictionary"):
+            dictionary.read_codes(wrong)
+
+
 def _layers(name: str) -> dict[str, torch.nn.Linear]:
     return pruning.prunable_layers(load_causal_model(open_model(name), dtype=torch.float32))
 
@@ -238,6 +309,28 @@ def test_prune_share_and_code() -> None:
 
 
 @pytest.mark.slow
+def test_a_dictionary_of_kernels_and_products_by_it() -> None:
+    """The saved model writes the same tokens through the dictionary as through its matrices."""
+    made = {"dictionary_atoms": 64, "dictionary_terms": 3, "dictionary_length": 8}
+    result = train(**PLAIN, **made, steps=1, save_model="atoms")
+    metrics, layers = result.metrics, _layers("atoms")
+    file = product_root("model") / "atoms" / dictionary.DICTIONARY_FILE
+    assert file.stat().st_size == metrics["layer_bytes_after"] < 0.4 * metrics["layer_bytes_before"]
+    assert 0 < metrics["dictionary_error"] < 0.6
+    assert {"dense_loss", "unshared_loss", "held_out_loss"} <= metrics.keys()
+    codes = dictionary.read_codes(file.read_bytes())
+    assert codes.keys() == layers.keys()
+    for name, layer in layers.items():
+        assert torch.equal(dictionary.expand(codes[name], layer.weight.shape), layer.weight), name
+    job = generation("advertisegen-synthetic", model="atoms", prompts=2, output_tokens=8)
+    dense = text_generation.run(job, Worker().context())
+    job = replace(job, settings=job.settings | {"dictionary_products": True})
+    quick = text_generation.run(job, Worker().context())
+    assert quick.details["dictionary_products"] == f"{len(layers)} layers by sums of atoms"
+    assert [one.output_text for one in quick.items] == [one.output_text for one in dense.items]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["once", "gradual"])
 def test_removed_channels_leave_a_smaller_dense_model(schedule: str) -> None:
     """It loads like any model, has fewer operations, and does what the pruned one did: its loss is
@@ -287,6 +380,10 @@ def test_channels_that_are_gone_are_those_that_a_mask_would_zero() -> None:
         ({"sparsity": "magnitude", "sparsity_share": 0.9999999}, "sparsity_share", "leaves none"),
         (CHANNELS | {"sparsity_share": 0.999}, "sparsity_share", "leaves none"),
         (CHANNELS | {"cards": 2, "strategy": "tensor-parallel"}, "sparsity", "a part of every"),
+        ({"dictionary_atoms": 8, "cluster_bits": 4}, "dictionary_atoms", "one code"),
+        ({"dictionary_atoms": 8, "dictionary_terms": 9}, "dictionary_terms", "9 of 8 atoms"),
+        ({"dictionary_atoms": 8, "dictionary_length": 7}, "dictionary_length", "no multiple of 7"),
+        ({"dictionary_length": 8}, "dictionary_length", "beside dictionary_atoms"),
         ({"cluster_bits": 4, "method": "qat"}, "cluster_bits", "in a way of its own"),
     ],
 )

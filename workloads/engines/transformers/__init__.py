@@ -44,6 +44,12 @@ class GenerationSettings(GaudiSettings, CompileSettings):
         "model whose weights are such (`sparsity: 2:4`): half of the arithmetic and 9/16 of the "
         "bytes.",
     )
+    dictionary_products: bool = choice(
+        False,
+        loads=True,
+        description="Multiply a model made with `dictionary_atoms` by its dictionary: inputs by "
+        "every atom once, then sums by the code, instead of by the whole matrices.",
+    )
 
 
 _PLAIN = ("fp32", "bf16", "fp16")  # precisions that torch.compile supports
@@ -51,7 +57,7 @@ _SPARSE = ("bf16", "fp16")  # precisions of the 2:4 kernels
 
 
 def _refuse_generation(job: JobDescription) -> Iterator[Refusal]:
-    yield from _refuse_sparse_kernels(job)
+    yield from _refuse_products(job)
     device = device_spec(job.device)
     modes = not device.can("dynamic_shapes")
     name = "torch_compile" if job.parameters.get("torch_compile") else "hpu_mode"
@@ -67,28 +73,37 @@ def _refuse_generation(job: JobDescription) -> Iterator[Refusal]:
         reason = "this version compiles no model that is split over cards"
     elif is_encoder_decoder(job.model):
         reason = "this version compiles models that are one decoder"
-    elif name == "torch_compile" and job.parameters.get("sparse_kernels"):
+    elif name == "torch_compile" and {"sparse_kernels", "dictionary_products"} & {
+        setting for setting, value in job.parameters.items() if value
+    }:
         reason = "this version compiles plain matrices only"
     else:
         return
     yield Refusal(setting=name, reason=reason, hint=hint, unsupported=True)
 
 
-def _refuse_sparse_kernels(job: JobDescription) -> Iterator[Refusal]:
-    if not job.parameters.get("sparse_kernels"):
+def _refuse_products(job: JobDescription) -> Iterator[Refusal]:
+    given = [n for n in ("sparse_kernels", "dictionary_products") if job.parameters.get(n)]
+    if not given:
         return
-    if not device_spec(job.device).can("sparse_2_4"):
+    name, device = given[-1], device_spec(job.device)
+    if len(given) > 1:
+        reason = "a model has weights for one of sparse_kernels and dictionary_products"
+    elif name == "sparse_kernels" and not device.can("sparse_2_4"):
         reason = (
             f"{job.device} has no kernels for 2:4 sparsity: zeros cost as much as other numbers"
         )
-    elif job.precision not in _SPARSE:
+    elif name == "sparse_kernels" and job.precision not in _SPARSE:
         reason = f"the kernels for 2:4 take {', '.join(_SPARSE)}, not {job.precision}"
+    elif job.precision not in _PLAIN:
+        reason = f"sums of atoms are in {', '.join(_PLAIN)}, not {job.precision}"
+    elif name == "dictionary_products" and not device.can("dynamic_shapes"):
+        reason = f"on {device.title} nobody has tried sums of atoms"
     elif job.parameters.get("adapter") or (job.parameters.get("tensor_parallel") or 1) > 1:
         reason = "adapters and tensor parallelism need the plain matrices"
     else:
         return
-    hint = "leave sparse_kernels out"
-    yield Refusal(setting="sparse_kernels", reason=reason, hint=hint, unsupported=True)
+    yield Refusal(setting=name, reason=reason, hint=f"leave {name} out", unsupported=True)
 
 
 class ServedSettings(ServerSettings):

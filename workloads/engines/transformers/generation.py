@@ -13,7 +13,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from transformers.utils import logging as transformers_logging
 
 from workloads.base import BadConfiguration, Request, Unsupported
-from workloads.compression import pruning
+from workloads.compression import dictionary, pruning
 from workloads.devices.base import Device
 from workloads.engines.loaded import Generated, Generation
 from workloads.engines.torch_models import (
@@ -187,6 +187,8 @@ def load(request: Request, device: Device) -> TransformersEngine:
         details["sparse_kernels"] = use_kernels(model)
         stored = precisions.card_weight_bytes(model)
         loaded["weights"] = replace(loaded["weights"], weight_bytes=stored)
+    if request.settings.get("dictionary_products"):
+        details["dictionary_products"] = use_products(model, Path(source.path))
     positions = positions_of(model.config.to_dict())
     loaded |= {"device": device, "end_token_ids": end_token_ids, "pad_token_id": pad}
     if task_for(request.workload, source.entry).encoder_decoder:
@@ -258,6 +260,18 @@ def use_kernels(model: Any) -> str:
         sparse = to_sparse_semi_structured(layer.weight.detach())
         layer.weight = torch.nn.Parameter(sparse, requires_grad=False)
     return f"2:4 on the card's sparse kernels in {len(fitting)} of {len(layers)} layers"
+
+
+def use_products(model: Any, directory: Path) -> str:
+    """Let a model's linear layers multiply by the dictionary of its directory; return a
+    description. BadConfiguration if it has none."""
+    file = directory / dictionary.DICTIONARY_FILE
+    if not file.is_file():
+        raise BadConfiguration(
+            f"dictionary_products: {directory.name} has no {file.name}; train the model with "
+            "dictionary_atoms and save_model"
+        )
+    return f"{dictionary.use_products(model, file.read_bytes())} layers by sums of atoms"
 
 
 def is_two_of_four(weight: Any) -> bool:
