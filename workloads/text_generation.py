@@ -166,7 +166,7 @@ class TextGenerationParameters(SourceParameters, DatasetParameters):
         loads=True,
         description="Attention implementation: sdpa is PyTorch's scaled_dot_product_attention, "
         "eager plain matrix products, flash_attention_2 and xformers the kernels of the packages "
-        "flash-attn and xformers (CUDA only; xformers: run by nobody).",
+        "flash-attn and xformers (CUDA only; no card has run xformers).",
     )
     adapter: str | None = ADAPTER
     tensor_parallel: int | None = choice_in_id(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
@@ -133,13 +134,24 @@ def test_another_attention_than_asked_for_is_found_out() -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_xformers_is_given_what_its_kernel_wants(packed, monkeypatch) -> None:
-    """Against the kernel's documented meaning: no kernel runs here."""
+    """Against the names and the signature of its release, which were read from its wheel, and the
+    kernel's documented meaning: no kernel runs here."""
+    recorded = json.loads(Path(__file__).with_name("xformers_interface.json").read_text())
+    operations: Any = types.ModuleType("xformers.ops")
+    masks: Any = types.ModuleType("xformers.ops.fmha.attn_bias")
+    for name in recorded["xformers.ops.fmha.attn_bias"]:
+        setattr(masks, name, type(name, (), {}))
+    for name in recorded["xformers.ops"]:
+        setattr(operations, name, getattr(masks, name, None))
+    parameter = inspect.Parameter
+    signature = inspect.Signature(
+        [parameter(name, parameter.POSITIONAL_OR_KEYWORD) for name in recorded["positional"]]
+        + [parameter(name, parameter.KEYWORD_ONLY) for name in recorded["keyword_only"]]
+    )
 
-    class LowerTriangularMask:
-        pass
-
-    class FromBottomRight:
-        pass
+    def kernel(*given: Any, **words: Any) -> torch.Tensor:
+        signature.bind_partial(*given, **words)
+        return memory_efficient_attention(*given, **words)
 
     def memory_efficient_attention(
         query: Any, key: Any, value: Any, attn_bias: Any, p: float, scale: float
@@ -148,9 +160,9 @@ def test_xformers_is_given_what_its_kernel_wants(packed, monkeypatch) -> None:
         assert query.shape[2] == key.shape[2] == value.shape[2] == 4 and p == 0.0
         q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
         scores = q @ k.transpose(-2, -1) * scale
-        if isinstance(attn_bias, LowerTriangularMask):
+        if type(attn_bias) is masks.LowerTriangularMask:
             scores += torch.full(scores.shape[-2:], -torch.inf).triu(1)
-        elif isinstance(attn_bias, FromBottomRight):
+        elif type(attn_bias) is masks.LowerTriangularFromBottomRightMask:
             later = 1 + scores.shape[-1] - scores.shape[-2]
             scores += torch.full(scores.shape[-2:], -torch.inf).triu(later)
         elif attn_bias is not None:
@@ -158,12 +170,11 @@ def test_xformers_is_given_what_its_kernel_wants(packed, monkeypatch) -> None:
             scores += attn_bias
         return (scores.softmax(-1) @ v).transpose(1, 2)
 
-    operations: Any = types.ModuleType("xformers.ops")
-    operations.LowerTriangularMask = LowerTriangularMask
-    operations.LowerTriangularFromBottomRightMask = FromBottomRight
-    operations.memory_efficient_attention = memory_efficient_attention
-    monkeypatch.setitem(sys.modules, "xformers", types.ModuleType("xformers"))
-    monkeypatch.setitem(sys.modules, "xformers.ops", operations)
+    operations.memory_efficient_attention = kernel
+    for name in ("xformers", "xformers.ops.fmha"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    for module in (operations, masks):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     register_xformers()
     net = small_model("glm")
     ids = torch.arange(3, 25).reshape(2, 11)

@@ -152,7 +152,8 @@ class Attention(Technique):
     *Eager* attention writes the whole score matrix, positions × positions for every head, which
     grows with the square of the length. *sdpa*, PyTorch's scaled_dot_product_attention, picks a
     kernel that works in tiles and keeps none of it. *flash_attention_2* (package flash-attn) and
-    *xformers* bring such kernels of their own, for NVIDIA cards. All of them compute the same.
+    *xformers* (which no card has run) bring kernels of their own, for NVIDIA cards. All compute
+    the same.
     """
 
     name: ClassVar[str] = "attention"
