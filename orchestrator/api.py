@@ -280,6 +280,7 @@ class Grid(GridValue):
         results: Path | str | None = None,
         retry_failed: bool = False,
         force: bool = False,
+        key_file: Path | str | None = None,
     ) -> ShownPlan:
         """Decide what a run would do with every job; starts and writes nothing.
 
@@ -294,9 +295,18 @@ class Grid(GridValue):
         from orchestrator.driver.plan import plan_grid
 
         options = _options(
-            results, emulate=emulate, name=name, retry_failed=retry_failed, force=force
+            results,
+            emulate=emulate,
+            name=name,
+            retry_failed=retry_failed,
+            force=force,
+            key_file=_absolute(key_file),
         )
         return _as(ShownPlan, plan_grid(self, options)[0])
+
+
+def _absolute(file: Path | str | None) -> Path | None:
+    return None if file is None else Path(file).absolute()
 
 
 def _options(results: str | os.PathLike[str] | None, **others: Any) -> RunOptions:
@@ -393,7 +403,7 @@ def run(
         ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,
         budget=budget,
         remote_code=tuple(remote_code),
-        key_file=Path(key_file).absolute() if key_file is not None else None,
+        key_file=_absolute(key_file),
         passports=passports,
         priority=priority,
         quiet=quiet,

@@ -181,6 +181,7 @@ LEFT_OUT = frozenset({RECORDS, NOT_RENDERED, PROMPTS_LEFT_OUT, PROMPTS_CUT})
 #: Details that say why what was computed is no result of this model; such a row ranks nowhere.
 NOT_FINITE, ONE_TOKEN = "not_finite", "one_token"  # outputs that are NaN; texts of one token
 DIVERGED, NOTHING_LEARNED = "diverged", "nothing_learned"  # of training
+OTHER_OUTPUTS = "other_outputs"  # far from those of the plain path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from workloads.base import (
     Refusal,
     Request,
     Result,
+    Sample,
     Throughput,
     Timed,
     require_batch,
@@ -49,9 +50,14 @@ from workloads.training.techniques import precision as matmul_precision
 
 
 def _per_image(timed: Timed) -> float | None:
-    images = sum(sample.items for sample in timed.samples)
-    wall_s = math.fsum(sample.wall_s for sample in timed.samples)
-    return wall_s / images if images else None
+    """Cards over the throughput, which is the mean of batches' rates by the slowest card."""
+    batches: dict[int, list[Sample]] = {}
+    for sample in timed.samples:
+        batches.setdefault(sample.repeat, []).append(sample)
+    slowest = [(max(s.wall_s for s in batch), batch) for batch in batches.values()]
+    rates = [sum(s.items for s in batch) / wall_s for wall_s, batch in slowest if wall_s > 0]
+    cards = max(map(len, batches.values()))
+    return cards * len(rates) / math.fsum(rates) if any(rates) else None
 
 
 def _share(part: str, title: str, description: str) -> Metric:
@@ -71,8 +77,8 @@ METRICS = (
         name="seconds_per_image",
         title="per image",
         unit="s",
-        description="Timed seconds over images, of each card: the inverse of a card's throughput "
-        "at this batch size, not the wait for one image.",
+        description="Cards over the row's throughput: the inverse of a card's share of it at this "
+        "batch size, not the wait for one image.",
         better="lower",
         figure=_per_image,
     ),

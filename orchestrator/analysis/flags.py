@@ -20,7 +20,7 @@ from orchestrator.analysis.plausibility import contradictions
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import plural
-from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN
+from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN, OTHER_OUTPUTS
 from workloads.bench.warmup import TOLERANCE
 from workloads.registry import installed, outdated
 
@@ -267,6 +267,7 @@ OWN = (
         league=outdated_row,
     ),
     _detail(ONE_TOKEN, "Each of its texts is one token repeated, and the plain path's are not."),
+    _detail(OTHER_OUTPUTS, "Its outputs are far from the plain path's: other work than is timed."),
     Flag(
         name="oversubscribed",
         description="Its processes had more threads than their host has cores.",
@@ -284,7 +285,9 @@ OWN = (
 
 
 #: Flags of figures that are none of the setting's.
-FALSE = frozenset({IMPLAUSIBLE.name, NOT_FINITE, DIVERGED, NOTHING_LEARNED, ONE_TOKEN})
+FALSE = frozenset(
+    {IMPLAUSIBLE.name, NOT_FINITE, DIVERGED, NOTHING_LEARNED, ONE_TOKEN, OTHER_OUTPUTS}
+)
 
 
 @cache

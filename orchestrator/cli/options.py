@@ -277,4 +277,10 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
     parser.add_argument(
         "--force", action="store_true", help="run all jobs, measured already or not"
     )
+    parser.add_argument(
+        "--key-file",
+        type=lambda text: Path(text).absolute(),
+        metavar="FILE",
+        help="the key to models written by `nightgrid protect`: a file of each node, mode 0600",
+    )
     add_shared(parser, "--set")

@@ -118,12 +118,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let this model of the grid run the Python code that comes with it; may be repeated",
     )
     rare.add_argument(
-        "--key-file",
-        type=lambda text: Path(text).absolute(),
-        metavar="FILE",
-        help="the key to models written by `nightgrid protect`: a file of each node, mode 0600",
-    )
-    rare.add_argument(
         "--no-passports",
         action="store_false",
         dest="passports",

@@ -50,7 +50,9 @@ from orchestrator.worker.environment import with_own_packages
 from orchestrator.worker.layers import layer_notes
 from workloads.base import BadConfiguration
 from workloads.devices import all_devices, device_class, host_device, shown_cards
+from workloads.models.encryption import passed_on
 from workloads.models.products import Saving, saving_of
+from workloads.models.rules import is_protected
 from workloads.registry import find_workload
 from workloads.util import files
 from workloads.util.files import SMALL_BYTES
@@ -89,6 +91,7 @@ def plan_grid(
         nodes = nodes_at(options.address)
         nodes_for = lambda accelerators: nodes  # noqa: E731
     grid = grid_of(source, options, nodes_for=nodes_for, elsewhere=bool(options.address))
+    refuse_without_key(grid, options.key_file)
     options = with_results_of(grid, options)
     run = options.name or grid.name
     history = history_of(Store.open(options.results, run))
@@ -251,6 +254,22 @@ def grid_of(
         commits=commits_before(Path(source), options),
         elsewhere=elsewhere,
     )
+
+
+def refuse_without_key(grid: Grid, key_file: Path | None) -> None:
+    """Raise GridError for protected models where no file of their key is named."""
+    models = {job.model for job in grid.jobs()} if not (key_file or passed_on()) else set()
+    problems = [
+        Problem(
+            file=grid.file,
+            message=f"the weights of {model} are protected, and no file of their key is named",
+            hint="add --key-file FILE to the command",
+        )
+        for model in sorted(models)
+        if is_protected(model)
+    ]
+    if problems:
+        raise GridError(problems)
 
 
 def commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:

@@ -51,6 +51,7 @@ from orchestrator.driver.plan import (
     refuse_another,
     refuse_anothers,
     refuse_files_on,
+    refuse_without_key,
     running,
     start_of,
 )
@@ -330,6 +331,7 @@ def run_grid(
     options = with_results_of(grid, options)
     trackers = [tracker_of(text) for text in options.log_to]
     _check_models(grid, options.remote_code)
+    refuse_without_key(grid, options.key_file)
     store = Store.open(options.results, options.name or grid.name)
     options.report(run=store.run, results=str(options.results.resolve()))
     if options.resume and (store.exists or not options.restarted):

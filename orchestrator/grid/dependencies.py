@@ -72,8 +72,8 @@ def quality_reference_of(job: Job) -> Job | None:
     """The reference of a job's texts (transformers in fp32, one card, one prompt at a time); None
     if it compares nothing."""
     settings = dict(job.parameters)
-    if not settings.get("quality"):
-        return None
+    if not settings.get("quality") or "quality_of" not in settings:
+        return None  # text-encoding compares by itself
     spec = registry.find_workload(_REFERENCE)
     engine = default_engine(spec.ability)
     work = {n for n, declared in declarations(spec.parameters).items() if declared.role == "work"}

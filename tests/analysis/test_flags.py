@@ -23,7 +23,7 @@ from orchestrator.report.query import query
 from orchestrator.report.text import to_markdown
 from orchestrator.report.wording import cell
 from orchestrator.store.store import Store
-from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN
+from workloads.base import DIVERGED, NOT_FINITE, NOTHING_LEARNED, ONE_TOKEN, OTHER_OUTPUTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -171,7 +171,9 @@ def a_row(precision: str, cards: int = 1, rate: float = 100.0, **facts: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "detail", [NOT_FINITE, ONE_TOKEN, DIVERGED, NOTHING_LEARNED], ids=lambda detail: str(detail)
+    "detail",
+    [NOT_FINITE, ONE_TOKEN, DIVERGED, NOTHING_LEARNED, OTHER_OUTPUTS],
+    ids=lambda detail: str(detail),
 )
 def test_a_row_of_other_work_wins_nothing_and_is_listed(detail: str) -> None:
     unlike = a_row("bf16", rate=200.0, details={detail: "what happened"})

@@ -3,7 +3,7 @@
 ``lazy DATASET MODEL`` runs all of them: text generation and training beside the bridge's counters,
 Stable Diffusion, T5 and BERT. What stock libraries compute comes first, in forks, since the library
 changes transformers for the whole process; gangs are forked before it has threads. ``compile`` runs
-BERT alone.
+BERT alone, ``deepspeed`` gangs by DeepSpeed.
 """
 
 from __future__ import annotations
@@ -333,6 +333,22 @@ def adapted() -> dict[str, Any]:
     return rows
 
 
+# ---------------------------------------------------------------- DeepSpeed
+
+
+def divided() -> dict[str, Any]:
+    """Full fine-tuning of two ranks by our own loop: by DDP, and by DeepSpeed on hpu.
+    Not stage 3: it allocates on the device where the stand-in's mode is not in force."""
+    fields = {"method": "full", "precision": "bf16", "samples": 8, "max_length": 32, "steps": 3}
+    rows: dict[str, Any] = {}
+    for strategy in ("ddp", "zero1", "zero2"):
+        job = training_request(
+            **fields, strategy=strategy, padding="fixed", save_model=f"by-{strategy}", batch_size=2
+        )
+        rows[strategy] = gang(replace(job, engine="transformers"))
+    return rows
+
+
 # ---------------------------------------------------------------- all of them
 
 
@@ -359,4 +375,5 @@ def compiled() -> dict[str, Any]:
 
 
 torch.set_num_threads(1)
-print("ROWS", json.dumps(lazy(*sys.argv[2:]) if sys.argv[1] == "lazy" else compiled()), flush=True)
+MODES: dict[str, Callable[..., Any]] = {"lazy": lazy, "compile": compiled, "deepspeed": divided}
+print("ROWS", json.dumps(MODES[sys.argv[1]](*sys.argv[2:])), flush=True)

@@ -241,3 +241,27 @@ def test_both_engines_train_the_same_adapter_by_default(rows: dict[str, Any]) ->
     assert library["details"]["adapter"] == own["details"]["adapter"]
     assert "max_gradient_norm" not in library["details"]
     assert library["loss"] == pytest.approx(own["loss"], rel=1e-3)
+
+
+# ---------------------------------------------------------------- DeepSpeed
+
+
+def test_two_cards_learn_by_deepspeed_what_they_learn_by_ddp() -> None:
+    """HabanaAI's fork, or the stock package, with its accelerator for hpu over the bridge: stages 1
+    and 2 of the same job, in bf16 with an fp32 master copy, which plain bf16 has not."""
+    pytest.importorskip(
+        "deepspeed", reason="pip install git+https://github.com/HabanaAI/DeepSpeed.git"
+    )
+    found = rows_of("deepspeed", lazy=False)
+    plain = [sum(pair) / 2 for pair in zip(*(rank["loss"] for rank in found["ddp"]), strict=True)]
+    for stage in (1, 2):
+        ranks = found[f"zero{stage}"]
+        config = json.loads(ranks[0]["details"]["deepspeed_config"])
+        zero = config["zero_optimization"]
+        assert zero["stage"] == stage and not zero["contiguous_gradients"]
+        assert not zero["overlap_comm"] and not zero.get("reduce_scatter")
+        assert ranks[0]["details"]["deterministic_algorithms"] == "true"
+        losses = [sum(pair) / 2 for pair in zip(*(rank["loss"] for rank in ranks), strict=True)]
+        assert losses[0] == pytest.approx(plain[0], rel=1e-3)
+        assert losses == pytest.approx(plain, rel=2e-2) and losses[-1] < losses[0]
+        assert "saved_model" in ranks[0]["details"]

@@ -235,6 +235,7 @@ def test_an_adapter_of_the_native_layout_works_on_the_original_one(night: Any) -
     """LoRA trained on transformers' GLM class, put on the library's ChatGLM: the same tokens."""
     assert str(night["train-stock"][0].state) == "SUCCEEDED"
     (row,) = night["adapted"]
+    assert (night["train-stock"][0].engine, row.engine) == ("transformers", "optimum-habana")
     said = details(row)
     assert "query_key_value" in said["adapter"]
     assert said["agrees"] == "yes"

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from orchestrator.analysis import samples
 from workloads import text_to_image
 from workloads.base import BadConfiguration, DataMissing, MeasureSettings, Request, Result, Timed
 from workloads.bench.measure import load_resident
@@ -156,7 +157,13 @@ def test_the_parts_of_a_batch_add_up_and_figures_are_of_the_timed_ones(base: Res
         for name, metric in metrics_of("text-to-image").items()
         if metric.figure
     }
-    assert figures["seconds_per_image"] == pytest.approx(sum(s.wall_s for s in timed) / 4)
+    throughput = samples.metrics_of([(0, sample) for sample in base.samples]).throughput
+    assert figures["seconds_per_image"] * throughput == pytest.approx(1)
+    assert throughput == pytest.approx(sum(2 / s.wall_s for s in timed) / 2)
+    gang = [(rank, replace(s, wall_s=s.wall_s + rank)) for rank in range(3) for s in timed]
+    rate = samples.metrics_of(gang).throughput
+    derived = samples.derived_figures(metrics_of("text-to-image"), gang)
+    assert rate and derived["seconds_per_image"] * rate == pytest.approx(3), "of three cards"
     shares = [value for name, value in figures.items() if name.endswith("_share")]
     assert len(shares) == 4 and 0.9 < sum(shares) <= 1.0001
 

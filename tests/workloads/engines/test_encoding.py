@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from generation_cases import ONCE, Worker, request, write_dataset
+from transformers import AutoModelForMaskedLM
 
 from workloads import text_encoding as encoding
-from workloads.base import NOT_FINITE, BadConfiguration, Result
+from workloads.base import NOT_FINITE, OTHER_OUTPUTS, BadConfiguration, Result
 from workloads.bench.measure import Resident
+from workloads.data.datasets import Reading, load_dataset
+from workloads.models.loading import open_model
 from workloads.models.precision import ModelWeights
 
 LENGTHS = (5, 2, 5, 1, 5, 2, 3)
@@ -82,3 +86,39 @@ def test_no_text_at_all_is_no_batch(texts: str) -> None:
 def test_logits_that_are_no_numbers_are_flagged(texts: str) -> None:
     assert NOT_FINITE not in run(texts, 2).details
     assert NOT_FINITE in run(texts, 2, logit=float("nan")).details
+
+
+@pytest.mark.slow
+def test_quality_compares_logits_with_the_plain_path_and_flags_others() -> None:
+    """Against a loop over the model itself; other word vectors are found out."""
+    job = request(
+        "english-corpus-synthetic",
+        workload="text-encoding",
+        model="tiny-bert",
+        precision="bf16",
+        batch_size=4,
+        quality=True,
+        texts=8,
+    )
+    worker = Worker()
+    found = encoding.run(job, worker.context())
+    encoder = worker.loaded[job.residency_key].engine
+    exact = AutoModelForMaskedLM.from_pretrained(open_model("tiny-bert").path).eval()
+    same = positions = 0
+    for example in load_dataset("english-corpus-synthetic", Reading()).examples[:8]:
+        ids = torch.tensor([encoder.ids(example.content, 128)])
+        with torch.no_grad():
+            one, two = exact(ids).logits, encoder.model(ids).logits
+        same += int((one.argmax(-1) == two.argmax(-1)).sum())
+        positions += ids.numel()
+    assert found.metrics["quality_top1_agreement"] == pytest.approx(same / positions, abs=2e-3)
+    assert 0 < found.metrics["quality_logit_error"] < 0.05 and OTHER_OUTPUTS not in found.details
+    other = copy.deepcopy(encoder.model)
+    torch.nn.init.normal_(other.base_model.embeddings.word_embeddings.weight)
+    resident = worker.loaded[job.residency_key]
+    worker.loaded[job.residency_key] = replace(
+        resident, engine=replace(encoder, model=other), known={}
+    )
+    twisted = encoding.run(job, worker.context())
+    assert twisted.metrics["quality_logit_error"] > 0.5
+    assert "off by" in twisted.details[OTHER_OUTPUTS]

@@ -181,6 +181,20 @@ def test_without_a_key_the_weights_are_not_found(model: tuple[Path, Path]) -> No
         open_model(str(model[0]))
 
 
+def test_a_plan_without_the_key_refuses_protected_models(
+    model: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = tmp_path / "grid.yaml"
+    settings = {"accelerator": "CPU", "precision": "fp32", "model": str(model[0])}
+    experiment = {"name": "one", "workload": "text-generation"}
+    grid.write_text(json.dumps({"name": "a", "defaults": settings, "experiments": [experiment]}))
+    plan = ["plan", str(grid), "--emulate", "1x1:CPU", "--results", str(tmp_path)]
+    assert main(plan) == 2
+    assert "are protected, and no file of their key is named" in capsys.readouterr().err
+    assert main(["run", *plan[1:]]) == 2
+    assert main([*plan, "--key-file", str(model[1])]) == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "reader"),
     [

@@ -111,6 +111,20 @@ def test_freezing_trains_the_upper_part_only(full: Any) -> None:
     changed = {n for n, t in model.state_dict().items() if not t.equal(before[n])}
     assert not any("embed_tokens" in name or "layers.0." in name for name in changed)
     assert any("layers.1." in name for name in changed)
+    assert training.details["frozen_embeddings"] == "1 embed_tokens"
+
+
+def test_frozen_position_biases_stand_in_the_row() -> None:
+    """T5's are an embedding too: of the first layer of each half, shared by the others."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_heads": 2}
+    model = T5ForConditionalGeneration(T5Config(**sizes, num_layers=2))
+    training = training_of(model, "SGD", 0.1)
+    Freezing(freeze_embeddings=True).on_model(training)
+    assert "2 relative_attention_bias" in training.details["frozen_embeddings"]
+    learns = {n for n, p in training.model.named_parameters() if p.requires_grad}
+    assert learns and not any("relative_attention_bias" in name for name in learns)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw-8bit", "adafactor"])
@@ -143,6 +157,8 @@ def test_loss_scaling_leaves_the_update_as_it_is() -> None:
     scaled.backward(scaled.model.lm_head.weight.sum() * float("inf"))
     scaled.update()
     assert all(a.equal(b) for a, b in zip(before, scaled.model.parameters(), strict=True))
+    first = torch.amp.GradScaler("cpu").get_scale()  # halved by the step that was left out
+    assert scaled.metrics == {"skipped_steps": 1, "loss_scale": first / 2}
 
 
 def test_every_technique_says_what_it_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -288,7 +289,9 @@ class Freezing(Technique):
     )
 
     freeze_embeddings: bool = work_in_id(
-        False, description="Leave the embeddings as they are (methods full and qat)."
+        False,
+        description="Leave the embeddings as they are (methods full and qat), learned positions "
+        "and T5's position biases among them; the row says how many.",
     )
     freeze_layers: int = work_in_id(
         0,
@@ -301,9 +304,15 @@ class Freezing(Technique):
         import torch
 
         if self.freeze_embeddings:
-            for module in training.model.modules():
-                if isinstance(module, torch.nn.Embedding):
-                    module.requires_grad_(False)
+            frozen = [
+                n for n, m in training.model.named_modules() if isinstance(m, torch.nn.Embedding)
+            ]
+            for name in frozen:
+                training.model.get_submodule(name).requires_grad_(False)
+            names = Counter(name.rpartition(".")[2] for name in frozen)
+            training.details["frozen_embeddings"] = ", ".join(
+                f"{count} {name}" for name, count in names.items()
+            )
         if self.freeze_layers:
             layers = _layers(training.model)
             if self.freeze_layers >= len(layers):

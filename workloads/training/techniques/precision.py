@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.devices import device_spec
+from workloads.registry import Metric
 from workloads.settings import choice, choice_in_id
 from workloads.training.technique import Technique, Training
 
@@ -28,6 +29,19 @@ class Autocast(Technique):
     order: ClassVar[int] = 70
     always: ClassVar[bool] = True  # weights in fp16 need it
     capabilities: ClassVar[Any] = {("autocast", "fp16"): "loss_scaling"}
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            name="skipped_steps",
+            title="steps left out",
+            description="Steps whose gradients overflowed in fp16, so that nothing was learned.",
+            better="lower",
+        ),
+        Metric(
+            name="loss_scale",
+            title="loss scale",
+            description="Factor of the loss after the last step under autocast in fp16.",
+        ),
+    )
 
     autocast: Literal["none", "bf16", "fp16"] = choice_in_id(
         "none",
@@ -75,7 +89,11 @@ class Autocast(Technique):
             for act in training.before_update:
                 act()
             scaler.step(training.optimizer)
+            before = scaler.get_scale()
             scaler.update()
+            after = training.metrics["loss_scale"] = scaler.get_scale()
+            skipped = training.metrics.get("skipped_steps", 0.0)
+            training.metrics["skipped_steps"] = skipped + (after < before)
             training.optimizer.zero_grad(set_to_none=True)
 
         training.backward, training.update = backward, update

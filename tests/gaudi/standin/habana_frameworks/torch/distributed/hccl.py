@@ -68,6 +68,12 @@ for _name in (
     "send",
 ):
     setattr(HcclGroup, _name, _waits(_name))
+for _new, _name in (  # torch 2.13's names
+    ("all_gather_single", "_allgather_base"),
+    ("all_to_all_single", "alltoall_base"),
+    ("reduce_scatter_single", "_reduce_scatter_base"),
+):
+    setattr(HcclGroup, _new, _waits(_name))
 
 
 def _create(store, rank, size, timeout):  # type: ignore[no-untyped-def]

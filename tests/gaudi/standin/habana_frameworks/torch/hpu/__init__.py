@@ -53,6 +53,9 @@ def is_initialized() -> bool:
 def init(*_: Any) -> None: ...
 
 
+_lazy_init = init
+
+
 def get_device_name(*_: Any) -> str:
     return "GAUDI2 (stand-in on CPU)"
 
@@ -92,6 +95,10 @@ def max_memory_allocated(*_: Any) -> int:
 
 
 def reset_peak_memory_stats(*_: Any) -> None: ...
+
+
+memory_reserved = memory_cached = memory_allocated  # which DeepSpeed's fork asks for
+max_memory_reserved = max_memory_cached = max_memory_allocated
 
 
 def wrap_in_hpu_graph(module: Any, *_: Any, **__: Any) -> Any:
