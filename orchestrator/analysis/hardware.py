@@ -174,7 +174,8 @@ def parse_published(text: str, source: str) -> tuple[Published, ...]:
 
 def _served(line: Mapping[str, str], source: str) -> Iterator[Published]:
     """Yield the figures of one load. Cards that a copy or a matrix is spread over default to 1."""
-    single = ("tensor_parallel", "data_parallel")
+    unset = ("null",)  # as a setting's value
+    single = {n: unset for n in ("tensor_parallel", "data_parallel") if line[n] == "1"}
     for unit, column in SERVED_UNITS.items():
         if line[column]:
             yield Published(
@@ -185,15 +186,7 @@ def _served(line: Mapping[str, str], source: str) -> Iterator[Published]:
                 cards=_count(line["cards"]),
                 batch_size=1,
                 precision=line["precision"],
-                settings=tuple(
-                    (
-                        name,
-                        (line[name], "null")
-                        if name in single and line[name] == "1"
-                        else (line[name],),
-                    )
-                    for name in _LOAD
-                ),
+                settings=tuple((n, (line[n], *single.get(n, ()))) for n in _LOAD),
                 metric="throughput",
                 value=_positive(line[column]),
                 unit=unit,

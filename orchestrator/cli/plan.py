@@ -274,12 +274,13 @@ def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
 def run_predict(args: argparse.Namespace) -> int:
     """Predict, write the table and print it."""
     from orchestrator.core.errors import StoreError
+    from orchestrator.core.prediction import Prediction
     from orchestrator.driver.options import with_results_of
     from orchestrator.driver.plan import grid_of, plan_grid
     from orchestrator.driver.predictions import predictions_of
     from orchestrator.report.text import print_predictions
     from orchestrator.store import files as run_files
-    from orchestrator.store.history import predictions_table
+    from orchestrator.store.history import table_of
     from orchestrator.store.store import Store, existing_runs
 
     options = run_options(args, name=args.run_name)
@@ -298,8 +299,7 @@ def run_predict(args: argparse.Namespace) -> int:
         )
     path = None
     if store.exists:
-        content = predictions_table(predictions)
-        path = run_files.write_side_file(store.path, run_files.PREDICTIONS, content)
+        path = store.write_file(run_files.PREDICTIONS, table_of(Prediction, predictions))
     if args.json:
         listed = [dataclasses.asdict(one) for one in predictions]
         output.say_json({"file": str(path or ""), "predictions": listed})

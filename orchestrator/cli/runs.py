@@ -30,6 +30,7 @@ from orchestrator.util import output
 from orchestrator.util.format import duration, moment
 
 if TYPE_CHECKING:
+    from orchestrator.core.status import RunStatus
     from orchestrator.on_ray.jobs import JobInfo
     from orchestrator.on_ray.run_status import LastSeen, ServedRun
     from orchestrator.store.store import Store
@@ -159,9 +160,12 @@ def _one_there(args: argparse.Namespace) -> int:
     starts = served is None and job is not None and not job.over and age_s < _START_S
     if args.json:
         fields: dict[str, object] = {} if job is None else dataclasses.asdict(job)
-        fields["run_status"] = None if served is None else status_json(served)
+        fields["run_status"] = None
         try:
-            if served is None and not starts:
+            if served is not None:
+                status = served.status
+                fields["run_status"] = _status_json(name, served.rows, status.final_rows, status)
+            elif not starts:
                 fields["run_status"] = ask_json(server, ["status", name], results, job)
         except SubmitError:
             if job is None:
@@ -206,24 +210,19 @@ def run_json(store: Store) -> dict[str, object]:
     """The fields of ``RunStatus``, or None for all of them where no driver wrote any."""
     from orchestrator.report.run_report import read_status
 
-    status = read_status(store)
+    rows = str(store.tables_path.resolve())
+    return _status_json(store.run, rows, final_rows(store), read_status(store))
+
+
+def _status_json(
+    run: str, rows: str, final_rows: int, status: RunStatus | None
+) -> dict[str, object]:
     return {
-        "run": store.run,
-        "rows": str(store.tables_path.resolve()),
-        "final_rows": final_rows(store),
+        "run": run,
+        "rows": rows,
+        "final_rows": final_rows,
         "age_s": None if status is None else time.time() - status.at,
         "status": None if status is None else dataclasses.asdict(status),
-    }
-
-
-def status_json(served: ServedRun) -> dict[str, object]:
-    """The same of a run on a cluster."""
-    return {
-        "run": served.run,
-        "rows": served.rows,
-        "final_rows": served.status.final_rows,
-        "age_s": time.time() - served.status.at,
-        "status": dataclasses.asdict(served.status),
     }
 
 
@@ -304,7 +303,7 @@ def _there(args: argparse.Namespace) -> list[RunEntry]:
     from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, ask_json, directory_there
     from orchestrator.on_ray.run_status import note_seen, served_runs
-    from orchestrator.watch.state import entry_of, served_entry, with_sent
+    from orchestrator.watch.state import entry_by_status, entry_of, with_sent
 
     server = JobServer(args.address)
     place = directory_there(args.results, None)
@@ -312,7 +311,8 @@ def _there(args: argparse.Namespace) -> list[RunEntry]:
     served = served_runs(server, place, jobs)
     if served is not None:
         note_seen(server, jobs, served)
-        return with_sent(list(map(served_entry, served[: args.last])), jobs)
+        newest = served[: args.last]
+        return with_sent([entry_by_status(one.run, one.status) for one in newest], jobs)
     try:
         entries = ask_json(server, ["runs", "--last", str(args.last)], args.results)
     except SubmitError:

@@ -1,5 +1,5 @@
 """Predicted figures of cells that were not measured. Never rows: they stand in a file of their own
-(``store/predictions.py``), win nothing and are compared with nothing.
+(``store/history.py``), win nothing and are compared with nothing.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from orchestrator.analysis.rankings import doubt_of
 from orchestrator.analysis.selection import newest_final
 from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.outcome import Attempt
 from orchestrator.core.plan import Action, Plan
 from orchestrator.core.status import Answered
 from orchestrator.grid.parser import Grid
@@ -24,9 +25,9 @@ from orchestrator.grid.schema import one_job_grid
 from orchestrator.scheduler.repeats import WON
 from orchestrator.store import files as run_files
 from orchestrator.store.store import Store
-from workloads.base import Request
-from workloads.engines import ENGINES, engine_function
-from workloads.registry import WORKLOADS, find_workload
+from orchestrator.worker.worker import request_of
+from workloads.engines import engine_function
+from workloads.registry import find_workload
 from workloads.serving.servers import command_line
 
 if TYPE_CHECKING:
@@ -67,21 +68,12 @@ def _in_turn(rows: Sequence[Measurement]) -> Iterator[Measurement]:
             yield final
 
 
-def _jobs(answers: tuple[Answered, ...], plan: Plan) -> dict[str, Job]:
-    wanted = {one.job_id for one in answers}
-    return {p.job.job_id: p.job for p in plan.jobs if p.job.job_id in wanted}
-
-
 def with_files(answers: tuple[Answered, ...], plan: Plan) -> tuple[Answered, ...]:
     """The answers with the names of their files and the commands that serve them."""
-    jobs = _jobs(answers, plan)
+    jobs = _jobs(plan)
     return tuple(
-        replace(
-            one,
-            file=run_files.answer_file(number),
-            launch=launch_of(jobs[one.job_id]),
-        )
-        if one.job_id in jobs
+        replace(one, file=run_files.answer_file(number), launch=launch_of(jobs[one.job_id]))
+        if one.job_id
         else one
         for number, one in enumerate(answers, 1)
     )
@@ -89,10 +81,10 @@ def with_files(answers: tuple[Answered, ...], plan: Plan) -> tuple[Answered, ...
 
 def write_files(answers: tuple[Answered, ...], plan: Plan, store: Store) -> list[str]:
     """Write the answers' files; returns lines about each answer."""
-    lines, jobs = [], _jobs(answers, plan)
+    lines, jobs = [], _jobs(plan)
     for number, one in enumerate(answers, 1):
         lines.append(f"question {number}: {one.question}: {one.sentence} ({one.basis})")
-        if one.job_id in jobs:
+        if one.job_id:
             name = f"{store.run[:48]}-answer-{number}"
             about = [f"{one.question}:", one.sentence, f"({one.basis})"]
             about += ["", f"As a server: {one.launch}"] if one.launch else []
@@ -102,28 +94,19 @@ def write_files(answers: tuple[Answered, ...], plan: Plan, store: Store) -> list
     return lines
 
 
+def _jobs(plan: Plan) -> dict[str, Job]:
+    return {planned.job.job_id: planned.job for planned in plan.jobs}
+
+
 def launch_of(job: Job) -> str:
     """The command that serves the setting of a job; "" if its engine cannot, or is not here."""
-    entry, engine = WORKLOADS.get(job.workload), ENGINES.get(job.engine)
-    if entry is None or engine is None or entry.ability not in ("serve", "generate"):
-        return ""
-    if "serve" not in engine.abilities:
-        return ""
-    # The model and the engine's library may be on the nodes only.
+    # Unknown ones, and the model and the engine's library may be on the nodes only.
     with contextlib.suppress(Exception):
-        device = job.accelerator.device
-        parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
-        request = Request(
-            workload=job.workload,
-            model=job.model,
-            dataset=job.dataset,
-            precision=job.precision,
-            batch_size=job.batch_size if isinstance(job.batch_size, int) else 1,
-            engine=job.engine,
-            residency_key=job.residency_key,
-            parameters=parameters,
-            settings=settings,
-            measure=job.measure,
-        )
-        return command_line(engine_function(job.engine, "serve", device), request, device)
+        if find_workload(job.workload).ability in ("serve", "generate"):
+            if not isinstance(job.batch_size, int):
+                job = replace(job, batch_size=1)
+            attempt = Attempt(attempt_id="", job_id=job.job_id, number=1, job=job, cards=())
+            device = job.accelerator.device
+            serve = engine_function(job.engine, "serve", device)
+            return command_line(serve, request_of(attempt), device)
     return ""

@@ -40,7 +40,7 @@ from orchestrator.driver.rows import Delayed, Patience, RowWriter
 from orchestrator.driver.supervisor import AT_ONCE, StopSignal
 from orchestrator.scheduler.scheduler import Schedule
 from orchestrator.store import files as run_files
-from orchestrator.store.history import card_checks_table, earlier_card_checks, read_card_checks
+from orchestrator.store.history import earlier_card_checks, read_card_checks, table_of
 from orchestrator.store.store import Store
 from orchestrator.util.host import STEP_S
 from orchestrator.watch.live import View, event_line
@@ -64,7 +64,7 @@ class PassportBook:
         self._now += checks
         # Checks are optional: on a full disk they are written with the next one.
         with contextlib.suppress(OSError, StoreError):
-            self._store.write_file(run_files.CARD_CHECKS, card_checks_table(self._now))
+            self._store.write_file(run_files.CARD_CHECKS, table_of(CardCheck, self._now))
         known, self.slow = self.slow, tuple(map(str, slow_cards(self._now, self._before)))
         return tuple(slow for slow in self.slow if slow not in known)
 

@@ -27,6 +27,7 @@ from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import Action, PastRow, Plan
+from orchestrator.core.prediction import Prediction
 from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.driver import session as sessions
@@ -77,7 +78,7 @@ from orchestrator.planning.planner import estimator_for
 from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.store import files as run_files
 from orchestrator.store.files import inside_ray_job, remove_stop_requests, stop_requests
-from orchestrator.store.history import predictions_table
+from orchestrator.store.history import table_of
 from orchestrator.store.reader import runs
 from orchestrator.store.remote import Mirror
 from orchestrator.store.store import Store
@@ -429,7 +430,7 @@ def _predict(plan: Plan, grid: Grid, store: Store, say: Say) -> None:
         except (ValueError, ArithmeticError, MemoryError) as error:  # the rows are what matters
             say(f"nothing is predicted: {error}")
     if predictions or os.path.exists(store.path / run_files.PREDICTIONS):
-        path = store.write_file(run_files.PREDICTIONS, predictions_table(predictions))
+        path = store.write_file(run_files.PREDICTIONS, table_of(Prediction, predictions))
         cells = len({one.job_id for one in predictions})
         say(f"predicted: {cells} unmeasured cells, {path.name}")
 

@@ -250,9 +250,8 @@ class ObjectivesReader:
 
     def _share(self, path: Path_, value: Any, example: str) -> float:
         """A number below 1, or per cent."""
-        percent = _PERCENT.fullmatch(value) if isinstance(value, str) else None
-        number = _number(percent[1]) if percent else None
-        share = number / 100 if number is not None else value
+        percent = _per_cent(value)
+        share = percent / 100 if percent is not None else value
         good = isinstance(share, int | float) and share is not True and 0 <= share < 1
         if not good or (path[-1] == "confidence" and share < 0.5):
             message = f"{shown(value)} is no {path[-1]}"
@@ -293,8 +292,7 @@ class ObjectivesReader:
         stop: dict[str, Any] = {}
         for name, value in raw.items():
             path = ("search", "stop", name)
-            percent = _PERCENT.fullmatch(value) if isinstance(value, str) else None
-            share = _number(percent[1]) if percent else None
+            share = _per_cent(value)
             plain = value if isinstance(value, int | float) and value is not True else None
             good = False
             if name == "hours":
@@ -318,6 +316,11 @@ class ObjectivesReader:
                 message = f"{shown(value)} is no {name} to stop at"
                 self._findings.complain(path, message, f"such as `{name}: {hint}`")
         return stop
+
+
+def _per_cent(value: Any) -> float | None:
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    return _number(match[1]) if match else None
 
 
 def _number(text: str) -> float | None:

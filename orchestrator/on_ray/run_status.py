@@ -20,12 +20,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote, unquote
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.status import RunStatus
-from orchestrator.on_ray.jobs import DEFAULT_PORT, JobInfo
+from orchestrator.on_ray.jobs import DEFAULT_PORT, JobInfo, JobServer
 from orchestrator.store import disk
 from orchestrator.store.files import ROWS, STATUS, default_results_dir, inside_ray_job
 from workloads.base import DataMissing
@@ -40,24 +39,6 @@ _MOST_READ = 100
 _SLACK_S = 10.0
 #: Jobs, and runs, of one cluster that are noted.
 _MOST_NOTED = 50
-
-
-class RunFiles(Protocol):
-    """The part of ``JobServer`` that is needed here."""
-
-    address: str
-
-    def files(self, pattern: str) -> list[str]:
-        """Paths of files in the head's log directory."""
-        ...
-
-    def file(self, path: str) -> bytes:
-        """One of them."""
-        ...
-
-    def session(self) -> str:
-        """Name of the cluster's session."""
-        ...
 
 
 # ---------------------------------------------------------------- on a node of the cluster
@@ -108,7 +89,7 @@ class ServedRun:
 
 
 def served_runs(
-    server: RunFiles, results: str, jobs: Iterable[JobInfo], run: str = ""
+    server: JobServer, results: str, jobs: Iterable[JobInfo], run: str = ""
 ) -> list[ServedRun] | None:
     """The runs of a results directory of the head (empty: the default), or one of them, newest
     first. ``jobs``: those that were submitted to the directory.
@@ -199,7 +180,7 @@ class LastSeen:
             return cls()
 
 
-def note_seen(server: RunFiles, jobs: Iterable[JobInfo], runs: Iterable[ServedRun] = ()) -> None:
+def note_seen(server: JobServer, jobs: Iterable[JobInfo], runs: Iterable[ServedRun] = ()) -> None:
     """Note jobs and runs of a cluster, best-effort, beside those noted before."""
     with contextlib.suppress(OSError, RuntimeError, DataMissing, StoreError):
         before, path = LastSeen.of(server.address), _note_path(server.address)

@@ -283,26 +283,26 @@ class SearchOrder:
     def _next(self, count: int, barred: Collection[int], now: float) -> list[int]:
         """Rows to measure next: in turn for the questions that have no sure answer, the least sure
         first, then for the search itself."""
-        verdicts = self.verdicts(now)
-        open_ones = [
-            (verdict.answered.probability, at)
-            for at, verdict in enumerate(verdicts)
-            if not (verdict.answered.reached or self._exhausted(self.questions[at]))
-        ]
+        open_ones = self._open(now)
         chosen: list[int] = []
-        for _, at in sorted(open_ones):
-            inquiry = self.questions[at]
+        for inquiry in open_ones:
             share = -(-count // len(open_ones))
             others = np.setdiff1d(np.arange(len(self.cells)), inquiry.rows)
             away = {*barred, *chosen, *map(int, others)}
             chosen += inquiry.search.propose(min(share, count - len(chosen)), barred=away)
         return chosen or self.search.propose(count, barred=barred)
 
-    def _exhausted(self, inquiry: Inquiry) -> bool:
-        """Return whether every cell of a question has its results."""
-        return all(
-            len(self._states.get(int(row), ())) == len(self.cells[row]) for row in inquiry.rows
-        )
+    def _open(self, now: float) -> list[Inquiry]:
+        """Unsure questions of which some cell has no result, the least sure first."""
+        by_question = zip(self.verdicts(now), self.questions, strict=True)
+        return [
+            inquiry
+            for verdict, inquiry in sorted(by_question, key=lambda it: it[0].answered.probability)
+            if not verdict.answered.reached
+            and any(
+                len(self._states.get(int(row), ())) < len(self.cells[row]) for row in inquiry.rows
+            )
+        ]
 
     def over(self, now: float) -> str:
         """Reason why the search ended, or ""."""
@@ -329,18 +329,12 @@ class SearchOrder:
                     f"the search ended: no other cell is more than {settings.within:.0%} better, "
                     f"with probability {answer.probability:.2f}"
                 )
-        if settings.questions and self.questions:
-            verdicts = self.verdicts(now)
-            sure = sum(verdict.answered.reached for verdict in verdicts)
-            left = [
-                inquiry
-                for inquiry, verdict in zip(self.questions, verdicts, strict=True)
-                if not (verdict.answered.reached or self._exhausted(inquiry))
-            ]
-            if not left:
-                of = f"{sure} of {plural(len(verdicts), 'question')}"
-                rest = "; of the others every cell is measured" if sure < len(verdicts) else ""
-                return f"the search ended: {of} reached the confidence asked for{rest}"
+        if settings.questions and self.questions and not self._open(now):
+            count = len(self.questions)
+            sure = sum(verdict.answered.reached for verdict in self.verdicts(now))
+            rest = "; of the others every cell is measured" if sure < count else ""
+            of = f"{sure} of {plural(count, 'question')}"
+            return f"the search ended: {of} reached the confidence asked for{rest}"
         return ""
 
     def left_out(self, job_id: str) -> bool:
@@ -374,7 +368,8 @@ class SearchOrder:
         """The answer with the number of its measurements and how far they lie apart."""
         answered, objective = verdict.answered, verdict.answered.figure
         every = [] if verdict.row is None else self._values[verdict.row].values()
-        rates = [one.figures[objective] for of_job in every for one in of_job]
+        known = [one.figures.get(objective, 0.0) for of_job in every for one in of_job]
+        rates = [rate for rate in known if rate > 0]  # a repeat may lack the figure
         jobs = () if verdict.row is None else self.cells[verdict.row]
         return replace(
             answered,

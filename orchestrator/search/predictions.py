@@ -101,7 +101,8 @@ def _of_kind(
         if not rests_on:
             continue
         belief = search.predictions(metric, unmeasured)
-        others_count = len(rests_on & earlier)
+        from_earlier = len(rests_on & earlier)
+        own_count = len(rests_on) - from_earlier
         roofline = isinstance(metric.mean, Roofline)
         for row, log_value, deviation, chance in zip(unmeasured, *belief, runs, strict=True):
             job = of_jobs[row]
@@ -122,9 +123,9 @@ def _of_kind(
                 high=exp(log_value + Z_95 * deviation),
                 log_deviation=float(deviation),
                 runs=float(chance),
-                measured=len(rests_on) - others_count,
-                earlier=others_count,
-                basis=_basis(len(rests_on) - others_count, others_count, row in rests_on, roofline),
+                measured=own_count,
+                earlier=from_earlier,
+                basis=_basis(own_count, from_earlier, row in rests_on, roofline),
             )
 
 

@@ -112,17 +112,16 @@ class Bisector:
             )
         middle = math.sqrt(ratio.value)
         steps = {last: ends}
-        good, bad = 0, len(versions) - 1
+        good, bad, change = 0, len(versions) - 1, ratio
         while between := [v for v in versions[good + 1 : bad] if v not in steps]:
             version = between[len(between) // 2]
             step = steps[version] = self._step(version, first, middle)
             self._report(step)
-            if step.ratio is not None:
-                good, bad = (
-                    (good, versions.index(version)) if step.slow else (versions.index(version), bad)
-                )
-        change = steps[versions[bad]].ratio
-        if good or change is None:
+            if step.ratio is not None and step.slow:
+                bad, change = versions.index(version), step.ratio
+            elif step.ratio is not None:
+                good = versions.index(version)
+        if good:
             change = self._compare(versions[bad], versions[good], lambda ratio: ratio.decided)
         return Bisection(
             good=versions[good],
@@ -186,9 +185,7 @@ class Meter:
     job: Job
     package: str
     node: Node
-    threads: int
-    server: str  # socket of a spawner
-    logs: str
+    facts: HostFacts
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def speed(self, version: str) -> float:
@@ -204,9 +201,8 @@ class Meter:
         job = replace(self.job, parameters=parameters)
         name = f"bisect-{next(self._numbers)}"
         card = self.node.cards[0]
-        facts = HostFacts(threads=self.threads, version="", server=self.server, log_dir=self.logs)
         command = StartWorker(worker_id=name, card=card, kind=job.process_kind)
-        process = WorkerProcess(launch_of(command, self.node, facts, WORKER, {}))
+        process = WorkerProcess(launch_of(command, self.node, self.facts, WORKER, {}))
         limit = threading.Timer(LIMIT_S + JOB_LIMIT_S, process.stop, ["it hangs"])
         limit.daemon = True
         limit.start()
@@ -253,8 +249,7 @@ def meter_of(job: Job, package: str, node: Node, threads: int) -> Iterator[Meter
         spawner = OwnSpawner((), threads=threads, log=Path(logs, "spawner.log"))
         try:
             server = spawner.shared.path
-            yield Meter(
-                job=job, package=package, node=node, threads=threads, server=server, logs=logs
-            )
+            facts = HostFacts(threads=threads, version="", server=server, log_dir=logs)
+            yield Meter(job=job, package=package, node=node, facts=facts)
         finally:
             spawner.close()

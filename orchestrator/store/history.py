@@ -112,19 +112,9 @@ def _past_row(row: dict[str, Any]) -> PastRow:
 _MOST_RUNS = 50
 
 
-def card_checks_table(checks: Iterable[CardCheck]) -> bytes:
-    """The content of the file."""
-    return _table_of(CardCheck, checks)
-
-
 def read_card_checks(run: Path) -> tuple[CardCheck, ...]:
     """The card checks of a run; none if the file cannot be read, since no figure needs them."""
     return _read_table(CardCheck, run / CARD_CHECKS)
-
-
-def predictions_table(predictions: Iterable[Prediction]) -> bytes:
-    """The content of the file."""
-    return _table_of(Prediction, predictions)
 
 
 def read_predictions(run: Path) -> tuple[Prediction, ...]:
@@ -132,7 +122,8 @@ def read_predictions(run: Path) -> tuple[Prediction, ...]:
     return _read_table(Prediction, run / PREDICTIONS)
 
 
-def _table_of(record: type, records: Iterable[object]) -> bytes:
+def table_of(record: type[R], records: Iterable[R]) -> bytes:
+    """The content of the file of such records."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

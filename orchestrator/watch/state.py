@@ -24,7 +24,6 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
 from orchestrator.core.status import RunStatus
-from orchestrator.on_ray.run_status import ServedRun
 from orchestrator.report.run_report import current_status, read_status, read_summary
 from orchestrator.report.wording import best_text
 from orchestrator.store import disk
@@ -314,15 +313,14 @@ def _entry(store: Store) -> RunEntry:
     status = read_status(store)
     if status is None:
         return RunEntry(run=store.run, state="", best=best, note=note)
-    entry = served_entry(ServedRun(run=store.run, results="", status=status))
+    entry = entry_by_status(store.run, status)
     return replace(entry, succeeded=succeeded, best=best, note=note or entry.note)
 
 
-def served_entry(served: ServedRun) -> RunEntry:
+def entry_by_status(run: str, status: RunStatus) -> RunEntry:
     """The entry of a run by its driver's status alone."""
-    status = served.status
     return RunEntry(
-        run=served.run,
+        run=run,
         state=state_of(status),
         done=status.done,
         total=status.total,

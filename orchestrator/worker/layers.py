@@ -56,11 +56,7 @@ _refused: dict[str, str] = {}
 Stopped = Callable[[], bool]
 
 
-def _not_stopped() -> bool:
-    return False
-
-
-def make_layer(software: str, stopped: Stopped = _not_stopped) -> Path:
+def make_layer(software: str, stopped: Stopped = lambda: False) -> Path:
     """Return the directory of a layer, made if it is not there; waits for another that makes it.
 
     Raises:
@@ -111,7 +107,7 @@ def path_with(layer: Path | None, paths: Sequence[str]) -> dict[str, str]:
     return first | {"PYTHONPATH": os.pathsep.join(path)}
 
 
-def resolve(software: str, stopped: Stopped = _not_stopped) -> list[str]:
+def resolve(software: str, stopped: Stopped = lambda: False) -> list[str]:
     """Return the packages of a layer as ``NAME==VERSION``, the named ones and what must change with
     them; raises as ``make_layer``."""
     if not _has_pip():
@@ -169,7 +165,7 @@ def _has_pip() -> bool:
     return find_spec("pip") is not None
 
 
-def _call(software: str, arguments: Sequence[str], stopped: Stopped = _not_stopped) -> str:
+def _call(software: str, arguments: Sequence[str], stopped: Stopped = lambda: False) -> str:
     """Run pip, or uv, and return what it printed; raises as ``make_layer``."""
     if _has_pip():
         command = [sys.executable, "-P", "-m", "pip", "--no-input", "--disable-pip-version-check"]

@@ -17,7 +17,7 @@ from orchestrator.core.prediction import Prediction
 from orchestrator.grid.parser import parse_grid
 from orchestrator.report.run_report import page_text, read_summary
 from orchestrator.store import files as run_files
-from orchestrator.store.history import predictions_table, read_predictions
+from orchestrator.store.history import read_predictions, table_of
 from orchestrator.store.store import Store
 
 GRID = """\
@@ -103,7 +103,7 @@ def test_predicted_cells_are_hatched_and_rank_nowhere(nightgrid: Nightgrid, resu
     fast = [
         replace(one, value=1e9, low=9e8, high=1.1e9) for one in predict(nightgrid, results).values()
     ]
-    store.write_file(run_files.PREDICTIONS, predictions_table(fast))
+    store.write_file(run_files.PREDICTIONS, table_of(Prediction, fast))
     summary, rows = read_summary(store)
     page = page_text(store, summary, rows).split("</style>")[1]
     assert page.count('class="hatch"') == len(fast) and "PREDICTED" in page
@@ -139,7 +139,7 @@ def test_cells_that_may_fail_or_give_anything_show_no_figure(
 ) -> None:
     store = Store.existing(results, "searched")
     unlikely = [replace(one, **changes) for one in predict(nightgrid, results).values()]
-    store.write_file(run_files.PREDICTIONS, predictions_table(unlikely))
+    store.write_file(run_files.PREDICTIONS, table_of(Prediction, unlikely))
     summary, _ = read_summary(store)
     assert not summary.tables[0].predicted and len(summary.predictions) == len(unlikely)
 

@@ -157,3 +157,14 @@ def test_a_second_measurement_of_a_winner_is_averaged_and_widens_the_doubt() -> 
     worse = Doubt(exactly().deviations, {"throughput": 1.0})
     order.know(before.job_id, State.SUCCEEDED, {"throughput": 1.0}, worse, again=True)
     assert order.answers() == (after,)
+
+
+def test_a_second_measurement_may_lack_the_figure() -> None:
+    question = Question(best="latency_p50_s", more_is_better=False)
+    order = SearchOrder.of(JOBS, None, seed=0, questions=[question])
+    for one in JOBS:
+        order.know(one.job_id, State.SUCCEEDED, figures(one), exactly())
+    (before,) = order.answers()
+    order.know(before.job_id, State.SUCCEEDED, {"throughput": 9.0}, exactly(), again=True)
+    (after,) = order.answers()
+    assert (after.job_id, after.times, after.apart) == (before.job_id, 1, 0.0)

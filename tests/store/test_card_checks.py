@@ -21,11 +21,11 @@ from orchestrator.driver.loop import PassportBook
 from orchestrator.report.run_report import read_summary
 from orchestrator.store import files as run_files
 from orchestrator.store.history import (
-    card_checks_table,
     earlier_card_checks,
     read_card_checks,
     slow_cards_of,
     spread_between_runs,
+    table_of,
 )
 from orchestrator.store.store import Store
 from workloads.devices import Level
@@ -74,11 +74,11 @@ def test_the_newest_passport_counts_and_keeps_what_only_an_older_one_has() -> No
 
 def test_the_table_is_typed_and_reads_back(tmp_path: Path) -> None:
     told = [passport(0), passport(1, clock_mhz=1500.0)]
-    (tmp_path / run_files.CARD_CHECKS).write_bytes(card_checks_table(told))
+    (tmp_path / run_files.CARD_CHECKS).write_bytes(table_of(CardCheck, told))
     assert read_card_checks(tmp_path) == tuple(told)
     table = pq.read_table(tmp_path / run_files.CARD_CHECKS)
     assert str(table.schema.field("clock_mhz").type) == "double" and table.num_rows == 2
-    for wrong in (b"", b"not a table", card_checks_table(told)[:-20]):
+    for wrong in (b"", b"not a table", table_of(CardCheck, told)[:-20]):
         (tmp_path / run_files.CARD_CHECKS).write_bytes(wrong)
         assert read_card_checks(tmp_path) == ()
 
@@ -93,7 +93,7 @@ def test_the_table_is_typed_and_reads_back(tmp_path: Path) -> None:
 def test_a_table_of_other_values_is_no_card_check(
     tmp_path: Path, name: str, values: list[object]
 ) -> None:
-    table = pq.read_table(io.BytesIO(card_checks_table([passport(0)])))
+    table = pq.read_table(io.BytesIO(table_of(CardCheck, [passport(0)])))
     if name != "run":
         table = table.drop_columns([name])
     table = pa.Table.from_arrays([*table.columns, pa.array(values)], [*table.column_names, name])
@@ -156,7 +156,7 @@ def test_runs_differ_by_what_the_cards_have_in_common(tmp_path: Path) -> None:
     absent = {"a": [passport(9, 1e9, run="a")], "b": [passport(9, 9e9, run="b")], "c": []}
     for run, own in runs.items():  # one card is in the others' and not in the last one's
         with Store.open(tmp_path, run) as store:
-            store.write_file(run_files.CARD_CHECKS, card_checks_table([*own, *absent[run]]))
+            store.write_file(run_files.CARD_CHECKS, table_of(CardCheck, [*own, *absent[run]]))
             store.append(row())
     assert spread_between_runs(tmp_path / "c").deviation == pytest.approx(0.06, abs=0.02)
     assert spread_between_runs(tmp_path / "none") == ALIKE

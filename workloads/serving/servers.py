@@ -206,10 +206,10 @@ def prometheus_sums(text: str) -> dict[str, float]:
 # ---------------------------------------------------------------- start
 
 
-def command_line(serve: Serve, request: base.Request, device: str, *, port: int = 8000) -> str:
+def command_line(serve: Serve, request: base.Request, device: str) -> str:
     """The shell command that starts a request's server; "" for one that is there already. Raises
     what ``serve`` raises."""
-    place = ServerPlace(host=HOST, port=port, key="", device=device)
+    place = ServerPlace(host=HOST, port=8000, key="", device=device)
     arguments = serve(request, place).arguments
     python = [Path(part).name if part == sys.executable else part for part in arguments]
     return shlex.join(python)

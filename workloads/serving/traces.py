@@ -40,9 +40,7 @@ _FIELDS = {
 SHAREGPT_LEAST, SHAREGPT_LONGEST_PROMPT, SHAREGPT_LONGEST = 4, 1024, 2048
 
 
-def read_trace(
-    path: Path, vocabulary: int, *, count: int | None = None, block_tokens: int = BLOCK_TOKENS
-) -> list[Planned]:
+def read_trace(path: Path, vocabulary: int, *, count: int | None = None) -> list[Planned]:
     """Read a Mooncake-like trace (JSON lines) as requests of token ids with their times.
 
     Args:
@@ -77,7 +75,7 @@ def read_trace(
         length = int(_number(record, "input_length", where, least=1))
         requests.append(
             Planned(
-                prompt=_tokens(record, length, vocabulary, block_tokens, number, where),
+                prompt=_tokens(record, length, vocabulary, number, where),
                 input_tokens=length,
                 output_tokens=max(1, int(_number(record, "output_length", where))),
                 at_s=at_s - first_s,
@@ -103,18 +101,20 @@ def _number(record: Any, field: str, where: str, least: float = 0) -> float:
 
 
 def _tokens(
-    record: Mapping[str, Any], length: int, vocabulary: int, block: int, number: int, where: str
+    record: Mapping[str, Any], length: int, vocabulary: int, number: int, where: str
 ) -> tuple[int, ...]:
     """The ids of a prompt: those of its blocks; without hash ids, of the line alone."""
     blocks = record.get("hash_ids")
     if blocks is None:
         return _block(f"line {number}", vocabulary, length)
-    if not isinstance(blocks, list) or len(blocks) != -(-length // block):
+    if not isinstance(blocks, list) or len(blocks) != -(-length // BLOCK_TOKENS):
         count = len(blocks) if isinstance(blocks, list) else "no list of"
-        raise BadExample(f"{where}: {count} hash_ids for {length} tokens, in blocks of {block}")
+        raise BadExample(
+            f"{where}: {count} hash_ids for {length} tokens, in blocks of {BLOCK_TOKENS}"
+        )
     tokens: list[int] = []
     for one in blocks:
-        tokens += _block(f"block {one}", vocabulary, block)
+        tokens += _block(f"block {one}", vocabulary, BLOCK_TOKENS)
     return tuple(tokens[:length])
 
 

@@ -275,9 +275,9 @@ def decode_layer(
     return after_attention(decoder, layer, hidden, attended.flatten(1), product)
 
 
-def output(decoder: Decoder, hidden: torch.Tensor, product: Product = expanded) -> torch.Tensor:
+def output(decoder: Decoder, hidden: torch.Tensor) -> torch.Tensor:
     """Logits of hidden states."""
-    return product(rms_norm(hidden, hidden.shape[-1:], decoder.norm, decoder.eps), decoder.head)
+    return expanded(rms_norm(hidden, hidden.shape[-1:], decoder.norm, decoder.eps), decoder.head)
 
 
 def read_whole(decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
