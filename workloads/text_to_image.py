@@ -56,8 +56,9 @@ def _per_image(timed: Timed) -> float | None:
         batches.setdefault(sample.repeat, []).append(sample)
     slowest = [(max(s.wall_s for s in batch), batch) for batch in batches.values()]
     rates = [sum(s.items for s in batch) / wall_s for wall_s, batch in slowest if wall_s > 0]
-    cards = max(map(len, batches.values()))
-    return cards * len(rates) / math.fsum(rates) if any(rates) else None
+    if not any(rates):
+        return None
+    return max(map(len, batches.values())) * len(rates) / math.fsum(rates)
 
 
 def _share(part: str, title: str, description: str) -> Metric:

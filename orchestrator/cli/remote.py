@@ -105,6 +105,7 @@ def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_submit(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the jobs again."""
+    from orchestrator.core.errors import SubmitError
     from orchestrator.driver.plan import (
         note_packages_at,
         refuse_files_at,
@@ -161,7 +162,8 @@ def run_submit(args: argparse.Namespace) -> int:
         where = f"--address {server.address}"
         output.say(f"  nightgrid status {submission.run} {where}")
         output.say(f"  nightgrid logs {submission.submission_id} {where} --follow")
-    note_seen(server, server.jobs())
+    with contextlib.suppress(SubmitError):  # what was sent is sent
+        note_seen(server, server.jobs())
     if args.json:
         output.say_json(sent_jobs[0] if len(sent_jobs) == 1 else sent_jobs)
     return 0

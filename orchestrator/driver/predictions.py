@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.flags import FALSE, raised_on
 from orchestrator.analysis.metrics import named_figures
 from orchestrator.analysis.selection import newest_final
 from orchestrator.core.job import Job
@@ -59,6 +60,9 @@ def _known(
 ) -> Iterator[Known]:
     from orchestrator.search.predictions import Known
 
-    for row in rows:
+    rows = list(rows)
+    for row, raised in zip(rows, raised_on(rows), strict=True):
         job = jobs.get(row.job_id) or row.job
-        yield Known(job=job, state=row.state, figures=named_figures(row), earlier=earlier)
+        true = FALSE.isdisjoint(one.flag.name for one in raised)
+        figures = named_figures(row) if true else {}
+        yield Known(job=job, state=row.state, figures=figures, earlier=earlier)

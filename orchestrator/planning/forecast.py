@@ -302,9 +302,9 @@ class Remaining:
                 self.drop(job_id)
             return
         worked_s = max(0.0, attempt.ended - attempt.began - waited_s)
-        kept = 1 - 1 / (MEMORY + self._cards)
-        self._busy_s = self._busy_s * kept + worked_s * job.cards
-        self._over_s = self._over_s * kept + max(0.0, attempt.ended - self._until)
+        decay = 1 - 1 / (MEMORY + self._cards)
+        self._busy_s = self._busy_s * decay + worked_s * job.cards
+        self._over_s = self._over_s * decay + max(0.0, attempt.ended - self._until)
         self._until = max(self._until, attempt.ended)
         worked_s += self._earlier_s.pop(job_id, 0.0)
         if not final and job_id in self._left:

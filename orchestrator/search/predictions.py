@@ -90,7 +90,7 @@ def _of_kind(
         names = {name for figures_of_job in values for name in figures_of_job}
         if names:
             search.measured(row, {n: mean(v[n] for v in values if n in v) for n in names})
-        elif known:
+        elif known and not values:
             search.fails(row)
     if not unmeasured:
         return

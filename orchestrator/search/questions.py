@@ -91,6 +91,7 @@ class Inquiry:
             flagged=flagged,
             unknown=unknown,
             failed=failed,
+            changes=(f"{plural(unknown, 'cell')} of which nothing is known",) * bool(unknown),
         )
         sure = not unknown and measured >= min(LEAST_MEASURED, len(self.rows) - failed)
         contenders = np.flatnonzero(cells.measured & (cells.keeps > _HARDLY))
@@ -111,7 +112,7 @@ class Inquiry:
             bound=bound if cells.rival.mean[best] > cells.own.mean[best] else "",
             probability=probability,
             reached=sure and probability >= question.confidence,
-            changes=tuple(self._changes(cells, best, better, labels)),
+            changes=(*self._changes(cells, best, better, labels), *base.changes),
         )
         answered = self._with_lead(answered, cells, best, contenders, labels)
         close = np.where(cells.measured, better, 0.0)
@@ -129,20 +130,8 @@ class Inquiry:
         # A figure that no cell has cannot be predicted; a row that lacks one will never have it.
         unknown = ~complete & ~failed & (some if all(known) else True)
         measured = complete & ~np.isin(rows, list(search.flagged))
-        own: list[Belief] = []
-        rival: list[Belief] = []
-        for metric in metrics:
-            means, deviations = self._predicted(metric)
-            readings = [self._reading(metric, row, doubts.get(row, _CERTAIN)) for row in rows]
-            for belief, slack in ((own, 0.0), (rival, 1.0)):
-                mean, deviation = means.copy(), deviations.copy()
-                for at, reading in enumerate(readings):
-                    if reading is not None:
-                        value, spread, more = reading
-                        # The truth lies between the bound and so much more, evenly.
-                        mean[at] = value + metric.sign * slack * more / 2
-                        deviation[at] = hypot(spread, slack * more / 2 / Z_95)
-                belief.append(Belief(mean, deviation))
+        beliefs = [self._beliefs(metric, doubts) for metric in metrics]
+        own, rival = [mine for mine, _ in beliefs], [others for _, others in beliefs]
         success = np.where(measured, 1.0, search.chance_of_success(rows))
         success[unknown | failed] = 0.0
 
@@ -166,19 +155,24 @@ class Inquiry:
             failed=failed,
         )
 
-    def _predicted(self, metric: Metric) -> Belief:
-        if self.search.values.get(metric.name):
-            return self.search.predictions(metric, self.rows)
-        return Belief(np.zeros(len(self.rows)), np.ones(len(self.rows)))
-
-    def _reading(self, metric: Metric, row: int, doubt: Doubt) -> tuple[float, float, float] | None:
-        """Log of a measured figure, its deviation, and how much better the truth may be."""
-        value = self.search.values.get(metric.name, {}).get(row)
-        if value is None or row in self.search.flagged:
-            return None
-        deviation = doubt.deviations.get(metric.name, UNKNOWN_DEVIATION)
-        more = doubt.better_by.get(metric.name, 0.0)
-        return log(value), max(deviation, LEAST_DEVIATION), more
+    def _beliefs(self, metric: Metric, doubts: Mapping[int, Doubt]) -> tuple[Belief, Belief]:
+        """The log of a metric by its rows, and up to where the truth of lower bounds may be."""
+        values, count = self.search.values.get(metric.name, {}), len(self.rows)
+        own = Belief(np.zeros(count), np.ones(count))
+        if values:
+            own = self.search.predictions(metric, self.rows)
+        rival = Belief(own.mean.copy(), own.deviation.copy())
+        for at, row in enumerate(map(int, self.rows)):
+            if row in values and row not in self.search.flagged:
+                doubt = doubts.get(row, _CERTAIN)
+                deviation = doubt.deviations.get(metric.name, UNKNOWN_DEVIATION)
+                # The truth lies between the bound and so much more, evenly.
+                half = doubt.better_by.get(metric.name, 0.0) / 2
+                own.mean[at] = log(values[row])
+                own.deviation[at] = max(deviation, LEAST_DEVIATION)
+                rival.mean[at] = own.mean[at] + metric.sign * half
+                rival.deviation[at] = hypot(own.deviation[at], half / Z_95)
+        return own, rival
 
     def _chances(self, cells: _Cells, contenders: NDArray[np.intp]) -> Floats:
         """Probability of each contender that it is the answer."""
@@ -247,8 +241,6 @@ class Inquiry:
             else:
                 share = f"±{Z_95 * cells.rival.deviation[at]:.0%}"
                 yield f"{label}, predicted at {number(value)} {share}, is {chance}"
-        if unknown := int(cells.unknown.sum()):
-            yield f"{plural(unknown, 'cell')} of which nothing is known"
 
     def _without(
         self, base: Answered, cells: _Cells, labels: Sequence[str], *, sure: bool
@@ -260,12 +252,10 @@ class Inquiry:
             for at in np.argsort(-cells.may_keep, kind="stable")[:_MOST_CHANGES]
             if cells.may_keep[at] >= _WORTH_NAMING
         ]
-        if base.unknown:
-            changes.append(f"{plural(base.unknown, 'cell')} of which nothing is known")
         answered = replace(
             base,
             probability=none if sure else 0.0,
             reached=sure and none >= self.question.confidence,
-            changes=tuple(changes),
+            changes=(*changes, *base.changes),
         )
         return Verdict(answered, None, None)

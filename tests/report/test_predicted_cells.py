@@ -19,6 +19,7 @@ from orchestrator.report.run_report import page_text, read_summary
 from orchestrator.store import files as run_files
 from orchestrator.store.history import read_predictions, table_of
 from orchestrator.store.store import Store
+from workloads.base import NOT_FINITE
 
 GRID = """\
 name: searched
@@ -73,7 +74,7 @@ def test_the_command_fills_the_table_of_a_run(nightgrid: Nightgrid, results: Pat
     assert len(store.measurements()) == len(jobs())  # no prediction is among the rows
 
 
-def test_earlier_runs_count_if_they_ran_on_the_same_devices(
+def test_earlier_runs_count_if_their_figures_are_true_and_of_the_same_devices(
     nightgrid: Nightgrid, results: Path
 ) -> None:
     other = write_run(results, "other", first=1)
@@ -82,12 +83,15 @@ def test_earlier_runs_count_if_they_ran_on_the_same_devices(
     assert {one.earlier for one in alone.values()} == {0}
     assert {one.earlier for one in both.values()} == {6}
     assert all(both[name].log_deviation < alone[name].log_deviation for name in alone)
-    elsewhere = [replace(row, device_name="Gaudi9") for row in other.measurements()]
-    with Store.open(results, "elsewhere") as store:
-        store.append(*elsewhere)
-    assert {one.earlier for one in predict(nightgrid, results, "--runs", "elsewhere").values()} == {
-        0
+    rows = other.measurements()
+    unlike = {
+        "elsewhere": [replace(row, device_name="Gaudi9") for row in rows],
+        "false": [replace(row, details={NOT_FINITE: "its logits"}) for row in rows],
     }
+    for run, changed in unlike.items():
+        with Store.open(results, run) as store:
+            store.append(*changed)
+        assert {one.earlier for one in predict(nightgrid, results, "--runs", run).values()} == {0}
 
 
 def test_nothing_is_predicted_without_rows(nightgrid: Nightgrid, results: Path) -> None:

@@ -90,6 +90,13 @@ def test_cells_like_those_that_failed_may_not_run() -> None:
     assert predictions[large.job_id].runs < 0.6 < predictions[small.job_id].runs
 
 
+def test_a_cell_without_true_figures_neither_informs_nor_failed() -> None:
+    false = [Known(job=one, state=State.SUCCEEDED) for one in JOBS[:3]]
+    predictions = of_throughput(predict(JOBS, [*false, *known(JOBS[3:8])]))
+    assert JOBS[0].job_id not in predictions
+    assert {(one.measured, one.runs) for one in predictions.values()} == {(5, 1.0)}
+
+
 def test_workloads_do_not_inform_each_other() -> None:
     others = [replace(one, workload="training") for one in JOBS]
     predictions = predict([*JOBS, *others], known(JOBS[:8]))
