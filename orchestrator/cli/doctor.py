@@ -170,22 +170,22 @@ def _grid_findings(
 
     if grid is None:
         return []
-    packages: list[tuple[str, int]] = []
-    software: list[Finding] = []
+    findings: list[Finding] = []
+
+    def error(check: str, message: str, remedy: str) -> None:
+        findings.append(Finding(check, message, remedy, Level.ERROR, where=str(grid)))
+
     try:
         loaded = load_grid(grid, elsewhere=True)
-        software += layer_findings(loaded.jobs())
-        refusals = refused(with_absolute_paths(loaded.jobs()))
-        said = [(f"{one.setting}: {one.reason}", one.hint) for one in refusals]
-        packages = packages_lacking(loaded, nodes())
-    except GridError as error:
-        said = [(f"line {one.line}: {one.message}", one.hint) for one in error.problems]
-    remedy = "run it on each node, or build it into their image"
-    return [
-        *(Finding("files", *pair, Level.ERROR, where=str(grid)) for pair in said),
-        *(Finding("packages", one, remedy, Level.ERROR, where=str(grid)) for one, _ in packages),
-        *software,
-    ]
+        for one in refused(with_absolute_paths(loaded.jobs())):
+            error("files", f"{one.setting}: {one.reason}", one.hint)
+        for lacking, _ in packages_lacking(loaded, nodes()):
+            error("packages", lacking, "run it on each node, or build it into their image")
+        findings += layer_findings(loaded.jobs())
+    except GridError as refusal:
+        for problem in refusal.problems:
+            error("files", f"line {problem.line}: {problem.message}", problem.hint)
+    return findings
 
 
 def _engines(args: argparse.Namespace) -> tuple[str, ...]:

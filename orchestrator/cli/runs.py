@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import math
 import secrets
 import signal
 import socket
@@ -154,10 +155,11 @@ def _one_there(args: argparse.Namespace) -> int:
     results = directory_there(args.results, known)
     jobs = [job] if job is not None else []
     served = next(iter(served_runs(server, results, jobs, name) or ()), None)
+    starts = False
     if served is not None:
         note_seen(server, jobs, [served])
-    age_s = time.time() - ((job.started_at if job is not None else None) or time.time())
-    starts = served is None and job is not None and not job.over and age_s < _START_S
+    elif job is not None and not job.over:
+        starts = time.time() - (job.started_at or math.inf) < _START_S
     if args.json:
         fields: dict[str, object] = {} if job is None else dataclasses.asdict(job)
         fields["run_status"] = None

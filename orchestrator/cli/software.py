@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from orchestrator.analysis.ratio import Ratio
     from orchestrator.core.measurement import Measurement
     from orchestrator.core.topology import Node
-    from orchestrator.software.bisect import Bisection, Step
 
 REPRO_EPILOG = """\
 example:
@@ -125,7 +124,7 @@ def run_bisect(args: argparse.Namespace) -> int:
             meter.speed,
             noise=LEAST_NOISE if args.noise is None else args.noise,
             processes=args.processes,
-            report=lambda step: output.say_aside(_step_text(step, args.good)),
+            report=lambda step: output.say_aside(step.text(args.good)),
         )
         answer = bisector.find(versions)
     steps = [
@@ -141,7 +140,7 @@ def run_bisect(args: argparse.Namespace) -> int:
         "skipped": list(answer.skipped),
         "steps": steps,
     }
-    print_answer(args, report | _ratio_json(answer.change), _answer_text(package, answer))
+    print_answer(args, report | _ratio_json(answer.change), f"{package} {answer.text}")
     return 0
 
 
@@ -192,27 +191,6 @@ def _node_of(row: Measurement) -> Node:
     if not nodes:
         raise NotComparable(no_cards_text([row.accelerator]))
     return nodes[0]
-
-
-def _step_text(step: Step, good: str) -> str:
-    from orchestrator.software.bisect import ratio_text
-
-    if step.ratio is None:
-        return f"{step.version}: passed over: {step.reason}"
-    verdict = "slow" if step.slow else "not slow"
-    doubt = "" if step.clear else ", not clearly"
-    return f"{step.version}: {ratio_text(step.ratio)} the speed of {good}: {verdict}{doubt}"
-
-
-def _answer_text(package: str, answer: Bisection) -> str:
-    from orchestrator.software.bisect import ratio_text
-
-    how = "" if answer.sure else "; not every step was clear"
-    passed = f", or with one passed over: {', '.join(answer.skipped)}" if answer.skipped else ""
-    return (
-        f"{package} {answer.bad} has {ratio_text(answer.change)} the speed of {answer.good}: the "
-        f"job became slower with it{passed}{how}"
-    )
 
 
 COMMANDS = {

@@ -217,9 +217,9 @@ class SearchOrder:
                 self.search.flagged.discard(row)
             else:
                 self.search.flagged.add(row)
-            every = good or every
-            self._doubts[row] = _joined_doubt(every)
-            self.search.measured(row, _joined(every))
+            joined = _joined(good or every)
+            self._doubts[row] = joined.doubt
+            self.search.measured(row, joined.figures)
         elif not any(state is State.SUCCEEDED for state in self._states[row].values()) and (
             len(self._states[row]) == len(self.cells[row])
         ):  # a flagged row is no failure
@@ -424,22 +424,18 @@ def _worse(doubt: Doubt, other: Doubt) -> bool:
     return (bool(doubt.flags), bool(doubt.better_by)) > (bool(other.flags), bool(other.better_by))
 
 
-def _joined(every: Sequence[_Measured]) -> dict[str, float]:
-    """Means of the figures of a cell."""
-    names = {name for one in every for name in one.figures}
-    return {n: mean(one.figures[n] for one in every if n in one.figures) for n in names}
-
-
-def _joined_doubt(every: Sequence[_Measured]) -> Doubt:
-    """The doubt about means: that of each row, and the spread between rows."""
-    deviations, better_by = {}, {}
+def _joined(every: Sequence[_Measured]) -> _Measured:
+    """Means of the figures of a cell, with the doubt about them: that of each row, and the spread
+    between rows."""
+    figures, deviations, better_by = {}, {}, {}
     for name in {name for one in every for name in one.figures}:
-        those = [one for one in every if one.figures.get(name, 0.0) > 0]
-        if not those:
+        known = [one for one in every if name in one.figures]
+        figures[name] = mean(one.figures[name] for one in known)
+        if not (known := [one for one in known if one.figures[name] > 0]):
             continue
-        own = mean(one.doubt.deviations.get(name, UNKNOWN_DEVIATION) for one in those)
-        spread = pstdev([log(one.figures[name]) for one in those])
-        deviations[name] = hypot(own / len(those) ** 0.5, spread / max(len(those) - 1, 1) ** 0.5)
-        if more := min(one.doubt.better_by.get(name, 0.0) for one in those):
+        own = mean(one.doubt.deviations.get(name, UNKNOWN_DEVIATION) for one in known)
+        spread = pstdev([log(one.figures[name]) for one in known])
+        deviations[name] = hypot(own / len(known) ** 0.5, spread / max(len(known) - 1, 1) ** 0.5)
+        if more := min(one.doubt.better_by.get(name, 0.0) for one in known):
             better_by[name] = more
-    return Doubt(deviations, better_by)
+    return _Measured(figures, Doubt(deviations, better_by))

@@ -63,6 +63,14 @@ class Step:
     clear: bool = False  # whether the interval says so
     reason: str = ""  # why there is no ratio
 
+    def text(self, good: str) -> str:
+        """Format the step; ``good`` is the good version."""
+        if self.ratio is None:
+            return f"{self.version}: passed over: {self.reason}"
+        verdict = "slow" if self.slow else "not slow"
+        doubt = "" if self.clear else ", not clearly"
+        return f"{self.version}: {_ratio_text(self.ratio)} the speed of {good}: {verdict}{doubt}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bisection:
@@ -79,6 +87,16 @@ class Bisection:
         """Return whether every step was clear and the two neighbours differ."""
         clear = all(step.clear for step in self.steps if step.ratio is not None)
         return clear and self.change.decided and not self.skipped
+
+    @property
+    def text(self) -> str:
+        """Format the change, to follow the package's name."""
+        how = "" if self.sure else "; not every step was clear"
+        passed = f", or with one passed over: {', '.join(self.skipped)}" if self.skipped else ""
+        return (
+            f"{self.bad} has {_ratio_text(self.change)} the speed of {self.good}: the job became "
+            f"slower with it{passed}{how}"
+        )
 
 
 class Bisector:
@@ -107,7 +125,7 @@ class Bisector:
         self._report(ends)
         if not (ends.slow and ends.clear):
             raise NotComparable(
-                f"{last} is not slower than {first}: {ratio_text(ratio)} its speed, after "
+                f"{last} is not slower than {first}: {_ratio_text(ratio)} its speed, after "
                 f"{self._most if not ends.clear else 'enough'} processes of each"
             )
         middle = math.sqrt(ratio.value)
@@ -166,8 +184,7 @@ def _clear(ratio: Ratio, middle: float) -> bool:
     return ratio.high < middle or ratio.low > middle
 
 
-def ratio_text(ratio: Ratio) -> str:
-    """Format a ratio with its interval."""
+def _ratio_text(ratio: Ratio) -> str:
     return f"{ratio.value:.3f} [{ratio.low or 0:.3f}, {ratio.high or math.inf:.3f}] ×"
 
 
