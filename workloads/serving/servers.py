@@ -164,13 +164,14 @@ class Server:
 
     def listens(self) -> bool:
         """Tell if the process, or one that it started, has the port; True for a server that was
-        there already."""
+        there already, OSError if nobody has it."""
         import psutil
 
         if self.process is None:
             return True
-        pids = {self.process.pid, *(stat.pid for stat in descendants(self.process.pid))}
         port = int(self.url.rpartition(":")[2])
+        socket.create_connection((HOST, port), 1.0).close()  # cheaper than what follows
+        pids = {self.process.pid, *(stat.pid for stat in descendants(self.process.pid))}
         listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
         return any(c.pid in pids for c in listening if c.laddr.port == port)
 
@@ -308,7 +309,7 @@ def free_port() -> int:
 def _wait_until_ready(server: Server, *, limit_s: float, silence_s: float) -> None:
     """Wait for health, then for a token."""
     until = time.monotonic() + limit_s
-    last = "no answer"
+    last, owned = "no answer", False
     while True:
         server.check()
         if time.monotonic() > until:
@@ -316,8 +317,10 @@ def _wait_until_ready(server: Server, *, limit_s: float, silence_s: float) -> No
                 f"the server is not ready after {limit_s:g} s ({last}): {server.quoted()}"
             )
         try:
-            server.ask(server.command.health, timeout_s=_REQUEST_S)
-            if server.listens():
+            # A stranger that has the port may never answer, and this server die meanwhile.
+            if owned or server.listens():
+                owned = True
+                server.ask(server.command.health, timeout_s=_REQUEST_S)
                 break
             last = "another process has its port"
         except OSError as error:

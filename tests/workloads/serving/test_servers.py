@@ -106,21 +106,26 @@ def children() -> set[int]:
     return {stat.pid for stat in servers.descendants(os.getpid()) if not stat.ended}
 
 
-@pytest.fixture
-def taken_port() -> Iterator[int]:
+@pytest.fixture(params=["bound", "listening"])
+def taken_port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A port of a process that answers nothing, with or without accepting connections."""
     with socket.socket() as holder:
         holder.bind((servers.HOST, 0))
+        if request.param == "listening":
+            holder.listen()
         yield holder.getsockname()[1]
 
 
-def test_a_server_whose_port_is_taken_is_started_on_another(
+def test_a_server_whose_port_is_taken_is_started_on_another_at_once(
     taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = servers.free_port()
     ports = iter([taken_port, free])
     monkeypatch.setattr(servers, "free_port", lambda: next(ports))
+    began = time.monotonic()
     server = start()
     assert server.url.endswith(f":{free}")
+    assert time.monotonic() - began < 25
     server.stop()
 
 
