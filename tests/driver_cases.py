@@ -140,6 +140,7 @@ class FakeExecutor:
         self.log: list[StartWorker | StopWorker | RunAttempt] = []
         self.closed = False
         self.attempt_s = 2.0
+        self.phase = "measure"
 
     def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
         self._faults("perform")
@@ -184,7 +185,7 @@ class FakeExecutor:
             worker_id: Progress(
                 worker_id=worker_id,
                 attempt_id=each.attempt_id,
-                phase="measure",
+                phase=self.phase,
             )
             for worker_id, each in self._busy.items()
         }

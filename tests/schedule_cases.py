@@ -22,6 +22,7 @@ from orchestrator.core.events import (
     StopWorker,
     Tick,
     Wake,
+    WorkerQueued,
     WorkerReady,
     WorkerStopped,
 )
@@ -235,6 +236,11 @@ class Cluster:
 
     def stop_request(self, reason: str = "enough") -> list[Command]:
         return self.see(StopRequested(at=self.now, reason=reason))
+
+    def queued(self, *worker_ids: str) -> list[Command]:
+        """Report that these workers wait for a CPU slot."""
+        events = [WorkerQueued(at=self.now, worker_id=worker_id) for worker_id in worker_ids]
+        return [command for event in events for command in self.see(event)]
 
     def only(self) -> Attempt:
         [command] = self.running.values()

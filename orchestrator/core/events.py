@@ -79,6 +79,13 @@ class WorkerOverdue(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerQueued(Event):
+    """A worker's attempt still waits for a CPU slot, although the run is stopping."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(Event):
     """An attempt is over on all its ranks."""
 
@@ -151,7 +158,7 @@ class RecordRow:
     final: bool
     attempt: Attempt | None = None
     outcome: Outcome | None = None
-    repeat: int = 0  # number of this further measurement of a flagged row; 0: the first
+    repeat: int = 0  # number of this further measurement of its job; 0: the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

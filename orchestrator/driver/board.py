@@ -187,7 +187,8 @@ class Board:
             self._to_do.discard(command.job.job_id)
             if command.attempt is None:
                 self._remaining.drop(command.job.job_id)
-            self._jobs_run += command.attempt is not None
+            ran = command.attempt is not None and command.state is not State.NOT_STARTED
+            self._jobs_run += ran
         elif isinstance(command, RunFinished):
             self._finished = True
 

@@ -29,6 +29,7 @@ from orchestrator.core.events import (
     StopWorker,
     Tick,
     Wake,
+    WorkerQueued,
     WorkerStopped,
 )
 from orchestrator.core.job import State
@@ -325,6 +326,9 @@ class Driver:
             telemetry = dict(self.executor.telemetry())
         status = self.board.status(now, progress, telemetry, at=self.wall())
         self.view.show(status)
+        if status.stopping:
+            queued = [card.worker_id for card in status.cards if card.phase == "queued"]
+            self._late += [WorkerQueued(at=now, worker_id=worker_id) for worker_id in queued]
         if self.watchdog is not None:
             for overdue in self.watchdog.overdue(status.cards, now):
                 self.view.line(f"worker {overdue.worker_id} {overdue.reason}")

@@ -42,6 +42,7 @@ class Lease:
     ready: dict[int, Worker] = field(default_factory=dict)  # by rank
     began_at: float | None = None  # time of its ``RunAttempt``
     asks_passports: bool = False  # of its cards
+    queued: bool = False  # its attempt was stopped while it waited for a CPU slot
 
     @property
     def running(self) -> bool:

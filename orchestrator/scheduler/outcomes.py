@@ -180,7 +180,13 @@ class OutcomeJudge:
         )
         if record.repeating:  # the row that it has stands
             verdict = replace(verdict, retry=False)
-        if verdict.retry and not self.ledger.stopping:
+        if lease.queued and outcome.state is State.LOST:  # nothing of it ran
+            attempt_id = lease.attempt.attempt_id
+            outcome = Outcome(attempt_id=attempt_id, state=State.NOT_STARTED, ranks=())
+            yield from self.ledger.finish(
+                pool, record, State.NOT_STARTED, self.ledger.stopping, lease.attempt, outcome
+            )
+        elif verdict.retry and not self.ledger.stopping:
             yield self.ledger.row(record, outcome.state, verdict.reason, lease.attempt, outcome)
         else:
             state, reason = verdict.state, verdict.reason

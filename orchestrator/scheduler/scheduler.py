@@ -31,6 +31,7 @@ from orchestrator.core.events import (
     StopWorker,
     Wake,
     WorkerOverdue,
+    WorkerQueued,
     WorkerReady,
     WorkerStopped,
 )
@@ -189,6 +190,12 @@ class Schedule:
                     if worker.state is not WorkerState.STOPPING:
                         worker.overdue = reason
                         yield from pool.leases.stop(worker, reason)
+            case WorkerQueued(worker_id=worker_id) if self._ledger.stopping:
+                for pool, worker in self._worker_of(worker_id):
+                    lease = worker.slot.lease
+                    if lease is not None and worker.state is not WorkerState.STOPPING:
+                        lease.queued = True
+                        yield from pool.leases.stop(worker, self._ledger.stopping)
             case NodeJoined(node=node):
                 yield from self._node_joined(node)
             case NodeLeft(node_id=node_id, reason=reason):

@@ -157,6 +157,7 @@ def test_rates_are_the_work_of_finished_jobs_over_their_timed_seconds() -> None:
         (State.SUCCEEDED, True, 4.0, "samples/s", 5.0),
         (State.FAILED, True, 9999.0, "tokens/s", 5.0),
         (State.SUCCEEDED, False, 9999.0, "tokens/s", 5.0),
+        (State.NOT_STARTED, True, 9999.0, "tokens/s", 5.0),
     ]
     for state, final, throughput, unit, seconds in figures:
         metrics = Metrics(throughput=throughput, throughput_unit=unit, measure_s=seconds)

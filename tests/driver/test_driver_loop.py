@@ -35,6 +35,7 @@ from orchestrator.core.events import (
     Tick,
     Wake,
     WorkerOverdue,
+    WorkerQueued,
     WorkerReady,
     WorkerStopped,
 )
@@ -473,6 +474,21 @@ def test_a_hung_worker_is_stopped_and_the_schedule_hears_of_it() -> None:
     limit_s = 30 + ONE.measure.warmup_limit_s + 3 * ONE.measure.time_limit_s
     assert limit_s < case.clock() - MOMENT < limit_s + 10
     assert any("hung in measure" in line for line in case.view.lines)
+
+
+def test_the_schedule_hears_of_what_is_queued_when_the_run_stops() -> None:
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, WorkerReady):
+            case.stop.request("SIGTERM received")
+        if isinstance(event, WorkerQueued):
+            assert case.stop.requests
+            return [StopWorker(worker_id=event.worker_id, reason="SIGTERM received")]
+        return one_job_after_another(event) if not isinstance(event, AttemptEnded) else []
+
+    case = Case(answer)
+    case.executor.attempt_s, case.executor.phase = 1e9, "queued"
+    assert case.driver.drive().finished
+    assert case.clock() - MOMENT < 10
 
 
 def test_the_status_follows_the_run_once_a_second_at_most() -> None:

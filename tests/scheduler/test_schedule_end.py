@@ -251,6 +251,29 @@ def test_after_a_stop_request_what_runs_is_finished_and_the_rest_not_started() -
     assert cluster.finished is not None and cluster.finished.reason == "SIGTERM"
 
 
+@pytest.mark.parametrize("cards", [1, 2])
+def test_after_a_stop_request_what_waits_for_a_cpu_slot_is_not_started(cards: int) -> None:
+    cluster = busy_cluster(job("a", cards=cards))
+    worker_ids = tuple(cluster.up)
+    assert not any(kinds(cluster.queued(*worker_ids)))
+    cluster.stop_request("SIGTERM")
+    assert kinds(cluster.queued(*worker_ids, *worker_ids)) == ["StopWorker"] * cards
+    cluster.ends(cluster.only(), State.LOST, FailureClass.NODE_LOST)
+    row = cluster.finals()["a"]
+    assert (row.state, row.reason) == (State.NOT_STARTED, "SIGTERM")
+    assert row.attempt is not None and row.outcome is not None and row.outcome.failure is None
+    cluster.stopped()
+    assert cluster.finished is not None
+
+
+def test_a_job_that_ends_while_it_is_stopped_in_the_queue_has_its_row() -> None:
+    cluster = busy_cluster(job("a"))
+    cluster.stop_request()
+    cluster.queued(*cluster.up)
+    cluster.ends(cluster.only())
+    assert cluster.finals()["a"].state is State.SUCCEEDED
+
+
 def test_a_second_stop_request_stops_what_runs() -> None:
     cluster = busy_cluster(job("a"))
     assert not kinds(cluster.stop_request())
