@@ -154,7 +154,8 @@ class Night:
     def _measured(self, row: Measurement, job: Job, items: int) -> Measurement:
         """The row with samples, prompts and figures that agree: nothing here could be a lie."""
         batch = row.batch_size or 48
-        output = int(dict(job.parameters).get("output_tokens") or 128)
+        said = str(dict(job.parameters).get("output_tokens"))
+        output = int(said) if said.isdecimal() else 128  # a load may name a distribution
         step = step_time(job, batch) * self.random.gauss(1, 0.012)
         weights = int(PARAMETERS.get(job.model, 1e9) * BYTES.get(job.precision, 2.0))
         first = step * min(9, output / 2)
