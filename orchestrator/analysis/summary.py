@@ -290,11 +290,11 @@ class Summary:
     def label(self, row: Measurement) -> str:
         """Return the label of a row's job: what varies in its grid."""
         known = self.labels.get(row.job_id)  # None for an attempt of a job without a final row
-        return str(known or f"{row.model} {row.precision} {batch_word(row)}")
+        return str(known or f"{row.model} {row.precision} {batch_word(row)}".strip())
 
     def chosen(self, row: Measurement) -> str:
         """Return the label of a row's choices, unique among rows of the same work."""
-        return self.labels[row.job_id].choices or f"{row.precision} {batch_word(row)}"
+        return self.labels[row.job_id].choices or f"{row.precision} {batch_word(row)}".strip()
 
     def work(self, row: Measurement) -> str:
         """Return the label of a row's work, such as its method; "" if all rows have the same."""

@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 from typing import ClassVar, Literal, SupportsIndex
 
-from orchestrator.core.settings import FIELDS
+from orchestrator.core.settings import FIELDS, batch_text
 from workloads import registry
 from workloads.base import BadConfiguration, MeasureSettings
 from workloads.devices import DeviceSpec, all_devices, of_accelerator, own_devices
@@ -210,4 +210,5 @@ class Job:
         """Short name for progress lines and the Ray dashboard."""
         cards = f" {self.cards}x{self.accelerator}" if self.cards > 1 else f" {self.accelerator}"
         again = f" replicate {self.replicate}" if self.replicate > 1 else ""
-        return f"{self.model} {self.workload} {self.precision} b={self.batch_size}{cards}{again}"
+        batch = f" {batch_text(self.workload, self.batch_size)}".rstrip()
+        return f"{self.model} {self.workload} {self.precision}{batch}{cards}{again}"

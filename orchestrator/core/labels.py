@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.core.job import Job, Scalar
-from orchestrator.core.settings import as_declared, declared_of
+from orchestrator.core.settings import as_declared, batch_text, declared_of
 
 if TYPE_CHECKING:
     from orchestrator.core.measurement import Measurement
@@ -104,10 +104,10 @@ def labels_of(jobs: Sequence[Labelled]) -> dict[str, Label]:
 
 
 def batch_word(job: Labelled) -> str:
-    """``b=8``; ``b=48 (max)`` for the result of a search."""
+    """``b=8``; ``b=48 (max)`` for the result of a search; "" for a server's own batches."""
     requested = _requested(job)
     if isinstance(job, Job) or requested.isdecimal() or job.batch_size is None:
-        return f"b={requested}"
+        return batch_text(job.workload, requested)
     return f"b={job.batch_size} ({requested})"
 
 

@@ -43,6 +43,12 @@ _PATTERN = re.compile(PATTERN)
 HINT = "write max, best or {max: {cap: 4096, tolerance: 0.05}}"
 
 
+def batch_text(workload: str, size: object) -> str:
+    """A batch size in a label: ``b=8``; "" where a server makes its own batches."""
+    spec = registry.WORKLOADS.get(workload)
+    return "" if spec is not None and spec.windows and str(size) == "1" else f"b={size}"
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """Search for a batch size."""

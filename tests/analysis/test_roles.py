@@ -150,6 +150,13 @@ def test_what_changes_nothing_is_told_only_where_nothing_else_tells_two_apart() 
     }
 
 
+def test_labels_name_no_batch_size_where_the_server_makes_its_own() -> None:
+    served = row_of(a_job(workload="serving", batch_size=1, precision="bf16"))
+    other = row_of(a_job(batch_size=1, precision="bf16"))
+    assert [summarize([row]).chosen(row) for row in (served, other)] == ["bf16", "bf16 b=1"]
+    assert "b=" not in a_job(workload="serving", batch_size=1).label
+
+
 def test_what_nobody_declares_is_work_and_is_told() -> None:
     rows = [
         row_of(a_job(workload="elsewhere", parameters=(("speed", value),)))
