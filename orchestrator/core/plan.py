@@ -105,6 +105,7 @@ class Plan:
     duration: Span = NOTHING  # from the command to the last row (``forecast.py``)
     notes: tuple[str, ...] = ()  # for the reader, such as duplicate jobs
     host_notes: tuple[str, ...] = ()  # faults of the nodes' hosts, such as lost cards
+    questions: tuple[str, ...] = ()  # of its grid, to be answered when it ends
 
     @property
     def host_packages(self) -> tuple[str, ...]:

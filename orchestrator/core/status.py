@@ -180,7 +180,7 @@ class RunStatus:
     failure_counts: Mapping[str, Whole] = field(default_factory=dict)  # attempts by failure class
     flag_counts: Mapping[str, Whole] = field(default_factory=dict)  # rows that stand, by flag
     final_rows: Whole = 0  # of the run, those of earlier invocations included
-    repeats: Whole = 0  # further measurements of flagged rows
+    repeats: Whole = 0  # further measurements, of flagged rows and of winners
     best: tuple[BestSoFar, ...] = ()  # a piece of work each
     answers: tuple[Answered, ...] = ()  # to the questions of its grid
     #: Set by the reader of the status: the driver is gone and did not finish.

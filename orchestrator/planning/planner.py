@@ -110,6 +110,7 @@ def make_plan(
         ),
         notes=notes,
         host_notes=(*host_notes, *_faults(nodes)),
+        questions=tuple(map(str, grid.questions)),
     )
 
 

@@ -12,6 +12,7 @@
 <results>/<run>/predictions.parquet   figures of cells that were not measured (``history.py``)
 <results>/<run>/status.json       what the run does now
 <results>/<run>/report.html       the report
+<results>/<run>/answer-*.yaml     of each answer to a question, the grid of its one job
 <results>/<run>/trace-*.json.gz   of each attempt with `profile: true`, two steps for Perfetto
 <results>/<run>/requests/*.arrow  of each attempt of `workload: serving`, every request of its load
 <results>/<run>/stop.json         a request to end the run
@@ -65,6 +66,7 @@ def answer_file(number: int) -> str:
     return f"answer-{number}.yaml"
 
 
+_ANSWER = re.compile(r"answer-[0-9]{1,4}\.yaml")
 _TRACE = re.compile(r"trace-[A-Za-z0-9._-]{1,200}\.json\.gz")
 
 
@@ -85,6 +87,11 @@ def requests_of(attempt_id: str) -> str:
 def is_trace(name: str) -> bool:
     """Return whether this is the name of a trace."""
     return _TRACE.fullmatch(name) is not None
+
+
+def is_answer(name: str) -> bool:
+    """Return whether this is the name of the grid of an answer."""
+    return _ANSWER.fullmatch(name) is not None
 
 
 # ---------------------------------------------------------------- where runs lie

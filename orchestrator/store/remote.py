@@ -54,7 +54,8 @@ def travelling_files(run: Path) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
         names = [f"{files.ROWS}/{name}" for name in sorted(disk.names(run / files.ROWS))]
     with contextlib.suppress(OSError):
-        names += sorted(filter(files.is_trace, disk.names(run)))
+        beside = sorted(disk.names(run))
+        names += [name for name in beside if files.is_trace(name) or files.is_answer(name)]
         names += [f"{files.REQUESTS}/{name}" for name in sorted(disk.names(run / files.REQUESTS))]
     names += files.TRAVELLING
     return [name for name in names if _travels(name) and os.path.isfile(run / name)]
@@ -64,7 +65,7 @@ def _travels(name: str) -> bool:
     """Return whether a file of this relative name is copied; others are never written."""
     folder, _, last = name.rpartition("/")
     known = {
-        "": name in files.TRAVELLING or files.is_trace(name),
+        "": name in files.TRAVELLING or files.is_trace(name) or files.is_answer(name),
         files.ROWS: has_rows(last),
         files.REQUESTS: last.endswith(".arrow") and not last.startswith("."),
     }

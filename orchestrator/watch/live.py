@@ -27,6 +27,7 @@ from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import Answered, BestSoFar, CardStatus, FailedAttempt, RunStatus
 from orchestrator.driver.board import Board
+from orchestrator.scheduler.repeats import WON
 from orchestrator.util import output
 from orchestrator.util.format import duration, one_line, plural
 
@@ -136,7 +137,8 @@ def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
     if measurement.reason and command.state is not State.SUCCEEDED:
         line += f": {shortened(measurement.reason)}"
     elif command.repeat:
-        line += ", replaces the flagged row" if command.final else ", no better: that row stands"
+        row = "earlier row of a winner" if measurement.reason.startswith(WON) else "flagged row"
+        line += f", replaces the {row}" if command.final else ", no better: that row stands"
     elif command.final and (flags := board.flags(job)):
         line += f" FLAGGED {flags}"
     return line

@@ -194,6 +194,8 @@ def summary_lines(plan: Plan) -> Iterator[str]:
             f"up to {plural(repeats, 'repeat')} beside these, of rows that something disturbs "
             "(measure: repeat_flagged)"
         )
+    for number, question in enumerate(plan.questions, 1):
+        yield f"question {number}: {question}"
     for note in (*plan.notes, *plan.host_notes):
         yield f"note: {note}"
 
@@ -356,6 +358,7 @@ def plan_json(plan: Plan, forecast: Forecast | None = None) -> str:
         },
         "notes": list(plan.notes),
         "host_notes": list(plan.host_notes),
+        **({"questions": list(plan.questions)} if plan.questions else {}),
     }
     if forecast is not None:
         head["forecast"] = asdict(forecast)

@@ -278,6 +278,16 @@ def test_the_listing_has_every_job_and_uncut_reasons() -> None:
     assert f"{low} to {high} (most likely" in text and "; 0.01 card-hours" in text
 
 
+def test_the_questions_of_a_grid_are_listed() -> None:
+    made = grid(
+        f"{HEAD}  - {{name: e}}\nquestions: [{{best: throughput, for: {{precision: bf16}}}}]\n"
+    )
+    plan = make_plan(made, EMULATED, [], estimator=Flat())  # type: ignore[arg-type]
+    question = "Best throughput for precision bf16"
+    assert f"question 1: {question}\n" in printed(plan, terminal=False)
+    assert json.loads(plan_json(plan))["questions"] == [question]
+
+
 def test_what_all_jobs_share_is_said_once() -> None:
     text = printed(planned("axes: {batch_size: [1, 2]}", "1x8:HPU"), terminal=False)
     heading = next(line for line in text.splitlines() if line.startswith("job_id"))

@@ -200,6 +200,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / run_files.ROWS / ".job-9.parquet.partial").write_bytes(b"torn")
     (home / run_files.STATUS).write_text("{}")
     (home / run_files.trace_of("job-1")).write_bytes(b"two steps")
+    (home / run_files.answer_file(1)).write_text("name: answer")
     (home / run_files.REPORT).write_text("<html>" * 1000)
     (home / run_files.LOCK).write_text("held")
     return home
@@ -224,7 +225,7 @@ def transfer(run: Path, copy: Path, change: Callable[[str], str] = str) -> Recei
 def test_what_comes_is_what_was_sent_and_only_what_is_lacking(run: Path, tmp_path: Path) -> None:
     receiver = transfer(run, tmp_path)
     assert receiver.finished and not receiver.damaged
-    assert digests(tmp_path) == digests(run) and len(receiver.received) == 7
+    assert digests(tmp_path) == digests(run) and len(receiver.received) == 8
     assert not (tmp_path / run_files.LOCK).exists()
     again = transfer(run, tmp_path)
     assert again.finished and again.received == []
@@ -260,7 +261,7 @@ def test_a_transfer_may_be_cut_and_damaged_anywhere(run, tmp_path, data) -> None
     "name",
     [
         *("../evil", "rows/../../evil.parquet", "/etc/evil"),
-        *("driver.lock", "rows/.x.parquet", "trace-/x"),
+        *("driver.lock", "rows/.x.parquet", "trace-/x", "answer-x.yaml"),
     ],
 )
 def test_a_sender_cannot_choose_where_a_file_goes(tmp_path: Path, run: Path, name: str) -> None:

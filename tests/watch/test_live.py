@@ -18,6 +18,7 @@ from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
 from orchestrator.core.status import Answered, CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.driver.board import Board
+from orchestrator.scheduler.repeats import FLAGGED, WON
 from orchestrator.util.format import duration
 from orchestrator.watch.live import (
     PlainView,
@@ -128,6 +129,17 @@ def test_a_row_says_how_far_what_where_and_how_fast(board: Board) -> None:
     board.did(command, MOMENT)
     line = row_line(command, measurement, board)
     assert re.fullmatch(r"\[1/1\] SUCCEEDED +fp32 b=1 on hpu-1/HPU0: 10\.0 tokens/s ±0\.0%", line)
+
+
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [(FLAGGED, "replaces the flagged row"), (WON, "replaces the earlier row of a winner")],
+)
+def test_a_repeat_says_which_row_it_replaces(board: Board, reason: str, end: str) -> None:
+    command = replace(a_row(State.SUCCEEDED), reason=f"{reason}: so", repeat=1)
+    measurement = measurement_of(command, run="night", invocation_id="i", recorded_at=MOMENT)
+    line = row_line(command, measurement, board)
+    assert line.startswith("[repeat] SUCCEEDED") and line.endswith(f", {end}")
 
 
 def test_a_failed_row_says_why(board: Board) -> None:

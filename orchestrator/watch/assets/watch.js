@@ -107,7 +107,7 @@ function best(state) {
   const flags = Object.entries(status ? status.flag_counts : {}).map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`);
   byId("best-section").hidden = !all.length && !flags.length;
   setText(byId("best-head"), status && status.finished ? "Best" : "Best so far");
-  const again = status && status.repeats ? ` ${plural(status.repeats, "repeat")} of flagged rows so far.` : "";
+  const again = status && status.repeats ? ` ${plural(status.repeats, "repeat")} of flagged rows and winners so far.` : "";
   setText(byId("flags"), flags.length ? `Rows with flags: ${flags.join(", ")}.${again}` : again.trim());
   keyed(byId("best"), all, (_, at) => String(at), () => {
     const item = element("li");
