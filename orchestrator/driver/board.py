@@ -296,7 +296,8 @@ class Board:
         if self.standing is None or not self._remaining.ended:
             return 0.0
         flagged = self.standing.to_repeat()
-        return flagged * (1 + len(self._to_do) / self._remaining.ended) - self.standing.repeats
+        expected = flagged * (1 + len(self._to_do) / self._remaining.ended)
+        return max(0.0, expected - self.standing.repeats)  # those of winners count there, too
 
     def _seat(
         self, worker_id: str, phase: str, at: float, job: str = "", attempt_id: str = ""
