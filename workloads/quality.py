@@ -281,7 +281,7 @@ def _compared(
         generation = Generation(output_tokens=parameters.output_tokens, keep_logits=True)
         batches, _ = generate_once(resident.engine, context, reference.prompts, size, generation)
     except Exception as error:
-        return Quality({}, {"quality": f"not compared: {_failure(error, context)}"})
+        return Quality({}, {"quality": f"not compared: {spared(error, context)}"})
     details = {"quality": f"compared with the plain path on {len(reference.prompts)} prompts"}
     tokens, logits = by_prompt(batches)
     if all(end_run(ids) == 0 for ids in tokens) and all(map(end_run, reference.tokens.tolist())):
@@ -291,7 +291,7 @@ def _compared(
     return figures
 
 
-def _failure(error: Exception, context: JobContext) -> str:
+def spared(error: Exception, context: JobContext) -> str:
     """Describe an error that must not cost the row; raise any other again."""
     failure = context.device.classify(error)
     if not isinstance(failure, (Unsupported, OutOfMemory, BadConfiguration)):
@@ -330,7 +330,7 @@ def finite_or_not(
     try:
         logits = list(engine.answer_logits(looked_at)) if looked_at else []
     except Exception as error:
-        _failure(error, context)
+        spared(error, context)
         return {}
     if not (broken := sum(not bool(one.isfinite().all()) for one in logits)):
         return {}
@@ -371,7 +371,7 @@ def _answer_loss(
             labels = torch.tensor(text.answer)
             summed += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
     except Exception as error:
-        return Quality({}, {"answer_loss": f"not known: {_failure(error, context)}"})
+        return Quality({}, {"answer_loss": f"not known: {spared(error, context)}"})
     tokens = sum(len(text.answer) for text in texts)
     said = f"of {tokens:,} tokens of {len(texts)} answers"
     return Quality({"answer_loss": summed / tokens}, {"answer_loss": said})

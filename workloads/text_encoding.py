@@ -26,7 +26,7 @@ from workloads.data.datasets import DatasetParameters, load_dataset
 from workloads.devices import device_for
 from workloads.engines import engine_function
 from workloads.models import attention
-from workloads.quality import METRICS
+from workloads.quality import METRICS, spared
 from workloads.registry import WorkloadSpec
 from workloads.settings import amount, choice, neutral
 
@@ -128,9 +128,12 @@ def run(request: Request, context: JobContext) -> Result:
     metrics: dict[str, float] = {}
     if parameters.quality and finite and not request.probe:
         name = f"quality on {request.dataset} {parameters.reading()} {parameters.max_length}"
-        if name not in resident.known:
-            resident.known[name] = _quality(encoder, texts[:_COMPARED], request)
-        metrics, compared = resident.known[name]
+        try:
+            if name not in resident.known:
+                resident.known[name] = _quality(encoder, texts[:_COMPARED], request)
+            metrics, compared = resident.known[name]
+        except Exception as error:
+            compared = {"quality": f"not compared: {spared(error, context)}"}
         flag |= compared
     return replace(
         result,

@@ -119,8 +119,12 @@ def served_of(
             setting = work_of(settings[row.job_id])
             left = tuple(pair for pair in setting.parameters if pair[0] not in _BESIDE)
             key = (replace(setting, cards=0, parameters=left), load_name)
-            point = replace(
-                _point(row, load_name, rate, prices),
+            point = Point(
+                row=row,
+                load=float(row.parameters[load_name] or 0),
+                per_card=rate / row.cards,
+                per_user=row.reported("tokens_per_s_per_user"),
+                cost=cost_of(row, rate, prices),
                 flagged=fit is not None and row.job_id not in fit,
             )
             works.setdefault(key, []).append(point)
@@ -148,16 +152,6 @@ def _abouts(works: Sequence[Setting]) -> dict[Setting, str]:
         ]
         abouts[work] = ", ".join(texts)
     return abouts
-
-
-def _point(row: Measurement, load_name: str, rate: float, prices: Prices) -> Point:
-    return Point(
-        row=row,
-        load=float(row.parameters[load_name] or 0),
-        per_card=rate / row.cards,
-        per_user=row.reported("tokens_per_s_per_user"),
-        cost=cost_of(row, rate, prices),
-    )
 
 
 def cost_of(row: Measurement, tokens_per_s: float, prices: Prices) -> float | None:

@@ -179,7 +179,7 @@ def _grid_findings(
         loaded = load_grid(grid, elsewhere=True)
         for one in refused(with_absolute_paths(loaded.jobs())):
             error("files", f"{one.setting}: {one.reason}", one.hint)
-        for lacking, _ in packages_lacking(loaded, nodes()):
+        for lacking in packages_lacking(loaded, nodes())[0]:
             error("packages", lacking, "run it on each node, or build it into their image")
         findings += layer_findings(loaded.jobs())
     except GridError as refusal:

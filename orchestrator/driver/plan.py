@@ -142,18 +142,19 @@ def refuse_files_on(nodes: Sequence[Node], grid: Grid, jobs: Iterable[Job]) -> N
     _refuse(grid, refused_on(nodes, with_absolute_paths(jobs)))
 
 
-def packages_lacking(grid: Grid, nodes: Sequence[Node]) -> list[tuple[str, int]]:
-    """Sentences on packages that jobs need and no node has, each with the number of jobs."""
+def packages_lacking(grid: Grid, nodes: Sequence[Node]) -> tuple[list[str], bool]:
+    """Sentences on packages that jobs need and no node has, and whether that is all jobs."""
     check = PackageCheck(nodes)
     jobs, _ = with_engines(grid.jobs(), grid.open_engines, nodes)
     lacking: dict[str, list[Job]] = {}
     for job in jobs:
         if reason := check.lacking(job):
             lacking.setdefault(reason, []).append(job)
-    return [
-        (f"{plural(len(those), 'job')}, such as {those[0].label}: {reason}", len(those))
+    sentences = [
+        f"{plural(len(those), 'job')}, such as {those[0].label}: {reason}"
         for reason, those in lacking.items()
     ]
+    return sentences, sum(map(len, lacking.values())) == len(jobs)
 
 
 def note_packages_at(address: str, grid: Grid) -> None:
@@ -164,9 +165,8 @@ def note_packages_at(address: str, grid: Grid) -> None:
     check = PackageCheck(())
     if not any(map(check.needs_more, grid.jobs())):
         return
-    lacking = packages_lacking(grid, nodes_at(address))
-    sentences = [sentence for sentence, _ in lacking]
-    if lacking and sum(count for _, count in lacking) == len(grid.jobs()):
+    sentences, all_jobs = packages_lacking(grid, nodes_at(address))
+    if all_jobs:
         raise SubmitError(f"{grid.file}: no job can run. {'; '.join(sentences)}")
     for sentence in sentences:
         output.say_aside(f"note: {grid.file}: {sentence}")

@@ -84,9 +84,8 @@ def questions_section(summary: Summary) -> Section:
             head=(*head, "what would change it", "its grid"), rows=rows, numbers=(2,), noun="answer"
         ),
         note="The probability that no other cell is better and keeps the limits: by the intervals "
-        "of measured cells, and by predictions of the others. A predicted cell is never the answer."
-        if rows
-        else "",
+        "of measured cells, and by predictions of the others. A predicted cell is never the "
+        "answer.",
     )
 
 

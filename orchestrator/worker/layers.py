@@ -11,6 +11,7 @@ pip reads the node's own configuration: its index, or a directory of wheels (``P
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -180,26 +181,21 @@ def _call(software: str, arguments: Sequence[str], stopped: Stopped = lambda: Fa
             [*command, *arguments], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed
         )
         try:
-            while (status := _status(process)) is None:
+            while process.poll() is None:
                 if stopped():
                     raise ImportError(f"{software} was not installed: the worker was stopped")
                 if time.monotonic() > ends_at:
                     raise ImportError(f"{software} was not installed within {LIMIT_S:.0f} s")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
         finally:
             process.kill()
             process.wait()
         printed.seek(0)
         text = printed.read().decode("utf-8", "replace")
-    if status:
+    if process.returncode:
         raise _refusal(software, redact(text, os.environ))
     return text
-
-
-def _status(process: subprocess.Popen[bytes]) -> int | None:
-    try:
-        return process.wait(_POLL_S)
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _refusal(software: str, text: str) -> Exception:

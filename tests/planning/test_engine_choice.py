@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.core.job import Accelerator, Job
 from orchestrator.core.plan import Action, Plan
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
+from orchestrator.driver.plan import packages_lacking
 from orchestrator.planning.engine_choice import with_engines
 from orchestrator.planning.planner import make_plan
 from orchestrator.planning.verification import verification_grid
@@ -312,11 +313,15 @@ def test_a_package_of_a_precision_or_setting_that_no_node_has_is_named_by_the_pl
         usual = (("torch", "2.13.0"), ("transformers", "5.23.0"))
         own = [usual if one is None else (*usual, (absent, one)) for one in versions]
         asked = [replace(node, packages=has) for node, has in zip(nodes, own, strict=True)]
-        return [
+        reasons = [
             item.reason
             for item in make_plan(one(text), asked, []).jobs
             if item.action is Action.UNSUPPORTED
         ]
+        sentences, all_jobs = packages_lacking(one(text), asked)
+        assert all_jobs == bool(reasons)
+        assert all(words in sentence for sentence in sentences)
+        return reasons
 
     (reason,) = planned("", "")
     assert words in reason and f"not installed on gpu-1, gpu-2: pip install {absent}" in reason

@@ -89,8 +89,11 @@ def test_logits_that_are_no_numbers_are_flagged(texts: str) -> None:
 
 
 @pytest.mark.slow
-def test_quality_compares_logits_with_the_plain_path_and_flags_others() -> None:
-    """Against a loop over the model itself; other word vectors are found out."""
+def test_quality_compares_logits_with_the_plain_path_and_flags_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Against a loop over the model itself; other word vectors are found out. A plain path that
+    does not run costs no row."""
     job = request(
         "english-corpus-synthetic",
         workload="text-encoding",
@@ -122,3 +125,12 @@ def test_quality_compares_logits_with_the_plain_path_and_flags_others() -> None:
     twisted = encoding.run(job, worker.context())
     assert twisted.metrics["quality_logit_error"] > 0.5
     assert "off by" in twisted.details[OTHER_OUTPUTS]
+
+    def refuse(_name: str) -> None:
+        raise BadConfiguration("no such weights")
+
+    monkeypatch.setattr(encoding, "device_for", refuse)
+    worker.loaded[job.residency_key] = replace(resident, known={})
+    alone = encoding.run(job, worker.context())
+    assert alone.samples and "quality_kl" not in alone.metrics
+    assert alone.details["quality"] == "not compared: BadConfiguration: no such weights"
