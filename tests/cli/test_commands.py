@@ -43,6 +43,7 @@ WITHOUT_JSON = {
 #: Commands whose JSON needs a cluster or an index to ask, and where it is tried.
 TRIED_ELSEWHERE = {
     "doctor": "tests/ray",
+    "predict": "tests/report/test_predicted_cells.py",
     "describe": "tests/workloads/models/test_describe.py",
     "verify": "tests/cli/test_verify_command.py",
     "bisect": "tests/software/test_bisect.py",

@@ -58,8 +58,10 @@ def of_throughput(run: Path) -> dict[str, Prediction]:
 
 def predict(nightgrid: Nightgrid, results: Path, *options: str) -> dict[str, Prediction]:
     grid = results.parent / "searched.yaml"
-    nightgrid("predict", grid, "--emulate", "1x2", "--results", results, *options)
-    return of_throughput(results / "searched")
+    words = ("predict", grid, "--emulate", "1x2", "--results", results, *options, "--json")
+    printed, table = nightgrid(*words).json, of_throughput(results / "searched")
+    assert {one["job_id"] for one in printed["predictions"]} == table.keys()
+    return table
 
 
 def test_the_command_fills_the_table_of_a_run(nightgrid: Nightgrid, results: Path) -> None:
