@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import torch
 
 from workloads.base import BadConfiguration, Unsupported
-from workloads.compression.pruning import prunable_layers
 
 #: Name of the coded file beside a saved model's weights; its content is in safetensors.
 DICTIONARY_FILE = "layers.dictionary"
@@ -31,9 +30,12 @@ _SEED = 0
 
 def layers_of(model: Any) -> dict[str, Any]:
     """Linear and convolution layers by name: all but the output layer."""
-    kinds = (torch.nn.Conv1d, torch.nn.Conv2d)
-    convolutions = {n: m for n, m in model.named_modules() if isinstance(m, kinds)}
-    return prunable_layers(model) | convolutions
+    kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)
+    output, modules = model.get_output_embeddings(), model.named_modules()
+    layers = {n: m for n, m in modules if isinstance(m, kinds) and m is not output}
+    if not layers:
+        raise BadConfiguration(f"dictionary_atoms: {type(model).__name__} has no layers to code")
+    return layers
 
 
 def vectors_of(name: str, weight: torch.Tensor, length: int) -> torch.Tensor:
