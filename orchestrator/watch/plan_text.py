@@ -22,6 +22,7 @@ from orchestrator.core.job import Accelerator, Job, Scalar
 from orchestrator.core.labels import MOST_NAMED
 from orchestrator.core.plan import Action, Plan, PlannedJob, Span
 from orchestrator.core.topology import Node, legal_card_sets
+from orchestrator.planning.forecast import Forecast, cost_of_replicates, most_repeats
 from orchestrator.planning.planner import card_seconds
 from orchestrator.util import output
 from orchestrator.util.format import plural
@@ -29,7 +30,6 @@ from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:
     from orchestrator.core.deadline import Deadline
-    from orchestrator.planning.forecast import Forecast, ReplicateCost
 
 SHOWN_ROWS = 50  # in a notebook
 FOLDED_ROWS = 2000  # laying out a table for a terminal takes about a millisecond a row
@@ -183,13 +183,13 @@ def summary_lines(plan: Plan) -> Iterator[str]:
         f"{span_text(plan.duration)} from the command to the last row; "
         f"{busy / 3600:.2f} card-hours ({duration_text(busy)} of one card)"
     )
-    if (cost := _cost_of_replicates(plan)) is not None:
+    if (cost := cost_of_replicates(plan)) is not None:
         yield (
             f"of these, replicates from 2 on are {plural(cost.jobs, 'job')} and "
             f"{duration_text(cost.card_seconds)} of one card, with about {cost.fresh_processes} "
             "fresh processes"
         )
-    if repeats := _most_repeats(plan):
+    if repeats := most_repeats(plan.jobs, plan.nodes):
         yield (
             f"up to {plural(repeats, 'repeat')} beside these, of rows that something disturbs "
             "(measure: repeat_flagged)"
@@ -198,20 +198,6 @@ def summary_lines(plan: Plan) -> Iterator[str]:
         yield f"question {number}: {question}"
     for note in (*plan.notes, *plan.host_notes):
         yield f"note: {note}"
-
-
-def _most_repeats(plan: Plan) -> int:
-    from orchestrator.planning.forecast import most_repeats
-
-    return most_repeats(plan.jobs, plan.nodes)
-
-
-def _cost_of_replicates(plan: Plan) -> ReplicateCost | None:
-    if all(item.job.replicate == 1 for item in plan.jobs):
-        return None
-    from orchestrator.planning.forecast import cost_of_replicates
-
-    return cost_of_replicates(plan)
 
 
 def deadline_lines(deadline: Deadline, forecast: Forecast | None) -> Iterator[str]:
@@ -353,8 +339,8 @@ def plan_json(plan: Plan, forecast: Forecast | None = None) -> str:
             "duration_s": plan.duration.middle_s,
             "duration_low_s": plan.duration.low_s,
             "duration_high_s": plan.duration.high_s,
-            "most_repeats": _most_repeats(plan),
-            **({"replicates": asdict(cost)} if (cost := _cost_of_replicates(plan)) else {}),
+            "most_repeats": most_repeats(plan.jobs, plan.nodes),
+            **({"replicates": asdict(cost)} if (cost := cost_of_replicates(plan)) else {}),
         },
         "notes": list(plan.notes),
         "host_notes": list(plan.host_notes),
