@@ -28,6 +28,7 @@ from orchestrator.core.plan import Plan
 from orchestrator.grid import grid_path
 from orchestrator.grid.parser import Grid as GridValue
 from orchestrator.grid.parser import grid_of_values, load_grid, parse_grid
+from orchestrator.util.format import number, one_line
 from orchestrator.watch.plan_text import html_table, plan_html
 
 if TYPE_CHECKING:
@@ -200,7 +201,6 @@ class Run:
     def _repr_html_(self) -> str:
         """HTML for a notebook: the verdict, what is not real, and the first rows."""
         from orchestrator.report.wording import plus_minus
-        from orchestrator.util.format import number, one_line
 
         parts = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
         for banner in self.summary.banners:

@@ -24,7 +24,9 @@ from orchestrator.cli.options import (
     print_answer,
     whole_number,
 )
+from orchestrator.core.errors import GridError, StoreError, SubmitError
 from orchestrator.grid import grid_path
+from orchestrator.util.host import load_problem
 
 if TYPE_CHECKING:
     from orchestrator.core.job import Job
@@ -124,7 +126,6 @@ def run(args: argparse.Namespace) -> int:
 
 def load_findings() -> list[Finding]:
     """A note if other programs compute on this host."""
-    from orchestrator.util.host import load_problem
     from workloads.devices import Finding, Level
 
     problem = load_problem()
@@ -134,7 +135,6 @@ def load_findings() -> list[Finding]:
 
 def slow_card_findings(results: Path) -> list[Finding]:
     """A finding for each card that was slow in the newest run with checks of its cards here."""
-    from orchestrator.core.errors import StoreError
     from orchestrator.store.history import read_card_checks, slow_cards_of
     from orchestrator.store.reader import runs
     from workloads.devices import Finding, Level
@@ -161,7 +161,6 @@ def _grid_findings(
 ) -> list[Finding]:
     """Findings of the look at a grid's files, here and by ``refused`` on nodes, of packages that
     its jobs need and no node has, and of the software that it names, here."""
-    from orchestrator.core.errors import GridError
     from orchestrator.driver.plan import packages_lacking
     from orchestrator.grid.parser import load_grid
     from orchestrator.on_ray.file_look import with_absolute_paths
@@ -190,7 +189,6 @@ def _grid_findings(
 
 def _engines(args: argparse.Namespace) -> tuple[str, ...]:
     """Engines whose packages must be on the nodes: those named, else those of the grid's jobs."""
-    from orchestrator.core.errors import GridError
     from orchestrator.grid.parser import load_grid
 
     if args.engines or args.grid is None:
@@ -237,7 +235,6 @@ def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
 
 
 def _from_afar(args: argparse.Namespace) -> int:
-    from orchestrator.core.errors import SubmitError
     from orchestrator.doctor.checks import (
         check_workstation,
         exit_code,

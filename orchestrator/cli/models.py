@@ -20,7 +20,7 @@ from orchestrator.cli.options import (
     whole_number,
 )
 from orchestrator.core import errors
-from orchestrator.core.errors import NightgridError
+from orchestrator.core.errors import GridError, NightgridError, Problem
 from orchestrator.grid import grid_path
 from orchestrator.util import output
 
@@ -546,7 +546,6 @@ def run_verify(args: argparse.Namespace) -> int:
 def questions(args: argparse.Namespace) -> dict[str, Any]:
     """Content of the verification grid's file, with names of the hub at the commits of the grid's
     run, whose rows are verified; names without one are reported."""
-    from orchestrator.core.errors import GridError, Problem
     from orchestrator.driver.plan import commits_before, grid_of
     from orchestrator.planning.verification import verification_grid
 

@@ -24,6 +24,8 @@ from orchestrator.cli.options import (
     print_answer,
     run_options,
 )
+from orchestrator.core.deadline import Deadline
+from orchestrator.core.errors import GridError, StoreError
 from orchestrator.util import output
 
 if TYPE_CHECKING:
@@ -70,7 +72,6 @@ def _add_init_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_init(args: argparse.Namespace) -> int:
     """Write the file, once the grid in it is sound."""
-    from orchestrator.core.errors import GridError, StoreError
     from orchestrator.core.settings import FIELDS
     from orchestrator.grid.parser import parse_grid
     from orchestrator.grid.schema import BATCH_SIZES, ONE_BATCH_SIZE, first_grid
@@ -235,7 +236,6 @@ def run_plan(args: argparse.Namespace) -> int:
     forecast = None
     at = ends_at(args)
     if at is not None:  # how far a run would come that starts now
-        from orchestrator.core.deadline import Deadline
         from orchestrator.driver.plan import forecast_of
 
         deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))
@@ -273,7 +273,6 @@ def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_predict(args: argparse.Namespace) -> int:
     """Predict, write the table and print it."""
-    from orchestrator.core.errors import StoreError
     from orchestrator.core.prediction import Prediction
     from orchestrator.driver.options import with_results_of
     from orchestrator.driver.plan import grid_of, plan_grid
@@ -341,7 +340,6 @@ def _add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_simulate(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
-    from orchestrator.core.deadline import Deadline
     from orchestrator.planning.planner import estimator_for
     from orchestrator.scheduler.scheduler import ScheduleSettings
     from orchestrator.scheduler.simulator import SimulationSettings, simulate

@@ -21,8 +21,9 @@ from orchestrator.cli.options import (
     print_answer,
     results_here,
 )
+from orchestrator.core.errors import StoreError, SubmitError
 from orchestrator.grid import grid_path
-from orchestrator.store.files import is_address
+from orchestrator.store.files import is_address, request_stop
 from orchestrator.util import output
 from orchestrator.util.format import plural
 from orchestrator.worker.orphans import private_directory
@@ -105,7 +106,6 @@ def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_submit(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the jobs again."""
-    from orchestrator.core.errors import SubmitError
     from orchestrator.driver.plan import (
         note_packages_at,
         refuse_files_at,
@@ -170,7 +170,6 @@ def run_submit(args: argparse.Namespace) -> int:
 
 
 def _submission(args: argparse.Namespace, path: Path, grid: Grid) -> Submission:
-    from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import Submission, new_submission_id
 
     if not args.results and grid.results and not _lasts(grid.results):
@@ -353,8 +352,6 @@ class Transfer:
 
     def refuse_damage(self) -> None:
         """Raise SubmitError unless all has come whole."""
-        from orchestrator.core.errors import SubmitError
-
         if self.receiver.damaged or not self.receiver.finished:
             what = ", ".join(self.receiver.damaged[:3]) or "the rest"
             raise SubmitError(f"{what} did not come whole; the same command fetches it again")
@@ -424,8 +421,6 @@ def run_stop(args: argparse.Namespace) -> int:
 
 
 def _request_here(args: argparse.Namespace) -> tuple[str, int]:
-    from orchestrator.core.errors import StoreError
-    from orchestrator.store.files import request_stop
     from orchestrator.store.lock import is_held
     from orchestrator.store.store import find_run
 
@@ -436,7 +431,6 @@ def _request_here(args: argparse.Namespace) -> tuple[str, int]:
 
 
 def _request_there(args: argparse.Namespace) -> tuple[str, int]:
-    from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, ask_json
 
     server = JobServer(args.address)

@@ -11,6 +11,10 @@ from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.analysis.flags import raised_by_job
+from orchestrator.analysis.replicates import join
+from orchestrator.analysis.selection import newest_final, settings_of
+from orchestrator.analysis.summary import at_equal_quality
 from orchestrator.cli.options import (
     Command,
     add_copy_argument,
@@ -20,13 +24,14 @@ from orchestrator.cli.options import (
     print_answer,
 )
 from orchestrator.core import errors
-from orchestrator.core.errors import StoreError
-from orchestrator.report.figure_data import plain
-from orchestrator.report.query import plain_value
+from orchestrator.core.errors import NotComparable, StoreError
+from orchestrator.report.figure_data import figure_csv, plain
+from orchestrator.report.query import plain_value, query
 from orchestrator.report.run_report import page_text, read_published, read_summary, write_aside
 from orchestrator.store import files as run_files
+from orchestrator.store.history import spread_between_runs
 from orchestrator.store.store import Store, existing_runs, find_run
-from orchestrator.trackers.base import TRACKERS
+from orchestrator.trackers.base import TRACKERS, write_rows
 from orchestrator.util import format as units
 from orchestrator.util import output
 from orchestrator.util.format import one_line
@@ -129,8 +134,6 @@ def run_report(args: argparse.Namespace) -> int:
     published = read_published(args.published) if args.published is not None else ()
     summary, measurements = read_summary(store, lean=not whole, published=published)
     if args.equal_quality is not None:
-        from orchestrator.analysis.summary import at_equal_quality
-
         declared = isnan(args.equal_quality)
         summary = at_equal_quality(summary, None if declared else args.equal_quality)
     page_path = args.output or store.path / run_files.REPORT
@@ -173,7 +176,6 @@ def _every_run(args: argparse.Namespace) -> int:
 
 def write_figures(summary: Summary, directory: Path) -> None:
     """Write the CSV of every figure, then its pictures (their renderer may be missing)."""
-    from orchestrator.report.figure_data import figure_csv
     from orchestrator.report.figures import write_pictures
 
     if directory.exists() and not directory.is_dir():
@@ -278,7 +280,6 @@ def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 def run_compare(args: argparse.Namespace) -> int:
     """Compare and print."""
     from orchestrator.analysis.comparison import RULES, compare
-    from orchestrator.core.errors import NotComparable
 
     forgivable = [rule.key for rule in RULES if rule.effect == "blocks" and rule.forgivable]
     for key in args.allow:
@@ -339,11 +340,6 @@ def newest_rows(
 
     Replicates are joined. Flags are derived once, which takes seconds for a million samples.
     """
-    from orchestrator.analysis.flags import raised_by_job
-    from orchestrator.analysis.replicates import join
-    from orchestrator.analysis.selection import newest_final, settings_of
-    from orchestrator.store.history import spread_between_runs
-
     store = find_run(run, results)
     rows = newest_final(store.measurements())
     raised = raised_by_job(rows)
@@ -398,8 +394,6 @@ def _add_query_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_query(args: argparse.Namespace) -> int:
     """Answer and print."""
-    from orchestrator.report.query import query
-
     sql = sys.stdin.read() if args.sql == "-" else args.sql
     answer = query(args.results, sql, args.run_names)
     for damage in answer.damaged:
@@ -551,9 +545,6 @@ def _track(
 ) -> Iterator[tuple[str, int]]:
     """Log the newest final rows of each run to a tracker; yields runs with counts of new rows, and
     adds refusals to ``refused``."""
-    from orchestrator.analysis.selection import newest_final
-    from orchestrator.trackers.base import write_rows
-
     destination = tracker.destination_of(args.destination)
     for name in args.run_names or sorted(existing_runs(args.results)):
         store = find_run(name, args.results)

@@ -23,7 +23,14 @@ from orchestrator.cli.options import (
     run_options,
 )
 from orchestrator.core import errors
-from orchestrator.core.errors import ControlStoreLost, NightgridError
+from orchestrator.core.errors import (
+    ClusterError,
+    ControlStoreLost,
+    GridError,
+    NightgridError,
+    Problem,
+    StoreError,
+)
 from orchestrator.store import files as run_files
 from orchestrator.util import output
 from orchestrator.util.host import CallAt, Interval
@@ -213,7 +220,6 @@ def command_to_supervise(args: argparse.Namespace) -> list[str] | None:
 
 
 def _drive(args: argparse.Namespace, link: SupervisorLink | None) -> int:
-    from orchestrator.core.errors import GridError
     from orchestrator.driver.options import with_results_of
     from orchestrator.driver.plan import grid_of, start_of
     from orchestrator.planning.forecast import CLUSTER
@@ -254,7 +260,6 @@ def _drive(args: argparse.Namespace, link: SupervisorLink | None) -> int:
 def _grid_and_options(
     args: argparse.Namespace, link: SupervisorLink | None
 ) -> tuple[Path, RunOptions]:
-    from orchestrator.core.errors import GridError, Problem
     from orchestrator.driver.run import grid_to_resume
 
     options = run_options(
@@ -300,8 +305,6 @@ def _measure_and_report(
 def _report_in_any_case(run: str, options: RunOptions) -> Iterator[None]:
     """Have the report written by the deadline even if this process hangs in a dead cluster or
     gives it up."""
-    from orchestrator.core.errors import ClusterError
-
     command = [sys.executable, "-m", "orchestrator", "report", run]
     command += ["--results", str(options.results.resolve())]
     rows = options.results / run / run_files.ROWS
@@ -336,7 +339,6 @@ def _changed_at(directory: Path) -> int:
 
 def _report(store: Store, *, as_json: bool, verbose: bool) -> tuple[Path | None, Iterable[str]]:
     """Write the page; print the tables and where everything is, or make one JSON document."""
-    from orchestrator.core.errors import StoreError
     from orchestrator.report.run_report import read_summary, write_page
     from orchestrator.report.text import print_summary
 

@@ -25,8 +25,9 @@ from orchestrator.cli.options import (
     print_answer,
     results_here,
 )
+from orchestrator.core.errors import NightgridError, SubmitError
 from orchestrator.store.files import inside_ray_job
-from orchestrator.store.store import MOST_LISTED
+from orchestrator.store.store import MOST_LISTED, find_run
 from orchestrator.util import output
 from orchestrator.util.format import duration, moment
 
@@ -65,8 +66,6 @@ _MOST_SEEN = 10
 
 def run_status(args: argparse.Namespace) -> int:
     """Show a job, the jobs, or a run."""
-    from orchestrator.store.store import find_run
-
     if args.address:
         with _with_last_seen(args.address, args.id or ""):
             return _one_there(args) if args.id else _jobs_there(args)
@@ -87,7 +86,6 @@ def serve_in_job(args: argparse.Namespace) -> None:
 def _with_last_seen(address: str, name: str) -> Iterator[None]:
     """Add what was last seen of a run (empty: all) to the error of a cluster that does not know it,
     or is gone."""
-    from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.run_status import LastSeen
 
     try:
@@ -138,7 +136,6 @@ def _jobs_there(args: argparse.Namespace) -> int:
 
 def _one_there(args: argparse.Namespace) -> int:
     """Show a job, and the run that it drives; or a run that was started on the cluster itself."""
-    from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import (
         HeadJobFailed,
         JobServer,
@@ -302,7 +299,6 @@ def run_runs(args: argparse.Namespace) -> int:
 
 def _there(args: argparse.Namespace) -> list[RunEntry]:
     """Runs of a cluster's head, and submitted ones that have not begun."""
-    from orchestrator.core.errors import SubmitError
     from orchestrator.on_ray.jobs import JobServer, ask_json, directory_there
     from orchestrator.on_ray.run_status import note_seen, served_runs
     from orchestrator.watch.state import entry_by_status, entry_of, with_sent
@@ -377,8 +373,6 @@ def run_watch(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from orchestrator.core.errors import NightgridError
-    from orchestrator.store.store import find_run
     from orchestrator.watch.server import TOKEN, WatchServer, is_loopback
     from orchestrator.watch.state import RunFeed
 

@@ -15,8 +15,11 @@ from orchestrator.cli.options import (
     whole_number,
 )
 from orchestrator.core.errors import NotComparable, OptionError, StoreError
+from orchestrator.core.topology import parse_emulation
 from orchestrator.store.store import find_run
 from orchestrator.util import output
+from workloads.base import BadConfiguration
+from workloads.settings import DEFAULT_SOFTWARE
 
 if TYPE_CHECKING:
     from orchestrator.analysis.ratio import Ratio
@@ -151,8 +154,6 @@ def _ratio_json(ratio: Ratio | None) -> dict[str, float | None]:
 
 
 def _package_of(row: Measurement) -> str:
-    from workloads.settings import DEFAULT_SOFTWARE
-
     software = str(row.parameters.get("software", DEFAULT_SOFTWARE))
     if software == DEFAULT_SOFTWARE or " " in software:
         raise OptionError(f"the job's software is {software}: name one by --package NAME")
@@ -162,7 +163,6 @@ def _package_of(row: Measurement) -> str:
 def _versions(package: str, good: str, bad: str) -> list[str]:
     """The versions from good to bad; OptionError if there is no such one."""
     from orchestrator.worker.layers import available_versions
-    from workloads.base import BadConfiguration
 
     try:
         versions = available_versions(package)
@@ -182,7 +182,6 @@ def _versions(package: str, good: str, bad: str) -> list[str]:
 
 def _node_of(row: Measurement) -> Node:
     """This machine with a card of the row's kind."""
-    from orchestrator.core.topology import parse_emulation
     from orchestrator.driver.plan import no_cards_text, own_nodes
 
     if row.emulated:

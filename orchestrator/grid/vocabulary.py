@@ -14,20 +14,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.core.job import Accelerator, Scalar
 from orchestrator.core.settings import FIELDS, MAPPINGS, JobFields
 from orchestrator.util.host import variable_in
+from workloads import registry
 from workloads.base import WorkloadError
+from workloads.data.datasets import find_dataset
 from workloads.engines import ENGINES
+from workloads.models.catalog import find_model
+from workloads.models.hub import Revisions
+from workloads.models.products import find_calibration
 from workloads.settings import Declaration, Settings, declarations, removed_settings
 from workloads.util.contents import canonical
-
-if TYPE_CHECKING:
-    from workloads.models.hub import Revisions
 
 
 class MeasureBlock(BaseModel):
@@ -199,18 +201,13 @@ class Vocabulary:
         """Settings of this installation; ``check_data`` also looks for models and datasets,
         ``commits`` are those of a resumed run."""
         from workloads.models.precision import PRECISIONS
-        from workloads.registry import WORKLOADS
 
         if not check_data:
-            return cls(workloads=WORKLOADS, precisions=PRECISIONS)
-        from workloads.data.datasets import find_dataset
-        from workloads.models.catalog import find_model
-        from workloads.models.hub import Revisions
-        from workloads.models.products import find_calibration
+            return cls(workloads=registry.WORKLOADS, precisions=PRECISIONS)
         from workloads.training.adapters import find_adapter
 
         return cls(
-            workloads=WORKLOADS,
+            workloads=registry.WORKLOADS,
             precisions=PRECISIONS,
             finders={
                 "model": find_model,

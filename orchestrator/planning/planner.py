@@ -23,16 +23,18 @@ from orchestrator.grid.dependencies import Thing, measured_again, with_implied, 
 from orchestrator.grid.diagnostics import Rules, card_problems, summed_up
 from orchestrator.planning.engine_choice import PackageCheck, differences, with_engines
 from orchestrator.planning.forecast import Startup, duration, with_fresh_processes
-from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.estimator import Estimate, Estimator
 from orchestrator.util.format import listed
+from workloads import registry
+from workloads.models.catalog import rough_parameters
 from workloads.models.precision import support
 from workloads.models.products import Saving
 from workloads.registry import find_workload
+from workloads.rules import refusals
 from workloads.util.contents import place_of
 
 if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid
-    from orchestrator.scheduler.estimator import Estimator
 
 #: Ended without having been measured, through no fault of the job.
 _AGAIN = (State.LOST, State.NOT_STARTED, State.UNSUPPORTED)
@@ -146,10 +148,9 @@ def _as_spelled(jobs: Sequence[Job], history: Sequence[PastRow]) -> list[Job]:
 
 
 def _notes(jobs: Iterable[Job]) -> dict[str, None]:
-    from workloads.registry import WORKLOADS
     from workloads.rules import notes
 
-    rules = Rules(notes, WORKLOADS)
+    rules = Rules(notes, registry.WORKLOADS)
     return dict.fromkeys(
         note for job in jobs for note in rules.answers(job, job.accelerator.device)
     )
@@ -160,9 +161,6 @@ def estimator_for(
 ) -> Estimator:
     """Estimator from earlier rows of the nodes' sort (emulated or real); ``queued`` includes a
     job's wait for a turn."""
-    from orchestrator.scheduler.estimator import Estimator
-    from workloads.models.catalog import rough_parameters
-
     kinds = {node.emulated for node in nodes}
     footing = kinds.pop() if len(kinds) == 1 else None  # None: rows of both kinds inform
     return Estimator.from_history(
@@ -192,9 +190,6 @@ class _Planner:
         retry_failed: bool,
         force: bool,
     ) -> None:
-        from workloads.registry import WORKLOADS
-        from workloads.rules import refusals
-
         self.grid = grid
         self.nodes = nodes
         self.past = past
@@ -203,7 +198,7 @@ class _Planner:
         self.nowhere = 0  # jobs whose kind of card no node has
         self._packages = PackageCheck(nodes)
         self._unsupported: dict[tuple[object, ...], str] = {}
-        self._rules = Rules(refusals, WORKLOADS)
+        self._rules = Rules(refusals, registry.WORKLOADS)
 
     def decide(self, job: Job) -> tuple[Action, str]:
         """Choose the action for a job, with a reason unless it simply runs."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.core.errors import SchemaMismatch, StoreError
+from orchestrator.core.measurement import Measurement
 from orchestrator.store import disk
 from orchestrator.store.codec import ROWS_TOGETHER, measurements_of, table_of, values_of
 from orchestrator.store.disk import Damage
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from orchestrator.core.measurement import Measurement
 
 #: Identity of a row. An abandoned attempt that still ends has two; the later one is never final.
 ROW_KEY = ("invocation_id", "attempt_id", "recorded_at", "state", "final")
@@ -422,8 +422,6 @@ def set_aside_earlier(quarantine: Path) -> list[Damage]:
 
 def with_raw(directory: Path, rows: Iterable[Measurement], *names: str) -> Iterator[Measurement]:
     """Add raw columns to rows, unordered, in batches to bound memory; skips rows that are gone."""
-    from orchestrator.core.measurement import Measurement
-
     empty = {name: rules_of(Measurement)[name].default for name in names}
     for some, batch in raw_batches(directory, rows, *names):
         present = [name for name in names if name in batch.schema.names]  # older rows lack some
