@@ -60,7 +60,7 @@ class Metrics:
 
 
 class Doubt(NamedTuple):
-    """What a row leaves open about its figures; by name, of their natural logs."""
+    """Uncertainty of a row's figures; by name, of their natural logs."""
 
     deviations: Mapping[str, float] = {}  # standard errors
     better_by: Mapping[str, float] = {}  # how much better the truth may be: it is a bound

@@ -56,7 +56,7 @@ class Verdict(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """What is known of the cells of a question, shape (cells,); more is better."""
+    """Knowledge of the cells of a question, shape (cells,); more is better."""
 
     own: Belief  # of the objective, by the rows of measured cells
     rival: Belief  # the same, up to where the truth of lower bounds may be
@@ -220,7 +220,7 @@ class Inquiry:
     def _changes(
         self, cells: _Cells, best: int, better: Floats, labels: Sequence[str]
     ) -> Iterator[str]:
-        """What would give another answer, the likeliest first."""
+        """Events that would give another answer, the likeliest first."""
         metric = self.search.objective
         for limit in self.search.limits:
             if cells.keeps[best] < 1 - _WORTH_NAMING:
