@@ -170,7 +170,8 @@ def _model_refusals(spec: WorkloadSpec, job: JobDescription) -> Iterator[Refusal
         return
     if task.name in spec.tasks:
         yield from _task_refusals(spec, job, task, kind)
-        yield from text_refusals(job, task.name)
+        if task.functions:  # else its workload reads the files, in a way of its own
+            yield from text_refusals(job, task.name)
         return
     others = [other for other in WORKLOADS.values() if not other.implied]
     fitting = [other.name for other in others if task.name in other.tasks]

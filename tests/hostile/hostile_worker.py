@@ -249,10 +249,10 @@ def listing(directory: Path) -> dict[str, tuple[Any, ...]]:
 
 
 def _changes(was: dict[str, Any], now: dict[str, Any], line: list[str]) -> str:
-    """The changes, but for the page that a report writes and for directories that hold it."""
+    """The changes, but for the file that a command writes and for directories that hold it."""
     names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
-    if line[0] == "report":
-        names = [n for n in names if os.path.basename(n) != "report.html" and not _is_kept(n, now)]
+    if own := {"report": "report.html", "predict": "predictions.parquet"}.get(line[0]):
+        names = [n for n in names if os.path.basename(n) != own and not _is_kept(n, now)]
     return ", ".join(names[:3])
 
 

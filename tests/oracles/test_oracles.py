@@ -6,6 +6,7 @@ The command looks at all cases of all oracles; run it before a change lands.
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -19,8 +20,9 @@ HERE = [name for name in ORACLES if name != "ids"]
 
 
 @pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Widths, colours and cards as in the command."""
+def settled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Widths, colours, cards and saved models as in the command."""
+    monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path))
     for name, value in (("COLUMNS", "200"), ("NO_COLOR", "1"), ("TZ", "UTC")):
         monkeypatch.setenv(name, value)
     for name in ("CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES"):

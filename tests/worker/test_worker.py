@@ -278,7 +278,7 @@ def test_a_probe_makes_one_whole_pass_without_warm_up() -> None:
     measure = request_of(dataclasses.replace(measured, purpose="probe")).measure
     assert (measure.warmup, measure.min_repeats, measure.max_repeats) == (0, 1, 1)
     assert request_of(measured).measure == measured.job.measure
-    filled = {"size": 64, "trouble": "", "threads": None}
+    filled = {"size": 64, "trouble": "", "threads": None, "software": "default"}
     assert request_of(measured).parameters == filled
 
 
