@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from workloads.base import (
     END_TOKEN_IDS,
@@ -27,13 +27,16 @@ from workloads.base import (
     Refusal,
     Request,
     Result,
+    Sample,
     require_batch,
 )
 from workloads.bench.measure import load_resident, measure_resident
 from workloads.bench.profiling import PROFILE, Profile, profiled
 from workloads.bench.warmup import WarmupPlan
 from workloads.data.datasets import DatasetParameters, load_dataset
+from workloads.data.shapes import Example
 from workloads.devices import device_spec
+from workloads.devices.base import Device
 from workloads.engines import ENGINES, engine_function, find_engine
 from workloads.engines.loaded import EngineLoader, Generation, GenerationEngine
 from workloads.engines.passes import BatchedPass, ContinuousPass, Prompt, check_length
@@ -56,11 +59,6 @@ from workloads.settings import (
 )
 from workloads.training.pairs import SourceParameters
 from workloads.training.parallel.layout import Layout, generation_refusals
-
-if TYPE_CHECKING:
-    from workloads.base import Sample
-    from workloads.data.shapes import Example
-    from workloads.devices.base import Device
 
 
 def batching_refusals(asked: JobDescription) -> Iterator[Refusal]:

@@ -26,11 +26,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from orchestrator.core.errors import SubmitError
-from orchestrator.core.job import Accelerator
+from orchestrator.core.job import Accelerator, Job
 from orchestrator.core.topology import Node
 from orchestrator.on_ray.cluster import (
     asks_for_token,
@@ -50,9 +50,6 @@ from orchestrator.util import output
 from orchestrator.util.host import bypass_proxies
 from orchestrator.util.redaction import error_line
 from orchestrator.worker.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
-
-if TYPE_CHECKING:
-    from orchestrator.core.job import Job
 
 _REFUSED = (2, 3, 4)  # exit codes of a job that may have left its run as it was
 _HELPER_END_S = 10.0  # Ray kills a job 3 s after it was asked to end

@@ -15,15 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import SubmitError
+from orchestrator.core.job import Job
 from orchestrator.grid import SHIPPED_GRIDS
 from orchestrator.grid.dependencies import things
 from orchestrator.worker.orphans import private_directory
-
-if TYPE_CHECKING:
-    from orchestrator.core.job import Job
 
 PACKAGES = ("orchestrator", "workloads")
 #: Most bytes that a grid and what it names may have: Ray copies them to every node that needs them.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from orchestrator.analysis.metrics import quality_note
 from orchestrator.analysis.rankings import (
@@ -17,7 +16,7 @@ from orchestrator.analysis.rankings import (
     peak_memory_bytes,
 )
 from orchestrator.analysis.selection import precision_rank
-from orchestrator.analysis.summary import STATES, without_rule
+from orchestrator.analysis.summary import STATES, Summary, without_rule
 from orchestrator.analysis.tables import Table
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
@@ -25,9 +24,6 @@ from orchestrator.report.blocks import Cell, Style
 from orchestrator.util import format as units
 from orchestrator.util.format import one_line
 from workloads.util.statistics import samples_needed
-
-if TYPE_CHECKING:
-    from orchestrator.analysis.summary import Summary
 
 #: Text for a missing reading: never zero or empty.
 NOT_KNOWN = "not known"

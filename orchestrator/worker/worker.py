@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.core.events import Progress
 from orchestrator.core.job import Job, State
@@ -54,14 +54,10 @@ from workloads.base import (
     Result,
 )
 from workloads.bench.collective import Listener, OneCard, Rendezvous, joined, listen
-from workloads.devices.base import by_text
+from workloads.devices.base import Device, by_text
 from workloads.devices.monitor.host import ReleaseWait
 from workloads.engines import ENGINES
-from workloads.isolation import ResidentModel
-
-if TYPE_CHECKING:
-    from workloads.devices.base import Device
-    from workloads.isolation import ProcessState
+from workloads.isolation import ProcessState, ResidentModel
 
 _FREE_POLL_S = 0.5  # between two looks at a card that is not free yet
 _ONE_CARD = OneCard()

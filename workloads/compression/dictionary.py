@@ -168,6 +168,10 @@ def replace_weights(layers: Mapping[str, Any], data: bytes) -> float:
 class DictionaryLinear(torch.nn.Module):
     """A linear layer that multiplies its input by the atoms, and sums products by its code."""
 
+    atoms: torch.Tensor  # [atoms, length]
+    places: torch.Tensor  # of products, as ``values`` [outputs, pieces x terms]
+    values: torch.Tensor
+
     def __init__(self, layer: torch.nn.Linear, layer_code: Code) -> None:
         super().__init__()
         atoms, places, values = (part.to(layer.weight.device) for part in layer_code)

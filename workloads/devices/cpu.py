@@ -14,15 +14,13 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads.base import OutOfMemory, supported
 from workloads.devices import NF4, CardProcess, DeviceSpec
 from workloads.devices.base import Device
 from workloads.devices.monitor import host
-
-if TYPE_CHECKING:
-    from workloads.devices.monitor.host import CardTelemetry
+from workloads.devices.monitor.host import CardTelemetry
 
 
 def _variables(process: CardProcess) -> dict[str, str]:

@@ -15,7 +15,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from workloads.base import (
     CardFaulty,
@@ -38,9 +38,7 @@ from workloads.devices.base import (
 )
 from workloads.devices.monitor import gaudi
 from workloads.devices.monitor.gaudi import PRODUCTS, intel_torch
-
-if TYPE_CHECKING:
-    from workloads.devices.monitor.host import CardInventory, CardTelemetry, CardUse
+from workloads.devices.monitor.host import CardInventory, CardTelemetry, CardUse
 
 #: The bridge's variable: directory, whether to clear it at start, size in MiB.
 RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,10 +34,10 @@ from workloads.base import (
 )
 from workloads.bench.measure import Measured, Observation, Resident, load_resident, measure
 from workloads.bench.warmup import WarmupPlan
-from workloads.data.datasets import load_dataset
+from workloads.data.datasets import Dataset, load_dataset
 from workloads.engines import engine_function
 from workloads.inspection.configuration import vocabulary_size
-from workloads.models.loading import load_config, load_tokenizer, open_model
+from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.serving import load as loads
 from workloads.serving import servers as processes
 from workloads.serving import statistics
@@ -46,10 +46,6 @@ from workloads.serving.servers import Server
 from workloads.serving.traces import read_trace
 from workloads.serving.workload import ServingParameters, cards_of_a_server
 from workloads.util.processes import make_owned_directory
-
-if TYPE_CHECKING:
-    from workloads.data.datasets import Dataset
-    from workloads.models.loading import ModelSource
 
 _LEAST_REQUESTS = 50  # of a window, so that its p90 is known
 _REQUESTS_PER_USER = 10

@@ -27,17 +27,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workloads import base
 from workloads.base import BadConfiguration, OutOfMemory, ServerSilent, WorkloadError
-from workloads.devices.base import by_text
+from workloads.devices.base import Device, by_text
 from workloads.engines import find_engine
 from workloads.engines.base import ServerCommand, ServerPlace
 from workloads.util.processes import ProcessStat, process_stat, started_ticks
-
-if TYPE_CHECKING:
-    from workloads.devices.base import Device
 
 HOST = "127.0.0.1"
 #: Seconds without a token, while requests wait, after which a server counts as stuck; and how many

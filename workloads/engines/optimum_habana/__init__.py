@@ -9,11 +9,10 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workloads.base import JobDescription, Refusal, Request, Unsupported, supported, unsupported
 from workloads.devices.base import Device
-from workloads.devices.hpu import lacks_mode
+from workloads.devices.hpu import HpuDevice, lacks_mode
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
 from workloads.engines.images import (
     ImagePipeline,
@@ -27,10 +26,6 @@ from workloads.models.loading import open_model
 from workloads.registry import task_for
 from workloads.settings import choice
 from workloads.util.processes import variables
-
-if TYPE_CHECKING:
-    from workloads.devices.base import Device
-    from workloads.devices.hpu import HpuDevice
 
 
 class GaudiImageSettings(GaudiSettings):

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from workloads.base import JobContext, Request, Result, Unsupported
 from workloads.data.datasets import load_dataset
 from workloads.devices.base import Device
+from workloads.devices.hpu import HpuDevice
 from workloads.devices.monitor.gaudi import fp8_scales
 from workloads.engines.calibration import Fp8CalibrationParameters
 from workloads.engines.loaded import Generated, Generation
@@ -42,9 +43,6 @@ from workloads.models.catalog import positions_of
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.registry import task_for
 from workloads.training import adapters
-
-if TYPE_CHECKING:
-    from workloads.devices.hpu import HpuDevice
 
 ENGINE = SPEC.name
 CALIBRATION = SPEC.calibrations["fp8"]  # the workload that measures what fp8 needs

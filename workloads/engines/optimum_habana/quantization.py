@@ -15,13 +15,10 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from workloads.base import DataMissing, Unsupported, require_package
+from workloads.base import DataMissing, Request, Unsupported, require_package
 from workloads.data.cache import cache_root
-
-if TYPE_CHECKING:
-    from workloads.base import Request
 
 _DONE = "complete.json"  # written at the end of a calibration
 

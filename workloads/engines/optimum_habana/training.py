@@ -11,7 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -29,6 +29,7 @@ from workloads.base import (
 from workloads.bench.measure import Measured
 from workloads.bench.warmup import Warmth, repeated_if_compiled
 from workloads.devices.base import Compilations
+from workloads.devices.hpu import HpuDevice
 from workloads.devices.monitor.host import HostMemoryPeak, resident_bytes
 from workloads.engines.optimum_habana import SPEC, generation, mode_of, prepare
 from workloads.models import precision as precisions
@@ -44,10 +45,6 @@ from workloads.training.parallel.layout import Layout
 from workloads.training.step import flops_per_token, plan_data
 from workloads.training.technique import DataPlan, Inputs
 from workloads.util.processes import variables
-
-if TYPE_CHECKING:
-    from workloads.devices.hpu import HpuDevice
-
 
 Row = dict[str, torch.Tensor]  # of one sample, each [positions]
 
