@@ -385,7 +385,7 @@ class Schedule:
                     pool.enqueue(record)
 
     @property
-    def bereft(self) -> str:
+    def without_cards(self) -> str:
         """Jobs that have no card set left, and how long they wait for one; "": there are none."""
         limit = duration(self.settings.wait_for_nodes_s)
         return "; ".join(

@@ -301,9 +301,9 @@ def test_a_node_that_leaves_in_a_silence_is_waited_for_until_after_it() -> None:
     cluster.leave("n1")
     cluster.tick(600)
     assert not cluster.finals()
-    assert not cluster.schedule.bereft
+    assert not cluster.schedule.without_cards
     cluster.see(ClusterSilent(at=cluster.now, silent=False))
-    assert "1 job of 1 HPU card: none is left" in cluster.schedule.bereft
-    assert "after 30s" in cluster.schedule.bereft
+    assert "1 job of 1 HPU card: none is left" in cluster.schedule.without_cards
+    assert "after 30s" in cluster.schedule.without_cards
     cluster.tick(30)
-    assert cluster.finals()["a"].state is State.LOST and not cluster.schedule.bereft
+    assert cluster.finals()["a"].state is State.LOST and not cluster.schedule.without_cards
