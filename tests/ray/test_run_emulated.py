@@ -249,7 +249,8 @@ def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) 
 
     def running() -> bool:
         assert run.process.poll() is None
-        return status.exists() and RunStatus.from_json(status.read_text()).running == 2
+        now = RunStatus.from_json(status.read_text()) if status.exists() else None
+        return now is not None and now.running == 2 and any(c.phase != "queued" for c in now.cards)
 
     assert until(running, 120)
     os.killpg(run.process.pid, signal.SIGTERM)
@@ -258,9 +259,10 @@ def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) 
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.finish() == 10, run.output
     rows = Store.existing(tmp_path / "results", "stopped").measurements()
-    assert sorted(row.state for row in rows if row.final) == sorted(
-        [State.LOST] * 2 + [State.NOT_STARTED] * 2
-    )
+    # The second may still have waited for a processor, and then nothing of it ran.
+    states = sorted(row.state for row in rows if row.final)
+    lost = states.count(State.LOST)
+    assert lost in (1, 2) and states == [State.LOST] * lost + [State.NOT_STARTED] * (4 - lost)
     assert processes_naming(str(tmp_path)) == []
     command = "plan grid.yaml --emulate 1x2:HPU --run stopped"
     plan, _ = started(*command.split(), cwd=tmp_path).communicate()
