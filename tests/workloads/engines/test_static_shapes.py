@@ -104,11 +104,14 @@ def test_a_job_that_asks_for_torch_compile_meets_its_shapes_before_timing(
     plain = Worker().run(dataset, **usual)
     torch.compiler.reset()
     limits = {name: getattr(torch._dynamo.config, name) for name in graph_limits()}
+    known = CpuDevice().compilations()
     try:
         found = Worker().run(dataset, **usual, measure=once, torch_compile=True)
+        compiled = CpuDevice().compilations().since(known)
     finally:
         torch.compiler.reset()
     assert limits == {name: getattr(torch._dynamo.config, name) for name in limits}
     assert [i.output_text for i in found.items] == [i.output_text for i in plain.items]
     assert found.details["torch_compile"] == found.details["static_shapes"] == "true"
     assert found.timed_compilations == 0 and found.shapes_unmet == 0
+    assert compiled.graphs and compiled.compile_s and compiled.compile_s > 0
