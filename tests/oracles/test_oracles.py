@@ -6,10 +6,10 @@ The command looks at all cases of all oracles; run it before a change lands.
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
+from tools.oracles.__main__ import ENVIRONMENT
 from tools.oracles.cases import ORACLES
 from tools.oracles.golden import differences, load
 
@@ -20,13 +20,10 @@ HERE = [name for name in ORACLES if name != "ids"]
 
 
 @pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Widths, colours, cards and saved models as in the command."""
-    monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path))
-    for name, value in (("COLUMNS", "200"), ("NO_COLOR", "1"), ("TZ", "UTC")):
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables of the command."""
+    for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    for name in ("CUDA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES"):
-        monkeypatch.setenv(name, "none")
 
 
 @pytest.mark.parametrize("oracle", HERE)

@@ -25,21 +25,25 @@ _MOST_SHOWN = 40  # differences of an oracle
 _MOST_OF_A_CASE = 6
 
 
+_NO_CACHE = os.path.join(tempfile.gettempdir(), "oracles-no-cache")
+#: Variables that hide what differs between machines: cards, caches, network, time zone, width.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HOME": _NO_CACHE,
+    "NIGHTGRID_CACHE": os.path.join(_NO_CACHE, "nightgrid"),
+    "CUDA_VISIBLE_DEVICES": "none",
+    "HABANA_VISIBLE_MODULES": "none",
+    "HABANA_VISIBLE_DEVICES": "none",
+    "COLUMNS": "200",
+    "TZ": "UTC",
+    "NO_COLOR": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
 def settle_environment() -> None:
-    """Hide what differs between machines: cards, caches, network, time zone, width of the terminal.
-    To be called before the product is imported."""
-    os.environ |= {
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": os.path.join(tempfile.gettempdir(), "oracles-no-cache"),
-        "NIGHTGRID_CACHE": os.path.join(tempfile.gettempdir(), "oracles-no-cache", "nightgrid"),
-        "CUDA_VISIBLE_DEVICES": "none",
-        "HABANA_VISIBLE_MODULES": "none",
-        "HABANA_VISIBLE_DEVICES": "none",
-        "COLUMNS": "200",
-        "TZ": "UTC",
-        "NO_COLOR": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    """Set ``ENVIRONMENT``, without what would override it; before the product is imported."""
+    os.environ |= ENVIRONMENT
     for name in ("RAY_ADDRESS", "NIGHTGRID_RESULTS", "FORCE_COLOR", "HF_HUB_CACHE"):
         os.environ.pop(name, None)
     time.tzset()

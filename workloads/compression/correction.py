@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from workloads.models.precision import hidden_layers
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,14 +22,6 @@ class Moments:
 
     mean: torch.Tensor
     deviation: torch.Tensor
-
-
-def _linear(model: Any) -> dict[str, Any]:
-    import torch
-
-    output = model.get_output_embeddings()
-    layers = ((n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear))
-    return {name: layer for name, layer in layers if layer is not output}
 
 
 def _moments(outputs: torch.Tensor) -> Moments:
@@ -56,7 +50,7 @@ def _pass(
 
         return once
 
-    hooks = [layer.register_forward_hook(hook(n)) for n, layer in _linear(model).items()]
+    hooks = [layer.register_forward_hook(hook(n)) for n, layer in hidden_layers(model).items()]
     inner = getattr(model, model.base_model_prefix or "model", model)
     try:
         with torch.no_grad():
@@ -105,7 +99,7 @@ def add_biases(model: Any) -> int:
     with torch.device("meta"):
         named = dict(type(model)(config).named_modules())
     count = 0
-    for name, layer in _linear(model).items():
+    for name, layer in hidden_layers(model).items():
         if layer.bias is None and getattr(named.get(name), "bias", None) is not None:
             zeros = torch.zeros(layer.out_features, device=layer.weight.device, dtype=model.dtype)
             layer.bias = torch.nn.Parameter(zeros, requires_grad=False)

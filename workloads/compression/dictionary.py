@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from workloads.base import BadConfiguration, Unsupported
+from workloads.models.precision import hidden_layers
 
 #: Name of the coded file beside a saved model's weights; its content is in safetensors.
 DICTIONARY_FILE = "layers.dictionary"
@@ -30,9 +31,7 @@ _SEED = 0
 
 def layers_of(model: Any) -> dict[str, Any]:
     """Linear and convolution layers by name: all but the output layer."""
-    kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)
-    output, modules = model.get_output_embeddings(), model.named_modules()
-    layers = {n: m for n, m in modules if isinstance(m, kinds) and m is not output}
+    layers = hidden_layers(model, torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d)
     if not layers:
         raise BadConfiguration(f"dictionary_atoms: {type(model).__name__} has no layers to code")
     return layers

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
+from workloads.models.precision import hidden_layers
 from workloads.models.rules import linear_shapes
 from workloads.registry import Metric
 from workloads.settings import work
@@ -44,14 +45,7 @@ VECTOR = 8
 
 def prunable_layers(model: Any) -> dict[str, torch.nn.Linear]:
     """The linear layers that are pruned, by name: all but the output layer."""
-    import torch
-
-    output = model.get_output_embeddings()
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not output
-    }
+    layers = hidden_layers(model)
     if not layers:
         raise BadConfiguration(f"sparsity: {type(model).__name__} has no linear layers to prune")
     return layers

@@ -420,6 +420,15 @@ RANGES_NOTE = "activation_ranges"
 Ranges = Mapping[str, tuple[float, int]]
 
 
+def hidden_layers(model: Any, *kinds: type) -> dict[str, Any]:
+    """Layers of these kinds, of linear ones where none is given, by name: all but the output."""
+    import torch
+
+    output, wanted = model.get_output_embeddings(), kinds or (torch.nn.Linear,)
+    modules = model.named_modules()
+    return {name: one for name, one in modules if isinstance(one, wanted) and one is not output}
+
+
 def watch_inputs(
     model: Any,
     layers: Mapping[str, torch.nn.Module],
