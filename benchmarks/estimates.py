@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -75,7 +76,7 @@ EVERY_S, LAST_S = 1.0, 10.0
 def times_left(past: PastRun) -> list[float]:
     """Time left as foretold over what it was, each second of a run without searches, from a tenth
     of its jobs on until ten seconds are left."""
-    estimator = Estimator(parameters_of=rough_parameters)
+    estimator = Estimator(parameters_of=cache(rough_parameters))
     jobs = {attempt.job.job_id: attempt.job for attempt in past.attempts}
     searched = any(isinstance(job.batch_size, str) for job in jobs.values())
     if searched or len(jobs) < FEWEST_LEFT:
@@ -222,5 +223,5 @@ def left(past: PastRun, attempts: Sequence[PastAttempt], known: Sequence[PastAtt
     jobs = {attempt.job.job_id: attempt.job for attempt in attempts}
     planned = [PlannedJob(job=job, action=Action.RUN) for job in jobs.values()]
     rows = [each.row for each in known]
-    estimator = Estimator.from_history(rows, queued=False, parameters_of=rough_parameters)
+    estimator = Estimator.from_history(rows, queued=False, parameters_of=cache(rough_parameters))
     return work(planned, past.nodes, estimator, past.processors or ASSUMED_PROCESSORS)

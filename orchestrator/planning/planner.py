@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -163,8 +164,10 @@ def estimator_for(
     job's wait for a turn."""
     kinds = {node.emulated for node in nodes}
     footing = kinds.pop() if len(kinds) == 1 else None  # None: rows of both kinds inform
+    # Kept for one plan: a saved model of the same name may be another one in the next.
+    parameters_of = cache(rough_parameters)
     return Estimator.from_history(
-        history, emulated=footing, queued=queued, parameters_of=rough_parameters
+        history, emulated=footing, queued=queued, parameters_of=parameters_of
     )
 
 

@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,7 +141,6 @@ def known_config(model: str) -> dict[str, Any] | None:
     return None if content is None or is_pipeline_index(content) else dict(content)
 
 
-@cache
 def rough_parameters(model: str) -> int | None:
     """Return about how many parameters a model has, by the sizes in its config.json, for estimates
     of durations; None if they are not known."""

@@ -97,6 +97,13 @@ def test_each_reader_has_a_config_of_its_own_and_sees_its_changes(tmp_path):
     assert read_config(model) == {"random_weights": False}
 
 
+def test_the_size_of_a_model_of_the_same_name_is_asked_again(tmp_path):
+    model = write_model(tmp_path / "m", num_hidden_layers=1, hidden_size=8)
+    assert catalog.rough_parameters(str(model)) == 4 * 8 * 8 + 3 * 8 * 32
+    (model / "config.json").write_text('{"num_hidden_layers": 2, "hidden_size": 8}')
+    assert catalog.rough_parameters(str(model)) == 2 * (4 * 8 * 8 + 3 * 8 * 32)
+
+
 def test_incomplete_directories(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataMissing, match=r"no config\.json"):
