@@ -32,9 +32,9 @@ from workloads import registry
 
 #: Probability at which ``within`` is believed.
 SURE = 0.95
-#: Least seconds between two answers to the questions while rows come in, of so many cells at most;
-#: of more, as much longer. 10,000 cells take 1 s of one core, and 2 % of it.
-ANSWER_EVERY_S, ANSWERED_CELLS = 3.0, 500
+#: Least seconds between two answers to the questions while rows come in: 2 % of a core for 10,000
+#: cells.
+ANSWER_EVERY_S = 3.0
 #: Spread of the roofline's level: a grid may be of any kind of card, or of none.
 _ANY_CARD = 2.0
 #: Seconds added to those of a cell, so that none is free.
@@ -130,7 +130,6 @@ class SearchOrder:
         jobs: Iterable[Job],
         settings: SearchSettings | None,
         seed: int,
-        figures: Figures = lambda row: {},
         questions: Sequence[Question] = (),
     ) -> SearchOrder:
         """A search of these jobs, none of which is measured; there are settings or questions."""
@@ -181,7 +180,6 @@ class SearchOrder:
         order = cls(
             search=search,
             settings=settings,
-            figures=figures,
             cells=cells,
             questions=[one for one in inquiries if len(one.rows)],
             labels=[str(labels[jobs[0].job_id]) for jobs in cells],
@@ -352,8 +350,7 @@ class SearchOrder:
     def verdicts(self, now: float = float("inf")) -> list[Verdict]:
         """The present answers to the questions, computed once for the same measurements and not
         oftener than every few seconds."""
-        pause_s = ANSWER_EVERY_S * max(1.0, len(self.cells) / ANSWERED_CELLS)
-        due = now >= self._verdicts_at + pause_s or not self._verdicts
+        due = now >= self._verdicts_at + ANSWER_EVERY_S or not self._verdicts
         if self._verdicts_for != self._results and due:
             self._verdicts_for = self._results
             self._verdicts_at = now if now < float("inf") else self._verdicts_at

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, hypot, log, log1p
+from math import exp, hypot, log1p
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -41,6 +41,8 @@ _QUANTILES = np.array([NormalDist().inv_cdf((at + 0.5) / 24) for at in range(24)
 #: not named.
 _NEGLIGIBLE, _HARDLY, _WORTH_NAMING = 1e-7, 1e-3, 0.01
 _MOST_CHANGES = 3
+#: Rivals that are looked at first.
+_LIKELIEST = 100
 #: Chance from which a measured cell may be the best.
 _CLOSE = 0.05
 _CERTAIN = Doubt()
@@ -56,15 +58,14 @@ class Verdict(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """Knowledge of the cells of a question, shape (cells,); more is better."""
+    """Knowledge of cells, shape (cells,); more is better."""
 
+    rows: NDArray[np.intp]
+    measured: NDArray[np.bool_]  # and not flagged
     own: Belief  # of the objective, by the rows of measured cells
     rival: Belief  # the same, up to where the truth of lower bounds may be
     keeps: Floats  # probability that it can be measured and keeps the limits, by its rows
     may_keep: Floats  # the same, up to where the truth may be
-    measured: NDArray[np.bool_]
-    unknown: NDArray[np.bool_]
-    failed: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +78,45 @@ class Inquiry:
 
     def verdict(self, labels: Sequence[str], doubts: Mapping[int, Doubt]) -> Verdict:
         """The present answer; labels and doubts are of rows."""
-        cells, question = self._cells(doubts), self.question
-        measured, unknown = int(cells.measured.sum()), int(cells.unknown.sum())
-        failed = int(cells.failed.sum())
-        flagged = len(self.search.flagged.intersection(map(int, self.rows)))
+        search, question, rows = self.search, self.question, self.rows
+        known = [search.values.get(metric.name, {}) for metric in self._metrics]
+        failed = np.isin(rows, list(search.failed))
+        some = np.isin(rows, list(known[0])) & ~failed
+        complete = some & np.isin(rows, list(set(known[0]).intersection(*known[1:])))
+        # A figure that no cell has cannot be predicted; a row that lacks one will never have it.
+        unknown = ~complete & ~failed & (some if all(known) else True)
+        measured = complete & ~np.isin(rows, list(search.flagged))
+        predicted = ~measured & ~unknown & ~failed
+        none = int(unknown.sum())
+        flagged = len(search.flagged.intersection(map(int, rows)))
         base = Answered(
             question=str(question),
             figure=question.best,
             confidence=question.confidence,
             within=question.within,
-            measured=measured,
-            predicted=len(self.rows) - measured - unknown - failed - flagged,
+            measured=int(measured.sum()),
+            predicted=int(predicted.sum()) - flagged,
             flagged=flagged,
-            unknown=unknown,
-            failed=failed,
-            changes=(f"{plural(unknown, 'cell')} of which nothing is known",) * bool(unknown),
+            unknown=none,
+            failed=int(failed.sum()),
+            changes=(f"{plural(none, 'cell')} of which nothing is known",) * bool(none),
         )
-        sure = not unknown and measured >= min(LEAST_MEASURED, len(self.rows) - failed)
-        contenders = np.flatnonzero(cells.measured & (cells.keeps > _HARDLY))
+        least = min(LEAST_MEASURED, len(rows) - base.failed)
+        sure = not none and base.measured >= least
+        cells = self._cells(rows[measured], doubts)
+        contenders = self._contenders(cells)
         if not len(contenders):
-            return self._without(base, cells, labels, sure=sure)
-        unlikely, worse = cells.keeps[contenders] <= 0.5, -cells.own.mean[contenders]
-        contenders = contenders[np.lexsort((worse, unlikely))]
+            return self._without(base, rows[measured | predicted], doubts, labels, sure=sure)
+        own, contenders = cells.own, contenders[:_CONTENDERS]
+        lowest = (own.mean[contenders] - 3 * own.deviation[contenders]).min()
+        rivals = rows[predicted]
+        if len(rivals):
+            sign = search.objective.sign
+            rough = search.predictions(search.objective, rivals, roughly=True)
+            z = (sign * rough.mean - lowest - log1p(question.within)) / rough.deviation
+            rivals = rivals[normal_cdf(z) > _NEGLIGIBLE]
+        cells = self._cells(np.sort(np.concatenate([cells.rows, rivals])), doubts)
+        contenders = self._contenders(cells)
         chances = self._chances(cells, contenders[:_CONTENDERS])
         # Where hardly any can win, as among lower bounds, the best value is the best guess.
         place = int(chances.argmax()) if chances.max() >= _CLOSE else 0
@@ -107,8 +125,8 @@ class Inquiry:
         bound = "at least" if question.more_is_better else "at most"
         answered = replace(
             base,
-            job=labels[self.rows[best]],
-            value=exp(self.search.objective.sign * cells.own.mean[best]),
+            job=labels[cells.rows[best]],
+            value=exp(search.objective.sign * cells.own.mean[best]),
             bound=bound if cells.rival.mean[best] > cells.own.mean[best] else "",
             probability=probability,
             reached=sure and probability >= question.confidence,
@@ -118,61 +136,69 @@ class Inquiry:
         close = np.where(cells.measured, better, 0.0)
         rival = int(close.argmax())
         again = close[rival] >= _CLOSE and not answered.reached
-        return Verdict(answered, int(self.rows[best]), int(self.rows[rival]) if again else None)
+        return Verdict(answered, int(cells.rows[best]), int(cells.rows[rival]) if again else None)
 
-    def _cells(self, doubts: Mapping[int, Doubt]) -> _Cells:
-        search, rows = self.search, self.rows
-        metrics = [search.objective, *(limit.metric for limit in search.limits)]
-        known = [search.values.get(metric.name, {}) for metric in metrics]
-        failed = np.isin(rows, list(search.failed))
-        some = np.isin(rows, list(known[0])) & ~failed
-        complete = some & np.isin(rows, list(set(known[0]).intersection(*known[1:])))
-        # A figure that no cell has cannot be predicted; a row that lacks one will never have it.
-        unknown = ~complete & ~failed & (some if all(known) else True)
-        measured = complete & ~np.isin(rows, list(search.flagged))
-        beliefs = [self._beliefs(metric, doubts) for metric in metrics]
-        own, rival = [mine for mine, _ in beliefs], [others for _, others in beliefs]
-        success = np.where(measured, 1.0, search.chance_of_success(rows))
-        success[unknown | failed] = 0.0
+    @property
+    def _metrics(self) -> list[Metric]:
+        return [self.search.objective, *(limit.metric for limit in self.search.limits)]
 
-        def keep(beliefs: list[Belief]) -> Floats:
-            chances = (
-                limit.probability(belief)
-                for limit, belief in zip(search.limits, beliefs[1:], strict=True)
-            )
-            return success * np.prod([np.ones(len(rows)), *chances], axis=0)
-
-        def better(belief: Belief) -> Belief:
-            return Belief(search.objective.sign * belief.mean, belief.deviation)
-
+    def _cells(self, rows: NDArray[np.intp], doubts: Mapping[int, Doubt]) -> _Cells:
+        """Knowledge of cells that are measured or predicted."""
+        own, rival = self._beliefs(self.search.objective, rows, doubts)
+        sign = self.search.objective.sign
+        measured, keeps, may_keep = self._keep(rows, doubts)
         return _Cells(
-            own=better(own[0]),
-            rival=better(rival[0]),
-            keeps=keep(own),
-            may_keep=keep(rival),
+            rows=rows,
             measured=measured,
-            unknown=unknown,
-            failed=failed,
+            own=Belief(sign * own.mean, own.deviation),
+            rival=Belief(sign * rival.mean, rival.deviation),
+            keeps=keeps,
+            may_keep=may_keep,
         )
 
-    def _beliefs(self, metric: Metric, doubts: Mapping[int, Doubt]) -> tuple[Belief, Belief]:
+    def _keep(
+        self, rows: NDArray[np.intp], doubts: Mapping[int, Doubt]
+    ) -> tuple[NDArray[np.bool_], Floats, Floats]:
+        """Measured cells, and the probability of each to be measurable and to keep the limits, by
+        its rows and up to where the truth may be."""
+        known = [self.search.values.get(metric.name, {}) for metric in self._metrics]
+        complete = set(known[0]).intersection(*known[1:]) - self.search.flagged
+        measured = np.isin(rows, list(complete))
+        keeps = np.where(measured, 1.0, self.search.chance_of_success(rows))
+        may_keep = keeps.copy()
+        for limit in self.search.limits:
+            own, rival = self._beliefs(limit.metric, rows, doubts)
+            keeps *= limit.probability(own)
+            may_keep *= limit.probability(rival)
+        return measured, keeps, may_keep
+
+    def _beliefs(
+        self, metric: Metric, rows: NDArray[np.intp], doubts: Mapping[int, Doubt]
+    ) -> tuple[Belief, Belief]:
         """The log of a metric by its rows, and up to where the truth of lower bounds may be."""
-        values, count = self.search.values.get(metric.name, {}), len(self.rows)
-        own = Belief(np.zeros(count), np.ones(count))
-        if values:
-            own = self.search.predictions(metric, self.rows)
-        rival = Belief(own.mean.copy(), own.deviation.copy())
-        for at, row in enumerate(map(int, self.rows)):
-            if row in values and row not in self.search.flagged:
-                doubt = doubts.get(row, _CERTAIN)
-                deviation = doubt.deviations.get(metric.name, UNKNOWN_DEVIATION)
-                # The truth lies between the bound and so much more, evenly.
-                half = doubt.better_by.get(metric.name, 0.0) / 2
-                own.mean[at] = log(values[row])
-                own.deviation[at] = max(deviation, LEAST_DEVIATION)
-                rival.mean[at] = own.mean[at] + metric.sign * half
-                rival.deviation[at] = hypot(own.deviation[at], half / Z_95)
-        return own, rival
+        values = self.search.values.get(metric.name, {})
+        itself = np.isin(rows, list(set(values) - self.search.flagged))
+        own = Belief(np.zeros(len(rows)), np.ones(len(rows)))
+        if not itself.all():
+            predicted = self.search.predictions(metric, rows[~itself])
+            own.mean[~itself], own.deviation[~itself] = predicted
+        known = [(values[row], doubts.get(row, _CERTAIN)) for row in map(int, rows[itself])]
+        name = metric.name
+        deviations = [doubt.deviations.get(name, UNKNOWN_DEVIATION) for _, doubt in known]
+        own.mean[itself] = np.log([value for value, _ in known])
+        own.deviation[itself] = np.maximum(deviations, LEAST_DEVIATION)
+        # The truth lies between the bound and so much more, evenly.
+        half = np.zeros(len(rows))
+        half[itself] = [doubt.better_by.get(name, 0.0) / 2 for _, doubt in known]
+        return own, Belief(own.mean + metric.sign * half, np.hypot(own.deviation, half / Z_95))
+
+    @staticmethod
+    def _contenders(cells: _Cells) -> NDArray[np.intp]:
+        """Measured cells that may be the answer, those that likely keep the limits and then the
+        best first."""
+        contenders = np.flatnonzero(cells.measured & (cells.keeps > _HARDLY))
+        unlikely, worse = cells.keeps[contenders] <= 0.5, -cells.own.mean[contenders]
+        return contenders[np.lexsort((worse, unlikely))]
 
     def _chances(self, cells: _Cells, contenders: NDArray[np.intp]) -> Floats:
         """Probability of each contender that it is the answer."""
@@ -181,14 +207,19 @@ class Inquiry:
         lowest = (own.mean[contenders] - 3 * own.deviation[contenders]).min() + margin
         above = cells.may_keep * normal_cdf((mean - lowest) / deviation)
         rivals = np.flatnonzero(above > _NEGLIGIBLE)
-        chances = []
-        for at in contenders:
+        rivals = rivals[np.argsort(-above[rivals], kind="stable")]
+
+        def chance(at: int, rivals: NDArray[np.intp]) -> float:
             others = rivals[rivals != at]
             aims = own.mean[at] + own.deviation[at] * _QUANTILES + margin
             z = (mean[others] - aims[:, None]) / deviation[others]
             lost = np.minimum(cells.may_keep[others] * normal_cdf(z), 1 - 1e-12)
-            chances.append(cells.keeps[at] * np.exp(np.log1p(-lost).sum(axis=1)).mean())
-        return np.array(chances)
+            return float(cells.keeps[at] * np.exp(np.log1p(-lost).sum(axis=1)).mean())
+
+        # The likeliest rivals leave most contenders no chance.
+        first = [chance(at, rivals[:_LIKELIEST]) for at in contenders]
+        every = zip(contenders, first, strict=True)
+        return np.array([chance(at, rivals) if one > _NEGLIGIBLE else one for at, one in every])
 
     def _better(self, cells: _Cells, best: int) -> Floats:
         """Probability of each cell that it keeps the limits and is better than the answer."""
@@ -214,7 +245,7 @@ class Inquiry:
         lead = own.mean[best] - own.mean[second]
         spread = Z_95 * hypot(own.deviation[best], own.deviation[second])
         low, middle, high = (exp(one) - 1 for one in (lead - spread, lead, lead + spread))
-        label = labels[self.rows[second]]
+        label = labels[cells.rows[second]]
         return replace(answered, next=label, lead=middle, lead_low=low, lead_high=high)
 
     def _changes(
@@ -224,7 +255,7 @@ class Inquiry:
         metric = self.search.objective
         for limit in self.search.limits:
             if cells.keeps[best] < 1 - _WORTH_NAMING:
-                value = self.search.values[limit.metric.name][int(self.rows[best])]
+                value = self.search.values[limit.metric.name][int(cells.rows[best])]
                 sign = "<=" if limit.at_most else ">="
                 bound = f"{limit.metric.name} {number(value)} is close to {sign} {limit.bound:g}"
                 yield f"its {bound}: it keeps its limits with probability {cells.keeps[best]:.2f}"
@@ -232,7 +263,7 @@ class Inquiry:
         for at in np.argsort(-better, kind="stable")[:_MOST_CHANGES]:
             if better[at] < _WORTH_NAMING:
                 break
-            label, chance = labels[self.rows[at]], f"better with probability {better[at]:.2f}"
+            label, chance = labels[cells.rows[at]], f"better with probability {better[at]:.2f}"
             value = exp(metric.sign * cells.rival.mean[at])
             if cells.measured[at]:
                 bound = " (a lower bound)" if cells.rival.mean[at] > cells.own.mean[at] else ""
@@ -243,14 +274,21 @@ class Inquiry:
                 yield f"{label}, predicted at {number(value)} {share}, is {chance}"
 
     def _without(
-        self, base: Answered, cells: _Cells, labels: Sequence[str], *, sure: bool
+        self,
+        base: Answered,
+        rows: NDArray[np.intp],
+        doubts: Mapping[int, Doubt],
+        labels: Sequence[str],
+        *,
+        sure: bool,
     ) -> Verdict:
         """The answer while no measured cell keeps the limits."""
-        none = float(np.exp(np.log1p(-np.minimum(cells.may_keep, 1 - 1e-12)).sum()))
+        may_keep = self._keep(rows, doubts)[2]
+        none = float(np.exp(np.log1p(-np.minimum(may_keep, 1 - 1e-12)).sum()))
         changes = [
-            f"{labels[self.rows[at]]} keeps the limits with probability {cells.may_keep[at]:.2f}"
-            for at in np.argsort(-cells.may_keep, kind="stable")[:_MOST_CHANGES]
-            if cells.may_keep[at] >= _WORTH_NAMING
+            f"{labels[rows[at]]} keeps the limits with probability {may_keep[at]:.2f}"
+            for at in np.argsort(-may_keep, kind="stable")[:_MOST_CHANGES]
+            if may_keep[at] >= _WORTH_NAMING
         ]
         answered = replace(
             base,

@@ -170,9 +170,9 @@ class Search:
                 beliefs = {name: _believed(b, correlation, at) for name, b in beliefs.items()}
         return chosen[:count]
 
-    def predictions(self, metric: Metric, rows: Rows) -> Belief:
-        """Beliefs about the log of a metric of these cells."""
-        return self._believe(metric, np.asarray(rows, dtype=np.intp))
+    def predictions(self, metric: Metric, rows: Rows, *, roughly: bool = False) -> Belief:
+        """Beliefs about the log of a metric of these cells; ``roughly``: see ``Surrogate.fit``."""
+        return self._believe(metric, np.asarray(rows, dtype=np.intp), roughly=roughly)
 
     def chance_of_success(self, rows: NDArray[np.intp]) -> Floats:
         """Probability that these cells can be measured, from those that failed."""
@@ -249,7 +249,7 @@ class Search:
             rows = sorted({*promising, *(int(row) for row in turn if int(row) not in known)})
         return np.array([*add, *rows], dtype=np.intp)
 
-    def _believe(self, metric: Metric, rows: NDArray[np.intp]) -> Belief:
+    def _believe(self, metric: Metric, rows: NDArray[np.intp], *, roughly: bool = False) -> Belief:
         surrogate = self._surrogates.get(metric.name)
         if surrogate is None:
             kernel = _UNKNOWN if isinstance(metric.mean, Plane) else None
@@ -257,7 +257,7 @@ class Search:
         values = self.values.get(metric.name, {})
         fitted = _most_telling(values, metric.sign)
         logs = np.log([values[row] for row in fitted])
-        return surrogate.fit(fitted, logs, rows)
+        return surrogate.fit(fitted, logs, rows, roughly=roughly)
 
     def _scores(self, rows: NDArray[np.intp], beliefs: Mapping[str, Belief]) -> Floats:
         sign = self.objective.sign

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,9 @@ class Space:
             for kind, columns in features.items()
         }
         self._codes = np.stack(codes, axis=1) if codes else np.zeros((self.size, 0), dtype=np.intp)
+        numbers = np.concatenate([self._features[kind] for kind in KINDS], axis=1)
+        parts = {**self._features, "size": numbers, "category": self._codes}
+        self._numbers = {part: _numbered(columns) for part, columns in parts.items()}
 
     @property
     def categories(self) -> int:
@@ -85,6 +88,18 @@ class Space:
     def physical(self, role: Role) -> Floats:
         """Values of one role, shape (cells,): the product of its settings, 1 without any."""
         return self._physical[role]
+
+    def distinct(self, part: str, rows: Rows) -> tuple[Rows, Rows | slice]:
+        """Cells that differ in a part of the settings, and which of them each row is like.
+
+        ``part`` is a kind, ``size`` for all numbers, or ``category``. A grid has few of each.
+        """
+        values, first, like = np.unique(
+            self._numbers[part][rows], return_index=True, return_inverse=True
+        )
+        if 2 * len(values) > len(like):
+            return rows, slice(None)
+        return np.asarray(rows)[first], like
 
     def squared_distances(self, kind: str, rows: Rows, others: Rows) -> Floats:
         """Squared distances in log2 between cells, shape (rows, others)."""
@@ -114,6 +129,13 @@ class Space:
             chosen.append(int(distance.argmax()))
             distance = np.minimum(distance, np.square(features - features[chosen[-1]]).sum(axis=1))
         return chosen
+
+
+def _numbered(features: NDArray[Any]) -> NDArray[np.intp]:
+    """Number the combinations of features, shape (cells,)."""
+    if not features.shape[1]:
+        return np.zeros(len(features), dtype=np.intp)
+    return np.unique(features, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _numbers(values: Sequence[Scalar]) -> Floats | None:

@@ -10,6 +10,7 @@ leave-one-out errors of the cells measured.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,19 +41,27 @@ class Kernel:
 
     def between(self, space: Space, rows: Rows, others: Rows) -> Floats:
         """Covariances of residuals, shape (rows, others)."""
-        layout = _bell(space.squared_distances("layout", rows, others), self.layout_doublings)
-        load = _bell(space.squared_distances("load", rows, others), self.load_doublings)
-        length = _bell(space.squared_distances("length", rows, others), self.length_doublings)
-        mismatches = space.mismatches(rows, others)
+        sizes, like_size = space.distinct("size", rows)
+        categories, like_category = space.distinct("category", rows)
+        layout = _bell(space, "layout", sizes, others, self.layout_doublings)
+        load = _bell(space, "load", sizes, others, self.load_doublings)
+        length = _bell(space, "length", sizes, others, self.length_doublings)
         together = layout * load
-        return (
+        alone = (
             self.layout**2 * layout
             + self.load**2 * load
             + self.length**2 * length
             + self.layout_with_load**2 * together
-            + self.all**2 * together * length * np.exp(-self.category_decay * mismatches)
-            + self.category**2 * (space.categories - mismatches)
         )
+        joint = self.all**2 * together * length
+        mismatches = space.mismatches(categories, others)
+        alike = np.exp(-self.category_decay * mismatches)
+        effects = self.category**2 * (space.categories - mismatches)
+        covariance = joint[like_size]
+        covariance *= alike[like_category]
+        covariance += alone[like_size]
+        covariance += effects[like_category]
+        return covariance
 
     def variance(self, space: Space) -> float:
         """Prior variance of a residual."""
@@ -60,9 +69,10 @@ class Kernel:
         return sum(effect**2 for effect in effects) + self.category**2 * space.categories
 
 
-def _bell(squared: Floats, doublings: float) -> Floats:
-    scaled = squared * (-0.5 / doublings**2)
-    return np.exp(scaled, out=scaled)
+def _bell(space: Space, kind: str, rows: Rows, others: Rows, doublings: float) -> Floats:
+    distinct, like = space.distinct(kind, rows)
+    scaled = space.squared_distances(kind, distinct, others) * (-0.5 / doublings**2)
+    return np.exp(scaled, out=scaled)[like]
 
 
 class Scale(NamedTuple):
@@ -77,6 +87,9 @@ SCALES = tuple(Scale(*pair) for pair in ((0.6, 1), (1.2, 1), (2.5, 1), (5, 1), (
 _LIKELIEST, _ENOUGH = 2, 24
 #: Steps to a mean's parameters, and their largest and last size in prior deviations.
 _STEPS, _LONGEST_STEP, _CLOSE = 8, 1.5, 0.02
+#: Measured cells whose values bound a deviation, and cells that are looked at together: the cache
+#: holds their covariances.
+_ROUGHLY, _TOGETHER = 32, 1024
 #: Imaginary cells with errors as predicted, weighed with those measured.
 _CALM = 12.0
 
@@ -98,6 +111,7 @@ class Surrogate:
         self._parameters = dict.fromkeys(SCALES, mean.start)
         self._fits: dict[Scale, _Fit] = {}
         self._learned: tuple[bytes, bytes] | None = None  # the data of the last fit
+        self._rough: Belief | None = None  # of all cells, by the last fit
         #: Factor on deviations, from leave-one-out errors of the last fit.
         self.calibration = 1.0
 
@@ -108,18 +122,39 @@ class Surrogate:
         variance += self._kernel.variance(self._space)
         return Belief(values, np.sqrt(variance))
 
-    def fit(self, rows: Rows, logs: Floats, at: Rows) -> Belief:
-        """The belief about the cells ``at``, given log values of ``rows``; both shape (n,)."""
+    def fit(self, rows: Rows, logs: Floats, at: Rows, *, roughly: bool = False) -> Belief:
+        """The belief about the cells ``at``, given log values of ``rows``; both shape (n,).
+
+        ``roughly`` gives the same means with deviations that are too large: those that some of the
+        values leave, for a tenth of the time."""
         if not len(rows):
             return self.prior(at)
-        rows, at = np.asarray(rows), np.asarray(at)
+        rows = np.asarray(rows)
         data = rows.tobytes(), np.asarray(logs).tobytes()
         if data != self._learned:  # beliefs about other cells need no other fit
             self._learn(rows, logs)
             self._learned = data
+            self._rough = None
+        at, step = np.asarray(at), len(rows) // _ROUGHLY
+        if roughly and self._rough is None:  # of all cells: the next question asks for them, too
+            fits = self._fits
+            if step > 1:
+                some = slice(0, None, step)
+                fits = {scale: _with_some(fit, some) for scale, fit in fits.items()}
+            self._rough = self._believe_all(fits, rows, np.arange(self._space.size))
+        if self._rough is not None and (roughly or step <= 1):
+            return Belief(self._rough.mean[at], self._rough.deviation[at])
+        return self._believe_all(self._fits, rows, at)
+
+    def _believe_all(self, fits: Mapping[Scale, _Fit], rows: Rows, at: Rows) -> Belief:
+        starts = range(0, max(1, len(at)), _TOGETHER)
+        blocks = [self._believe(fits, rows, at[start : start + _TOGETHER]) for start in starts]
+        return Belief(*map(np.concatenate, zip(*blocks, strict=True)))
+
+    def _believe(self, fits: Mapping[Scale, _Fit], rows: Rows, at: Rows) -> Belief:
         across = self._kernel.between(self._space, at, rows)
-        beliefs = [self._predict(scale, fit, at, across) for scale, fit in self._fits.items()]
-        weights = np.array([fit.weight for fit in self._fits.values()])
+        beliefs = [self._predict(scale, fit, at, across) for scale, fit in fits.items()]
+        weights = np.array([fit.weight for fit in fits.values()])
         means = np.stack([belief.mean for belief in beliefs])
         mean = weights @ means
         variance = weights @ (np.stack([b.deviation for b in beliefs]) + np.square(means - mean))
@@ -177,25 +212,34 @@ class Surrogate:
         """Means and, as deviations, variances."""
         prior_variance = np.square(self._mean.spread)
         values, there = self._mean.linear(fit.parameters, at)
-        shared = across * scale.amplitude**2 + (there * prior_variance) @ fit.here.T
+        change = prior_variance * (fit.here.T @ fit.solved) - (fit.parameters - self._mean.start)
+        mean = values + there @ change + scale.amplitude**2 * (across @ fit.solved)
+        shared = (there * prior_variance) @ fit.here[fit.some].T
+        shared += across[:, fit.some] * scale.amplitude**2
         variance = (
             self._kernel.variance(self._space) * scale.amplitude**2
             + (np.square(there) @ prior_variance)
             - np.einsum("ij,ij->i", shared @ fit.inverse, shared)
             + (self._kernel.noise * scale.noise) ** 2
         )
-        mean = values - there @ (fit.parameters - self._mean.start) + shared @ fit.solved
         return Belief(mean, np.maximum(variance, 1e-10))
 
 
 class _Fit(NamedTuple):
     parameters: Floats
     here: Floats  # derivatives of the mean at the cells known
-    inverse: Floats  # of the covariance of their values
+    inverse: Floats  # of the covariance of their values, or of some
     solved: Floats
     errors: Floats
     evidence: float
     weight: float = 1.0  # among the factors
+    some: slice = slice(None)
+
+
+def _with_some(fit: _Fit, some: slice) -> _Fit:
+    """The fit with the variances that some of the values leave."""
+    covariance = np.linalg.inv(fit.inverse)
+    return fit._replace(some=some, inverse=np.linalg.inv(covariance[some, some]))
 
 
 def _calibration(errors: Floats) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -34,6 +35,17 @@ def figures(row: RecordRow) -> dict[str, float]:
     return {"throughput": rate, "latency_p50_s": float(row.job.batch_size) / rate}
 
 
+def order_of(
+    jobs: list[Job],
+    settings: SearchSettings | None,
+    seed: int = 1,
+    questions: Sequence[Question] = (),
+) -> SearchOrder:
+    order = SearchOrder.of(jobs, settings, seed, questions=questions)
+    order.figures = figures
+    return order
+
+
 def settings(**changes: object) -> SearchSettings:
     values: dict[str, object] = {"objective": "throughput", "more_is_better": True, "within": 0.02}
     return SearchSettings(**(values | changes))  # type: ignore[arg-type]
@@ -62,7 +74,7 @@ def best(jobs: list[Job]) -> float:
 
 
 def test_a_search_ends_with_the_best_and_leaves_the_others_unmeasured() -> None:
-    order = SearchOrder.of(JOBS, settings(), seed=1, figures=figures)
+    order = order_of(JOBS, settings())
     rows = by_state(night(order))
     answer = order.answer()
     assert answer is not None and answer.value >= 0.98 * best(JOBS)
@@ -74,7 +86,7 @@ def test_a_search_ends_with_the_best_and_leaves_the_others_unmeasured() -> None:
 
 def test_a_limit_is_kept_by_the_answer() -> None:
     limit = Constraint(figure="latency_p50_s", at_most=True, bound=0.02)
-    order = SearchOrder.of(JOBS, settings(constraints=(limit,)), seed=1, figures=figures)
+    order = order_of(JOBS, settings(constraints=(limit,)))
     night(order)
     answer = order.answer()
     keeping = [job for job in JOBS if float(job.batch_size) / throughput(job) <= 0.02]
@@ -93,7 +105,7 @@ def test_a_limit_is_kept_by_the_answer() -> None:
 def test_a_search_stops_where_it_was_told_to(
     stop: dict[str, object], most: int, reason: str
 ) -> None:
-    order = SearchOrder.of(JOBS, settings(within=None, **stop), seed=1, figures=figures)
+    order = order_of(JOBS, settings(within=None, **stop))
     rows = by_state(night(order))
     assert 4 <= len(rows[State.SUCCEEDED]) <= most
     assert all(reason in row.reason for row in rows[State.NOT_STARTED])
@@ -102,7 +114,7 @@ def test_a_search_stops_where_it_was_told_to(
 @pytest.mark.parametrize("seed", range(3))
 def test_every_job_has_its_row_however_much_fails(seed: int) -> None:
     gangs = [job(model=f"m{n % 2 + 1}", cards=2 ** (n % 4), batch_size=n + 1) for n in range(24)]
-    order = SearchOrder.of(gangs, settings(), seed=seed, figures=figures)
+    order = order_of(gangs, settings(), seed)
     faults = replace(Faults.at_rate(0.1, node_losses=(900.0,)), fits_up_to=16)
     result = night(order, planned(*gangs), cards=8, faults=faults)
     finals = [row.job.job_id for row in result.rows if row.final]
@@ -110,7 +122,7 @@ def test_every_job_has_its_row_however_much_fails(seed: int) -> None:
 
 
 def test_a_search_whose_only_node_is_lost_for_good_ends() -> None:
-    order = SearchOrder.of(JOBS, settings(within=None), seed=1, figures=figures)
+    order = order_of(JOBS, settings(within=None))
     rows = by_state(night(order, faults=Faults(node_losses=(150.0,))))
     assert rows[State.SUCCEEDED] and rows[State.LOST]
     assert sum(map(len, rows.values())) == len(JOBS)
@@ -120,15 +132,15 @@ def test_jobs_that_others_need_are_measured_whatever_the_search_says() -> None:
     jobs = planned(*JOBS)
     first, second = jobs[0], jobs[1]
     jobs[1] = PlannedJob(job=second.job, action=second.action, needs=(first.job.job_id,))
-    order = SearchOrder.of(JOBS, settings(within=None, cells=3), seed=1, figures=figures)
+    order = order_of(JOBS, settings(within=None, cells=3))
     measured = {row.job.job_id for row in by_state(night(order, jobs))[State.SUCCEEDED]}
     assert {first.job.job_id, second.job.job_id} <= measured
 
 
 def test_an_earlier_run_is_gone_on_with() -> None:
-    whole = SearchOrder.of(JOBS, settings(), seed=1, figures=figures)
+    whole = order_of(JOBS, settings())
     rows = by_state(night(whole))[State.SUCCEEDED]
-    again = SearchOrder.of(JOBS, settings(), seed=1, figures=figures)
+    again = order_of(JOBS, settings())
     for row in rows:
         again.know(row.job.job_id, row.state, figures(row))
     left = [one for one in JOBS if one.job_id not in {row.job.job_id for row in rows}]
@@ -139,12 +151,8 @@ def test_an_earlier_run_is_gone_on_with() -> None:
 
 def test_replicates_of_a_cell_come_together() -> None:
     jobs = [job(batch_size=size, replicate=n) for size in (1, 8, 64) for n in (1, 2)]
-    order = SearchOrder.of(
-        jobs,
-        settings(within=None, cells=1),
-        seed=0,
-        figures=lambda row: {"throughput": 100.0 * row.job.replicate},
-    )
+    order = order_of(jobs, settings(within=None, cells=1))
+    order.figures = lambda row: {"throughput": 100.0 * row.job.replicate}
     rows = by_state(night(order, planned(*jobs), cards=1))
     assert len({row.job.batch_size for row in rows[State.SUCCEEDED]}) == 1
     assert len(rows[State.SUCCEEDED]) == 2
@@ -154,9 +162,8 @@ def test_replicates_of_a_cell_come_together() -> None:
 
 def test_a_repeat_counts_only_if_it_replaces_the_row_before_it() -> None:
     rates = iter((100.0, 50.0, 120.0))
-    order = SearchOrder.of(
-        JOBS, settings(), seed=0, figures=lambda row: {"throughput": next(rates)}
-    )
+    order = order_of(JOBS, settings())
+    order.figures = lambda row: {"throughput": next(rates)}
     row = RecordRow(job=JOBS[0], state=State.SUCCEEDED, reason="", final=True)
     for again, value in ((row, 100.0), (replace(row, final=False), 100.0)):
         order.learn(again)
@@ -176,7 +183,7 @@ QUESTIONS = (
 
 def with_questions(**changes: object) -> SearchOrder:
     chosen = settings(**({"within": None, "questions": True} | changes))
-    return SearchOrder.of(JOBS, chosen, seed=1, figures=figures, questions=QUESTIONS)
+    return order_of(JOBS, chosen, questions=QUESTIONS)
 
 
 def test_a_search_ends_when_its_questions_have_their_confidence() -> None:
@@ -202,7 +209,7 @@ def test_cells_of_no_question_are_not_measured() -> None:
 
 
 def test_questions_alone_hold_no_job_back() -> None:
-    order = SearchOrder.of(JOBS, None, seed=1, figures=figures, questions=QUESTIONS)
+    order = order_of(JOBS, None, questions=QUESTIONS)
     rows = by_state(night(order))
     assert len(rows[State.SUCCEEDED]) == len(JOBS)
     assert all(answer.measured == 24 for answer in order.answers())
@@ -228,12 +235,12 @@ def test_winners_are_measured_again_last_on_another_card() -> None:
 
 def test_no_winner_is_measured_again_where_no_row_is_repeated() -> None:
     jobs = [replace(one, measure=replace(one.measure, repeat_flagged=0)) for one in JOBS]
-    order = SearchOrder.of(jobs, settings(), seed=1, figures=figures)
+    order = order_of(jobs, settings())
     assert night(order, planned(*jobs)).repeats == 0
 
 
 def test_a_model_that_is_loaded_comes_before_another_of_equal_promise() -> None:
-    order = SearchOrder.of(JOBS, settings(), seed=1, figures=figures)
+    order = order_of(JOBS, settings())
     free = {JOBS[0].accelerator: 1}
     loaded = {"m2": 1.0, "m1": 500.0}
     by_id = {one.job_id: one for one in JOBS}

@@ -102,6 +102,20 @@ def test_intervals_cover_draws_from_the_noise() -> None:
     assert 0.92 < np.mean(inside) < 0.995
 
 
+def test_rough_beliefs_have_the_same_means_and_are_no_surer() -> None:
+    grid = [{**cell, "load": load} for cell in GRID for load in range(1, 41)]
+    space, random = Space(grid, ROLES), np.random.default_rng(1)
+    every, rows = np.arange(space.size), np.sort(random.permutation(space.size)[:120])
+    logs = Roofline(space).linear(Roofline(space).start, rows)[0] + random.normal(0, 0.03, 120)
+    surrogate = Surrogate(space, Roofline(space))
+    exact, rough = (surrogate.fit(rows, logs, every, roughly=roughly) for roughly in (False, True))
+    assert np.allclose(exact.mean, rough.mean)
+    assert (rough.deviation >= exact.deviation - 1e-9).all()
+    few = surrogate.fit(rows, logs, [7, 500])  # cells are looked at in blocks
+    assert np.allclose(few.mean, exact.mean[[7, 500]])
+    assert np.allclose(few.deviation, exact.deviation[[7, 500]])
+
+
 @given(st.floats(-1, 1), st.floats(0.05, 0.9), st.floats(-1, 1))
 def test_expected_improvement_is_that_of_many_draws(
     middle: float, deviation: float, best: float
