@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +30,21 @@ def make_wheel(
     with zipfile.ZipFile(directory / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path, text in texts.items():
             wheel.writestr(path, text)
+
+
+def make_source(directory: Path, name: str, version: str, backend: str) -> None:
+    """Write ``NAME-VERSION.tar.gz`` whose build backend is this module."""
+    texts = {
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\n"
+        "backend-path = ['.']\n",
+        "backend.py": backend,
+    }
+    with tarfile.open(directory / f"{name}-{version}.tar.gz", "w:gz") as archive:
+        for path, text in texts.items():
+            member = tarfile.TarInfo(f"{name}-{version}/{path}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
 
 
 def use_only(directory: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

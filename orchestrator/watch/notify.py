@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
 import time
@@ -29,6 +28,7 @@ from orchestrator.core.errors import INTERRUPTED, NightgridError
 from orchestrator.core.job import State
 from orchestrator.util.format import finite, one_line
 from workloads.util import files
+from workloads.util.processes import end_group
 
 if TYPE_CHECKING:
     from orchestrator.analysis.comparison import RunComparison
@@ -263,9 +263,7 @@ class CommandHook:
         except subprocess.TimeoutExpired:
             raise HookFailed(f"it took longer than {self.timeout_s:g} s and was ended") from None
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end_group(process)
         if process.returncode:
             end = _clean(output.decode("utf-8", "replace"))[-_SHOWN_OUTPUT:]
             raise HookFailed(f"it ended with {process.returncode}" + (f": {end}" if end else ""))

@@ -36,6 +36,7 @@ from workloads.base import BadConfiguration, NodeStorage
 from workloads.data.cache import cache_root, cached_directory
 from workloads.devices import Finding, Level
 from workloads.engines import split_kind
+from workloads.util.processes import end_group
 
 #: Set in a process with a layer, to its directory.
 VARIABLE = "NIGHTGRID_LAYER"
@@ -178,7 +179,11 @@ def _call(software: str, arguments: Sequence[str], stopped: Stopped = lambda: Fa
     ends_at = time.monotonic() + LIMIT_S
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
-            [*command, *arguments], stdin=subprocess.DEVNULL, stdout=printed, stderr=printed
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            start_new_session=True,  # so that compilers and build backends end with it
         )
         try:
             while process.poll() is None:
@@ -189,8 +194,7 @@ def _call(software: str, arguments: Sequence[str], stopped: Stopped = lambda: Fa
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
         finally:
-            process.kill()
-            process.wait()
+            end_group(process)
         printed.seek(0)
         text = printed.read().decode("utf-8", "replace")
     if process.returncode:

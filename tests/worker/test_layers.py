@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
-from wheels import make_wheel, use_only
+from wheels import make_source, make_wheel, use_only
 
 from orchestrator.core.job import Accelerator, Job
 from orchestrator.worker.layers import (
@@ -19,8 +20,19 @@ from orchestrator.worker.layers import (
 from workloads import registry
 from workloads.base import BadConfiguration
 from workloads.devices import Level
+from workloads.util.processes import started_ticks
 
 WORKLOAD = "text-encoding"
+BACKEND = """\
+import os, subprocess, time
+from pathlib import Path
+
+def get_requires_for_build_wheel(config_settings=None):
+    child = subprocess.Popen(["sleep", "600"])
+    Path({aside!r}).write_text(str(child.pid))
+    os.replace({aside!r}, {number!r})
+    time.sleep(600)
+"""
 
 
 def a_job(software: str) -> Job:
@@ -84,10 +96,19 @@ def test_an_index_that_does_not_answer_may_be_asked_again(
 
 
 @pytest.mark.slow
-def test_an_installation_ends_when_its_worker_is_stopped(wheels: Path) -> None:
+def test_an_installation_ends_with_what_it_started_when_its_worker_is_stopped(wheels: Path) -> None:
+    """A package that builds for hours in a process below pip's."""
+    number = wheels.parent / "pid"
+    make_source(
+        wheels, "endless", "1.0", BACKEND.format(number=str(number), aside=f"{number}.part")
+    )
     with pytest.raises(ImportError, match="stopped"):
-        make_layer("planted==1.9", lambda: True)
-    assert layer_if_made("planted==1.9") is None
+        make_layer("endless==1.0", number.exists)
+    assert layer_if_made("endless==1.0") is None
+    patience_s = time.monotonic() + 10
+    while started_ticks(int(number.read_text())) is not None:
+        assert time.monotonic() < patience_s
+        time.sleep(0.05)
 
 
 @pytest.mark.slow

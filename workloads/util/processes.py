@@ -12,7 +12,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -76,6 +78,13 @@ def started_ticks(pid: int) -> int | None:
     """Start of a process in clock ticks since boot; None if it has ended."""
     stat = process_stat(pid)
     return None if stat is None or stat.ended else stat.started_ticks
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was started in a session of its own, with all of its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @contextlib.contextmanager
