@@ -3,8 +3,10 @@
     python -m benchmarks.repro_rows --json OUT              measures GRID on this machine first
     python -m benchmarks.repro_rows RUN --results DIR       rows of a run that is there
 
-Prints the share of rows whose second figure lies in the interval that the folder expects. A loaded
-host slows the second process or the first; the load is printed beside each row.
+Prints the share of rows whose second figure lies in the interval that the folder expects (one in
+twenty lies outside by chance), and what `nightgrid compare` says of all together, which learns from
+them how processes differ. A loaded host slows the second process or the first; the load is printed
+beside each row.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from orchestrator.analysis.ratio import Rate, between_runs, rate_of, ratio_of, significant
 from orchestrator.analysis.selection import newest_final
 from orchestrator.api import Grid, load, run
 from orchestrator.core.errors import NotComparable
 from orchestrator.core.measurement import Measurement
-from orchestrator.software.repro import SCRIPT, folder_of, write_folder
+from orchestrator.software.repro import SCRIPT, folder_of, rows_of_runs, write_folder
+from workloads.util.statistics import student_t_quantile
 
 #: Jobs of every workload that measures, for the processor: 22 rows.
 GRID = """\
@@ -67,7 +71,11 @@ experiments:
     axes: {concurrency: [1, 4]}
 """
 LIMIT_S = 1800.0
-_SAID = re.compile(r"^(\S+) (\S+): (inside|OUTSIDE) what was expected, (\S+) to (\S+)$", re.M)
+_PRINTED = re.compile(
+    r"^(?P<again>\S+) (?P<unit>\S+)(?: ± (?P<half>\S+)%)? in (?P<repeats>\d+) repeats: "
+    r"(?P<verdict>inside|OUTSIDE) what was expected, (?P<low>\S+) to (?P<high>\S+)$",
+    re.M,
+)
 
 
 def spread(rows: Iterable[Measurement], count: int) -> list[Measurement]:
@@ -84,12 +92,12 @@ def spread(rows: Iterable[Measurement], count: int) -> list[Measurement]:
     return [row for row in turns if row is not None][:count]
 
 
-def repeated(row: Measurement) -> dict[str, Any]:
+def repeated(row: Measurement, history: Iterable[Measurement]) -> dict[str, Any]:
     """Run a row's folder in a fresh process; its figure, the interval, and the verdict."""
     known: dict[str, Any] = {"job_id": row.job_id, "workload": row.workload, "engine": row.engine}
     known |= {"measured": row.metrics.throughput, "load_before": row.host_load}
     with tempfile.TemporaryDirectory() as directory:
-        write_folder(row, Path(directory))
+        write_folder(row, Path(directory), history)
         path = os.pathsep.join(filter(None, sys.path))
         root = str(Path(__file__).resolve().parents[1])
         try:
@@ -104,13 +112,35 @@ def repeated(row: Measurement) -> dict[str, Any]:
             )
         except subprocess.TimeoutExpired:
             return known | {"verdict": "failed", "reason": f"no end after {LIMIT_S:.0f} s"}
-    said = _SAID.search(done.stdout)
-    if said is None:
-        last = done.stderr.strip().splitlines()[-1:]
+    printed = _PRINTED.search(done.stdout)
+    if printed is None:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
         return known | {"verdict": "failed", "reason": " ".join(last)}
-    value, low, high = (float(said[group]) for group in (1, 4, 5))
-    figures = {"again": value, "unit": said[2], "low": low, "high": high}
-    return known | figures | {"verdict": said[3].lower(), "load": os.getloadavg()[0]}
+    figures = {name: float(printed[name]) for name in ("again", "low", "high")}
+    half = float(printed["half"]) / 100 if printed["half"] else None
+    figures_of_repeats = {"half": half, "repeats": int(printed["repeats"]), "unit": printed["unit"]}
+    verdict = {"verdict": printed["verdict"].lower(), "load": os.getloadavg()[0]}
+    return known | figures | figures_of_repeats | verdict
+
+
+def compared(rows: Iterable[tuple[Measurement, dict[str, Any]]]) -> str:
+    """Judge all rows together, as `nightgrid compare` judges two runs."""
+    pairs = []
+    for row, answer in rows:
+        before = rate_of(row)
+        if before is None or "again" not in answer:
+            continue
+        degrees, half, error = answer["repeats"] - 1, answer["half"], None
+        if half is not None and degrees > 0:
+            error = half / student_t_quantile((1 + row.measure.confidence) / 2, degrees)
+        pairs.append((before, Rate(value=answer["again"], error=error, degrees=degrees)))
+    noise, degrees = between_runs(pairs)
+    ratios = [ratio_of(b, a, noise=noise, noise_degrees=degrees) for a, b in pairs]
+    differ = sum(significant([ratio.p_value for ratio in ratios], 0.05))
+    return (
+        f"compare: {differ} of {len(pairs)} differ significantly, with a noise of {noise:.1%} "
+        "between processes"
+    )
 
 
 def main() -> None:
@@ -125,9 +155,10 @@ def main() -> None:
         night = run(Grid.from_text(GRID), emulate="1x1:CPU", results=args.results)
     else:
         night = load(args.run, results=args.results)
-    answers = []
-    for row in spread(newest_final(night.attempts), args.count):
-        answer = repeated(row)
+    history = rows_of_runs(args.results)
+    rows, answers = spread(newest_final(night.attempts), args.count), []
+    for row in rows:
+        answer = repeated(row, history)
         answers.append(answer)
         figures = " ".join(f"{name}={value}" for name, value in answer.items())
         print(figures, flush=True)
@@ -135,6 +166,7 @@ def main() -> None:
             args.json.write_text(json.dumps(answers, indent=1), encoding="utf-8")
     inside = sum(answer["verdict"] == "inside" for answer in answers)
     print(f"{inside} of {len(answers)} rows were reproduced inside their intervals")
+    print(compared(zip(rows, answers, strict=True)))
 
 
 if __name__ == "__main__":

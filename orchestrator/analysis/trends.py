@@ -86,6 +86,7 @@ class Trends:
     trends: tuple[Trend, ...]
     single: int  # jobs measured in one night only
     noise: float  # relative standard deviation between nights, assumed or estimated
+    noise_degrees: float = KNOWN  # of freedom, where it is estimated
 
     @property
     def changed(self) -> tuple[Trend, ...]:
@@ -126,6 +127,7 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
         trends=tuple(_with_changes(trends, noise, degrees)),
         single=len(series) - len(several),
         noise=noise,
+        noise_degrees=degrees,
     )
 
 

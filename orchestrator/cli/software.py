@@ -76,11 +76,12 @@ def _add_repro_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_repro(args: argparse.Namespace) -> int:
     """Write the folder."""
-    from orchestrator.software.repro import SCRIPT, write_folder
+    from orchestrator.software.repro import SCRIPT, rows_of_runs, write_folder
 
     row = _row_of(args)
     directory = args.output or Path(f"repro-{row.job_id}")
-    files = write_folder(row, directory)
+    results = find_run(args.run_name, args.results).path.parent
+    files = write_folder(row, directory, rows_of_runs(results))
     report = {"directory": str(directory), "files": files}
     print_answer(args, report, f"{directory}: {', '.join(files)}; there: python {SCRIPT}")
     return 0

@@ -1,13 +1,15 @@
 """A folder that runs one job of a row again, in one process and without a cluster.
 
 It holds a script in plain calls of the workload, the versions of the row's packages, the prompts,
-and the interval in which the same software on the same card should land.
+and the interval in which 95 % of fresh processes with the same software on the same card land: by
+the errors of both from their repeats and by how equals differ, as ``nightgrid compare`` judges.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,11 +17,15 @@ from pprint import pformat
 from textwrap import indent
 from typing import Any
 
-from orchestrator.analysis.ratio import ASSUMED_NOISE, rate_of, ratio_of
+from orchestrator.analysis.rankings import doubt_of
+from orchestrator.analysis.ratio import ASSUMED_NOISE, KNOWN, rate_of, ratio_of
+from orchestrator.analysis.trends import trends_of
 from orchestrator.core.errors import NotComparable, StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import TOOK
+from orchestrator.store.reader import runs
+from orchestrator.store.store import Store
 from workloads import registry
 from workloads.base import WorkloadError
 from workloads.data.datasets import load_dataset
@@ -30,6 +36,8 @@ from workloads.engines import split_kind, variables_of
 SCRIPT, PACKAGES, PROMPTS = "repro.py", "requirements.txt", "prompts.jsonl"
 #: Larger datasets stay where they are.
 _MOST_CHARACTERS = 16 * 10**6
+#: Newest runs of a results directory that show how processes differ.
+_MOST_RUNS = 20
 #: What is in a row's versions and no package of an index.
 _NO_PACKAGES = {"nightgrid", "python", "kernel", "host", "cpu"}
 
@@ -40,6 +48,7 @@ _TEXT = '''\
     python {script}
 
 Measured {when} on {where}: {measured}.
+Expected: {low:.5g} to {high:.5g}, by the errors of both and {noise}.
 {note}"""
 
 import os
@@ -48,7 +57,9 @@ os.environ.update({environment})  # before torch is imported
 
 import torch
 
-from workloads.alone import Alone, throughput
+from orchestrator.analysis.samples import metrics_of
+from workloads import registry
+from workloads.alone import Alone
 from workloads.base import MeasureSettings, Request
 from workloads.devices import device_for
 
@@ -56,17 +67,26 @@ torch.set_num_threads({threads})
 request = Request(
 {request}
 )
-result = Alone(device_for({device!r})).run(request)
-value = throughput(result.samples, {counts!r})
-low, high = {low!r}, {high!r}
+samples = Alone(device_for({device!r})).run(request).samples
+figures = metrics_of(
+    [(0, sample) for sample in samples],
+    confidence={confidence!r},
+    throughput=registry.throughput_of({workload!r}),
+)
+value, low, high = figures.throughput, {low!r}, {high!r}
+if value is None:
+    raise SystemExit("no repeat was completed in time")
 verdict = "inside" if low <= value <= high else "OUTSIDE"
-print(f"{{value:.4g}} {unit}: {{verdict}} what was expected, {{low:.4g}} to {{high:.4g}}")
+own = figures.relative_half_width
+spread = "" if own is None else f" ± {{own:.3%}}"
+print(f"{{value:.5g}} {unit}{{spread}} in {{figures.repeats}} repeats:", end=" ")
+print(f"{{verdict}} what was expected, {{low:.5g}} to {{high:.5g}}")
 print(f"load of this host: {{os.getloadavg()[0]:.1f}} on {{os.cpu_count()}} processors")
 '''
 
 
-def folder_of(row: Measurement) -> dict[str, str]:
-    """Return the folder's files, text by name.
+def folder_of(row: Measurement, history: Iterable[Measurement] = ()) -> dict[str, str]:
+    """Return the folder's files, text by name; ``history`` shows how processes differ there.
 
     Raises NotComparable for a row without a figure, of several cards, or that took what another
     job saved.
@@ -83,12 +103,18 @@ def folder_of(row: Measurement) -> dict[str, str]:
         raise NotComparable(
             f"{row.job_id} took what another job saved ({taken}); run both by `nightgrid run`"
         )
-    reach = ratio_of(rate, rate, noise=ASSUMED_NOISE)
-    width = reach.high if reach.high is not None else math.exp(3 * ASSUMED_NOISE)
+    noise, degrees = noise_of(row, history)
+    reach = ratio_of(rate, rate, noise=noise, noise_degrees=degrees)
+    width = reach.high if reach.high is not None else math.exp(3 * noise)
+    doubt = doubt_of(row)
+    better = math.exp(doubt.better_by.get("throughput", 0.0))
+    notes = ["The weights were random.\n"] if row.random_weights else []
+    notes += ["Others took its processor: the figure is a lower bound.\n"] if better > 1 else []
+    notes += [f"Its row does not rank: {doubt.flags}.\n"] if doubt.flags else []
     prompts = _prompts(row)
     device = "cpu" if row.emulated else row.accelerator.device
-    declared = registry.throughput_of(row.workload)
     unit = row.metrics.throughput_unit
+    source = "of the runs beside it" if degrees < KNOWN else "that is assumed"
     text = _TEXT.format(
         label=row.job.label,
         job_id=row.job_id,
@@ -98,24 +124,47 @@ def folder_of(row: Measurement) -> dict[str, str]:
         program=f"commit {row.git_commit}" if row.git_commit else row.versions.get("nightgrid", ""),
         when=_day(row.started_at),
         where=f"{row.device_name}{' (an emulated card)' if row.emulated else ''}",
-        measured=f"{rate.value:.4g} {unit}",
-        note="The weights were random.\n" if row.random_weights else "",
+        measured=f"{rate.value:.5g} {unit}",
+        noise=f"a noise of {noise:.1%} between processes {source}",
+        note="".join(notes),
         environment=_environment(row, device),
         threads=row.threads or 1,
         request=_request(row, PROMPTS if prompts else row.dataset),
         device=device,
-        counts=declared.counts if declared is not None else "items",
+        confidence=row.measure.confidence,
+        workload=row.workload,
         low=rate.value / width,
-        high=rate.value * width,
+        high=rate.value * width * better,
         unit=unit,
     )
     files = {SCRIPT: text, PACKAGES: _packages(row.versions)}
     return files | ({PROMPTS: prompts} if prompts else {})
 
 
-def write_folder(row: Measurement, directory: Path) -> list[str]:
+def noise_of(row: Measurement, history: Iterable[Measurement]) -> tuple[float, float]:
+    """Standard deviation of the log ratio of two equals on the row's machine, beyond their repeats,
+    and its degrees of freedom: of jobs that ``history`` has in several runs, else assumed."""
+    place = (row.device_name, row.emulated, row.nodes)
+    trends = trends_of(r for r in history if (r.device_name, r.emulated, r.nodes) == place)
+    if trends.noise_degrees == KNOWN:
+        return ASSUMED_NOISE, KNOWN
+    return math.sqrt(2) * trends.noise, trends.noise_degrees
+
+
+def rows_of_runs(results: Path) -> list[Measurement]:
+    """The rows of the newest runs of a results directory, without those that cannot be read."""
+    rows: list[Measurement] = []
+    for run in runs(results)[:_MOST_RUNS]:
+        with contextlib.suppress(StoreError):
+            rows += Store.existing(results, run).measurements(samples=False)
+    return rows
+
+
+def write_folder(
+    row: Measurement, directory: Path, history: Iterable[Measurement] = ()
+) -> list[str]:
     """Write the folder and return its files' names; raises as ``folder_of``, and StoreError."""
-    files = folder_of(row)
+    files = folder_of(row, history)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from measurement_factory import with_interval
 from measurements import row
 
 from orchestrator.core.errors import NotComparable
@@ -72,6 +76,41 @@ def test_it_has_the_prompts_and_the_versions_of_packages_alone() -> None:
     assert contents == [example.content for example in load_examples("english-prompts")]
 
 
+def expected(row: Measurement, history: Sequence[Measurement] = ()) -> tuple[float, float]:
+    """The ends of what is expected, over the row's figure."""
+    ends = re.search(r"= figures.throughput, (.+), (.+)", folder_of(row, history)[SCRIPT])
+    assert ends is not None and row.metrics.throughput is not None
+    low, high = (float(end) / row.metrics.throughput for end in ends.groups())
+    return low, high
+
+
+def test_what_is_expected_follows_from_both_errors_and_the_noise_between_runs() -> None:
+    exact = with_interval(a_row(), 100.0, 0.0, repeats=5)
+    assert expected(exact) == pytest.approx((math.exp(-0.0392), math.exp(0.0392)), abs=1e-4)
+    rough = with_interval(a_row(), 100.0, 1.0, repeats=5)
+    assert expected(rough)[1] > expected(exact)[1]
+    chance = random.Random(0)
+    nights = [
+        replace(
+            with_interval(row(number), chance.gauss(100, 0.5), 0.1, repeats=5),
+            invocation_id=f"i{night}",
+        )
+        for night in range(3)
+        for number in range(12)
+    ]
+    place = {name: getattr(nights[0], name) for name in ("device_name", "emulated", "nodes")}
+    quiet = replace(exact, **place)
+    assert 1.005 < expected(quiet, nights)[1] < expected(quiet)[1]
+    assert expected(replace(quiet, nodes=("another",)), nights) == expected(quiet)
+
+
+def test_a_figure_that_is_a_lower_bound_may_be_exceeded() -> None:
+    alone = with_interval(a_row(), 100.0, 0.1, repeats=5)
+    beside = replace(alone, processor_wait_share=0.5, processor_cores=0.5)
+    assert expected(beside)[0] == expected(alone)[0]
+    assert expected(beside)[1] > 1.5 * expected(alone)[1]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -100,4 +139,5 @@ def test_its_script_measures_the_job_in_a_fresh_process(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert re.search(r"^[\d.e+]+ \S+: (inside|OUTSIDE) what was expected", done.stdout, re.M)
+    printed = r"^[\d.e+]+ \S+ ± [\d.]+% in 2 repeats: (inside|OUTSIDE) what was expected"
+    assert re.search(printed, done.stdout, re.M)
