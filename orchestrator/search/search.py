@@ -23,7 +23,7 @@ from orchestrator.search.acquisition import (
     probability_below,
 )
 from orchestrator.search.roofline import Mean, Plane
-from orchestrator.search.space import Floats, Rows, Space
+from orchestrator.search.space import KINDS, Floats, Rows, Space
 from orchestrator.search.surrogate import Belief, Kernel, Surrogate
 
 #: Cells that one decision looks at: the best of the last one, and others in turn.
@@ -163,7 +163,9 @@ class Search:
             if not self._promising or len(chosen) == len(first):
                 order = np.argsort(-scores, kind="stable")[: LOOKED_AT // 2]
                 self._promising = [int(row) for row in rows[order]]
-            at = int(scores.argmax())
+            left = np.flatnonzero(~taken)
+            left = left[self._untried(rows[left], chosen)]
+            at = int(left[scores[left].argmax()])
             taken[at] = True
             chosen.append(int(rows[at]))
             if correlation is not None and len(chosen) < count:
@@ -248,6 +250,21 @@ class Search:
             self._cursor = (self._cursor + window) % size
             rows = sorted({*promising, *(int(row) for row in turn if int(row) not in known)})
         return np.array([*add, *rows], dtype=np.intp)
+
+    def _untried(self, rows: NDArray[np.intp], chosen: Sequence[int]) -> NDArray[np.bool_]:
+        """Which rows to choose from: those with most values of categories that no other cell has,
+        next to the best cell in all sizes, so that engines and precisions are compared where it
+        matters; all rows if every value was tried."""
+        new = self.space.new_categories(rows, sorted(self.known.union(chosen)))
+        some = new == new.max()
+        measured = self._keeping() or self._measured
+        if not new.any() or not measured:
+            return some
+        best = max(measured, key=lambda row: (self.objective.sign * measured[row], -row))
+        distance = np.zeros(len(rows))
+        for kind in KINDS:
+            distance += self.space.squared_distances(kind, rows, [best])[:, 0]
+        return some & (distance == distance[some].min())
 
     def _believe(self, metric: Metric, rows: NDArray[np.intp], *, roughly: bool = False) -> Belief:
         surrogate = self._surrogates.get(metric.name)

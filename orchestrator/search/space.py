@@ -40,6 +40,10 @@ KINDS = {
 }
 
 
+#: Squared distance of cells that differ in one category.
+_FAR_CATEGORY = 4.0
+
+
 class Space:
     """The cells of a grid, in their order; a cell is known by its row.
 
@@ -118,16 +122,27 @@ class Space:
             total += one[:, at, None] != other[None, :, at]
         return total
 
+    def new_categories(self, rows: Rows, known: Rows) -> NDArray[np.intp]:
+        """Count the categories of each row whose value no known cell has, shape (rows,)."""
+        total = np.zeros(len(rows), dtype=np.intp)
+        for codes in self._codes.T:
+            total += ~np.isin(codes[rows], codes[known])
+        return total
+
     def spread_out(self, count: int, first: int) -> list[int]:
         """Rows of a space-filling choice: each is the farthest from those before it."""
         features = np.concatenate([self._features[kind] for kind in KINDS], axis=1)
         features = features / np.maximum(features.std(axis=0), 1e-9)
-        chosen = [first]
-        distance = np.square(features - features[first]).sum(axis=1)
+        rows, chosen = np.arange(self.size), [first]
+        nearest = np.full(self.size, np.inf)
         while len(chosen) < min(count, self.size):
-            distance[chosen] = -1.0
-            chosen.append(int(distance.argmax()))
-            distance = np.minimum(distance, np.square(features - features[chosen[-1]]).sum(axis=1))
+            last = chosen[-1]
+            # A category that differs is as far as two standard deviations of a size.
+            distance = np.square(features - features[last]).sum(axis=1)
+            distance += _FAR_CATEGORY * self.mismatches(rows, [last])[:, 0]
+            nearest = np.minimum(nearest, distance)
+            nearest[chosen] = -1.0
+            chosen.append(int(nearest.argmax()))
         return chosen
 
 

@@ -10,8 +10,8 @@ leave-one-out errors of the cells measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -76,13 +76,18 @@ def _bell(space: Space, kind: str, rows: Rows, others: Rows, doublings: float) -
 
 
 class Scale(NamedTuple):
-    """Factors on the kernel's amplitudes and on its noise."""
+    """Factors on the kernel's amplitudes and on its noise, and on the length of load."""
 
     amplitude: float
     noise: float
+    load_doublings: float = 1.0
 
 
-SCALES = tuple(Scale(*pair) for pair in ((0.6, 1), (1.2, 1), (2.5, 1), (5, 1), (2.5, 4), (5, 4)))
+#: The last are of grids whose curves over load turn within a doubling, as where caches end.
+SCALES = (
+    *(Scale(*pair) for pair in ((0.6, 1), (1.2, 1), (2.5, 1), (5, 1), (2.5, 4), (5, 4))),
+    *(Scale(*pair, load_doublings=0.5) for pair in ((5, 4), (5, 8))),
+)
 #: Pairs of factors that later fits still weigh, once so many cells are known.
 _LIKELIEST, _ENOUGH = 2, 24
 #: Steps to a mean's parameters, and their largest and last size in prior deviations.
@@ -152,17 +157,35 @@ class Surrogate:
         return Belief(*map(np.concatenate, zip(*blocks, strict=True)))
 
     def _believe(self, fits: Mapping[Scale, _Fit], rows: Rows, at: Rows) -> Belief:
-        across = self._kernel.between(self._space, at, rows)
-        beliefs = [self._predict(scale, fit, at, across) for scale, fit in fits.items()]
+        across = self._covariances(fits, at, rows)
+        beliefs = [
+            self._predict(scale, fit, at, across[scale.load_doublings])
+            for scale, fit in fits.items()
+        ]
         weights = np.array([fit.weight for fit in fits.values()])
         means = np.stack([belief.mean for belief in beliefs])
         mean = weights @ means
         variance = weights @ (np.stack([b.deviation for b in beliefs]) + np.square(means - mean))
         return Belief(mean, np.sqrt(variance) * self.calibration)
 
+    def _covariances(
+        self, scales: Iterable[Scale], rows: Rows, others: Rows
+    ) -> dict[float, Floats]:
+        """Covariances by the factor on the length of load."""
+        length = self._kernel.load_doublings
+        return {
+            factor: replace(self._kernel, load_doublings=length * factor).between(
+                self._space, rows, others
+            )
+            for factor in {scale.load_doublings for scale in scales}
+        }
+
     def _learn(self, rows: Rows, logs: Floats) -> None:
-        among = self._kernel.between(self._space, rows, rows)
-        fits = {scale: self._fit_scaled(scale, rows, logs, among) for scale in self._scales}
+        among = self._covariances(self._scales, rows, rows)
+        fits = {
+            scale: self._fit_scaled(scale, rows, logs, among[scale.load_doublings])
+            for scale in self._scales
+        }
         evidence = np.array([fit.evidence for fit in fits.values()])
         weights = np.exp(evidence - evidence.max())
         weights /= weights.sum()

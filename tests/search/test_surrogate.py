@@ -17,6 +17,7 @@ from orchestrator.search.acquisition import (
     probability_below,
 )
 from orchestrator.search.roofline import PARAMETERS, Mean, Plane, Roofline
+from orchestrator.search.search import Metric, Search
 from orchestrator.search.space import Role, Space
 from orchestrator.search.surrogate import Belief, Surrogate
 
@@ -153,3 +154,28 @@ def test_settings_without_numbers_are_categories() -> None:
     assert space.categories == 1
     assert space.mismatches([0], [1, 2]).tolist() == [[1.0, 1.0]]
     assert space.squared_distances("layout", [0], [1])[0, 0] > 0
+
+
+def test_a_spread_of_cells_has_every_category_before_it_repeats_one() -> None:
+    chosen = SPACE.spread_out(SPACE.size, 0)
+    assert sorted(chosen) == list(EVERY)
+    assert {GRID[row]["engine"] for row in chosen[:2]} == {"a", "b"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_precisions_are_compared_at_the_best_load_where_rates_fall_beyond_it(seed: int) -> None:
+    """Each is measured once before any is twice, and the fastest of 60 cells is known by 20."""
+    loads, factors = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), (1.0, 0.6, 1.3, 0.8, 2.0, 0.4)
+    cells = [{"load": load, "engine": str(factor)} for factor in factors for load in loads]
+    space = Space(cells, {"load": Role.LOAD, "engine": Role.CATEGORY})
+    rate = {
+        row: float(cell["engine"]) * 10 * int(cell["load"]) / (1 + (int(cell["load"]) / 9) ** 3)
+        for row, cell in enumerate(cells)
+    }
+    search = Search(space, Metric("rate", Roofline(space, rate=True)), seed=seed)
+    tried = []
+    while len(tried) < 20:
+        tried += search.propose()
+        search.measured(tried[-1], {"rate": rate[tried[-1]]})
+    assert {cells[row]["engine"] for row in tried[: len(factors)]} == set(map(str, factors))
+    assert max(rate[row] for row in tried) == max(rate.values())
