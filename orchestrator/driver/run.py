@@ -218,7 +218,9 @@ def drive(
             publish=publish,
             logged=logged,
             trouble=lambda: next(filter(None, (getattr(e, "trouble", "") for e in outer)), ""),
-            waiting=lambda: getattr(executor, "waiting", "") or schedule.without_cards,
+            waiting=lambda: (
+                getattr(executor, "waiting", "") or schedule.without_cards(time.monotonic())
+            ),
             asked_to_stop=lambda: stop_requests(store.path),
             write_status=lambda text: store.write_file(run_files.STATUS, redact(text, os.environ)),
             passports=PassportBook(store, time.time) if options.passports else None,

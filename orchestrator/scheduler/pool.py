@@ -41,6 +41,7 @@ class Pool:
         #: Jobs by width, repeats included.
         self.unfinished = Counter(r.width for r in records if r.phase is not Phase.DONE)
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
+        self.had_cards: set[int] = set()  # widths that had a card set at some time
         self._held: tuple[Node, ...] = ()  # by others, who may give them back
         self._failed = self._worked = 0  # attempts, for which a card may be blamed or not
         self._known = True  # whether anybody can say which nodes there are
@@ -93,6 +94,7 @@ class Pool:
         for width, count in self.unfinished.items():
             if not count or self._can_have(width):
                 self.hopeless_at.pop(width, None)
+                self.had_cards.add(width)
             elif width not in self.hopeless_at:
                 self.hopeless_at[width] = now + self._settings.wait_for_nodes_s
                 widths.append(width)

@@ -58,6 +58,7 @@ from orchestrator.scheduler.state import (
 from orchestrator.util.format import duration, plural
 
 _AFTER_S = 1e-3  # later than a job's latest start, and not just as late
+_NOTICE_S = 60.0  # that nodes may take to start before a job without cards is worth a notice
 
 
 class Schedule:
@@ -384,16 +385,17 @@ class Schedule:
                 else:
                     pool.enqueue(record)
 
-    @property
-    def without_cards(self) -> str:
-        """Jobs that have no card set left, and how long they wait for one; "": there are none."""
-        limit = duration(self.settings.wait_for_nodes_s)
+    def without_cards(self, now: float) -> str:
+        """Jobs that lost their last card set, or have waited a minute for a first one, and how long
+        they go on waiting; "" if there are none."""
+        limit_s = self.settings.wait_for_nodes_s
         return "; ".join(
             f"{plural(pool.waiting(width), 'job')} of {plural(width, f'{kind} card')}: none is "
-            f"left to run on, and after {limit} without a server they are given up"
+            f"left to run on, and after {duration(limit_s)} without a server they are given up"
             for kind, pool in self.pools.items()
-            for width in sorted(pool.hopeless_at)
+            for width, given_up_at in sorted(pool.hopeless_at.items())
             if pool.waiting(width)
+            and (width in pool.had_cards or now >= given_up_at - limit_s + _NOTICE_S)
         )
 
     def _give_up_hopeless(self) -> Iterator[Command]:

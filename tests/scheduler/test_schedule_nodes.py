@@ -301,9 +301,17 @@ def test_a_node_that_leaves_in_a_silence_is_waited_for_until_after_it() -> None:
     cluster.leave("n1")
     cluster.tick(600)
     assert not cluster.finals()
-    assert not cluster.schedule.without_cards
+    assert not cluster.schedule.without_cards(cluster.now)
     cluster.see(ClusterSilent(at=cluster.now, silent=False))
-    assert "1 job of 1 HPU card: none is left" in cluster.schedule.without_cards
-    assert "after 30s" in cluster.schedule.without_cards
+    notice = cluster.schedule.without_cards(cluster.now)
+    assert "1 job of 1 HPU card: none is left" in notice and "after 30s" in notice
     cluster.tick(30)
-    assert cluster.finals()["a"].state is State.LOST and not cluster.schedule.without_cards
+    assert cluster.finals()["a"].state is State.LOST
+    assert not cluster.schedule.without_cards(cluster.now)
+
+
+def test_a_run_whose_nodes_are_starting_has_a_minute_before_it_is_said() -> None:
+    cluster = Cluster(planned(job()))
+    cluster.tick()
+    assert not cluster.schedule.without_cards(cluster.now + 59)
+    assert "none is left to run on" in cluster.schedule.without_cards(cluster.now + 60)
