@@ -1,5 +1,4 @@
-"""Clock, rows and ended jobs of a run. Final rows are made only here: one a job, and one for each
-repeat that replaces it."""
+"""Clock, rows and ended jobs of a run. Final rows are made here alone: one a job or better repeat."""
 
 from __future__ import annotations
 
@@ -39,11 +38,6 @@ class Ledger:
             self.unfinished += record.phase is not Phase.DONE
             if record.search is None:
                 self._configurations.setdefault(configuration_of(record.job), []).append(record)
-
-    @property
-    def time_of_day(self) -> float:
-        """Now, as rows have it: seconds since the epoch."""
-        return self.now + self.ahead_s
 
     def row(
         self,

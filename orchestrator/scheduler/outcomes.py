@@ -94,36 +94,32 @@ class OutcomeJudge:
         self.settings = ledger.settings
         limits = (self.settings.breaker_failures, self.settings.breaker_within_s)
         self._attempts = Breaker("attempts", *limits)
-        self._starts = Breaker("workers", *limits)
+        self.starts = Breaker("workers", *limits)
         if self.settings.succeeded_before:
             self._attempts.success()
-            self._starts.success()
+            self.starts.success()
         self._cards: dict[str, str] = {}  # of workers that were started
         self._searches = Searches(ledger)
 
     @property
     def tripped(self) -> str:
         """Reason of a tripped breaker to stop the run, or empty."""
-        return self._attempts.tripped or self._starts.tripped
+        return self._attempts.tripped or self.starts.tripped
 
     def begun(self, command: Command) -> None:
         """Note the start of a worker or attempt, or the stop of a worker."""
         if isinstance(command, StartWorker):
-            self._starts.begun(str(command.card))
+            self.starts.begun(str(command.card))
             self._cards[command.worker_id] = str(command.card)
         elif isinstance(command, StopWorker):  # a gang's, say, of which another did not start
-            self._starts.withdrawn(self._cards.pop(command.worker_id, ""))
+            self.starts.withdrawn(self._cards.pop(command.worker_id, ""))
         elif isinstance(command, RunAttempt):
             self._attempts.begun(command.attempt.job_id)
 
     def node_gone(self, node: Node) -> None:
         """Forget the workers that were starting on a lost node."""
         for card in node.cards:
-            self._starts.withdrawn(str(card))
-
-    def worker_is_up(self) -> None:
-        """Disarm the breaker of starts: a worker has started."""
-        self._starts.success()
+            self.starts.withdrawn(str(card))
 
     def conclude(self, pool: Pool, lease: Lease, outcome: Outcome) -> Iterator[Command]:
         """Write the row of a current attempt, then decide about its job, workers and cards."""
@@ -262,7 +258,7 @@ class OutcomeJudge:
                     pool, record, POLICIES[failure.failure_class].backoff_s
                 )
         yield from pool.rest(slot)
-        self._starts.failure(failure.failure_class, str(slot.card), 0.0, failure.message)
+        self.starts.failure(failure.failure_class, str(slot.card), 0.0, failure.message)
         if failure.failure_class is FailureClass.NODE_LOST:  # says nothing of cards
             return
         # A busy card may be free soon; a card that computes wrong results stays faulty.
@@ -327,7 +323,7 @@ class OutcomeJudge:
 
 def made_up(lease: Lease, state: State, failure: Failure, ledger: Ledger, rank: int = 0) -> Outcome:
     """Outcome of an attempt that ends now without a report of its workers."""
-    at = ledger.time_of_day
+    at = ledger.now + ledger.ahead_s  # seconds since the epoch
     ran_s = ledger.now - lease.began_at if lease.began_at is not None else 0.0
     ended = RankOutcome(rank=rank, state=state, started_at=at - ran_s, ended_at=at, failure=failure)
     return Outcome(

@@ -419,9 +419,8 @@ class Placement:
 
 
 def _reservable(record: JobState, slot: Slot) -> bool:
-    if slot.reservation is not None or slot.quarantined:
-        return False
-    return not (record.particular and record.avoids(slot.card))
+    free = slot.reservation is None and not slot.quarantined
+    return free and not (record.avoided and record.avoids(slot.card))
 
 
 def _is_spoken_for(slot: Slot) -> bool:

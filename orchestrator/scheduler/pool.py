@@ -58,7 +58,7 @@ class Pool:
         if len(record.avoided) < len(record.failed_on):
             self._confined[record.job_id] = record
         self.pending.push(record)
-        if record.particular or record.width > 1:
+        if record.avoided or record.width > 1:
             self.cards.touch_all()
 
     def withdraw(self, record: JobState, reason: str) -> Iterator[Command]:
@@ -266,13 +266,14 @@ class Pool:
         slot.resting = True
         self._release_reservation(slot)
         self.cards.refresh(slot)
-        yield self._later(self._settings.card_rest_s, lambda: self._rested(slot))
 
-    def _rested(self, slot: Slot) -> None:
-        slot.resting = False
-        self.cards.refresh(slot)
-        if self.pending.widths():
-            self.cards.touch_all()
+        def rested() -> None:
+            slot.resting = False
+            self.cards.refresh(slot)
+            if self.pending.widths():
+                self.cards.touch_all()
+
+        yield self._later(self._settings.card_rest_s, rested)
 
     def _release_reservation(self, slot: Slot) -> None:
         if slot.reservation is not None:
@@ -285,8 +286,7 @@ class Pool:
             avoided = set(places[:count])
 
             def good(slot: Slot, avoided: set[Card | str] = avoided) -> bool:
-                card = slot.card
-                return slot.usable and card not in avoided and card.node_id not in avoided
+                return slot.usable and avoided.isdisjoint((slot.card, slot.card.node_id))
 
             if self.cards.has_set(record.width, good):
                 return count

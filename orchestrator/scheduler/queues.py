@@ -139,11 +139,6 @@ class Bucket:
     starting: int = 0  # of the workers; each will take a job
 
     @property
-    def is_short(self) -> bool:
-        """Return whether it has more jobs than workers that are starting for them."""
-        return len(self.queue) > self.starting
-
-    @property
     def urgency(self) -> tuple[float, bool, float]:
         """Sort key for one more worker: draw, firsts, time of the jobs with one more worker."""
         draw = 0.0 if self.workers else self.draw
@@ -177,7 +172,7 @@ class PendingJobs:
 
     def push(self, record: JobState) -> None:
         """Add one job."""
-        if record.particular:
+        if record.avoided:
             self.particular.setdefault(record.width, {})[record.job_id] = record
         else:
             self._queue_of(record).push(record)
@@ -196,7 +191,7 @@ class PendingJobs:
         self.take(record)
         record.expect(estimate)
         self.push(record)
-        if record.warm and record.width == 1 and not record.particular:
+        if record.warm and record.width == 1 and not record.avoided:
             self.buckets[_bucket_key(record)].load_s = record.load_s
 
     def widths(self) -> list[int]:
@@ -245,8 +240,8 @@ class PendingJobs:
         return max(map(_turn, self.candidates(width)), default=(False, 0.0))
 
     def short_buckets(self) -> list[Bucket]:
-        """The buckets that may want another worker, the most urgent first."""
-        short = [bucket for bucket in self.buckets.values() if bucket.is_short]
+        """The buckets with more jobs than workers that start for them, the most urgent first."""
+        short = [bucket for bucket in self.buckets.values() if len(bucket.queue) > bucket.starting]
         return nlargest(LOOK_AHEAD, short, key=lambda bucket: bucket.urgency)
 
     def attach(self, worker: Worker, bucket: Bucket) -> None:

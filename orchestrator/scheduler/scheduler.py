@@ -180,13 +180,11 @@ class Schedule:
                 yield from self._attempt_ended(outcome)
             case WorkerReady(worker_id=worker_id):
                 for pool, worker in self._worker_of(worker_id):
-                    self._verdicts.worker_is_up()
+                    self._verdicts.starts.success()
                     yield from pool.leases.ready(worker, self._ledger.now)
             case WorkerStopped(worker_id=worker_id, failure=failure):
                 yield from self._worker_stopped(worker_id, failure)
-            case WorkerOverdue(
-                worker_id=worker_id, reason=reason
-            ):  # its card is free when it ended
+            case WorkerOverdue(worker_id=worker_id, reason=reason):
                 for pool, worker in self._worker_of(worker_id):
                     if worker.state is not WorkerState.STOPPING:
                         worker.overdue = reason

@@ -146,14 +146,9 @@ class JobState:
         """Seconds of its next attempt on a running worker."""
         return self.duration / SEARCH_FACTOR if self.search else self.duration
 
-    @property
-    def particular(self) -> bool:
-        """Return whether it must avoid some cards, after a failure there."""
-        return bool(self.avoided)
-
     def avoids(self, card: Card) -> bool:
         """Return whether it avoids this card now, after a failure there or on its node."""
-        return card in self.avoided or card.node_id in self.avoided
+        return not self.avoided.isdisjoint((card, card.node_id))
 
     def send_elsewhere(self, what: Literal["", "card", "node"], cards: Iterable[Card]) -> None:
         """Avoid these cards, or their nodes, in its next attempts if possible."""
@@ -199,11 +194,6 @@ class Worker:
     overdue: str = ""  # why it was stopped, if it hung
     abandoned: bool = False  # did not stop in time; no longer waited for
     bucket: Bucket | None = None  # whose jobs it serves
-
-    @property
-    def fresh(self) -> bool:
-        """Return whether it is up and has run nothing yet, as a new one."""
-        return self.state is WorkerState.IDLE and not self.used
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -338,7 +328,6 @@ class CardPool:
         self.usable_cards = 0
         self.changed = False  # cards came or went for good
         self._joined = 0
-        self._spans: dict[int, bool] = {}  # by width; as long as the servers stay the same
 
     def add(self, node: Node) -> None:
         """Add a node; a node of the same id must have left before."""
@@ -348,7 +337,6 @@ class CardPool:
             self._joined += 1
         self.servers[node.server_id] = self.server_of[node.node_id] = server
         new = server.add(node)
-        self._spans.clear()
         self.usable_cards += len(new)
         self.changed = True
         for slot in new:
@@ -358,7 +346,6 @@ class CardPool:
         """Remove a node and return its slots; the caller ends their leases and workers."""
         server = self.server_of.pop(node_id)
         gone = server.remove(node_id)
-        self._spans.clear()
         if not server.vacant:
             self.vacant.pop(server.server_id, None)
         if not server.nodes:
@@ -456,9 +443,7 @@ class CardPool:
 
     def spans(self, width: int) -> bool:
         """Return whether a job of this width takes several servers here."""
-        if width not in self._spans:
-            self._spans[width] = not any(s.groups(width) for s in self.servers.values())
-        return self._spans[width]
+        return not any(server.groups(width) for server in self.servers.values())
 
     def has_set(self, width: int, good: Callable[[Slot], bool]) -> bool:
         """Return whether some legal set of this width has only good cards, were they all open."""

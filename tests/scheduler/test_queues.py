@@ -49,7 +49,7 @@ def check(pending: PendingJobs, waiting: list[JobState]) -> None:
     assert work_s == sum(duration for _, duration in singles)
     for width in pending.widths():
         gangs = [(each.first, each.duration) for each in waiting if each.width == width]
-        if not any(each.particular for each in waiting):
+        if not any(each.avoided for each in waiting):
             assert pending.is_turn_of(width) == (max(gangs) >= max(singles, default=(False, 0.0)))
 
 
