@@ -1,8 +1,5 @@
-"""Checks of cards' speed, and which of the cards are slow. Pure.
-
-A card is compared with the other cards of its node, which shows a card that was always slow, and
-with its own earlier checks, which show a node whose cards have all become slower.
-"""
+"""Checks of cards' speed, and which of them are slow, beside the other cards of their node (one
+that was always slow) and their own earlier checks (a node that has become slower). Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Deadline of a run, report included: ``--deadline 08:00`` or ``--budget 9h``.
+"""Deadline of a run, report included: ``--deadline 08:00`` or ``--budget 9h``. Pure.
 
-The schedule gets an earlier moment, by which every attempt must have ended; the reserve between
-the two is for processes to end and for the report. Pure: the time of day is an argument.
+Every attempt must have ended somewhat earlier: the reserve is for processes to end and the report.
 """
 
 from __future__ import annotations

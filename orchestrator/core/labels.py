@@ -1,8 +1,7 @@
 """Job labels: only what varies in the grid.
 
-``where`` and ``work`` name the work (model, workload, dataset, cards, settings whose role is
-``work``), ``choices`` the way of doing it (precision, batch size, engine, settings whose role is
-``choice``). Labels end with the choices, which suffice under a heading that names the work.
+``where`` and ``work`` name the work (settings whose role is ``work``), ``choices`` the way of doing
+it. Labels end with the choices, which suffice under a heading that names the work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Row of an attempt, successful or not, in the result tables.
 
-Raw samples are stored and statistics derived from them (``workloads/bench``), so later
-versions can compute better ones. Times are seconds, sizes bytes. The sums of a repeat are over all
-ranks, its time is that of the slowest.
+Raw samples are stored and statistics derived from them, so later versions can compute better ones.
+Times are seconds, sizes bytes. A repeat's sums are over all ranks, its time is the slowest's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Readings of an attempt's timed part: energy, utilization and clocks of its cards. Pure.
 
-Energy is the difference of two readings of the card's counter, interpolated at both ends; without a
-counter, power is integrated. It is None, never a guess, for an interval not covered by readings
-throughout or not much longer than the time between them.
+Energy is the difference of two readings of the card's counter, or else its power integrated. It is
+None, never a guess, for an interval not covered by readings or too short for their distance.
 """
 
 from __future__ import annotations

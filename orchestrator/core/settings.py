@@ -1,11 +1,8 @@
 """Settings that every job has: types, defaults, roles, and what a row's parameters mean today.
 
 A batch size may be a search: ``max`` (the largest that fits) or ``best`` (the fastest), stored as
-text for ids and rows, such as ``max(cap=4096, tolerance=0.05)``; in a grid that is a mapping,
-``{max: {cap: 4096, tolerance: 0.05}}``.
-
-``as_declared`` translates the parameters of an older version's row. A setting that nothing here
-declares counts as work: rows that differ in it are never ranked.
+text such as ``max(cap=4096, tolerance=0.05)``; in a grid ``{max: {cap: 4096, tolerance: 0.05}}``.
+A setting that nothing here declares counts as work: rows that differ in it are never ranked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Examination of a node, on the node: reads files, limits and the vendor's tool, uses no card.
-
-Packages are imported in a separate process, so that one that crashes is found.
-"""
+"""Examination of a node, on the node: files, limits and the vendor's tool; no card is used.
+Packages are imported in a separate process, so that one that crashes is found."""
 
 from __future__ import annotations
 

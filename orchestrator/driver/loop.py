@@ -1,9 +1,8 @@
 """The loop: events go to the schedule, its commands to the executor and the store.
 
 The loop decides nothing. Simultaneous events are handled together; cards get their next work first,
-then rows are written, before the loop waits or shows anything. Timers come due as ``Tick``; signals
-become ``StopRequested``; transient failures of executor or disk are retried. While a disk is full,
-nothing new starts and rows wait in memory (``rows.py``).
+then rows are written, before the loop waits or shows anything. Transient failures of executor or
+disk are retried. While a disk is full, nothing new starts and rows wait in memory (``rows.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Durable writing of rows, in batches, and delayed while the disk is full.
 
-Rows are pending until their batch is synced. Every few seconds synced rows become a Parquet file.
-
 While rows do not fit on the disk, commands that start something wait behind them, in order: nothing
 starts whose result could not be written. Attempts go on, and stops are carried out at once. The
 agent of a row's node keeps the outcome until the row is safe (``durable``).

@@ -3,13 +3,9 @@
 Ray can end its process from C++ without an exception, and so can a kernel out of memory. The driver
 is therefore a child of a small process that imports neither Ray nor torch and passes on signals and
 the exit code. If a driver dies without reporting an exit code, its supervisor has the page written,
-notifies the hooks (``--notify``), waits until the cluster answers, and resumes the run.
-
-A driver learns of its supervisor from an environment variable, and reports its run and exit code
-over a pipe. It dies with its supervisor, so killing the typed process kills the run.
-
-``python -m orchestrator.driver.supervisor`` writes the page and notifies: both need imports that
-this process avoids.
+notifies the hooks (``--notify``), waits until the cluster answers, and resumes the run. A driver
+dies with its supervisor. As a program, this module writes the page and notifies: both need imports
+that the supervisor avoids.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Dependencies between jobs, and the implied jobs that others start from. Pure.
 
 A job whose setting ``consumes`` a named thing needs the job of the grid that ``produces`` it:
-``adapter: NAME`` and ``save_adapter: NAME``, ``model: NAME`` and ``save_model: NAME``. A name that
-no job of the grid saves must exist already.
-
-An engine may need a calibration of the model on the same card count before it runs in a precision
-(``EngineSpec.calibrations``); the plan adds it before the jobs that need it. A job with ``quality:
-true`` comes after the reference of its model and prompts, even if that fails.
+``adapter: NAME`` and ``save_adapter: NAME``. An engine may need a calibration of the model before
+it runs in a precision (``EngineSpec.calibrations``); the plan adds it. A job with ``quality: true``
+comes after the reference of its model and prompts, even if that fails.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Objectives of a grid: the blocks ``search:`` and ``questions:``. Not part of any job id.
 
-    search:
-      objective: throughput
-      subject_to: {ttft_s: "<= 0.5", peak_memory_bytes: "<= 0.9 card"}
-      stop: {cells: 25 %, within: 2 %, hours: 6}
-    questions:
-      - {best: throughput, for: {model: chatglm3-6b}, subject_to: {ttft_s: "<= 0.3"}}
+    search: {objective: throughput, subject_to: {ttft_s: "<= 0.5"}, stop: {cells: 25 %, hours: 6}}
+    questions: [{best: throughput, for: {model: chatglm3-6b}, subject_to: {ttft_s: "<= 0.3"}}]
 
 The search orders the cells of the grid and ends with the first stop that is reached. A question is
-answered from the cells that it is about, measured or predicted. Both write bounds in one grammar.
+answered from the cells that it is about, measured or predicted.
 """
 
 from __future__ import annotations

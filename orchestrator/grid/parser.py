@@ -1,11 +1,5 @@
 """The grid: one YAML file that says what to measure, as the jobs it asks for.
 
-    name: nightly
-    defaults: {workload: text-generation, model: tiny-chatglm3}
-    experiments:
-      - name: precision
-        axes: {precision: [fp32, bf16, int4], batch_size: 1..64 *2}
-
 Three passes each collect all problems: YAML (``yaml``), structure and single values
 (``vocabulary``), meaning (here). An experiment with problems is not expanded, which would only
 report their consequences. ``docs/grids.md`` documents every key.

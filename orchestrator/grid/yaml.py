@@ -1,12 +1,10 @@
 """Grid files as text: strict YAML in, plain values with positions out.
 
 Scalars follow a narrowed YAML 1.2 core schema: `no`, `on`, `010`, `1_000` and `1:30` are text,
-`1e3` is a number, numbers are decimal and finite. Refused, each with line and column: duplicate
-keys, tags, merge keys (use `defaults:`), several documents, aliases that expand without bound,
-bytes that are not UTF-8, tabs in indentation, control characters. Anchors and aliases work.
-
-PyYAML's composer is recursive (deep nesting overflows the stack) and loses positions of aliases, so
-the parser's events are composed here, with bounds on depth and expansion.
+`1e3` is a number. Refused, each with line and column: duplicate keys, tags, merge keys, several
+documents, aliases that expand without bound, bytes that are not UTF-8, tabs in indentation, control
+characters. PyYAML's composer is recursive (deep nesting overflows the stack) and loses positions of
+aliases, so the parser's events are composed here.
 """
 
 from __future__ import annotations

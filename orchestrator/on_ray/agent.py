@@ -1,11 +1,9 @@
 """The agent of a node, a Ray actor, and its placement.
 
-A placement group holds its node's cards, which jobs take as tasks (``job_tasks.py``). Processes
-beneath the agent do the work (``worker/node_workers.py``), so they can crash, hang and be replaced
-while it stays.
-
-Ray ends the actors and groups of dead drivers, but not of one that hangs or was cut off from the
-results. So their names identify the driver, and the run's next driver ends stale ones.
+A placement group holds its node's cards. Processes beneath the agent do the work
+(``worker/node_workers.py``), so they can crash, hang and be replaced while it stays. Ray ends the
+actors and groups of dead drivers, but not of one that hangs or was cut off from the results: their
+names identify the driver, and the run's next driver ends stale ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The driver's channel to one node's agent: requests out, response batches back.
 
-Requests are batched into one Ray call; a call for responses is nearly always outstanding. Ray may
-reorder calls, or lose one with a connection, so messages are numbered (``worker/protocol.py``) and
-each call resends all unconfirmed requests.
+A call for responses is nearly always outstanding. Ray may reorder calls, or lose one with a
+connection, so messages are numbered (``worker/protocol.py``) and resent until confirmed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Claims on nodes: an agent takes all free cards of a node at once.
 
 A node joins when Ray has placed our agent on its cards and the agent's spawner listens. It leaves
-when Ray, its agent or its spawner reports the end; all its workers are gone then, and a living node
-is claimed again. Cards in use by others are claimed once free, as a further node of the same
-server; until then they are reported, so that jobs which need the whole server wait.
-
-The GCS is queried beside the loop (``gcs.py``). While it is silent, no node is found or declared
-dead, claimed nodes work on, and other timeouts are suspended.
-
-Runs of one cluster take turns (``run_queue.py``): nodes are claimed only in this run's turn.
+when Ray, its agent or its spawner reports the end; a living node is claimed again. Cards in use by
+others are claimed once free, as a further node of the same server; until then they are reported, so
+that jobs which need the whole server wait. While the GCS is silent (``gcs.py``), no node is found
+or declared dead, and claimed nodes work on. Nodes are claimed only in the run's turn
+(``run_queue.py``).
 """
 
 from __future__ import annotations

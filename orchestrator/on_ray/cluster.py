@@ -1,8 +1,7 @@
 """The Ray cluster that a run uses, and its cards.
 
-``connect`` joins a cluster; ``local_cluster.py`` starts one. A node's kind of card follows from its
-Ray resources; a node without any is itself a card, its processor. Nodes with two kinds of cards are
-refused: their jobs would share memory and cores and distort each other's measurements.
+A node's kind of card follows from its Ray resources; a node without any is itself a card, its
+processor. Nodes with two kinds of cards are refused: their jobs would distort each other's figures.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Executor on Ray: performs the schedule's commands and reports events.
 
 Ray hands out the first free card indices, which can be an illegal set on Gaudi, and lets a waiting
-8-card request starve. So one agent per node takes all free cards as one bundle of a placement group
-(``claims.py``), and the schedule assigns cards to workers.
-
-``WorkerPool`` keeps workers and attempts without Ray, and never waits for a single worker.
+8-card request starve. So one agent per node takes all free cards (``claims.py``), and the schedule
+assigns them. ``WorkerPool`` keeps workers and attempts without Ray, and never waits for one worker.
 """
 
 from __future__ import annotations

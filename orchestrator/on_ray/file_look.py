@@ -1,8 +1,5 @@
-"""The look at a grid's absolute paths on the nodes that will read them.
-
-One task a node asks the rules of workloads, without torch or a card; over a dashboard, a job on the
-head starts these tasks.
-"""
+"""The look at a grid's absolute paths on the nodes that will read them: one task a node asks the
+rules of workloads, without torch or a card; over a dashboard, a job on the head starts these."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
 """Calls to Ray's global control store (GCS) outside the driver's loop.
 
-A call to a frozen or lost GCS blocks for a minute or for ever, while agents, which are called
-directly, work on without it (Ray 2.60). So one thread makes the calls in order, and the loop
-collects the answers.
-
-Ray ends a process whose GCS is away for a minute, from C++, without an exception
-(``RAY_gcs_rpc_server_reconnect_timeout_s``); ``outlived`` prevents that, to save the last rows.
+A call to a frozen or lost GCS blocks for a minute or for ever, while agents work on without it (Ray
+2.60). So one thread makes the calls in order, and the loop collects the answers. Ray ends a process
+whose GCS is away for a minute, from C++, without an exception; ``outlived`` prevents that.
 """
 
 from __future__ import annotations

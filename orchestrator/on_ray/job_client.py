@@ -1,9 +1,7 @@
 """Ray's HTTP interface for jobs, spoken directly: a workstation needs neither Ray nor torch.
 
-The dashboard serves ``/api/jobs/`` (documented as Ray's jobs REST API) and ``/api/packages/``, by
-which Ray's own client uploads working directories: a zip file named by its content, which the
-cluster keeps as long as a job uses it. ``/api/v0/logs`` (Ray's state API, of ``ray logs``) serves
-files of a node's log directory, through links there too.
+The dashboard serves ``/api/jobs/`` (Ray's jobs REST API), ``/api/packages/`` (working directories
+as zip files named by their content) and ``/api/v0/logs`` (files of a node's log directory).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Jobs as Ray tasks that hold their cards.
 
-For a run, Ray holds a node's free cards as a placement group. A job that has been running for a
-second is a task in it, on each of its nodes, with as many cards as it has there: `ray list tasks`,
-`ray status` and the dashboard show which job has how many cards of which node. The task calls the
-agent, which returns when the job's worker has ended the attempt; cancelling it ends the job.
-
-Orders and outcomes do not pass through tasks: Ray loses a call with its process, and its memory
-monitor ends tasks first. So a task that dies otherwise costs nothing, and another takes its place.
+A job that has been running for a second is a task in its node's placement group, with as many cards
+as it has there: `ray list tasks`, `ray status` and the dashboard show which job has which cards.
+The task returns when the job's worker has ended the attempt; cancelling it ends the job. Orders and
+outcomes do not pass through tasks, so one that dies otherwise costs nothing and is replaced.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Ray jobs on a cluster's head: submitted grids, and queries of its runs.
 
-A job runs the command one would type there (`python -m orchestrator run …`), with the program, the
-grid and the files it names uploaded (``upload.py``). The submission id is chosen here, so that a
-repeated submission finds the job instead of starting a second one. The workstation needs only the
-dashboard's port, through Ray's job client.
-
+A job runs the command one would type there, with the program, the grid and the files it names
+uploaded (``upload.py``). Its submission id is chosen here, so that a repeated submission finds it.
 Submitted drivers and head jobs (commands that answer a query) both run on the head node, so head
-jobs find the runs' files. ``python -m orchestrator.on_ray.jobs`` is the head job that prints the
-cluster's nodes for a workstation, which cannot join.
+jobs find the runs' files. As a program, this module prints the cluster's nodes for a workstation.
 """
 
 from __future__ import annotations

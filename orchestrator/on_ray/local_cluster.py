@@ -1,10 +1,8 @@
 """A private Ray cluster on this machine: one Ray node per emulated or real server.
 
-Ray runs code for anyone who reaches it, and by default listens everywhere without a token. So all
-clusters are started here: on loopback (Ray derives its listeners from the nodes' address, and only
-127.0.0.1 means loopback), and with a random token in a private directory, passed by environment.
-
-Each node has its server's resources; ``emulated`` marks cards that are not real to any driver.
+Ray runs code for anyone who reaches it, and by default listens everywhere without a token. So
+clusters are started on loopback (Ray derives its listeners from the nodes' address, and only
+127.0.0.1 means loopback), with a random token in a private directory, passed by environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A run's figures for Prometheus, through Ray's own exporter.
+"""A run's figures for Prometheus, through Ray's own exporter (prefix ``ray_``).
 
-Ray serves them on the metrics port of the driver's node, with the prefix ``ray_``. All are gauges
-of a status's totals, so missed scrapes and restarts lose nothing. Unknown values are not recorded.
-A throughput is named by its workload's unit. ``docs/grafana/nightgrid.json`` draws these names.
+All are gauges of a status's totals, so missed scrapes and restarts lose nothing. A throughput is
+named by its workload's unit. ``docs/grafana/nightgrid.json`` draws these names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Outcomes that a node stores until the driver has synced their rows.
 
 Rows wait in the driver while the results disk is full, and its agents die with it. So each agent
-stores a rank's outcome on its node's disk before sending it, and removes it once the row is
-durable. The run's next driver makes rows of the rest (``driver/recovery.py``). The files are
-pickles in a directory that only this user can enter.
+stores a rank's outcome on disk before sending it, and the run's next driver makes rows of those
+that are left (``driver/recovery.py``). They are pickles in a directory that only this user enters.
 """
 
 from __future__ import annotations

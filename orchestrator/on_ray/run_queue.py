@@ -1,13 +1,10 @@
 """The queue of runs on one cluster, by priority, then first come, first served; no preemption.
 
 Each run has one ticket, a key in the GCS that only its driver writes; one with a ``turn`` may claim
-cards. Turns go in the order of the queue to runs that share no kind of card with an earlier turn. A
-run writes that it is ``taking`` its turn before it looks whether a rival has or takes one, so that
-of two runs at once one sees the other.
-
-A ticket ends with its driver, as Ray reports it; a supervised run keeps its turn for ``GRACE_S``. A
-driver silent for ``SILENCE_S`` keeps its cards but blocks nobody. Everything here runs in the
-thread that calls the GCS (``gcs.py``).
+cards. Turns go in order to runs that share no kind of card with an earlier turn. A run writes that
+it is ``taking`` its turn before it looks for rivals, so that of two at once one sees the other. A
+ticket ends with its driver; a supervised run keeps its turn for ``GRACE_S``, and a driver silent
+for ``SILENCE_S`` keeps its cards but blocks nobody.
 """
 
 from __future__ import annotations

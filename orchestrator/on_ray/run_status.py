@@ -1,11 +1,8 @@
 """Status of a cluster's runs, read over its dashboard without starting a job there.
 
 Ray's dashboard serves files below a node's log directory, through links in it too. A driver links
-its results directory from there, under every name by which a workstation may know it, and a
-workstation reads the ``status.json`` of its runs: two requests of some 20 ms.
-
-Jobs of a cluster are forgotten with its head. A workstation therefore notes what it last saw, and
-reports that once the head is gone, or started again.
+its results directory from there, and a workstation reads the ``status.json`` of its runs: two
+requests of some 20 ms. Jobs are forgotten with the head, so a workstation notes what it last saw.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Files uploaded with a submitted grid: the program, the grid, and the files that the grid names.
 
-Ray uploads a whole working directory, which may be a home directory. So a submission is staged in
-its own directory: the two packages, the grid, its models, datasets and adapters with relative paths
-(absolute ones are the cluster's), and ``--include``. Files named like secrets (``.env``,
-``id_rsa``, ``*.pem``) are uploaded only if each is named explicitly.
+A submission is staged in a directory of its own: the two packages, the grid, its models, datasets
+and adapters with relative paths (absolute ones are the cluster's), and ``--include``. Files named
+like secrets (``.env``, ``id_rsa``, ``*.pem``) are uploaded only if each is named explicitly.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """Searches for a batch size: the largest that fits (``max``), and the fastest (``best``). Pure.
 
-*Largest.* Memory is about linear in the batch size: weights once, keys, values and activations for
-each item. Two sizes that fitted, or one and the slope of other jobs of the same work, give a line;
-the search jumps to where it meets the card's memory. Without memory readings it doubles until a
-size does not fit, then bisects. It ends when no size beyond the tolerance can fit.
+*Largest.* Memory is about linear in the batch size. Two sizes that fitted, or one and the slope of
+other jobs of the same work, give a line; the search jumps to where it meets the card's memory.
+Without memory readings it doubles until a size does not fit, then bisects.
 
 *Fastest.* Throughput has one peak, searched among powers of two by golden section. Two sizes are
 tied if their intervals overlap and their means are within the tolerance: neither side is given up
-then, and the smallest tied size is the answer. A size that does not fit counts as a fall. Trials
-are timed less tightly than the measurement that follows.
-
-The history maps sizes to their newest trials.
+then, and the smallest tied size is the answer. Trials are timed less tightly than a measurement.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Effects of a deadline on the schedule: anchors first, late jobs given up, estimates corrected.
 
-A *configuration* is a model, workload, dataset, precision, engine, accelerator, card count and
-techniques. Its cells differ in *sizes* (batch size and lengths). Its *anchor* is the cell with the
-sizes that most configurations share, so that anchors can be compared; of several the middle one.
-Anchors go first, since the night may end before the grid does.
-
-A waiting job is given up once its latest start has passed. Estimates are corrected by what the run
-measures: a first night has no other rows.
+A *configuration* is a job less its *sizes* (batch size and lengths). Its *anchor* is the cell with
+the sizes that most configurations share, so that anchors can be compared; of several the middle
+one. Anchors go first, since the night may end before the grid does. A waiting job is given up once
+its latest start has passed. Estimates are corrected by what the run measures.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Estimate of a job's time on its cards, from earlier rows, with its margin of error.
 
-The nearest rows win: the same job, the same settings at another batch size, the same precision, the
-same workload and model, the same workload and kind of card, and last a prior from the job's work
-(``work.py``). Rows of other work are scaled by it. Loading and running are estimated apart, because
-a warm worker does not load.
-
-Each new row is first predicted at every distance; the errors give the margin at that distance,
-which covers nine of ten.
+The nearest rows win (``Distance``), scaled by their work (``work.py``) if it differs, which is also
+the prior. Loading and running are estimated apart, because a warm worker does not load. Each new
+row is first predicted at every distance; the errors give the margin there, which covers nine of
+ten.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Invariants of a run, checked at every moment from events and commands alone.
 
-The checker keeps state of its own, independent of the schedule's. No card has two workers, no
-worker two attempts, no job two attempts or two final rows, but for repeats of flagged rows, which
-are as many as its settings allow and follow a success; a gang's cards are a legal set and its
-processes fresh; no process runs two replicates; every ended attempt gets a row before any command
-that uses its cards again; nothing is commanded after the end; a deadline is kept, whatever fails.
-It costs a few dictionary look-ups a command, so it stays on in simulations of a million events.
+The checker keeps state of its own, independent of the schedule's; it costs a few dictionary
+look-ups a command, so it stays on in simulations of a million events.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Leases of cards to attempts, and the worker processes on the cards.
 
-A lease gives a card set to one attempt, from the decision until its outcome. If the attempt needs
-processes of its own (a gang, ``isolation: process``, a retry elsewhere), old workers on its cards
-are stopped, new ones start when those are gone, and it runs when all are ready. Workers started
-without a lease serve one-card jobs.
+A lease gives a card set to one attempt, from the decision until its outcome. An attempt that needs
+processes of its own (a gang, ``isolation: process``, a retry elsewhere) waits until the old workers
+on its cards are gone and new ones ready. Workers started without a lease serve one-card jobs.
 """
 
 from __future__ import annotations

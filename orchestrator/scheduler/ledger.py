@@ -1,4 +1,4 @@
-"""Clock, rows and ended jobs of a run. Final rows are made here alone: one a job or better repeat."""
+"""Clock, rows and ended jobs of a run; final rows are made only here."""
 
 from __future__ import annotations
 

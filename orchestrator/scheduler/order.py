@@ -1,8 +1,7 @@
 """Jobs that are released in the order of a search, or left unmeasured once it has its answer.
 
 An ``Order`` governs jobs that neither need others nor are needed. They are held until it releases
-them, as many as there are cards free; when it is over, those that are left end as NOT_STARTED with
-its reason. The order learns from rows, which the schedule does not read.
+them, as many as there are cards free; those that are left end as NOT_STARTED with its reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Consequences of an ended attempt, of a worker that did not start, and of a stop.
 
 The row comes first; then the job (ended, retried, or its search goes on), its workers (kept warm or
-replaced) and its cards (trusted or blamed). A process that does not end only blocks its card: after
-a while its attempt counts as over.
+replaced) and its cards (trusted or blamed). A process that does not end only blocks its card.
 """
 
 from __future__ import annotations

@@ -3,17 +3,15 @@
 The longest job goes first, on the first legal set of cards that is open:
 
 1. A gang longer than every one-card job gets an open set. If no gang of a width runs or has cards
-   reserved, one set is reserved and drained, so that gangs never starve; jobs estimated to end in
-   time may run there meanwhile.
+   reserved, one set is drained for it, so that gangs never starve; jobs that end in time may run
+   there meanwhile.
 2. One-card jobs go to an idle worker that holds their model; else an idle worker takes the model
-   with most work waiting; else a new worker starts. Each step costs more than the one before, so
-   it is taken only if the workers already serving that model would be slower.
+   with most work waiting; else a new worker starts. Each step costs more than the one before, so it
+   is taken only if the workers already serving that model would be slower.
 3. Gangs get the open sets that one-card jobs leave.
 
-A worker serves one replicate number (``queues.py``); an idle one of another number is stopped if
-waiting jobs need a fresh process. With a deadline only jobs that can end before it start. Only
-servers on which a card came open are considered, so the cost of a decision does not grow with the
-number of jobs.
+With a deadline only jobs that can end before it start. Only servers on which a card came open are
+considered, so the cost of a decision does not grow with the number of jobs.
 """
 
 from __future__ import annotations

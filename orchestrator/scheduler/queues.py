@@ -1,13 +1,12 @@
 """Queues of jobs that wait for cards or for other jobs.
 
 Gangs wait by width, one-card jobs in a bucket per residency key (jobs with processes of their own
-share one), jobs that must avoid some card apart. Queues are longest first, which ends a run
-soonest, but *firsts* come before others: the jobs that others wait for, or with a deadline the
-anchors (``deadline.py``).
+share one), jobs that must avoid some card apart. Queues are longest first, but *firsts* come before
+others: the jobs that others wait for, or with a deadline the anchors (``deadline.py``).
 
 ``replicates: N`` runs a job in N processes, since memory layout, autotuned kernels and clocks do
-not vary within one. Three rules keep replicates independent: a process serves one replicate number;
-the order of models, and of cells within a model, is drawn from the run's seed (a randomised block
+not vary within one. To keep replicates independent, a process serves one replicate number; the
+order of models, and of cells within a model, is drawn from the run's seed (a randomised block
 design: R. A. Fisher, The Design of Experiments, 1935), so drift falls on no cell alone; and a cell
 goes to a card that is new to it, if there is one.
 """

@@ -1,13 +1,9 @@
 """Repeats: rows that something disturbed, and winners, are measured again before the run ends.
 
-A repeat starts only while nothing else waits for its kind of card, not even in a pause before a
-retry, and one at a time is queued, so that each goes by what is known by then: first those that
-could change an answer. It goes back when other work comes before it has begun. A repeat is not
-retried, and whatever becomes of it the row that it repeats stays: only a better one replaces it.
-
-Winners of a search come last, in a fresh process and if possible on another card.
-
-Flags are derived from measurements, which the schedule does not know: a ``FlagJudge`` is handed in.
+A repeat starts only while nothing else waits for its kind of card, and one at a time is queued,
+first those that could change an answer; it goes back when other work comes before it has begun. It
+is not retried, and only a better row replaces the one that it repeats. Winners of a search come
+last, in a fresh process and if possible on another card.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Retry policies, by class of failure, and the circuit breaker.
+"""Retry policies, one a class of failure, and the circuit breaker.
 
-One policy per class of failure. Failures caused by the job (out of memory, bad configuration) are
-never retried, since the answer would be the same; failures of the surroundings (card, node,
-network) are retried elsewhere.
-
-A broken driver, a missing package or a wrong image makes every attempt fail within seconds. The
-breaker stops the run if the first few jobs or cards, in order of start (of a thousand cards the few
-bad ones fail first), fail alike and soon. A success, a late failure or one of another class disarms
-it for good. A subject that was stopped or lost with its node is replaced by the next in order.
+Failures caused by the job are never retried, since the answer would be the same; failures of card,
+node or network are retried elsewhere. A broken driver, a missing package or a wrong image makes
+every attempt fail within seconds: the breaker stops the run if the first few jobs or cards, in
+order of start (of a thousand cards the few bad ones fail first), fail alike and soon. A success, a
+late failure or one of another class disarms it for good.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The schedule: a state machine that turns events into commands, without I/O or clock.
 
-Each card has at most one worker, and each worker runs at most one attempt. Jobs go longest first to
-workers that hold their model; gangs get a legal card set drained for them (``placement.py``).
-``retry.py`` has the policy for each failure. The end of an attempt gives its row before any other
-command, and every job gets exactly one final row. With a deadline anchors go first
-(``deadline.py``), jobs that cannot end in time are not started, and attempts that overrun are
-stopped. Durations are of a monotonic clock; the deadline is a time of day, which moves on that
-clock when the time of day is set (``ClockSet``). ``driver/loop.py`` and ``simulator.py`` run it.
+A card has at most one worker, a worker at most one attempt. Jobs go longest first to workers that
+hold their model; gangs get a legal card set drained for them (``placement.py``); ``retry.py`` has
+the policy for each failure. An ended attempt gives its row before any other command, and every job
+exactly one final row. Durations are of a monotonic clock; the deadline is a time of day, which
+moves on that clock when it is set (``ClockSet``). ``driver/loop.py`` and ``simulator.py`` run it.
 """
 
 from __future__ import annotations

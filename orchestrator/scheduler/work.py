@@ -1,12 +1,9 @@
 """Work of a job, and the time that it takes on a nominal device. Pure.
 
 A repeat calls the model so often, for so many positions; a call costs its launch, the reading of
-all parameters and its arithmetic (two operations a parameter and position). Warm-up is some
-repeats, cut by its limit, and the timed part some more, cut by ``time_limit_s``. Training goes
-through its steps once, a given number of images is made once, both with their warm-up. The figures
-are no promise of a device: rows correct them by a factor (``estimator.py``,
-``planning/forecast.py``), which within one run spreads by 1.5 to 2.4 where the work spreads by
-hundreds.
+all parameters and its arithmetic (two operations a parameter and position). The figures are no
+promise of a device: rows correct them by a factor (``estimator.py``), which within one run spreads
+by 1.5 to 2.4 where the work spreads by hundreds.
 """
 
 from __future__ import annotations

@@ -2,12 +2,9 @@
 
 A row (``row_of``) maps columns to plain values: ``metrics`` flattened, times in microseconds since
 the epoch, values of ``parameters`` as JSON, raw samples and items as records with their rank, nulls
-left out. It is a line of JSON in the log (``log.py``), with bytes as base64 and NaN and infinities
-as Python writes them; many rows make a Parquet table.
-
-Numbers that their columns do not admit move as text to ``details``, so that readers refuse no
-measured row. Everything else round-trips exactly. Tables are decoded column by column with shared
-values made once: a hundred thousand rows take seconds.
+left out. Numbers that their columns do not admit move as text to ``details``, so that readers
+refuse no measured row; everything else round-trips exactly. Tables are decoded column by column
+with shared values made once: a hundred thousand rows take seconds.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Every column of the result tables: its unit, its meaning, and the numbers that it may hold.
 
-``schema.py`` fails on a field of a record that is not described here, and a test on a description
-without its field, so that the two cannot drift apart. Units are those of the field's own standard
-terms: s, bytes, tokens/s. Percentiles are interpolated linearly between samples.
-
-A number is not negative and at most 2^53 (exact in every program that reads it) unless its entry
-says otherwise. Whether a column may be null follows from the record: where the field may be None.
-Readers check both once (``validation.py``); the writer keeps what does not fit out of numbers.
+``schema.py`` fails on a field of a record that is not described here. Percentiles are interpolated
+linearly between samples. A number is not negative and at most 2^53 (exact in every program that
+reads it) unless its entry says otherwise. The writer keeps what does not fit out of numbers.
 """
 
 from __future__ import annotations

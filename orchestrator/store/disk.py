@@ -1,8 +1,6 @@
 """File system calls for rows, and atomic files.
 
-Only this module touches files of rows. Each call is one or two system calls, so that tests can
-replace them by a faulty disk (``tests/night``).
-
+Only this module touches files of rows; tests replace its calls by a faulty disk (``tests/night``).
 A file is written under a name that readers ignore, synced and renamed, then its directory is
 synced: a crash leaves the old state or the new.
 """

@@ -1,8 +1,7 @@
 """The id of a run, bound to its directory's path, so that a copy is another run.
 
-The next driver finds a dead driver's processes by it (``worker/orphans.py``). ``run.id`` has the id
-on line 1, and JSON on line 2: path, host and former ids. A directory renamed on its host keeps its
-id; a copy beside the original, or on another host, gets a new one.
+The next driver finds a dead driver's processes by it. ``run.id`` has the id on line 1, and JSON on
+line 2: path, host and former ids. A directory renamed on its host keeps its id.
 """
 
 from __future__ import annotations

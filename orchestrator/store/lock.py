@@ -1,10 +1,10 @@
 """The lock file of a run: one driver at a time, and rules for taking over from a dead one.
 
-The file is created atomically (a hard link), so it is exclusive on network file systems too. A
-holder on this host is found by process id *and* start time, since ids are reused; in another
-container of this host by its ``flock``; a rebooted host holds nothing. A holder on another host
-touches the file every few seconds; ``nightgrid run --resume`` takes over from a silent one. A guard
-file's ``flock`` serialises takeovers. A holder that was cut off checks its lock before each write.
+The file is created by a hard link, so it is exclusive on network file systems too. A holder on this
+host is found by process id *and* start time, in another container of this host by its ``flock``; a
+rebooted host holds nothing. A holder on another host touches the file every few seconds, and
+``nightgrid run --resume`` takes over from a silent one. A guard file's ``flock`` serialises
+takeovers. A holder that was cut off checks its lock before each write.
 """
 
 from __future__ import annotations

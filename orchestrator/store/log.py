@@ -2,17 +2,13 @@
 
     <sha256[:16] of the row> <the row as JSON, see codec.py>\\n
 
-A row is safe when its line is synced (``RowLog.append``); every few seconds the lines move to a
-Parquet file. Logs are named
+A row is safe when its line is synced; every few seconds the lines of ``rows/.rows-<writer>-<n>
+.jsonl`` (plain readers skip dot files) move to a Parquet file. After a failed write a new log is
+created, so a row may be in two files (``reader.ROW_KEY``). A crash can tear the last line, which
+was never confirmed; any other checksum mismatch is damage.
 
-    rows/.rows-<writer>-<n>.jsonl        plain readers skip dot files
-
-Names are never reused; after a failed write, or another writer's log, a new one is created. So a
-row may be in two files, and readers deduplicate it (``reader.ROW_KEY``). A crash can tear the last
-line, which was never confirmed; any other checksum mismatch is damage.
-
-The attempt journal (``begun.log``) has the same lines: per running attempt the row that it gets if
-its driver dies. It is replaced before attempts begin and not synced: a power failure may lose it.
+The attempt journal (``begun.log``) has per running attempt the row that it gets if its driver dies.
+It is replaced before attempts begin and not synced: a power failure may lose it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ wrong values without an error.
     rows-<attempt>-<sha256[:16]>.parquet           up to 1,000 rows (earlier version)
     compacted-<rows>-<sha256[:16]>.parquet         many rows (earlier version)
 
-Files are verified before parsing, values once after (``validation.py``); damage is reported and
-left in place. A row may be in two files while the writer merges them; ``ROW_KEY`` deduplicates.
+Damage is reported and left in place. A row may be in two files while the writer merges them;
+``ROW_KEY`` deduplicates.
 """
 
 from __future__ import annotations

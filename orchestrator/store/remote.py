@@ -1,17 +1,13 @@
 """Copies of runs: in an object store, and fetched from a cluster.
 
-*A mirror* (``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``) follows a run without delaying it: a
-thread copies changes every few seconds and the rest at the end. While the address is unreachable
-the run reports it and goes on; a later try or driver copies what is missing. ``mirror.json`` there
-names the run, so that another of its name is refused. pyarrow uses the credentials of each store's
-own tools. S3 is tested over HTTP; Google's is untested.
+*A mirror* (``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``) follows a run: a thread copies changes
+every few seconds and the rest at the end; while the address is unreachable the run goes on, and a
+later try copies what is missing. ``mirror.json`` there names the run, so that another of its name
+is refused. S3 is tested over HTTP; Google's is untested.
 
-*A transfer* sends a run's files as text, since Ray's job interface carries only output.
-``python -m orchestrator.store.remote RUN`` prints the files that the other side lacks: a list, then
-each file in parts, with its SHA-256. ``Receiver`` writes only complete files, so an interrupted
-transfer can be repeated.
-
-A copy only grows: a row in two of its files is read once.
+*A transfer* sends a run's files as text, since Ray's job interface carries only output. As a
+program, this module prints the files that the other side lacks: a list, then each file in parts,
+with its SHA-256. ``Receiver`` writes only complete files. A copy only grows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Arrow schema of the result tables, built from the fields of ``Measurement``.
 
-Every column carries its description and unit (``column_docs.py``) in its metadata, from which
-``docs/schema.md`` is generated. ``metrics`` is flattened for plain SQL; raw samples and items stay
-nested; open-ended names are maps; values of ``parameters`` are JSON, since their types differ.
+Every column carries its description and unit (``column_docs.py``), from which ``docs/schema.md`` is
+generated. ``metrics`` is flattened for plain SQL; raw samples and items stay nested; open-ended
+names are maps; values of ``parameters`` are JSON, since their types differ.
 
 Format history (``schema_version``):
     1  first version

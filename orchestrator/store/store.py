@@ -1,9 +1,7 @@
 """The rows of one run: appended to a log, then moved into Parquet.
 
-A row is durable when ``append`` returns; ``to_parquet`` publishes it every few seconds. A log is
-removed once the Parquet file with its rows is safe; a closing writer merges many files likewise.
-Meanwhile a plain Parquet reader may see a row twice (``reader.py`` reads it once). The next writer
-repairs what a crash leaves.
+A row is durable when ``append`` returns; ``to_parquet`` publishes it every few seconds, and removes
+a log once the file with its rows is safe. The next writer repairs what a crash leaves.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """This host: its usable cores, its clocks, and its environment.
 
-Durations, timeouts, backoffs and events use ``time.monotonic``, because the time of day may be set
-by hand, by a time server or after a virtual machine resumes. The time of day is only for people
-(rows, notes, status, locks) and ``--deadline`` (``CallAt`` here, ``ClockSet`` in the schedule).
-``tests/project/test_architecture.py`` lists every function that may read it, and why.
+Durations, timeouts and events use ``time.monotonic``, because the time of day may be set. The time
+of day is only for people and ``--deadline``; ``tests/project/test_architecture.py`` lists every
+function that may read it, and why.
 """
 
 from __future__ import annotations

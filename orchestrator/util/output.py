@@ -1,9 +1,8 @@
 """The only way to write to standard output and error, robust against failures and hostile text.
 
-``guarded`` streams survive a full disk, a closed descriptor, or a reader that is gone or stuck:
-they count what is lost and report it once there is room, so output never ends a measurement.
-Commands whose product is their output get ``OutputFailed``. ``say`` and ``console`` make control
-characters visible.
+``guarded`` streams survive a full disk, a closed descriptor, or a reader that is gone or stuck, so
+output never ends a measurement; they report what was lost. Commands whose product is their output
+get ``OutputFailed``. ``say`` and ``console`` make control characters visible.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Keep secrets out of rows and logs: error messages quote URLs, headers and environments.
 
-Secrets are replaced before a message leaves the worker and in all Python output. Native code may
-bypass that, so the end of a log that a row quotes is redacted again. Always redact before cutting:
-half of a secret is not recognised.
-
-Names such as ``GITHUB_PAT`` are certain: values of six characters or more are removed. For doubtful
-ones such as ``SORT_KEY``, a word or small number stays: removing it would garble log lines.
+Always redact before cutting: half of a secret is not recognised. Names such as ``GITHUB_PAT`` are
+certain; for doubtful ones such as ``SORT_KEY`` a word or small number stays, since removing it
+would garble log lines.
 """
 
 from __future__ import annotations

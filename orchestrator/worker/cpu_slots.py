@@ -1,13 +1,10 @@
 """CPU slots: shares of a host's cores for jobs that compute on them, and processor readings.
 
-Emulated and CPU cards of one host share its cores, so concurrent jobs would distort each other's
-figures. A job takes as many cores as it has threads before it loads (loading disturbs others) and
-keeps them to its end, across all drivers of a user on the host. Unless a single job needs it, one
-core stays free for Ray, the driver and starting workers.
-
-A taken core is a locked byte of one file; the kernel frees it when the process dies, and children
-do not inherit it. A job takes all its cores at once under the queue's lock, so gangs neither starve
-nor deadlock. Locks of stopped processes (SIGSTOP) are ignored.
+Emulated and CPU cards of one host share its cores. A job takes as many as it has threads before it
+loads and keeps them to its end, across all drivers of a user on the host; one core stays free for
+Ray and the driver unless a single job needs it. A taken core is a locked byte of one file: the
+kernel frees it when the process dies. A job takes all its cores at once under the queue's lock, so
+gangs neither starve nor deadlock. Locks of stopped processes (SIGSTOP) are ignored.
 
 The file lies in a directory private to the user, since others' locks could stop a run. Slots are
 best effort: without them, or after hours without movement, a job runs anyway, and

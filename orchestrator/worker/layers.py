@@ -1,12 +1,9 @@
 """Layers: packages of other versions over those of a node, for jobs that name ``software``.
 
 A layer holds the packages that a job names and the dependencies that must change with them, as pip
-resolves them against what is installed. It comes first in the path of a worker's interpreter, so
-all else, torch above all, stays the node's own, and a layer is small. A node makes each once, in
-its cache, by the content that decides it: the text, Python, and the versions below.
-
-pip reads the node's own configuration: its index, or a directory of wheels (``PIP_NO_INDEX``,
-``PIP_FIND_LINKS``). Environments made by uv have no pip; uv is called there.
+(or uv) resolves them against what is installed, by the node's own configuration. It comes first in
+the path of a worker's interpreter, so all else, torch above all, stays the node's own. A node makes
+each once, in its cache, by the content that decides it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 An emulated card computes in the host's memory, which would hide every out-of-memory path. So the
 process gets a soft ``RLIMIT_DATA`` of the card's size above its use after imports; a refused
-allocation ends the job as OUT_OF_MEMORY, as on a card. The limit is lifted while the worker cleans
-up. Systems without that counter (not Linux) refuse it.
+allocation ends the job as OUT_OF_MEMORY, as on a card.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The worker processes of one node, with a thread for each, and the sampler of its cards.
 
 A stop has its own thread, so it reaches a hung process; ``Stopped`` is a worker's last response.
-
-Ranks of a gang wait for each other, on some transports (Gaudi's hccl) without a timeout. ``look``
-finds a halted rank by the kernel's process state: a silent one may be compiling for minutes.
+Ranks of a gang wait for each other, on some transports without a timeout: ``look`` finds a halted
+rank by the kernel's process state, since a silent one may be compiling.
 """
 
 from __future__ import annotations

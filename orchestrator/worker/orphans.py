@@ -1,15 +1,10 @@
 """Orphans: processes that outlive their driver, agent or worker, and how they are ended.
 
-A driver sets a mark in its environment before it starts anything, so all its descendants carry it.
-Their descendants belong to them too, unless marked by another driver. (Ray's agents overwrite their
-environment with a title unless ``SPT_NOENV`` is set, as in our private clusters.) Processes of a
-private cluster also carry the name of its directory.
-
-Only one driver holds a run (``store/lock.py``), so processes with the run's mark and another
-invocation are orphans. A process that cleared its environment and lost its parent is not found.
-
-Run as a program (``guarded``), this module waits for a driver with a private Ray to end and ends
-what uses its directory: Ray's agents otherwise live on for a minute with open ports.
+A driver sets a mark in its environment before it starts anything, so all its descendants carry it
+and belong to it, unless another driver marked them. (Ray's agents overwrite their environment with
+a title unless ``SPT_NOENV`` is set, as in our private clusters.) Only one driver holds a run, so
+processes with the run's mark and another invocation are orphans. Run as a program (``guarded``),
+this module waits for a driver with a private Ray to end and ends what uses its directory.
 """
 
 from __future__ import annotations

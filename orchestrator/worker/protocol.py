@@ -1,12 +1,9 @@
 """Messages between driver, agents and worker processes, and how they travel.
 
-Requests (driver to agent) and responses are numbered and resent from an ``Outbox`` until confirmed,
-so a lost call loses nothing; an ``Inbox`` drops duplicates. An agent talks to its worker process
-over a socket pair (``multiprocessing.connection``).
-
-A rank's outcome travels as bytes that only its worker and the driver unpickle, since a workload may
-put its own class into it. Pickles come only from processes that may run code here anyway, or from
-a node's private directory of outcomes (docs/security.md); results and downloads are never pickles.
+Requests (driver to agent) and responses are numbered and resent from an ``Outbox`` until confirmed;
+an ``Inbox`` drops duplicates. A rank's outcome travels as bytes that only its worker and the driver
+unpickle, since a workload may put its own class into it. Pickles come only from processes that may
+run code here anyway (docs/security.md); results and downloads are never pickles.
 """
 
 from __future__ import annotations

@@ -9,14 +9,10 @@ to it starts one worker and lives as long as that:
     spawner → {"exit": status, "host_oom": …} when the process and its children are gone
 
 A further message, or the client's end, kills the worker; a connection without a request reports the
-spawner's end. The spawner is a *subreaper*, so it inherits a dead worker's descendants. A second
-process, the reaper, waits above it, since Ray may kill the spawner first: each ends everything when
-the other is gone.
-
-On real cards every worker is a fresh interpreter, and one with software of its own (``layers.py``)
-on any. For CPU cards the spawner imports torch and transformers once, before it has threads, and
-forks: imports would take longer than the jobs. A
-driver whose nodes compute on this machine starts that spawner before Ray and shares it with agents.
+spawner's end. The spawner is a *subreaper*, so it inherits a dead worker's descendants; a reaper
+process waits above it, since Ray may kill the spawner first: each ends everything when the other is
+gone. On real cards, and with software of its own, a worker is a fresh interpreter. For CPU cards
+the spawner imports torch and transformers once, before it has threads, and forks.
 """
 
 from __future__ import annotations
