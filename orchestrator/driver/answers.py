@@ -72,7 +72,7 @@ def with_files(answers: tuple[Answered, ...], plan: Plan) -> tuple[Answered, ...
     """The answers with the names of their files and the commands that serve them."""
     jobs = _jobs(plan)
     return tuple(
-        replace(one, file=run_files.answer_file(number), launch=launch_of(jobs[one.job_id]))
+        replace(one, file=run_files.answer_file(number), launch=serving_command(jobs[one.job_id]))
         if one.job_id
         else one
         for number, one in enumerate(answers, 1)
@@ -98,7 +98,7 @@ def _jobs(plan: Plan) -> dict[str, Job]:
     return {planned.job.job_id: planned.job for planned in plan.jobs}
 
 
-def launch_of(job: Job) -> str:
+def serving_command(job: Job) -> str:
     """The command that serves the setting of a job; "" if its engine cannot, or is not here."""
     # Unknown ones, and the model and the engine's library may be on the nodes only.
     with contextlib.suppress(Exception):

@@ -43,7 +43,7 @@ from orchestrator.on_ray.gcs import Gcs
 from orchestrator.on_ray.job_tasks import JobTasks, task_on_cards
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.util.host import Interval
-from orchestrator.worker.environment import launch_of
+from orchestrator.worker.environment import start_request
 from orchestrator.worker.protocol import (
     Durable,
     Ended,
@@ -227,7 +227,7 @@ class WorkerPool:
             return
         self._workers[command.worker_id] = Worker(worker_id=command.worker_id, card=command.card)
         passed_on = {**loading.passed_on(), **encryption.passed_on()}
-        claim.channel.put(launch_of(command, claim.node, claim.facts, self._factory, passed_on))
+        claim.channel.put(start_request(command, claim.node, claim.facts, self._factory, passed_on))
 
     def _started(self, response: Started) -> None:
         worker, value = self._workers.get(response.worker_id), response.value

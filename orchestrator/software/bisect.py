@@ -31,7 +31,7 @@ from orchestrator.core.events import StartWorker
 from orchestrator.core.job import Job
 from orchestrator.core.outcome import Attempt, Failure, RankOutcome
 from orchestrator.core.topology import Node
-from orchestrator.worker.environment import launch_of
+from orchestrator.worker.environment import start_request
 from orchestrator.worker.layers import LIMIT_S
 from orchestrator.worker.process import WorkerProcess
 from orchestrator.worker.protocol import HostFacts, Run, unpickled
@@ -219,7 +219,7 @@ class Meter:
         name = f"bisect-{next(self._numbers)}"
         card = self.node.cards[0]
         command = StartWorker(worker_id=name, card=card, kind=job.process_kind)
-        process = WorkerProcess(launch_of(command, self.node, self.facts, WORKER, {}))
+        process = WorkerProcess(start_request(command, self.node, self.facts, WORKER, {}))
         limit = threading.Timer(LIMIT_S + JOB_LIMIT_S, process.stop, ["it hangs"])
         limit.daemon = True
         limit.start()

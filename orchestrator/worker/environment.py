@@ -51,21 +51,8 @@ GIT_DIRTY_VARIABLE = "NIGHTGRID_GIT_DIRTY"
 
 #: Packages whose version may explain a difference between two rows, beside those of engines.
 PACKAGES = (
-    "torch",
-    "peft",
-    "ray",
-    "datasets",
-    "accelerate",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "pyarrow",
-    "torchao",
-    "bitsandbytes",
-    "deepspeed",
-    "diffusers",
-    "gguf",
-    "optimum",
+    *("torch", "peft", "ray", "datasets", "accelerate", "tokenizers", "safetensors", "numpy"),
+    *("pyarrow", "torchao", "bitsandbytes", "deepspeed", "diffusers", "gguf", "optimum"),
 )
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -137,9 +124,8 @@ def _git(directory: Path, *arguments: str) -> str | None:
 def driver_version(accelerator: Accelerator) -> str | None:
     """Version of the kernel driver of this kind of card; None if there is none here."""
     command = accelerator.spec.driver_command
-    output = _output(command) if command else None
-    lines = (output or "").split()
-    return lines[0] if lines else None
+    words = ((_output(command) if command else None) or "").split()
+    return words[0] if words else None
 
 
 def kernel() -> str:
@@ -232,15 +218,14 @@ def configured_threads() -> int | None:
 # ---------------------------------------------------------------- the start of a worker
 
 
-def launch_of(
+def start_request(
     command: StartWorker, node: Node, facts: HostFacts, factory: str, passed_on: Mapping[str, str]
 ) -> Start:
     """Build the Start request of a worker, with the driver's ``passed_on`` variables."""
     card = command.card
-    environments = {}
     shown = CardProcess(card_index=card.index, gang=command.gang, uuids=facts.uuids)
-    for kind in process_kinds(card.accelerator.device):
-        environments[kind] = {
+    environments = {
+        kind: {
             **passed_on,
             **variables_of(kind),
             **environment_for(
@@ -255,6 +240,8 @@ def launch_of(
             ),
             **card.accelerator.spec.shown(shown),  # of an emulated card, too
         }
+        for kind in process_kinds(card.accelerator.device)
+    }
     config = WorkerConfig(
         worker_id=command.worker_id,
         card=card,

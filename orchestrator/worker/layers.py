@@ -143,11 +143,9 @@ def size_text(software: str) -> str:
 
 
 def _installed_bytes(package: str) -> int:
-    try:
-        files = metadata.distribution(package).files or ()
-    except metadata.PackageNotFoundError:
-        return 0
-    return sum(file.size or 0 for file in files)
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return sum(file.size or 0 for file in metadata.distribution(package).files or ())
+    return 0
 
 
 @cache
@@ -209,10 +207,9 @@ def _refusal(software: str, text: str) -> Exception:
     return ImportError(message) if _TRANSIENT.search(text) else BadConfiguration(message)
 
 
-def software_of(jobs: Iterable[Job]) -> Counter[str]:
+def jobs_by_layer(jobs: Iterable[Job]) -> Counter[str]:
     """Count the jobs of each software beside the nodes' own."""
-    names = (split_kind(job.process_kind)[1] for job in jobs)
-    return Counter(name for name in names if name)
+    return Counter(filter(None, (split_kind(job.process_kind)[1] for job in jobs)))
 
 
 def layer_notes(jobs: Iterable[Job]) -> list[str]:
@@ -220,13 +217,13 @@ def layer_notes(jobs: Iterable[Job]) -> list[str]:
     return [
         f"software {name}, {plural(count, 'job')}: each node installs it once, over its own "
         f"packages, before the first of them; {size_text(name)}"
-        for name, count in software_of(jobs).items()
+        for name, count in jobs_by_layer(jobs).items()
     ]
 
 
 def layer_findings(jobs: Iterable[Job]) -> Iterator[Finding]:
     """Findings of what pip would install here for each software of a grid's jobs."""
-    for name in software_of(jobs):
+    for name in jobs_by_layer(jobs):
         try:
             packages = resolve(name)
         except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.driver.answers import launch_of
+from orchestrator.driver.answers import serving_command
 from orchestrator.grid.parser import parse_grid
 from orchestrator.grid.schema import one_job_grid
 
@@ -38,8 +38,8 @@ def test_the_grid_of_one_job_is_that_job(name: str) -> None:
 
 def test_a_served_setting_has_its_command() -> None:
     job, *_ = parse_grid(f"name: g{GRIDS['serving']}".encode(), "g.yaml").jobs()
-    command = launch_of(job)
+    command = serving_command(job)
     assert command.startswith("python") and "workloads.engines.graph.server" in command
     assert "--model=tiny-chatglm3" in command and "--port=8000" in command
     job, *_ = parse_grid(f"name: g{GRIDS['training']}".encode(), "g.yaml").jobs()
-    assert launch_of(job) == ""
+    assert serving_command(job) == ""

@@ -19,7 +19,7 @@ from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Card
 from orchestrator.store.schema import schema
 from orchestrator.store.store import Store
-from orchestrator.worker.environment import launch_of
+from orchestrator.worker.environment import start_request
 from orchestrator.worker.protocol import HostFacts, Start
 from workloads.models import loading
 
@@ -71,7 +71,7 @@ def launch(node_name: str, passed_on: Mapping[str, str]) -> Start:
     facts = HostFacts(threads=1, version="", server="s", log_dir="/logs")
     card = Card(node_id=node_name, accelerator=Accelerator.HPU, index=0)
     start = StartWorker(worker_id="w1", card=card)
-    return launch_of(start, node(node_name, emulated=True), facts, "m:f", passed_on)
+    return start_request(start, node(node_name, emulated=True), facts, "m:f", passed_on)
 
 
 def test_workers_get_the_permission_of_their_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,13 +102,13 @@ def test_no_part_of_a_run_may_lead_elsewhere(tmp_path: Path, part: str) -> None:
     (tmp_path / "results" / "night").mkdir(parents=True)
     (tmp_path / "results" / "night" / part).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="leads out of"):
-        Store.open(tmp_path / "results", "night")
+        Store(tmp_path / "results", "night")
 
 
 def test_the_results_directory_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "results").symlink_to(tmp_path / "disk")
-    with Store.open(tmp_path / "results", "night"):
+    with Store(tmp_path / "results", "night"):
         assert (tmp_path / "disk" / "night" / "rows").is_dir()
 
 
