@@ -46,7 +46,7 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
 def write_rows(results: Path, count: int) -> None:
     """A run of so many rows."""
     measured = from_table(pq.read_table(ROOT / "results" / "h100" / "grids.parquet"))
-    with Store.open(results, RUN) as store:
+    with Store(results, RUN) as store:
         for number in range(-(-count // len(measured))):
             copies = [
                 replace(

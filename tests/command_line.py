@@ -126,16 +126,17 @@ class Head:
         assert address == self.address
         if self.gone:
             raise NoAnswer("nothing answers at head:8265: Connection refused")
+        self.client = self
 
     def session(self) -> str:
         return self.started
 
-    def files(self, pattern: str) -> list[str]:
+    def head_files(self, pattern: str) -> list[str]:
         if self.logs is None:
             return []
         return sorted(str(path.relative_to(self.logs)) for path in self.logs.glob(pattern))
 
-    def file(self, path: str) -> bytes:
+    def head_file(self, path: str) -> bytes:
         assert self.logs is not None
         return (self.logs / path).read_bytes()
 

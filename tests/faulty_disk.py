@@ -123,9 +123,9 @@ class Drivers:
 
     def check(self) -> None:
         """No row that a driver was told is safe is missing, and none is there twice."""
-        with Store.open(self.results, "night") as store:
+        with Store(self.results, "night") as store:
             self._look(store)
-        self._look(Store.open(self.results, "night"))
+        self._look(Store(self.results, "night"))
 
     def _look(self, store: Store) -> None:
         found = store.measurements(samples=False)

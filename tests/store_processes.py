@@ -20,7 +20,7 @@ CONTEXT.set_forkserver_preload(["pytest", "pandas", "pyarrow.parquet", "measurem
 
 def log_rows(results: Path, count: int, every: int) -> None:
     """Append ``count`` rows and make Parquet of them now and then."""
-    with Store.open(results, "night") as store:
+    with Store(results, "night") as store:
         for number in range(count):
             store.append(row(number))
             if (number + 1) % every == 0:
@@ -30,7 +30,7 @@ def log_rows(results: Path, count: int, every: int) -> None:
 
 def hold(results: Path, holding: Connection) -> None:
     """Take the run and keep it until killed."""
-    with Store.open(results, "night"):
+    with Store(results, "night"):
         holding.send("held")
         time.sleep(3600)
 
@@ -50,7 +50,7 @@ def try_to_hold(results: Path, start_at: float, result: Connection) -> None:
     Holder.alive = slow  # type: ignore[method-assign]
     time.sleep(max(0.0, start_at - time.time()))
     try:
-        with Store.open(results, "night"):
+        with Store(results, "night"):
             result.send("held")
             result.recv()
     except StoreLocked as error:

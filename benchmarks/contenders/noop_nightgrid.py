@@ -122,7 +122,7 @@ def main() -> None:
                 nodes=board.nodes or nodes,
             )
 
-        with Store.open(results, "noop") as store, contextlib.ExitStack() as stack:
+        with Store(results, "noop") as store, contextlib.ExitStack() as stack:
             ray = RayExecutor(run="noop", log_dir=store.path / "logs")
             timed = Timed(store, workers)
             closing = stack.enter_context(contextlib.closing(ray))

@@ -204,7 +204,7 @@ def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
     from orchestrator.driver.plan import own_machine
     from orchestrator.on_ray.cluster import connect, described, local_address
     from orchestrator.on_ray.examination import Examination
-    from orchestrator.on_ray.file_look import refused_on
+    from orchestrator.on_ray.file_look import refused
     from orchestrator.on_ray.local_cluster import emulate
 
     examination = Examination(
@@ -228,7 +228,7 @@ def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
         facts = examination.of(cluster)
         findings = _grid_findings(
             args.grid,
-            lambda jobs: refused_on(cluster.nodes(), jobs),
+            lambda jobs: refused(cluster.nodes(), jobs),
             lambda: described(cluster.nodes()),
         )
         return facts, findings
@@ -242,7 +242,7 @@ def _from_afar(args: argparse.Namespace) -> int:
         finding_of,
         findings_json,
     )
-    from orchestrator.on_ray.file_look import refused_at
+    from orchestrator.on_ray.file_look import refused
     from orchestrator.on_ray.jobs import JobServer, Versions, nodes_at, versions_here
 
     command = ["doctor", "--json", "--timeout", str(args.timeout_s)]
@@ -265,7 +265,7 @@ def _from_afar(args: argparse.Namespace) -> int:
     findings = [finding_of(finding) for finding in answered["findings"]]
     findings += check_workstation(here, Versions(**answered["facts"]["driver"]))
     findings += _grid_findings(
-        args.grid, partial(refused_at, server.address), partial(nodes_at, server.address)
+        args.grid, partial(refused, server.address), partial(nodes_at, server.address)
     )
     value = answered | findings_json(findings)
     print_answer(args, value, *answered["summary"], *finding_lines(findings))

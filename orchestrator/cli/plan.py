@@ -286,7 +286,7 @@ def run_predict(args: argparse.Namespace) -> int:
     grid = grid_of(args.grid, options)
     plan, _ = plan_grid(grid, options)
     results = with_results_of(grid, options).results
-    store = Store.open(results, options.name or grid.name)
+    store = Store(results, options.name or grid.name)
     names = args.runs
     if names is None:
         names = existing_runs(results) if results.is_dir() else []

@@ -108,7 +108,7 @@ def run_submit(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the jobs again."""
     from orchestrator.driver.plan import (
         note_packages_at,
-        refuse_files_at,
+        refuse_files,
         refuse_sent_by_another,
     )
     from orchestrator.grid.parser import load_grid
@@ -137,7 +137,7 @@ def run_submit(args: argparse.Namespace) -> int:
         if "--resume" not in submission.arguments:
             owner = owner_of(jobs, submission.run, submission.metadata[RESULTS])
             refuse_sent_by_another(grid, submission.run, owner)
-        refuse_files_at(server.address, grid, grid.jobs())
+        refuse_files(server.address, grid, grid.jobs())
         note_packages_at(server.address, grid)
     for upload in uploads:
         output.say_aside(upload.text())

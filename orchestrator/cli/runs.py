@@ -127,7 +127,7 @@ def _jobs_there(args: argparse.Namespace) -> int:
     jobs, seen = server.jobs(), LastSeen.of(server.address)
     lines = [job_lines(job, details=False) for job in jobs]
     lines = lines or [f"no Nightgrid job at {server.address}"]
-    if not jobs and seen.jobs and seen.session != server.session():
+    if not jobs and seen.jobs and seen.session != server.client.session():
         lines += ["The head was started again; Ray forgets jobs with it.", *seen_lines(seen)]
     else:
         note_seen(server, jobs)

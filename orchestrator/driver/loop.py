@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from orchestrator.core.card_check import FIGURES, CardCheck, slow_cards
 from orchestrator.core.errors import ClusterError, StoreError
 from orchestrator.core.events import (
-    AttemptEnded,
     ClockSet,
     Event,
     Executor,
@@ -29,14 +28,12 @@ from orchestrator.core.events import (
     Tick,
     Wake,
     WorkerQueued,
-    WorkerStopped,
 )
-from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.core.outcome import Failure, FailureClass, Outcome
+from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.status import RunStatus
 from orchestrator.driver.board import Board, Watchdog
-from orchestrator.driver.rows import Delayed, Patience, RowWriter
+from orchestrator.driver.rows import Delayed, Patience, RowWriter, not_started
 from orchestrator.driver.supervisor import AT_ONCE, StopSignal
 from orchestrator.scheduler.scheduler import Schedule
 from orchestrator.store import files as run_files
@@ -138,13 +135,7 @@ class Driver:
     _patience: Patience = field(init=False)
 
     def __post_init__(self) -> None:
-        self._patience = Patience(
-            view=self.view,
-            stop=self.stop,
-            clock=self.clock,
-            sleep=self.sleep,
-            limit_s=self.patience_s,
-        )
+        self._patience = Patience(self.view, self.stop, self.clock, self.sleep, self.patience_s)
         self._rows = RowWriter(
             store=self.store,
             to_measurement=self.to_measurement,
@@ -254,13 +245,10 @@ class Driver:
             if self.passports is not None:
                 self.board.slow_cards = self.passports.slow
             # Skip attempts whose node was lost in this batch; they already have a row.
-            events = self._carry_out(
-                [
-                    command
-                    for command in others
-                    if not (isinstance(command, RunAttempt) and command.attempt.attempt_id in ended)
-                ]
-            )
+            lost = [
+                c for c in others if isinstance(c, RunAttempt) and c.attempt.attempt_id in ended
+            ]
+            events = self._carry_out([command for command in others if command not in lost])
 
     def _carry_out(self, commands: Sequence[Delayed]) -> list[Event]:
         """Carry commands out and return immediate events; a full disk delays starts."""
@@ -312,8 +300,7 @@ class Driver:
             return
         self._next_status_at = now + STATUS_INTERVAL_S
         self._rows.write()  # a terminal or a file system may take its time
-        self._tell_trouble()
-        self._tell_waiting(now)
+        self._tell_trouble(now)
         count, by = self.asked_to_stop()
         while self._asked < count:
             self._asked += 1
@@ -337,15 +324,13 @@ class Driver:
         with contextlib.suppress(Exception):
             self.publish(status)
 
-    def _tell_trouble(self) -> None:
+    def _tell_trouble(self, now: float) -> None:
+        """Print what is wrong, and whom the run waits for, on each change and every minute."""
         before, self.board.trouble = self.board.trouble, self.trouble()
         if self.board.trouble and not before:
             self.view.line(f"TROUBLE: {self.board.trouble}; what runs goes on")
         elif before and not self.board.trouble:
             self.view.line(f"no more: {before}")
-
-    def _tell_waiting(self, now: float) -> None:
-        """Print whom the run waits for, on each change and every minute."""
         before, self.board.waiting = self.board.waiting, self.waiting()
         if self.board.waiting and (self.board.waiting != before or now >= self._next_waiting_at):
             self._next_waiting_at = now + WAITING_INTERVAL_S
@@ -359,12 +344,5 @@ def refusal(
     since the process still has its card."""
     if isinstance(command, StopWorker):
         return []
-    failure = Failure(
-        FailureClass.CRASH, f"the executor refused {type(command).__name__}: {error!r}"
-    )
-    if isinstance(command, RunAttempt):
-        outcome = Outcome(
-            attempt_id=command.attempt.attempt_id, state=State.LOST, ranks=(), failure=failure
-        )
-        return [AttemptEnded(at=at, outcome=outcome)]
-    return [WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)]
+    why = f"the executor refused {type(command).__name__}: {error!r}"
+    return [not_started(command, Failure(FailureClass.CRASH, why), at)]

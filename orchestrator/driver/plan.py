@@ -59,7 +59,6 @@ from workloads.util.files import SMALL_BYTES
 
 if TYPE_CHECKING:
     from orchestrator.driver.session import Session
-    from orchestrator.on_ray.file_look import NodeRefusal
 
 #: The nodes to plan for, given the kinds of card that a grid names.
 NodesFor = Callable[[Sequence[Accelerator]], "list[Node]"]
@@ -94,7 +93,7 @@ def plan_grid(
     refuse_without_key(grid, options.key_file)
     options = with_results_of(grid, options)
     run = options.name or grid.name
-    history = history_of(Store.open(options.results, run))
+    history = history_of(Store(options.results, run))
     plan = make_plan(
         grid,
         nodes_for(grid.accelerators()),
@@ -107,7 +106,7 @@ def plan_grid(
         host_notes=_host_notes(grid, here=not options.address),
     )
     if options.address:
-        refuse_files_at(options.address, grid, running(plan))
+        refuse_files(options.address, grid, running(plan))
     return plan, history
 
 
@@ -127,19 +126,22 @@ def running(plan: Plan) -> list[Job]:
     return [job for job in jobs if not find_workload(job.workload).implied]
 
 
-def refuse_files_at(address: str, grid: Grid, jobs: Iterable[Job]) -> None:
-    """Have nodes of the cluster at a GCS or job server address look at absolute paths of jobs;
-    raises GridError for what no node could run, and as ``nodes_at``."""
-    from orchestrator.on_ray.file_look import refused_at, with_absolute_paths
+def refuse_files(where: str | Sequence[Node], grid: Grid, jobs: Iterable[Job]) -> None:
+    """Have nodes look at absolute paths of jobs: those of the cluster at a GCS or job server
+    address, or these of the joined one. Raises GridError for what no node could run, and as
+    ``nodes_at``."""
+    from orchestrator.on_ray.file_look import refused, with_absolute_paths
 
-    _refuse(grid, refused_at(address, with_absolute_paths(jobs)))
-
-
-def refuse_files_on(nodes: Sequence[Node], grid: Grid, jobs: Iterable[Job]) -> None:
-    """As ``refuse_files_at``, on these nodes of the cluster that this process has joined."""
-    from orchestrator.on_ray.file_look import refused_on, with_absolute_paths
-
-    _refuse(grid, refused_on(nodes, with_absolute_paths(jobs)))
+    problems = []
+    for one in refused(where, with_absolute_paths(jobs)):
+        value: Scalar = {**one.job.identity(), **dict(one.job.parameters)}[one.setting]  # type: ignore[assignment]
+        problem = grid.problem(one.job, one.setting, value, one.reason, one.hint)
+        if one.everywhere:
+            problems.append(problem)
+        else:
+            output.say_aside(f"note: {problem}")
+    if problems:
+        raise GridError(problems)
 
 
 def packages_lacking(grid: Grid, nodes: Sequence[Node]) -> tuple[list[str], bool]:
@@ -170,19 +172,6 @@ def note_packages_at(address: str, grid: Grid) -> None:
         raise SubmitError(f"{grid.file}: no job can run. {'; '.join(sentences)}")
     for sentence in sentences:
         output.say_aside(f"note: {grid.file}: {sentence}")
-
-
-def _refuse(grid: Grid, refusals: Iterable[NodeRefusal]) -> None:
-    problems = []
-    for one in refusals:
-        value: Scalar = {**one.job.identity(), **dict(one.job.parameters)}[one.setting]  # type: ignore[assignment]
-        problem = grid.problem(one.job, one.setting, value, one.reason, one.hint)
-        if one.everywhere:
-            problems.append(problem)
-        else:
-            output.say_aside(f"note: {problem}")
-    if problems:
-        raise GridError(problems)
 
 
 def _saving_now(keep_changed: bool, thing: Thing) -> Saving:
@@ -471,7 +460,8 @@ def refuse_anothers(grid: Grid, run: Path, change: GridChange | None) -> None:
     A run that says of nobody who submitted it is open to all.
     """
     owner = submitter_of(run)
-    if owner and owner != submitter() and not (_same_user(owner) and _shares_jobs(change)):
+    shares_jobs = change is None or change.equal > 0
+    if owner and owner != submitter() and not (_same_user(owner) and shares_jobs):
         name_before = grid.name if change is None else change.name_before
         raise GridError([_anothers(grid, run.name, owner, name_before)])
 
@@ -484,10 +474,6 @@ def refuse_sent_by_another(grid: Grid, run: str, owner: str) -> None:
 
 def _same_user(owner: str) -> bool:
     return owner.rsplit("@", 1)[0] == submitter().rsplit("@", 1)[0]
-
-
-def _shares_jobs(change: GridChange | None) -> bool:
-    return change is None or change.equal > 0
 
 
 def _anothers(grid: Grid, run: str, owner: str, name_before: str) -> Problem:

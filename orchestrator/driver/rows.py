@@ -82,25 +82,31 @@ class DelayedCommands:
         exists = True  # the worker
         for other in list(self.commands):
             if isinstance(other, RunAttempt) and command.worker_id in other.worker_ids:
-                happened += self._drop(other, at)
+                happened.append(self._drop(other, at))
             elif isinstance(other, StartWorker) and other.worker_id == command.worker_id:
                 exists = False
-                happened += self._drop(other, at)
+                happened.append(self._drop(other, at))
         return happened, exists
 
     def give_up_starts(self, at: float) -> list[Event]:
         """Cancel all delayed starts, since the run is to end; returns their events."""
         starts = [c for c in self.commands if isinstance(c, RunAttempt | StartWorker)]
-        return [event for command in starts for event in self._drop(command, at)]
+        return [self._drop(command, at) for command in starts]
 
-    def _drop(self, command: RunAttempt | StartWorker, at: float) -> list[Event]:
+    def _drop(self, command: RunAttempt | StartWorker, at: float) -> Event:
         self.commands.remove(command)
         if isinstance(command, StartWorker):
-            return [WorkerStopped(at=at, worker_id=command.worker_id)]
-        failure = Failure(FailureClass.NODE_LOST, _NO_ROOM)
-        attempt_id = command.attempt.attempt_id
-        outcome = Outcome(attempt_id=attempt_id, state=State.LOST, ranks=(), failure=failure)
-        return [AttemptEnded(at=at, outcome=outcome)]
+            return WorkerStopped(at=at, worker_id=command.worker_id)
+        return not_started(command, Failure(FailureClass.NODE_LOST, _NO_ROOM), at)
+
+
+def not_started(command: StartWorker | RunAttempt, failure: Failure, at: float) -> Event:
+    """The event of a command that was not carried out, for this reason."""
+    if isinstance(command, StartWorker):
+        return WorkerStopped(at=at, worker_id=command.worker_id, failure=failure)
+    attempt_id = command.attempt.attempt_id
+    outcome = Outcome(attempt_id=attempt_id, state=State.LOST, ranks=(), failure=failure)
+    return AttemptEnded(at=at, outcome=outcome)
 
 
 def clean_row(row: Measurement) -> Measurement:
@@ -116,8 +122,7 @@ def journal_row(
     command: RunAttempt, at: float, to_measurement: Callable[[RecordRow], Measurement]
 ) -> Measurement:
     """Row of an attempt that began ``at`` (epoch seconds) if the driver dies: LOST, not final."""
-    driver = f"process {os.getpid()} on {socket.gethostname()}"
-    message = f"its driver, {driver}, died while it ran"
+    message = f"its driver, process {os.getpid()} on {socket.gethostname()}, died while it ran"
     failure = Failure(FailureClass.NODE_LOST, message)
     rank = RankOutcome(rank=0, state=State.LOST, started_at=at, ended_at=at, failure=failure)
     attempt = command.attempt
@@ -136,7 +141,7 @@ def journal_row(
     )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Patience:
     """Retries for transient failures of an executor or a disk."""
 
@@ -301,8 +306,8 @@ class RowWriter:
                 return [one for one in delayed.commands if isinstance(one, RunFinished)]
             return []
         self.delayed, self.board.paused = None, ""
-        paused = now - delayed.since
-        self.view.line(f"there is room again after {paused:,.0f} s: {count} rows written, going on")
+        paused = f"there is room again after {now - delayed.since:,.0f} s"
+        self.view.line(f"{paused}: {count} rows written, going on")
         return list(delayed.commands)
 
     def _write_pending(self, delayed: DelayedCommands) -> None:

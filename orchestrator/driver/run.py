@@ -51,7 +51,7 @@ from orchestrator.driver.plan import (
     plan_run,
     refuse_another,
     refuse_anothers,
-    refuse_files_on,
+    refuse_files,
     refuse_without_key,
     running,
     start_of,
@@ -335,7 +335,7 @@ def run_grid(
     trackers = [tracker_of(text) for text in options.log_to]
     _check_models(grid, options.remote_code)
     refuse_without_key(grid, options.key_file)
-    store = Store.open(options.results, options.name or grid.name)
+    store = Store(options.results, options.name or grid.name)
     options.report(run=store.run, results=str(options.results.resolve()))
     if options.resume and (store.exists or not options.restarted):
         store = Store.existing(options.results, store.run).resume()
@@ -359,7 +359,7 @@ def run_grid(
         history = history_of(store)
         plan = plan_run(options, grid, session, store, history)  # refused here, nothing is created
         if start_of(options) == CLUSTER and not options.restarted:
-            refuse_files_on(session.nodes, grid, running(plan))
+            refuse_files(session.nodes, grid, running(plan))
         with store, owner_of(store).marks_this_process():
             if not options.resume:  # another's may have begun meanwhile
                 refuse_anothers(grid, store.path, change)

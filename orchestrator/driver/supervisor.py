@@ -439,7 +439,7 @@ def report_death(order: Mapping[str, Any]) -> None:
     from orchestrator.store.store import Store
     from orchestrator.watch.notify import Ending, hooks_of, notice_of, tell_all
 
-    store = Store.open(Path(order["results"]), order["run"])
+    store = Store(Path(order["results"]), order["run"])
     page = None
     try:
         if store.exists:

@@ -92,15 +92,8 @@ def without(
     points: Iterable[dict[str, Scalar]], patterns: Sequence[Pattern], used: list[bool]
 ) -> Iterator[dict[str, Scalar]]:
     """The points that no pattern matches; ``used[i]`` becomes true when pattern i matched one."""
-    by_first: dict[tuple[str, Scalar], list[int]] = {}  # by a pattern's first setting and values
-    for index, pattern in enumerate(patterns):
-        name, values = next(iter(pattern.allowed.items()))
-        for value in values:
-            by_first.setdefault((name, value), []).append(index)
-    names = dict.fromkeys(name for name, _ in by_first)
     for point in points:
-        near = itertools.chain.from_iterable(by_first.get((n, point[n]), ()) for n in names)
-        hits = [index for index in near if patterns[index].matches(point)]
+        hits = [index for index, pattern in enumerate(patterns) if pattern.matches(point)]
         for index in hits:
             used[index] = True
         if not hits:

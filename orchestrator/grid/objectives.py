@@ -9,6 +9,7 @@ answered from the cells that it is about, measured or predicted.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,20 +25,10 @@ from workloads import registry
 
 #: Figures of every workload, and whether more is better.
 COMMON: Mapping[str, bool] = {
-    "throughput": True,
-    "throughput_per_watt": True,
-    "generated_tokens_per_s": True,
-    "total_tokens_per_s": True,
-    "items_per_s": True,
-    "ttft_s": False,
-    "ttft_p95_s": False,
-    "tpot_p50_s": False,
-    "tpot_p95_s": False,
-    "tpot_p99_s": False,
-    "latency_p50_s": False,
-    "latency_p95_s": False,
-    "power_w": False,
-    "energy_j": False,
+    **dict.fromkeys(("throughput", "throughput_per_watt", "generated_tokens_per_s"), True),
+    **dict.fromkeys(("total_tokens_per_s", "items_per_s"), True),
+    **dict.fromkeys(("ttft_s", "ttft_p95_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s"), False),
+    **dict.fromkeys(("latency_p50_s", "latency_p95_s", "power_w", "energy_j"), False),
     "peak_memory_bytes": False,
 }
 #: Figures of which a card has a known amount, so that a bound may be a share of it.
@@ -320,7 +311,6 @@ def _per_cent(value: Any) -> float | None:
 
 
 def _number(text: str) -> float | None:
-    try:
+    with contextlib.suppress(ValueError):
         return float(text)
-    except ValueError:
-        return None
+    return None

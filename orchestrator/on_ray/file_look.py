@@ -48,29 +48,27 @@ def with_absolute_paths(jobs: Iterable[Job]) -> list[Job]:
     return list(chosen.values())[:_MOST_JOBS]
 
 
-def refused_at(address: str, jobs: Sequence[Job]) -> list[NodeRefusal]:
-    """Look at these jobs' files on the nodes of the cluster at a GCS or job server address.
+def refused(where: str | Sequence[Node], jobs: Sequence[Job]) -> list[NodeRefusal]:
+    """Look at these jobs' files on the nodes of the cluster at a GCS or job server address, or on
+    these nodes of the joined one.
 
     Raises ClusterError if it cannot be joined, SubmitError if the job server fails.
     """
     if not jobs:
         return []
-    if not is_job_address(address):
-        with connect(address) as cluster:
-            return refused_on(cluster.nodes(), jobs)
+    if not isinstance(where, str):
+        return _refusals(jobs, _ask(where, list(map(_question, jobs))))
+    if not is_job_address(where):
+        with connect(where) as cluster:
+            return refused(cluster.nodes(), jobs)
     with private_directory() as directory:
         file = directory / _QUESTIONS
         file.write_text(json.dumps(list(map(_question, jobs))), encoding="utf-8")
-        printed = JobServer(address).ask(
+        printed = JobServer(where).ask(
             (_QUESTIONS,), module=__name__, timeout_s=ANSWER_S, files={_QUESTIONS: file}
         )
     line = next((line for line in printed.splitlines() if line.startswith("[")), "[]")
     return _refusals(jobs, json.loads(line))
-
-
-def refused_on(nodes: Sequence[Node], jobs: Sequence[Job]) -> list[NodeRefusal]:
-    """Look at these jobs' files on these nodes of the joined cluster."""
-    return _refusals(jobs, _ask(nodes, list(map(_question, jobs)))) if jobs else []
 
 
 def _question(job: Job) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ class JobServer:
         if missing := missing_token():
             raise SubmitError(missing)
         try:
-            self._client = JobClient(self.address, own_token())
+            self.client = JobClient(self.address, own_token())
         except Exception as error:
             if asks_for_token(error) and _RAYS_REFUSAL.search(str(error)):
                 raise SubmitError(token_advice(f"the cluster at {self.address}")) from error
@@ -273,35 +273,22 @@ class JobServer:
         finally:
             with contextlib.suppress(Exception):  # best-effort cleanup
                 if not self.job(name).over:
-                    self._client.stop_job(name)
+                    self.client.stop_job(name)
                 deadline = time.monotonic() + _HELPER_END_S
                 while not self.job(name).over and time.monotonic() < deadline:
                     time.sleep(0.2)
-                self._client.delete_job(name)
-
-    def session(self) -> str:
-        """Name of the cluster's session (``JobClient.session``)."""
-        return self._client.session()
-
-    def files(self, pattern: str) -> list[str]:
-        """Paths in the head's log directory (``JobClient.head_files``)."""
-        return self._client.head_files(pattern)
-
-    def file(self, path: str) -> bytes:
-        """A file in the head's log directory (``JobClient.head_file``)."""
-        return self._client.head_file(path)
+                self.client.delete_job(name)
 
     def stop(self, submission_id: str) -> None:
         """Have Ray stop a job gracefully, and kill it after two minutes."""
-        self._client.stop_job(self.job(submission_id).submission_id)
+        self.client.stop_job(self.job(submission_id).submission_id)
 
     def _send(self, **job: Any) -> str:
         """Submit a job, as soon as the head node's agent is there."""
         deadline = time.monotonic() + _AGENT_PATIENCE_S
         while True:
             try:
-                name: str = self._client.submit_job(**job)
-                return name
+                return self.client.submit_job(**job)
             except RuntimeError as error:
                 if not _NO_AGENT_YET.search(str(error)) or time.monotonic() > deadline:
                     raise
@@ -328,7 +315,7 @@ class JobServer:
 
     def jobs(self) -> list[JobInfo]:
         """Every submitted job that Nightgrid made, the newest first."""
-        listed = [job for job in self._client.list_jobs() if job["submission_id"]]
+        listed = [job for job in self.client.list_jobs() if job["submission_id"]]
         made_here = [job for job in listed if _metadata(job).get(MADE_BY) == "nightgrid"]
         made_here.sort(key=lambda job: job["start_time"] or 0, reverse=True)
         return list(map(_info, made_here))
@@ -336,8 +323,7 @@ class JobServer:
     def logs(self, submission_id: str) -> str:
         """All that the job has printed so far."""
         self.job(submission_id)
-        logs: str = self._client.get_job_logs(submission_id)
-        return logs
+        return self.client.get_job_logs(submission_id)
 
     def follow(self, submission_id: str, write: Callable[[str], object]) -> JobInfo:
         """Stream the job's output from its start to its end, reconnecting where needed.
@@ -367,8 +353,7 @@ class JobServer:
     ) -> int:
         """Write the output after the first ``seen`` characters; return its length."""
         position = 0
-        stream: AsyncIterator[str] = self._client.tail_job_logs(submission_id)
-        async for chunk in stream:
+        async for chunk in self.client.tail_job_logs(submission_id):
             start = max(0, seen - position)
             position += len(chunk)
             if start < len(chunk):
@@ -377,7 +362,7 @@ class JobServer:
 
     def _find(self, submission_id: str) -> JobInfo | None:
         try:
-            return _info(self._client.get_job_info(submission_id))
+            return _info(self.client.get_job_info(submission_id))
         except RuntimeError as error:
             if "404" in str(error) or "does not exist" in str(error):
                 return None

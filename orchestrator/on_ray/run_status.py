@@ -84,6 +84,11 @@ class ServedRun:
         """Directory of its rows."""
         return f"{self.results}/{self.run}/{ROWS}"
 
+    @classmethod
+    def of(cls, run: str, results: str, status: str) -> ServedRun:
+        """The run with this status as JSON; raises ValueError for another version's."""
+        return cls(run=run, results=results, status=RunStatus.from_json(status))
+
 
 def served_runs(
     server: JobServer, results: str, jobs: Iterable[JobInfo], run: str = ""
@@ -98,26 +103,21 @@ def served_runs(
     for job in jobs:  # newest first
         by_run.setdefault(job.run, job)
     try:
-        paths = server.files(f"{_LINKS}/{quote(results or _DEFAULT, safe='')}/*/*/{STATUS}")
-        paths = [path for path in paths if run in ("", _run_of(path))]
+        linked = f"{_LINKS}/{quote(results or _DEFAULT, safe='')}/*/*/{STATUS}"
+        paths = [p for p in server.client.head_files(linked) if run in ("", _run_of(p))]
         if not paths or len(paths) > _MOST_READ:
             return None
         with ThreadPoolExecutor(4) as side_by_side:
-            texts = list(side_by_side.map(server.file, paths))
+            texts = list(side_by_side.map(server.client.head_file, paths))
         served = [
-            ServedRun(
-                run=_run_of(path),
-                results=unquote(path.split("/")[-3]),
-                status=RunStatus.from_json(text.decode()),
-            )
+            ServedRun.of(_run_of(path), unquote(path.split("/")[-3]), text.decode())
             for path, text in zip(paths, texts, strict=True)
         ]
     except (RuntimeError, OSError, ValueError, KeyError):  # another Ray's interface, half a file
         return None
     judged = [_judged(one, by_run.get(one.run)) for one in served]
-    if None in judged:
-        return None
-    return sorted(filter(None, judged), key=lambda one: -one.status.at)
+    known = sorted(filter(None, judged), key=lambda one: -one.status.at)
+    return known if len(known) == len(judged) else None
 
 
 def _run_of(path: str) -> str:
@@ -164,14 +164,7 @@ class LastSeen:
                 at=float(value["at"]),
                 session=str(value["session"]),
                 jobs=tuple(JobInfo(**job) for job in value["jobs"]),
-                runs=tuple(
-                    ServedRun(
-                        run=run["run"],
-                        results=run["results"],
-                        status=RunStatus.from_json(run["status"]),
-                    )
-                    for run in value["runs"]
-                ),
+                runs=tuple(ServedRun.of(**run) for run in value["runs"]),
             )
         except (OSError, DataMissing, ValueError, KeyError, TypeError):
             return cls()
@@ -186,7 +179,7 @@ def note_seen(server: JobServer, jobs: Iterable[JobInfo], runs: Iterable[ServedR
         served = {one.run: one for one in (*before.runs, *runs)}
         value = {
             "at": time.time(),
-            "session": server.session(),
+            "session": server.client.session(),
             "jobs": [dataclasses.asdict(job) for job in newest[:_MOST_NOTED]],
             "runs": [
                 {

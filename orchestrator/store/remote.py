@@ -93,7 +93,7 @@ def copy_directory(results: Path, name: str, source: str, run_id: str) -> Path:
         StoreError: the name is that of a local run, another run's copy, or a copy that a driver
             has resumed.
     """
-    store = Store.open(results, name)
+    store = Store(results, name)
     elsewhere = "fetch into another directory (--results DIR) or under another name (--as NAME)"
     known = None
     if disk.is_there(store.path):

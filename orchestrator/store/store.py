@@ -82,21 +82,16 @@ class Store:
         self._unread: set[str] = set()  # logs that could not be read; reported once
 
     @classmethod
-    def open(cls, results_dir: Path, run: str) -> Store:
-        """Return the store of a run that may not exist; StoreError if the name is invalid."""
-        return cls(results_dir, run)
-
-    @classmethod
     def existing(cls, results_dir: Path, run: str) -> Store:
         """Return the store of a started run; StoreError, with a list of runs, if there is none."""
         store = cls(results_dir, run)
         if store.exists:
             return store
         known = existing_runs(results_dir)
-        listed = "\n".join(f"    {name}" for name in known[:MOST_LISTED])
-        more = len(known) - MOST_LISTED
-        rest = f"\n    and {more} more" if more > 0 else ""
-        raise StoreError(f"there is no run {run!r} in {results_dir}. Newest first:\n{listed}{rest}")
+        lines = known[:MOST_LISTED]
+        lines += [f"and {len(known) - MOST_LISTED} more"] if len(known) > MOST_LISTED else []
+        listed = "".join(f"\n    {line}" for line in lines)
+        raise StoreError(f"there is no run {run!r} in {results_dir}. Newest first:{listed}")
 
     # ------------------------------------------------------------ reading
 
@@ -240,11 +235,10 @@ class Store:
         files.make_reserve(self.path)
 
     def _is_ours(self) -> bool:
-        try:
+        with contextlib.suppress(StoreError):
             self._lock.still_mine()
-        except StoreError:
-            return False
-        return True
+            return True
+        return False
 
     # ------------------------------------------------------------ Parquet
 

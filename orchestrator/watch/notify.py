@@ -364,7 +364,7 @@ def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> No
     if isinstance(error, KeyboardInterrupt):
         exit_code = INTERRUPTED
     reason = f"{type(error).__name__}: {_clean(error)}".rstrip(": ")
-    return notice_of(Store.open(options.results, run), Ending.FAILED, reason, exit_code, None)
+    return notice_of(Store(options.results, run), Ending.FAILED, reason, exit_code, None)
 
 
 def notice_of(

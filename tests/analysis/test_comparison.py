@@ -312,7 +312,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "other": [replace(measured(99, [1.0, 1.0]), job_id=job(model="x").job_id)],
     }
     for name, rows in runs.items():
-        with Store.open(directory, name) as store:
+        with Store(directory, name) as store:
             store.append(*(replace(one, run=name) for one in rows))
     return directory
 

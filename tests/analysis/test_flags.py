@@ -309,7 +309,7 @@ def test_every_output_names_flag_and_reason(tmp_path: Path) -> None:
     assert flagged["flag"] == "noisy" and flagged["rows"][0]["reason"] == "it was loud"
     assert sorted({row["flags"] for row in document["rows"]}) == ["", "noisy: it was loud"]
     assert "noisy: it was loud" in to_csv(summary)
-    with Store.open(tmp_path, rows[0].run) as store:
+    with Store(tmp_path, rows[0].run) as store:
         store.append(*rows)
     answer = query(tmp_path, "SELECT job_id, flags FROM jobs WHERE flags IS NOT NULL")
     assert answer.rows == ((flagged["rows"][0]["job_id"], "noisy: it was loud"),)

@@ -218,7 +218,7 @@ def test_speed_is_what_is_judged_unless_asked() -> None:
 def test_the_command_draws_fronts_at_equal_quality(
     tmp_path: Path, option: list[str], left: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Store.open(tmp_path, "compared") as store:
+    with Store(tmp_path, "compared") as store:
         store.append(*compared())
     line = ["report", "compared", "--results", str(tmp_path), "--format", "html", "--output", "-"]
     assert main([*line, *option]) == 0

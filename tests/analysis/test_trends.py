@@ -85,7 +85,7 @@ def test_flagged_failed_and_single_rows_have_no_trend() -> None:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     for row in nights(3, jobs=2, count=6, noise=0.002, slower={1: 0.7}):
-        with Store.open(tmp_path, row.run) as store:
+        with Store(tmp_path, row.run) as store:
             store.append(row)
     return tmp_path
 
@@ -118,6 +118,6 @@ def test_the_notice_says_what_changed_since_the_last_run(results: Path) -> None:
         store.append(later)
     again = since_last(store)
     assert again is not None and again.before == "night-5, earlier"
-    with Store.open(results / "alone", "first") as alone:
+    with Store(results / "alone", "first") as alone:
         alone.append(row)
     assert since_last(Store.existing(results / "alone", "first")) is None

@@ -107,7 +107,7 @@ def place(workplace: Path, head: type[Head]) -> Path:
     head.known.append(job_there("night", status="SUCCEEDED", ended_at=1010.0, exit_code=0))
     (workplace / "grid.yaml").write_text(NOTEBOOK_GRID)
     for run in ("one", "two"):
-        with Store.open(workplace / "results", run) as store:
+        with Store(workplace / "results", run) as store:
             store.append(row(0, run=run))
     return workplace
 

@@ -105,7 +105,7 @@ def test_a_driver_that_cannot_report_has_another_process_do_it(
     page = grid.parent / "short" / "report.html"
 
     def run_grid(*_: object) -> None:
-        with Store.open(grid.parent, "short") as store:
+        with Store(grid.parent, "short") as store:
             store.append(row())
         assert not page.exists()
         if not cluster_lost:

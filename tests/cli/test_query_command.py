@@ -26,9 +26,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("results")
     again = row(0, run="one", invocation_id="i2", recorded_at=5000.0)
     again = replace(again, metrics=replace(again.metrics, throughput=999.0))
-    with Store.open(directory, "one") as store:
+    with Store(directory, "one") as store:
         store.append(*(row(number, run="one") for number in range(3)), again)
-    with Store.open(directory, "two") as store:
+    with Store(directory, "two") as store:
         store.append(*(row(number, run="two", random_weights=True) for number in range(2)))
     return directory
 
@@ -149,7 +149,7 @@ def test_no_runs_and_unknown_runs(query: Queries, tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_named_and_left_out(tmp_path: Path, nightgrid: Nightgrid) -> None:
     for number in (0, 1):
-        with Store.open(tmp_path, "torn") as store:
+        with Store(tmp_path, "torn") as store:
             store.append(row(number))
             path = store.to_parquet()
     assert path is not None
@@ -194,7 +194,7 @@ def test_a_directory_in_use_is_not_written_into(
 
 
 def test_runs_without_raw_rows_export_too(tmp_path: Path, nightgrid: Nightgrid) -> None:
-    with Store.open(tmp_path / "results", "bare") as store:
+    with Store(tmp_path / "results", "bare") as store:
         store.append(row(0, samples=(), items=()))
     nightgrid("export", tmp_path / "out", "--to", "datasets", "--results", tmp_path / "results")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["README.md", "rows"]
@@ -261,7 +261,7 @@ def test_an_export_goes_on_after_a_row_that_mlflow_refuses(
 ) -> None:
     odd = row(0, run="first", parameters={"no//name": 1})
     for run, rows in (("first", [odd, row(1), row(2)]), ("second", [row(3)])):
-        with Store.open(tmp_path / "r", run) as store:
+        with Store(tmp_path / "r", run) as store:
             store.append(*(replace(one, run=run) for one in rows))
     for written in ({"first": 2, "second": 1}, {"first": 0, "second": 0}):
         printed = tracking.export(tmp_path / "r", code=4)

@@ -194,7 +194,7 @@ def test_what_is_refused_creates_nothing(
 
 
 def test_a_run_that_another_driver_holds_is_refused(run: Run) -> None:
-    with Store.open(Path("results"), "tiny-run"):
+    with Store(Path("results"), "tiny-run"):
         assert str(os.getpid()) in run(GRID, code=4)
 
 

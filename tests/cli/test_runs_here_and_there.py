@@ -44,7 +44,7 @@ def run_with(results: Path, run: str, **changes: Any) -> Store:
         "cards": (CardStatus(card="hpu-1/HPU0", phase="measure", job="bf16 b=4"),),
         "eta_s": 120.0,
     }
-    store = Store.open(results, run)
+    store = Store(results, run)
     with store:
         store.write_file(run_files.STATUS, RunStatus(**values | changes).to_json())
     return store
@@ -80,7 +80,7 @@ def test_runs_that_have_not_begun_are_listed_too(
 ) -> None:
     command = ("runs", *THERE, "--results", there)
     assert re.search(r"night +STARTING", nightgrid(*command).out)  # no directory yet
-    Store.open(there, "night")
+    Store(there, "night")
     run_with(there, "done", finished=True, done=24, eta_s=0.0)
     head.known.insert(
         0, replace(night, run="bad", status="FAILED", message="Traceback\nno such module")

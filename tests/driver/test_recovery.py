@@ -69,7 +69,7 @@ def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
     defaults = {"workload": "text-generation", "model": "tiny-chatglm3", "accelerator": "HPU"}
     text = json.dumps({"name": "night", "defaults": defaults, "experiments": [cell, once]})
     plan = make_plan(grid(text), parse_emulation("1x8:HPU", []), [])
-    store = Store.open(tmp_path, "night")
+    store = Store(tmp_path, "night")
     assert cards_before(plan, store) == {}
     (one, two, *_), single = [p.job for p in plan.jobs if p.job.batch_size < 3], plan.jobs[-1].job
     others = [p.job for p in plan.jobs if p.job.cell_id == one.cell_id][1:]
@@ -89,7 +89,7 @@ def test_the_cards_of_measured_replicates_are_known(tmp_path: Path) -> None:
 
 
 def test_what_a_dead_driver_had_running_is_named(tmp_path: Path) -> None:
-    store = Store.open(tmp_path, "night")
+    store = Store(tmp_path, "night")
     with store:
         store.begin(journal_row(1))
     said: list[str] = []
@@ -103,7 +103,7 @@ def test_what_a_dead_driver_had_running_is_named(tmp_path: Path) -> None:
 def test_no_run_is_planned_by_some_of_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = Store.open(tmp_path, "night")
+    store = Store(tmp_path, "night")
     assert history_of(store) == []
     with store:
         store.append(row(1))
@@ -135,7 +135,7 @@ def test_what_was_measured_on_another_model_of_the_name_is_measured_again(
         write_origin(tuned, origin_by(request_of(replace(one, number=number))) | changes)
         os.utime(tuned / ORIGIN, (9e9 / number, 9e9 / number))
 
-    with Store.open(tmp_path / "results", "night") as store, owner_of(store).marks_this_process():
+    with Store(tmp_path / "results", "night") as store, owner_of(store).marks_this_process():
         save(1)
         request = request_of(one)
         assert request.took == f"model {store.run_id}-x-1" in request.residency_key
@@ -167,13 +167,13 @@ def test_a_measured_training_is_run_again_only_where_another_took_its_name(
     adapter = tmp_path / "adapters" / "advert"
     adapter.mkdir(parents=True)
 
-    store = Store.open(tmp_path / "results", "night")
+    store = Store(tmp_path / "results", "night")
     with store, owner_of(store).marks_this_process():
         write_origin(adapter, origin_by(request_of(tried)))
         store.append(replace(row(), job_id=job.job_id))
     assert planned().action is Action.REUSE
     shutil.copytree(tmp_path / "results", tmp_path / "copy")
-    with Store.open(tmp_path / "copy", "night") as other:
+    with Store(tmp_path / "copy", "night") as other:
         assert other.run_id != store.run_id
         assert planned(tmp_path / "copy").action is Action.REUSE
         with owner_of(other).marks_this_process():
@@ -232,7 +232,7 @@ def test_the_rows_are_written_before_anything_is_planned(tmp_path: Path) -> None
     said: list[str] = []
     session: Any = SimpleNamespace(nodes=(NODE,), kept_outcomes=lambda _: [kept(attempt())])
     owner = Owner(run_id="0123456789ab", invocation_id="next")
-    with Store.open(tmp_path, "night") as store, owner.marks_this_process():
+    with Store(tmp_path, "night") as store, owner.marks_this_process():
         recover_outcomes(session, store, said.append)
         assert said == [] and store.measurements() == []
         store.interrupted = ("job-1",)

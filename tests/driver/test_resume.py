@@ -36,26 +36,26 @@ def journal(store: Store) -> Path:
 
 
 def test_a_note_whose_row_was_compacted_away_is_no_second_row(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.begin(journal_row(0))
         kept = journal(store).read_bytes()
         store.append(row(0))
         store.append(row(1))
         store.compact()
     journal(store).write_bytes(kept)
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         assert store.interrupted == () and not journal(store).exists()
         assert len(store.measurements()) == 2
 
 
 def test_a_torn_note_is_of_an_attempt_that_never_began(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.begin(journal_row(0))
         whole = journal(store).read_bytes()
         store.begin(journal_row(1))
         both = journal(store).read_bytes()
     for number, length in enumerate((len(whole), len(whole) + 1, len(whole) + 30, len(both) - 1)):
-        with Store.open(tmp_path, f"cut{number}") as cut:
+        with Store(tmp_path, f"cut{number}") as cut:
             pass
         journal(cut).write_bytes(both[:length])
         with cut:
@@ -65,11 +65,11 @@ def test_a_torn_note_is_of_an_attempt_that_never_began(tmp_path: Path) -> None:
 
 def test_a_journal_of_a_newer_version_stays_where_it_is(tmp_path: Path) -> None:
     """A program that cannot read it must not go on as if nothing had run."""
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.begin(journal_row(0, schema_version=SCHEMA_VERSION + 1))
     for _ in range(2):  # nor is the run locked by it
         with pytest.raises(SchemaMismatch, match="a row has schema version"):
-            Store.open(tmp_path, "night").__enter__()
+            Store(tmp_path, "night").__enter__()
         assert journal(store).exists()
 
 
@@ -85,7 +85,7 @@ def test_the_mark_is_on_what_is_started_within_the_block() -> None:
 DIES = """
 import os, sys; sys.path[:0] = sys.argv[2:]
 from test_resume import *
-store = Store.open(Path(sys.argv[1]), "night").__enter__()
+store = Store(Path(sys.argv[1]), "night").__enter__()
 store.begin(*map(journal_row, range(3)))
 store.append(row(0))
 os.kill(os.getpid(), 9)
@@ -110,15 +110,15 @@ def test_a_dead_driver_is_taken_over_to_resume_and_its_attempts_become_rows_once
     done = subprocess.run([sys.executable, "-c", DIES, str(tmp_path), *paths], check=False)
     assert done.returncode == -9
     silent(tmp_path, SILENCE_S / 2)
-    with pytest.raises(StoreLocked, match="on node-7"), Store.open(tmp_path, "night").resume():
+    with pytest.raises(StoreLocked, match="on node-7"), Store(tmp_path, "night").resume():
         pass
     silent(tmp_path, SILENCE_S + 5)
-    with pytest.raises(StoreLocked, match="nightgrid run --resume"), Store.open(tmp_path, "night"):
+    with pytest.raises(StoreLocked, match="nightgrid run --resume"), Store(tmp_path, "night"):
         pass
-    with Store.open(tmp_path, "night").resume() as store:
+    with Store(tmp_path, "night").resume() as store:
         assert store.taken_over_from is not None and store.taken_over_from.host == "node-7"
         assert len(store.interrupted) == 2
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         assert store.interrupted == ()
     states = [(each.batch_size, each.state, each.final) for each in store.measurements()]
     assert sorted(states) == [
@@ -147,7 +147,7 @@ def test_the_newest_run_is_resumed_with_its_grid_and_cards(tmp_path: Path) -> No
         grid_to_resume(RunOptions(results=tmp_path))
     with pytest.raises(StoreError, match=r"there are no runs in .*`results:` of its grid"):
         grid_to_resume(RunOptions(results=tmp_path, name="night"))
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row())
         store.write_file("grid.yaml", "name: night")
         store.write_file("options.json", json.dumps({"emulate": "2x8", "in_process": False}))
@@ -158,7 +158,7 @@ def test_the_newest_run_is_resumed_with_its_grid_and_cards(tmp_path: Path) -> No
 
 
 def test_a_run_keeps_the_seed_of_its_order(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         seed = seed_of(store.path)
         store.write_file("options.json", kept_options(RunOptions(emulate="1x2"), seed, {}))
         assert seed_of(store.path) == seed_of(store.path) == seed

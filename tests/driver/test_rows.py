@@ -119,7 +119,7 @@ def test_a_batch_whose_sync_failed_and_that_stands_nevertheless_is_not_two(
         raise OSError(number, os.strerror(number))
 
     jobs, clock = [job(size) for size in (1, 2, 3)], FakeClock()
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         writer = writer_of(store, clock, *jobs)
         writer.patience.limit_s = 0.0
         store.append(row(3))  # begins the log
@@ -282,7 +282,7 @@ class Night:
 
 
 def test_a_run_pauses_on_a_full_disk_and_goes_on(disk: Path) -> None:
-    with Store.open(disk, "night") as store:
+    with Store(disk, "night") as store:
         night = Night(store, full_from=6, full_until=120)
         assert night.succeeded() == 6
     assert night.lasted_s > 120 and night.started_while_full == 0
@@ -308,7 +308,7 @@ def test_rows_without_any_place_are_printed(
     shortest_s: float,
     longest_s: float,
 ) -> None:
-    with Store.open(disk, "night") as store:
+    with Store(disk, "night") as store:
         night = Night(store, full_from=6, **options)
     assert shortest_s <= night.lasted_s < longest_s
     assert capfd.readouterr().err.count("row without a place: Measurement(") == printed
@@ -317,14 +317,14 @@ def test_rows_without_any_place_are_printed(
 
 def test_an_attempt_whose_note_finds_no_room_waits_for_it(disk: Path) -> None:
     """Started without a note, its driver killed, its number would be given away once more."""
-    with Store.open(disk, "night") as store:
+    with Store(disk, "night") as store:
         night = Night(store, full_from=0, full_until=60, jobs=1)
         assert night.succeeded() == 1
     assert night.lasted_s > 60 and night.started_while_full == 0
 
 
 def test_a_reserve_keeps_room_for_the_status(disk: Path) -> None:
-    with Store.open(disk, "night") as store:
+    with Store(disk, "night") as store:
         fill(disk)
         with pytest.raises(StoreFull):
             store.append(row())
@@ -341,7 +341,7 @@ def test_a_reserve_keeps_room_for_the_status(disk: Path) -> None:
 @pytest.mark.parametrize("name", ["driver.lock", ".driver.lock.guard"])
 def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(disk: Path, name: str) -> None:
     """Not a lock that nobody holds, nor the file that was to become one."""
-    store = Store.open(disk, "night")
+    store = Store(disk, "night")
     store.tables_path.mkdir(parents=True)
     guard = ".driver.lock.guard"
     if name != guard:

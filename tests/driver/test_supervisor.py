@@ -392,7 +392,7 @@ def order(place: Path, **changes: Any) -> dict[str, Any]:
 def test_what_was_measured_is_reported_and_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with Store.open(tmp_path / "results", "night") as store:
+    with Store(tmp_path / "results", "night") as store:
         store.append(row(0), row(1))
     page = store.path / "report.html"
     report_death(order(tmp_path, notify=["@/nowhere"]))

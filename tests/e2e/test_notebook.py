@@ -194,7 +194,7 @@ def test_the_best_is_the_winner_with_its_verdict() -> None:
     rows = Night(run="ranked")
     for size in (1, 8):
         rows.add(a_job(batch_size=size))
-    with Store.open(Path("results"), "ranked") as store:
+    with Store(Path("results"), "ranked") as store:
         store.append(*rows.rows)
     ranked = load("ranked")
     best, (ranking,) = ranked.best, ranked.summary.rankings

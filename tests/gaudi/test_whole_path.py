@@ -48,7 +48,7 @@ def rows_of(results: Path, run: str) -> list[dict[str, Any]]:
     from orchestrator.report.run_report import read_summary
     from orchestrator.store.store import Store
 
-    _, measurements = read_summary(Store.open(results, run))
+    _, measurements = read_summary(Store(results, run))
     return [measurement for measurement in measurements if measurement.final]
 
 

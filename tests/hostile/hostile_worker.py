@@ -190,7 +190,7 @@ def _write(results: Path) -> int:
     from orchestrator.store.store import Store
 
     try:
-        with Store.open(results, "night") as store:
+        with Store(results, "night") as store:
             store.append(row(7))
             store.compact()
     except NightgridError as error:

@@ -100,7 +100,7 @@ class Worlds:
 
         results = self.sound / "results"
         for run in ("night", "other"):
-            with Store.open(results, run) as store:
+            with Store(results, run) as store:
                 for number in range(2):
                     store.append(row(number))
                 store.append(row(2), row(3, state="FAILED", failure_class="oom", reason="why"))

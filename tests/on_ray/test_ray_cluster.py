@@ -281,7 +281,7 @@ def test_a_silent_control_store_is_told_and_not_waited_for(silent: str, tmp_path
 
 @pytest.mark.slow
 def test_who_holds_a_run_is_told_before_its_cluster_is_asked(silent: str, tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night"):
+    with Store(tmp_path, "night"):
         done = run(silent, tmp_path)
     assert done.returncode == 4, done.stderr
     assert f"run 'night' is held by process {os.getpid()} on " in done.stderr

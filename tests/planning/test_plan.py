@@ -424,7 +424,7 @@ def test_rows_of_the_run_are_taken_into_account(
     assert actions() == ["run"]
     (job,) = one("axes: {}").jobs()
     measured = row(job_id=job.job_id, state=State.SUCCEEDED, final=True, emulated=True)
-    with Store.open(tmp_path, "g") as store:
+    with Store(tmp_path, "g") as store:
         store.append(measured)
     assert actions() == ["reuse"]
     assert actions("--force") == ["run"]

@@ -265,7 +265,7 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     assert "All 4 jobs have an answer; 2 measured" in reported.stdout, reported.stderr
     assert (tmp_path / "copy" / "submitted" / "report.html").is_file()
 
-    rows = Store.open(results, "submitted").measurements()
+    rows = Store(results, "submitted").measurements()
     states = sorted(str(row.state) for row in rows)
     assert states == ["SUCCEEDED", "SUCCEEDED", "UNSUPPORTED", "UNSUPPORTED"]
     measured = [row for row in rows if row.state is State.SUCCEEDED]
@@ -539,14 +539,14 @@ def test_runs_of_a_busy_cluster_wait_for_each_other(head: Head, tmp_path: Path) 
     stopped = head.nightgrid("stop", "long", *there, cwd=tmp_path)
     assert stopped.returncode == 0 and "what runs may end" in stopped.stdout, stopped.stderr
     assert until(lambda: all(status_of(run).get("finished") for run in ("urgent", "last")), 150)
-    rows = {run: Store.open(results, run).measurements() for run in ("long", "urgent", "last")}
+    rows = {run: Store(results, run).measurements() for run in ("long", "urgent", "last")}
     assert [row.state for row in rows["urgent"] + rows["last"]] == [State.SUCCEEDED] * 2
     ends = {run: max(row.recorded_at or 0.0 for row in found) for run, found in rows.items()}
     assert ends["long"] < ends["urgent"] < ends["last"]
     left = [row for row in rows["long"] if row.final]
     assert len(left) == len(many) and State.NOT_STARTED in {row.state for row in left}
     assert "asked to stop by" in status_of("long")["stopping"]
-    assert not Store.open(results, "killed").measurements()
+    assert not Store(results, "killed").measurements()
     fetched = head.nightgrid("fetch", "long", *there, "--results", "got", cwd=tmp_path)
     assert fetched.returncode == 0, fetched.stderr
     assert digests(tmp_path / "got" / "long") == digests(results / "long")
@@ -574,7 +574,7 @@ def test_the_next_submission_goes_on_with_the_run_of_a_head_that_died(head, tmp_
     lost = head.nightgrid("status", "submitted", "--address", head.url)
     assert lost.returncode == 5 and "Last seen from here" in lost.stderr, lost.stderr
     assert "measures only what is missing" in lost.stderr and f"rows in {run}" in lost.stderr
-    measured = {row.attempt_id: row for row in Store.open(results, "submitted").measurements()}
+    measured = {row.attempt_id: row for row in Store(results, "submitted").measurements()}
     assert until(lambda: not psutil.pid_exists(driver), 30), "the driver outlived its head"
     head.start()
     sent = head.nightgrid(*submit, "--submission-id", "after", cwd=tmp_path)
@@ -582,7 +582,7 @@ def test_the_next_submission_goes_on_with_the_run_of_a_head_that_died(head, tmp_
     followed = head.nightgrid("logs", "after", "--address", head.url, "--follow")
     assert followed.returncode == 0, followed.stdout + followed.stderr
     assert "taken over from a driver that died: process " in followed.stdout
-    rows = Store.open(results, "submitted").measurements()
+    rows = Store(results, "submitted").measurements()
     final = [row for row in rows if row.final]
     assert {row.state for row in final} == {State.SUCCEEDED}, followed.stdout
     assert len({row.job_id for row in final}) == len(final) == JOBS
@@ -630,7 +630,7 @@ def test_a_submitted_driver_that_is_killed_is_started_again(head: Head, tmp_path
     def attempts() -> set[str]:
         if not list(run.glob("rows/*.parquet")):
             return set()
-        return {row.attempt_id for row in Store.open(run.parent, "killed").measurements()}
+        return {row.attempt_id for row in Store(run.parent, "killed").measurements()}
 
     seen: set[str] = set()  # attempts with a row when a driver was killed
     for kill in range(kills):
@@ -645,7 +645,7 @@ def test_a_submitted_driver_that_is_killed_is_started_again(head: Head, tmp_path
         seen.update(attempts())
     followed = head.nightgrid("logs", "killed-1", *there, "--follow", timeout_s=900)
     assert followed.returncode == 0, followed.stdout + followed.stderr
-    rows = Store.open(run.parent, "killed").measurements()
+    rows = Store(run.parent, "killed").measurements()
     final = [row for row in rows if row.final]
     assert {row.state for row in final} == {State.SUCCEEDED}, followed.stdout
     assert len({row.job_id for row in final}) == len(final) == len(sizes)

@@ -147,7 +147,7 @@ def test_the_gaudi_atlas_is_made_merged_and_kept(
     for number, changes in enumerate(({}, {"emulated": True, "device_name": "GAUDI3 (stand-in)"})):
         night = Night(emulated=False)
         night.add(jobs[number], **changes, invocation_id=f"site-{number}")
-        with Store.open(tmp_path / str(number), "gaudi-atlas") as store:
+        with Store(tmp_path / str(number), "gaudi-atlas") as store:
             for row in night.rows:
                 store.append(dataclasses.replace(row, run="gaudi-atlas"))
         bundle = tmp_path / f"{number}.json"

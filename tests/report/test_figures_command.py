@@ -29,12 +29,12 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("results")
-    with Store.open(directory, "every") as store:
+    with Store(directory, "every") as store:
         store.append(*every_state(items=2))
     night = Night(emulated=False, run="real")
     for cards in (1, 2):
         precision_grid(night, cards=cards, sizes=(8, 32), precisions=("bf16",), items=3)
-    with Store.open(directory, "real") as store:
+    with Store(directory, "real") as store:
         store.append(*night.rows)
     return directory
 

@@ -146,7 +146,7 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(reader, "ROWS_TOGETHER", 25)
     monkeypatch.setattr(html, "MOST_TABLES", 2)
     rows = [*large_run(160, items=3), *every_state(items=2)]
-    with Store.open(tmp_path, "overnight") as store:
+    with Store(tmp_path, "overnight") as store:
         store.append(*rows[:60])
         store.append(*rows[60:120])
         store.compact()

@@ -83,7 +83,7 @@ def test_a_row_that_cannot_be_read_is_counted_against_the_plan() -> None:
 
 
 def test_the_page_of_a_run_under_way(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "live") as store:
+    with Store(tmp_path, "live") as store:
         store.append(Night(run="live").add(a_job()))
         store.write_file("status.json", STATUS.to_json())
         text = write_page(store, *read_summary(store, lean=True)).read_text(encoding="utf-8")
@@ -189,7 +189,7 @@ PNG = base64.b64decode(
 
 
 def page_of(directory: Path, *rows: Measurement) -> tuple[Store, str]:
-    with Store.open(directory, "night") as store:
+    with Store(directory, "night") as store:
         store.append(*rows)
     return store, page_text(store, *read_summary(store))
 

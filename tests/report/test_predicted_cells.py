@@ -39,7 +39,7 @@ def write_run(results: Path, run: str = "searched", first: int = 0) -> Store:
     night = Night(run=run)
     for at, job in enumerate(jobs()):
         night.add(job, State.NOT_STARTED if (at + first) % EVERY else State.SUCCEEDED)
-    store = Store.open(results, run)
+    store = Store(results, run)
     with store:
         store.append(*night.rows)
     return store
@@ -91,7 +91,7 @@ def test_earlier_runs_count_if_their_figures_are_true_and_of_the_same_devices(
         "false": [replace(row, details={NOT_FINITE: "its logits"}) for row in rows],
     }
     for run, changed in unlike.items():
-        with Store.open(results, run) as store:
+        with Store(results, run) as store:
             store.append(*changed)
         assert {one.earlier for one in predict(nightgrid, results, "--runs", run).values()} == {0}
 

@@ -16,7 +16,7 @@ from orchestrator.store.store import Store
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("results")
-    with Store.open(directory, "smoke") as store:
+    with Store(directory, "smoke") as store:
         store.append(*every_state(items=1))
     return directory
 
@@ -69,10 +69,10 @@ def test_what_cannot_be_reported_is_said(
 
 
 def test_a_running_run_can_be_reported(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "live") as store:
+    with Store(tmp_path, "live") as store:
         night = Night(run="live")
         store.append(night.add(a_job()))
-        reader = Store.open(tmp_path, "live")
+        reader = Store(tmp_path, "live")
         page = write_page(reader, *read_summary(reader))
         store.append(night.add(a_job(batch_size=16)))
         assert "The only job has an answer" in page.read_text(encoding="utf-8")

@@ -89,7 +89,7 @@ def test_the_command_finds_a_wheel_with_a_planted_slow_down(
     use_only(tmp_path / "wheels", tmp_path / "cache", monkeypatch)
     monkeypatch.setattr(bisect, "WORKER", "planted_worker:PlantedWorker")
     measured = row(0, workload="text-encoding", emulated=True, cards=1, batch_size=1)
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(measured)
     command = ["bisect", "night", measured.job_id, "--results", str(tmp_path), "--json"]
     versions = ["--package", "planted", "--good", "1.9", "--bad", "2.0"]

@@ -97,7 +97,7 @@ def test_a_table_of_other_values_is_no_card_check(
     if name != "run":
         table = table.drop_columns([name])
     table = pa.Table.from_arrays([*table.columns, pa.array(values)], [*table.column_names, name])
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row())
     pq.write_table(table, store.path / run_files.CARD_CHECKS)
     assert slow_cards_of(store.path) == () and spread_between_runs(store.path) == ALIKE
@@ -121,11 +121,11 @@ def ended(index: int, speed: float) -> RecordRow:
 
 def test_a_slow_card_is_named_while_it_runs_and_afterwards(tmp_path: Path) -> None:
     for night in range(3):
-        with Store.open(tmp_path, f"night{night}") as store:
+        with Store(tmp_path, f"night{night}") as store:
             book = PassportBook(store, lambda: 5000.0)
             assert [book.saw(ended(n, 1e12)) for n in range(3)] == [()] * 3
             store.append(row())
-    with Store.open(tmp_path, "slow") as store:
+    with Store(tmp_path, "slow") as store:
         book = PassportBook(store, lambda: 6000.0)
         assert book.saw(ended(0, 1e12)) == ()
         (said,) = book.saw(ended(1, 0.5e12))
@@ -155,7 +155,7 @@ def test_runs_differ_by_what_the_cards_have_in_common(tmp_path: Path) -> None:
     )
     absent = {"a": [passport(9, 1e9, run="a")], "b": [passport(9, 9e9, run="b")], "c": []}
     for run, own in runs.items():  # one card is in the others' and not in the last one's
-        with Store.open(tmp_path, run) as store:
+        with Store(tmp_path, run) as store:
             store.write_file(run_files.CARD_CHECKS, table_of(CardCheck, [*own, *absent[run]]))
             store.append(row())
     assert spread_between_runs(tmp_path / "c").deviation == pytest.approx(0.06, abs=0.02)
@@ -183,7 +183,7 @@ def test_the_status_names_slow_cards(tmp_path: Path) -> None:
     board.slow_cards = ("hpu-1/HPU1: matrix product at 50% of the other cards of its node",)
     status = board.status(1.0, {})
     assert RunStatus.from_json(status.to_json()).slow_cards == board.slow_cards
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.write_file(run_files.STATUS, status.to_json())
     said = run_lines(store)
     assert "1 slow card" in said and f"SLOW card {board.slow_cards[0]}" in said

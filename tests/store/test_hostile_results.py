@@ -58,7 +58,7 @@ JSON_TRAPS = [
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = tmp_path_factory.mktemp("sound")
     for run in ("night", "other"):
-        with Store.open(results, run) as store:
+        with Store(results, run) as store:
             for number in range(ROWS):
                 store.append(row(number))
                 store.to_parquet()
@@ -225,7 +225,7 @@ def test_foreign_files_with_fitting_names_are_survived(results: Path) -> None:
     read = Store.existing(results, "night").read()
     assert list(read.measurements) == [row(n) for n in range(ROWS)]
     assert sorted(damage.path for damage in read.damaged) == sorted(paths)
-    with Store.open(results, "night") as store:
+    with Store(results, "night") as store:
         store.compact()
         store.append(row(ROWS))
     assert all(path.read_bytes() == data for path, data in paths.items()), "they stay as they are"
@@ -320,7 +320,7 @@ def test_every_command_survives_a_ruin(ruined: Path) -> None:
 
 
 def test_a_lock_with_numbers_that_cannot_be_is_not_understood(results: Path) -> None:
-    with Store.open(results, "night") as store:
+    with Store(results, "night") as store:
         lock = json.loads((store.path / "driver.lock").read_text())
     for name in ("locked_at", "process_started", "pid"):
         for value in ("1e400", "-1e400", "NaN", "9" * 400, "-1"):
@@ -354,7 +354,7 @@ def test_a_run_goes_on_beside_a_foreign_file(results: Path) -> None:
 
     (job,) = parse_grid(GRID.encode(), "grid.yaml").jobs()
     assert isinstance(job.batch_size, int)
-    with Store.open(results, "again") as store:
+    with Store(results, "again") as store:
         store.append(
             row(
                 0,

@@ -22,7 +22,7 @@ from orchestrator.store.store import Store
 
 
 def open_by_driver(run: Path) -> Store:
-    with Store.open(run.parent, run.name) as store:
+    with Store(run.parent, run.name) as store:
         store.append(row())
     return store
 
@@ -47,7 +47,7 @@ def test_a_copy_gets_an_id_of_its_own_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_a_run_that_is_driven_says_whose_lock_it_has(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night"):
+    with Store(tmp_path, "night"):
         shutil.copytree(tmp_path / "night", tmp_path / "copy")
         with pytest.raises(StoreLocked, match=r"copied.*delete .*copy/driver\.lock"):
             open_by_driver(tmp_path / "copy")

@@ -82,7 +82,7 @@ def test_a_dead_holder_is_taken_over(tmp_path, first, killed, changes) -> None:
     if killed:
         kill(first)
     edit_lock(tmp_path, **changes)
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         assert store.taken_over_from is not None
         assert store.taken_over_from.pid == changes.get("pid", first.pid)
         store.append(row())
@@ -104,24 +104,24 @@ def test_a_holder_that_may_live_is_respected(tmp_path, first, killed, changes, w
         kill(first)
     edit_lock(tmp_path, **changes)
     words = words.replace("PID", str(first.pid)).replace("HOST", socket.gethostname())
-    with pytest.raises(StoreLocked, match=words), Store.open(tmp_path, "night"):
+    with pytest.raises(StoreLocked, match=words), Store(tmp_path, "night"):
         pass
-    assert Store.open(tmp_path, "night").measurements() == []
+    assert Store(tmp_path, "night").measurements() == []
 
 
 def test_a_second_store_of_the_same_process_is_refused(tmp_path: Path) -> None:
     """Two threads of one program are two drivers as well."""
-    with Store.open(tmp_path, "night"):
-        with pytest.raises(StoreLocked), Store.open(tmp_path, "night"):
+    with Store(tmp_path, "night"):
+        with pytest.raises(StoreLocked), Store(tmp_path, "night"):
             pass
-        with Store.open(tmp_path, "other"):
+        with Store(tmp_path, "other"):
             pass
 
 
 def test_an_orderly_end_leaves_no_lock(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), Store.open(tmp_path, "night"):
+    with pytest.raises(ZeroDivisionError), Store(tmp_path, "night"):
         raise ZeroDivisionError
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         assert store.taken_over_from is None
 
 
@@ -129,17 +129,17 @@ def test_an_orderly_end_leaves_no_lock(tmp_path: Path) -> None:
 def test_a_lock_that_cannot_be_read_is_respected(tmp_path: Path, content: str) -> None:
     (tmp_path / "night").mkdir()
     (tmp_path / "night" / run_files.LOCK).write_text(content)
-    with pytest.raises(StoreLocked, match="delete the file"), Store.open(tmp_path, "night"):
+    with pytest.raises(StoreLocked, match="delete the file"), Store(tmp_path, "night"):
         pass
 
 
 def test_a_writer_whose_lock_was_taken_away_stops_writing(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(0))
         (tmp_path / "night" / run_files.LOCK).unlink()
         with pytest.raises(StoreLocked, match="taken over"):
             store.append(row(1))
-        with Store.open(tmp_path, "night") as usurper:
+        with Store(tmp_path, "night") as usurper:
             usurper.append(row(2))
             usurper.begin(journal_row(3))
             with pytest.raises(StoreLocked):
@@ -156,7 +156,7 @@ def test_a_file_system_that_does_not_answer_is_not_a_lock_that_is_lost(tmp_path,
     def stale(_: Path) -> tuple[int, int]:
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         with monkeypatch.context() as patched:
             patched.setattr(lock, "inode", stale)
             with pytest.raises(StoreError, match="Stale file handle") as refused:
@@ -228,11 +228,11 @@ from orchestrator.doctor.probe import locks_missing
 from orchestrator.store.store import Store
 from workloads.data.cache import build_aside, cached_directory
 print(locks_missing(sys.argv[1]))
-first = Store.open(Path(sys.argv[1]), "night")
+first = Store(Path(sys.argv[1]), "night")
 try:
     with first:
         try:
-            with Store.open(Path(sys.argv[1]), "night"):
+            with Store(Path(sys.argv[1]), "night"):
                 print("two drivers")
         except StoreError as error:
             print(error)

@@ -95,7 +95,7 @@ def test_json_that_is_no_row_is_a_damaged_line(text: bytes) -> None:
     ids=str,
 )
 def test_a_planted_line_costs_no_other(tmp_path: Path, changes: dict[str, Any]) -> None:
-    store = Store.open(tmp_path, "night")
+    store = Store(tmp_path, "night")
     store.tables_path.mkdir(parents=True)
     odd = line_with(row_of(row(1)) | changes)
     (store.tables_path / f".rows-{0:016x}-1.jsonl").write_bytes(LINES[0] + odd + LINES[2])
@@ -132,7 +132,7 @@ def test_a_line_of_a_newer_program_is_refused() -> None:
 
 
 def test_a_full_disk_gets_no_log_at_each_try(tmp_path, monkeypatch) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         with monkeypatch.context() as broken:
             broken.setattr(disk, "write", away)
             for _ in range(5):
@@ -142,7 +142,7 @@ def test_a_full_disk_gets_no_log_at_each_try(tmp_path, monkeypatch) -> None:
 
 
 def test_a_writer_whose_log_was_removed_says_so(tmp_path, caplog) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(0)).unlink()
         with pytest.raises(StoreError, match="removed by somebody else"):
             store.append(row(1))
@@ -154,7 +154,7 @@ def test_a_writer_whose_log_was_removed_says_so(tmp_path, caplog) -> None:
 def test_no_name_of_a_log_comes_back(tmp_path: Path) -> None:
     names = set()
     for _ in range(2):
-        with Store.open(tmp_path, "night") as store:
+        with Store(tmp_path, "night") as store:
             for number in range(2):
                 names.add(store.append(row(number)).name)
                 store.to_parquet()
@@ -168,7 +168,7 @@ def test_no_name_of_a_log_comes_back(tmp_path: Path) -> None:
 
 def test_a_writer_whose_lock_went_while_it_wrote_says_so(tmp_path, monkeypatch) -> None:
     """Its successor may have read the log before, so the row is not safe."""
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(0))
         sync = disk.sync
 
@@ -184,7 +184,7 @@ def test_a_writer_whose_lock_went_while_it_wrote_says_so(tmp_path, monkeypatch) 
 
 def test_a_stalled_writer_leaves_its_successors_log_alone(tmp_path, monkeypatch) -> None:
     """While it removes its own log, a driver on another host takes over."""
-    first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
+    first, second = Store(tmp_path, "night"), Store(tmp_path, "night")
     first.__enter__()
     first.append(row(1))
     remove = disk.remove
@@ -211,7 +211,7 @@ def test_a_stalled_writer_leaves_its_successors_log_alone(tmp_path, monkeypatch)
 
 def test_a_stalled_writer_makes_no_file_after_its_successor(tmp_path, monkeypatch) -> None:
     """While it writes its file, another driver makes one of more rows."""
-    first, second = Store.open(tmp_path, "night"), Store.open(tmp_path, "night")
+    first, second = Store(tmp_path, "night"), Store(tmp_path, "night")
     first.__enter__()
     first.append(row(1))
     first.begin(journal_row(2))  # its row is in the other one's file, too
@@ -254,7 +254,7 @@ def test_what_fails_for_a_moment_takes_no_row_out_of_the_run(
                 raise error
             return real(*arguments, **options)  # noqa: B023
 
-        with Store.open(tmp_path, f"night{number}") as store:
+        with Store(tmp_path, f"night{number}") as store:
             store.append(row(0), row(1))
             store.append(row(2))
             with monkeypatch.context() as broken, contextlib.suppress(Exception):
@@ -278,10 +278,10 @@ def test_a_log_that_cannot_be_read_keeps_no_other_from_parquet(tmp_path, monkeyp
 
     monkeypatch.setattr(disk, "read", fail)
     if left:
-        with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
+        with contextlib.suppress(Killed), Store(tmp_path, "night") as store:
             bad = store.append(row(0)).name
             monkeypatch.setattr(store, "to_parquet", killed)
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         if not left:
             bad = store.append(row(0)).name
             assert store.to_parquet() is None
@@ -300,7 +300,7 @@ def test_files_that_do_not_read_back_are_one_cause(tmp_path, monkeypatch) -> Non
     def rotten(path: Path, *arguments: Any, **options: Any) -> bytes:
         return read(path, *arguments, **options) + b"x" * (path.suffix == ".parquet")
 
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         for number in range(2):
             store.append(row(number))
             with monkeypatch.context() as broken, pytest.raises(StoreError) as failure:
@@ -329,7 +329,7 @@ def test_plain_readers_follow_a_live_writer(tmp_path: Path) -> None:
             by_duckdb = sorted(size for (size,) in connection.sql(query).fetchall())
         frame = polars.read_parquet(f"{rows}/*.parquet", columns=["batch_size"])
         by_polars = sorted(frame["batch_size"].to_list())
-        ours = Store.open(tmp_path, "night").read(samples=looks % 2 == 0)
+        ours = Store(tmp_path, "night").read(samples=looks % 2 == 0)
         assert ours.damaged == ()
         for sizes in (by_duckdb, by_polars, [one.batch_size for one in ours.measurements]):
             assert sizes == list(range(1, len(sizes) + 1)) and len(sizes) >= seen
@@ -347,17 +347,17 @@ def begun(path: Path) -> list[str]:
 
 
 def test_attempts_without_a_row_get_one_from_the_next_driver(tmp_path, monkeypatch) -> None:
-    with contextlib.suppress(Killed), Store.open(tmp_path, "night") as store:
+    with contextlib.suppress(Killed), Store(tmp_path, "night") as store:
         store.begin(*(journal_row(number) for number in range(3)))
         with monkeypatch.context() as dying:
             dying.setattr(AttemptJournal, "end", lambda *_: None)
             store.append(row(1))
         raise Killed
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         assert store.interrupted == tuple(sorted((IDS[0], IDS[2])))
         assert store.measurements() == [journal_row(0), row(1), journal_row(2)]
     assert not (store.path / run_files.JOURNAL).exists()
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         assert store.interrupted == () and len(store.measurements()) == 3
 
 
@@ -366,7 +366,7 @@ def test_a_damaged_line_of_the_journal_costs_no_other(tmp_path, damage) -> None:
     path = tmp_path / "night" / run_files.JOURNAL
     path.parent.mkdir()
     path.write_bytes(LINES[0] + damage(LINES[1]))
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         assert store.interrupted == (IDS[0],)
     assert not path.exists() and len(store.read().damaged) == 1
 

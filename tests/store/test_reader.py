@@ -16,7 +16,7 @@ from orchestrator.store.store import Store
 
 
 def test_rows_of_a_log_are_read_as_those_of_files(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(0), row(1))
         store.to_parquet()
         store.append(row(2, image=b"\0png\xff"))
@@ -36,7 +36,7 @@ def test_rows_of_a_log_are_read_as_those_of_files(tmp_path: Path) -> None:
 def test_a_listing_that_misses_a_log_and_the_file_of_it_is_taken_again(tmp_path, monkeypatch):
     """A directory of many files is listed in pieces: the file had not come when its place was
     passed, and the log had gone when its own was."""
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(0))
         store.to_parquet()
         stale = reader.row_files(store.tables_path)
@@ -48,14 +48,14 @@ def test_a_listing_that_misses_a_log_and_the_file_of_it_is_taken_again(tmp_path,
             return answers.pop() if answers else real(directory)
 
         monkeypatch.setattr(reader, "row_files", listed)
-        assert numbers(Store.open(tmp_path, "night")) == [0, 1]
+        assert numbers(Store(tmp_path, "night")) == [0, 1]
         assert not answers
 
 
 @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
 def test_a_file_that_went_while_it_was_read_is_looked_for_again(tmp_path, monkeypatch, kind):
     """On a network file system that is no missing file, but a stale handle."""
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         for number in range(3):
             store.append(row(number))
             if number < 2:
@@ -71,13 +71,13 @@ def test_a_file_that_went_while_it_was_read_is_looked_for_again(tmp_path, monkey
             return read(path, *arguments, **options)
 
         monkeypatch.setattr(disk, "read", stale)
-        assert numbers(Store.open(tmp_path, "night")) == [0, 1, 2]
+        assert numbers(Store(tmp_path, "night")) == [0, 1, 2]
         assert disk.read is read
 
 
 def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(tmp_path, monkeypatch) -> None:
     """Whenever it has read two files more, the log has become one and another is begun."""
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         for number in range(3):
             store.append(row(number))
             store.to_parquet()
@@ -96,13 +96,13 @@ def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(tmp_path, mon
             return data
 
         monkeypatch.setattr(disk, "read", meanwhile)
-        found = numbers(Store.open(tmp_path, "night"))
+        found = numbers(Store(tmp_path, "night"))
         monkeypatch.undo()
         assert found == list(range(next(coming)))
 
 
 def test_who_follows_a_run_parses_only_what_came(tmp_path, monkeypatch) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         for number in range(3):
             store.append(row(number))
             store.to_parquet()

@@ -68,7 +68,7 @@ def address(server, monkeypatch, request):
 
 
 def run_of(results: Path, rows: int) -> Store:
-    store = Store.open(results, "night")
+    store = Store(results, "night")
     with store:
         for number in range(rows):
             store.append(row(number, run="night"))
@@ -325,7 +325,7 @@ def test_a_copy_with_which_a_driver_has_gone_on_takes_nothing_more(tmp_path: Pat
     """Its files and those of the source would hold some rows twice."""
     run_id = "0123456789ab"
     copy_directory(tmp_path, "night", "http://head:8265", run_id)
-    with Store.open(tmp_path, "night") as copy:
+    with Store(tmp_path, "night") as copy:
         (copy.path / run_files.RUN_ID).unlink()
         with pytest.raises(StoreError, match=r"has gone on with .*--as NAME"):
             copy_directory(tmp_path, "night", "http://head:8265", run_id)
@@ -356,7 +356,7 @@ def test_a_copy_has_the_rows_of_a_log_once(tmp_path: Path, lost: str) -> None:
         assert receiver.finished
         return numbers(Store(tmp_path, "copy"))
 
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(1))
         assert fetch() == [1]
         store.append(row(2))

@@ -32,7 +32,7 @@ from orchestrator.store.store import Store
 
 
 def filled(results: Path, count: int) -> Store:
-    with Store.open(results, "night") as store:
+    with Store(results, "night") as store:
         for number in range(count):
             store.append(row(number))
             store.to_parquet()
@@ -43,9 +43,9 @@ def filled(results: Path, count: int) -> Store:
 
 
 def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
-    assert Store.open(tmp_path / "results", "night").measurements() == []
+    assert Store(tmp_path / "results", "night").measurements() == []
     assert not (tmp_path / "results").exists()
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         for number in (2, 0, 1):
             path = store.append(row(number))
             assert path.parent == store.tables_path
@@ -55,7 +55,7 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_few_seconds_are_one_file(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(0))
         log = store.append(row(1), row(2, attempt_number=7), row(3))
         assert os.listdir(store.tables_path) == [log.name]
@@ -72,11 +72,11 @@ def test_rows_of_a_few_seconds_are_one_file(tmp_path: Path) -> None:
 
 def test_damaged_rows_written_together_use_up_the_attempt_numbers_of_all(tmp_path: Path) -> None:
     """Nobody can tell whose rows they were."""
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(1), row(2, attempt_number=7))
     (path,) = store.tables_path.iterdir()
     path.write_bytes(path.read_bytes()[:-1])
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         ids = [row(1).job_id, row(5).job_id]
         assert store.attempts_set_aside(ids) == dict.fromkeys(ids, 7)
 
@@ -92,7 +92,7 @@ def test_a_run_that_must_exist_is_looked_for(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_job_in_two_invocations_are_two_rows(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row())
         store.append(row(invocation_id="i2"))
     assert len(store.measurements()) == 2
@@ -108,7 +108,7 @@ def test_writing_needs_the_lock(tmp_path: Path) -> None:
 
 def test_history_is_what_planning_needs(tmp_path: Path) -> None:
     as_now = as_declared("text-generation", "transformers", dict(job().parameters))
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(1, state=State.FAILED, reason="x", started_at=None, final=False))
         store.append(row(0, attempt_number=2, details={"took": "adapter here-x-1", "other": "y"}))
     assert store.history() == [
@@ -153,8 +153,8 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
 )
 def test_a_run_name_cannot_leave_the_results_directory(tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError, match="run name"):
-        Store.open(tmp_path, name)
-    assert Store.open(tmp_path, "2025-11-21_夜间.c++").path.parent == tmp_path
+        Store(tmp_path, name)
+    assert Store(tmp_path, "2025-11-21_夜间.c++").path.parent == tmp_path
 
 
 def test_a_run_that_is_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
@@ -162,11 +162,11 @@ def test_a_run_that_is_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "night").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="leads out of"):
-        Store.open(tmp_path / "results", "night")
+        Store(tmp_path / "results", "night")
 
 
 def test_side_files_stay_beside_the_rows(tmp_path: Path) -> None:
-    store = Store.open(tmp_path, "night")
+    store = Store(tmp_path, "night")
     assert store.write_file("status.json", "{}") == store.path / "status.json"
     store.write_file("status.json", b'{"done": 1}')
     assert os.listdir(store.path) == ["status.json"]
@@ -184,7 +184,7 @@ def test_a_big_run_is_compacted_when_it_ends(tmp_path, monkeypatch) -> None:
     assert len(os.listdir(filled(tmp_path / "small", 3).tables_path)) == 3
     store = filled(tmp_path / "big", 4)
     assert len(os.listdir(store.tables_path)) == 1 and numbers(store) == [0, 1, 2, 3]
-    with pytest.raises(ZeroDivisionError), Store.open(tmp_path / "big", "night") as store:
+    with pytest.raises(ZeroDivisionError), Store(tmp_path / "big", "night") as store:
         for number in range(4, 9):
             store.append(row(number))
             store.to_parquet()
@@ -194,7 +194,7 @@ def test_a_big_run_is_compacted_when_it_ends(tmp_path, monkeypatch) -> None:
 
 def test_a_full_disk_at_the_end_does_not_spoil_the_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(store_module, "COMPACT_FROM", 2)
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(0))
         store.append(row(1))
         fail_writes(monkeypatch, 0, errno.ENOSPC)
@@ -211,7 +211,7 @@ def test_a_truncated_fragment_is_set_aside_by_the_next_writer(tmp_path: Path, le
     victim = sorted(store.tables_path.iterdir())[0]
     victim.write_bytes(victim.read_bytes()[:length])
     assert len(store.read().damaged) == 1
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         pass
     assert not victim.exists()
     (damage,) = store.read().damaged
@@ -228,7 +228,7 @@ def test_files_that_are_not_ours_are_reported(tmp_path: Path) -> None:
     contents = store.read()
     assert len(contents.measurements) == 1
     assert len(contents.damaged) == 3
-    with Store.open(tmp_path, "night"):
+    with Store(tmp_path, "night"):
         pass
     assert len(store.read().damaged) == 3
     left = os.listdir(store.tables_path)
@@ -272,7 +272,7 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, room: int, code: int) -> None:
 @pytest.mark.parametrize("room", [0, 1, 1000])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, room, code) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(0))
         with monkeypatch.context() as patch:
             fail_writes(patch, room, code)
@@ -286,7 +286,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, room, code) -> None:
 
 def test_other_errors_of_the_file_system_are_errors_too(tmp_path: Path) -> None:
     (tmp_path / "results").write_text("a file")
-    with pytest.raises(StoreError, match="cannot create"), Store.open(tmp_path / "results", "n"):
+    with pytest.raises(StoreError, match="cannot create"), Store(tmp_path / "results", "n"):
         pass
 
 
@@ -294,7 +294,7 @@ def test_other_errors_of_the_file_system_are_errors_too(tmp_path: Path) -> None:
 def test_what_the_file_system_says_at_the_start_is_an_error_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    store = Store.open(tmp_path, "night")
+    store = Store(tmp_path, "night")
     with store:
         store.append(row(0))
     real = getattr(disk, call)
@@ -307,16 +307,16 @@ def test_what_the_file_system_says_at_the_start_is_an_error_of_the_store(
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, call, fail)
-        with pytest.raises(StoreError, match=r"night.*Input/output"), Store.open(tmp_path, "night"):
+        with pytest.raises(StoreError, match=r"night.*Input/output"), Store(tmp_path, "night"):
             pass
-    with Store.open(tmp_path, "night") as again:
+    with Store(tmp_path, "night") as again:
         assert again.measurements() == [row(0)]
 
 
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.lists(measurements, min_size=1, max_size=3), min_size=2, max_size=4))
 def test_any_rows_are_the_same_afterwards(files: list[list[Measurement]]) -> None:
-    with TemporaryDirectory() as directory, Store.open(Path(directory), "night") as store:
+    with TemporaryDirectory() as directory, Store(Path(directory), "night") as store:
         for rows in files:
             store.append(*rows)
             store.to_parquet()
@@ -333,7 +333,7 @@ def test_any_rows_are_the_same_afterwards(files: list[list[Measurement]]) -> Non
 
 
 def test_an_older_table_gets_the_columns_of_today(tmp_path: Path) -> None:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(0))
         older = to_table([row(7)]).drop_columns(["device_name", "throughput_unit", "items"])
         plant(store, older)

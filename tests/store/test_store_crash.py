@@ -57,7 +57,7 @@ def test_a_fault_at_any_call_loses_and_doubles_no_row(tmp_path, fault, every) ->
     """While a driver appends or compacts; simulated nights have faults at the other calls."""
     safe = set[int]()
     for number in itertools.count(1, every):
-        with Store.open(tmp_path, "night") as store:
+        with Store(tmp_path, "night") as store:
             store.compact()  # else there are more files, and calls, at each death
 
         def write(store: Store, number: int = number) -> None:

@@ -22,7 +22,7 @@ COUNT = 9
 def store(tmp_path: Path) -> Iterator[Store]:
     """A run that is being written: a compacted file, others, and one that a crash left half
     written."""
-    with Store.open(tmp_path / "results", "smoke") as store:
+    with Store(tmp_path / "results", "smoke") as store:
         for number in range(COUNT):
             if number == 5:
                 store.compact()

@@ -64,7 +64,7 @@ class Kept:
 
 @pytest.fixture()
 def store(tmp_path: Path) -> Store:
-    with Store.open(tmp_path, "night") as store:
+    with Store(tmp_path, "night") as store:
         store.append(row(0, run="night"))
     return store
 

@@ -88,7 +88,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     status = hostile(dataclasses.replace(STATUS, stopping="x", paused="y"))
     status = dataclasses.replace(status, counts={HOSTILE: 3}, finished=False)
     for run in ("night", "other"):
-        with Store.open(place / "results", run) as store:
+        with Store(place / "results", run) as store:
             store.append(hostile_row(0), hostile_row(1), hostile_row(2, **failed))
         (store.tables_path / f"{HOSTILE}.parquet").write_text(HOSTILE)
         store.write_file("status.json", dataclasses.replace(status, run=run).to_json())

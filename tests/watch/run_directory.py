@@ -16,7 +16,7 @@ from orchestrator.store.store import Store
 
 class RunDirectory:
     def __init__(self, results: Path, run: str = "night") -> None:
-        self.store = Store.open(results, run)
+        self.store = Store(results, run)
         with self.store:
             pass
 

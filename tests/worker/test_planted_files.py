@@ -96,7 +96,7 @@ def test_commands_end_at_a_grid_or_a_run_that_is_none(
     for command in ("plan", "run"):
         assert main([command, str(grid), "--results", str(tmp_path / "results")]) == 2
         assert f"{grid}" in capsys.readouterr().err
-    with Store.open(tmp_path / "results", "night") as store:
+    with Store(tmp_path / "results", "night") as store:
         store.append(row())
     for name in ("status.json", "options.json", "begun.log", ".reserve", "run.id", "grid.yaml"):
         (store.path / name).unlink(missing_ok=True)
@@ -114,7 +114,7 @@ def test_commands_end_at_a_grid_or_a_run_that_is_none(
 def test_a_writer_meets_odd_files_without_waiting(
     tmp_path: Path, odd: Callable[[Path], None], name: str
 ) -> None:
-    store = Store.open(tmp_path, "night")
+    store = Store(tmp_path, "night")
     store.tables_path.mkdir(parents=True)
     odd(store.path / name)
     try:
@@ -135,7 +135,7 @@ def test_a_writer_meets_odd_files_without_waiting(
 def test_what_is_written_follows_no_planted_link(
     tmp_path: Path, precious: Path, plant: Callable[[Path, Path], None]
 ) -> None:
-    store = Store.open(tmp_path, "night")
+    store = Store(tmp_path, "night")
     store.tables_path.mkdir(parents=True)
     measurement = row()
     with store:
@@ -155,7 +155,7 @@ def test_what_is_written_follows_no_planted_link(
 
 def test_locks_follow_no_planted_link(tmp_path: Path, precious: Path) -> None:
     """The guard is opened to be locked, which through a link would create another file."""
-    store = Store.open(tmp_path, "night")
+    store = Store(tmp_path, "night")
     store.tables_path.mkdir(parents=True)
     guard = store.path / ".driver.lock.guard"
     guard.symlink_to(tmp_path / "created")

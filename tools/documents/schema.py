@@ -122,7 +122,7 @@ from orchestrator.store.store import Store
 pyarrow.dataset.dataset("results/smoke/rows").to_table()
 pandas.read_parquet("results/smoke/rows")
 polars.read_parquet("results/smoke/rows/*.parquet")
-Store.open(Path("results"), "smoke").measurements()  # verified, typed, each row once
+Store(Path("results"), "smoke").measurements()  # verified, typed, each row once
 ```
 
 A row is appended and synced to a log first (`rows/.rows-*.jsonl`, a checksum and JSON on one line a
