@@ -8,22 +8,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.core.events import (
-    AttemptEnded,
-    Command,
-    Event,
-    NodeJoined,
-    NodeLeft,
-    Progress,
-    RecordRow,
-    RunAttempt,
-    RunFinished,
-    StartWorker,
-    StopRequested,
-    WorkerOverdue,
-    WorkerReady,
-    WorkerStopped,
-)
+from orchestrator.core import events
 from orchestrator.core.job import Job, State
 from orchestrator.core.labels import Label, labels_of
 from orchestrator.core.measurement import Measurement
@@ -135,39 +120,39 @@ class Board:
         """E.g. ``hpu-1/HPU3``."""
         return f"{self.node_name(card.node_id)}/{card.accelerator}{card.index}"
 
-    def saw(self, event: Event) -> None:
+    def saw(self, event: events.Event) -> None:
         """Count an event."""
-        if isinstance(event, NodeJoined):
+        if isinstance(event, events.NodeJoined):
             self._nodes[event.node.node_id] = event.node
             for card in event.node.cards:
                 self._seats.setdefault(card, _Seat(card=card))
-        elif isinstance(event, NodeLeft):
+        elif isinstance(event, events.NodeLeft):
             for card in [card for card in self._seats if card.node_id == event.node_id]:
                 self._workers.pop(self._seats.pop(card).worker_id, None)
-        elif isinstance(event, WorkerReady):
+        elif isinstance(event, events.WorkerReady):
             self._seat(event.worker_id, "idle", event.at)
-        elif isinstance(event, WorkerStopped):
+        elif isinstance(event, events.WorkerStopped):
             self._seat(event.worker_id, "free", event.at)
             freed = self._workers.pop(event.worker_id, None)
             if freed in self._seats:
                 self._seats[freed].worker_id = ""
-        elif isinstance(event, AttemptEnded):
+        elif isinstance(event, events.AttemptEnded):
             self._attempts += 1
             self._remaining.end(event.outcome.attempt_id, event.at)
             for seat in self._seats_of.pop(event.outcome.attempt_id, ()):
                 self._seat(seat.worker_id, "idle", event.at)
-        elif isinstance(event, StopRequested):
+        elif isinstance(event, events.StopRequested):
             self._stopping = event.reason
             self.stop_requests += 1
 
-    def did(self, command: Command, at: float) -> None:
+    def did(self, command: events.Command, at: float) -> None:
         """Count a command that was carried out."""
-        if isinstance(command, StartWorker):
+        if isinstance(command, events.StartWorker):
             seat = self._seats.setdefault(command.card, _Seat(card=command.card))
             seat.worker_id = command.worker_id
             self._workers[command.worker_id] = command.card
             self._seat(command.worker_id, "starting", at)
-        elif isinstance(command, RunAttempt):
+        elif isinstance(command, events.RunAttempt):
             self._first_at = at if self._first_at is None else self._first_at
             job, attempt_id = self.label(command.attempt.job), command.attempt.attempt_id
             alone = command.attempt.job.alone  # as are the others of its kind
@@ -179,7 +164,7 @@ class Board:
             self._seats_of[attempt_id] = seats
             for seat in seats:
                 self._seat(seat.worker_id, "start", at, job, attempt_id)
-        elif isinstance(command, RecordRow) and command.final:
+        elif isinstance(command, events.RecordRow) and command.final:
             self.final_rows += 1
             if command.repeat:
                 return
@@ -189,10 +174,10 @@ class Board:
                 self._remaining.drop(command.job.job_id)
             ran = command.attempt is not None and command.state is not State.NOT_STARTED
             self._jobs_run += ran
-        elif isinstance(command, RunFinished):
+        elif isinstance(command, events.RunFinished):
             self._finished = True
 
-    def measured(self, row: RecordRow, measurement: Measurement, at: float) -> None:
+    def measured(self, row: events.RecordRow, measurement: Measurement, at: float) -> None:
         """Count the row of an attempt."""
         metrics, attempt = measurement.metrics, row.attempt
         if attempt is not None:
@@ -227,7 +212,7 @@ class Board:
     def status(
         self,
         now: float,
-        progress: Mapping[str, Progress],
+        progress: Mapping[str, events.Progress],
         telemetry: Mapping[Card, CardTelemetry] | None = None,
         *,
         at: float | None = None,
@@ -377,9 +362,9 @@ class Watchdog:
     _reported: set[str] = field(default_factory=set)
     _looked_at: float | None = None
 
-    def did(self, command: Command) -> None:
+    def did(self, command: events.Command) -> None:
         """Set the allowances of a worker's job."""
-        if isinstance(command, RunAttempt):
+        if isinstance(command, events.RunAttempt):
             measure = command.attempt.job.measure
             warmup_s = measure.warmup_limit_s if measure.warmup else 0.0
             # Until the end of warm-up, what was timed may prove to be warm-up.
@@ -387,10 +372,10 @@ class Watchdog:
             for worker_id in command.worker_ids:
                 self._allowances_s[worker_id] = {"warmup": warmup_s, "measure": measure_s}
 
-    def overdue(self, cards: Iterable[CardStatus], now: float) -> list[WorkerOverdue]:
+    def overdue(self, cards: Iterable[CardStatus], now: float) -> list[events.WorkerOverdue]:
         """The workers that have been in their phase for longer than its limit."""
         self._pass_over_pause(now)
-        events = []
+        late = []
         present = [card for card in cards if card.worker_id]
         for card in present:
             activity = (card.attempt_id, card.phase)
@@ -407,13 +392,13 @@ class Watchdog:
             self._reported.add(card.worker_id)
             what = "did not come up" if card.phase == "starting" else f"hung in {card.phase}"
             reason = f"{what}: no progress for {age_s:.0f} s, the limit is {limit_s:.0f} s"
-            events.append(WorkerOverdue(at=now, worker_id=card.worker_id, reason=reason))
+            late.append(events.WorkerOverdue(at=now, worker_id=card.worker_id, reason=reason))
         worker_ids = {card.worker_id for card in present}
         for known_workers in (self._allowances_s, self._activities):
             for worker_id in known_workers.keys() - worker_ids:
                 del known_workers[worker_id]
         self._reported &= worker_ids
-        return events
+        return late
 
     def _pass_over_pause(self, now: float) -> None:
         """Ignore time without a check (process halted, slow disk): reports are read after it."""

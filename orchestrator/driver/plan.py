@@ -14,15 +14,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.core import errors
 from orchestrator.core.deadline import Deadline
-from orchestrator.core.errors import (
-    ClusterError,
-    GridError,
-    NightgridError,
-    OptionError,
-    Problem,
-    SubmitError,
-)
 from orchestrator.core.job import Accelerator, Job, Scalar, State
 from orchestrator.core.plan import Action, PastRow, Plan
 from orchestrator.core.status import RunStatus
@@ -86,7 +79,7 @@ def plan_grid(
         from orchestrator.on_ray.jobs import nodes_at
 
         if options.emulate:
-            raise OptionError("--emulate cannot be combined with --address")
+            raise errors.OptionError("--emulate cannot be combined with --address")
         nodes = nodes_at(options.address)
         nodes_for = lambda accelerators: nodes  # noqa: E731
     grid = grid_of(source, options, nodes_for=nodes_for, elsewhere=bool(options.address))
@@ -141,7 +134,7 @@ def refuse_files(where: str | Sequence[Node], grid: Grid, jobs: Iterable[Job]) -
         else:
             output.say_aside(f"note: {problem}")
     if problems:
-        raise GridError(problems)
+        raise errors.GridError(problems)
 
 
 def packages_lacking(grid: Grid, nodes: Sequence[Node]) -> tuple[list[str], bool]:
@@ -169,7 +162,7 @@ def note_packages_at(address: str, grid: Grid) -> None:
         return
     sentences, all_jobs = packages_lacking(grid, nodes_at(address))
     if all_jobs:
-        raise SubmitError(f"{grid.file}: no job can run. {'; '.join(sentences)}")
+        raise errors.SubmitError(f"{grid.file}: no job can run. {'; '.join(sentences)}")
     for sentence in sentences:
         output.say_aside(f"note: {grid.file}: {sentence}")
 
@@ -249,7 +242,7 @@ def refuse_without_key(grid: Grid, key_file: Path | None) -> None:
     """Raise GridError for protected models where no file of their key is named."""
     models = {job.model for job in grid.jobs()} if not (key_file or passed_on()) else set()
     problems = [
-        Problem(
+        errors.Problem(
             file=grid.file,
             message=f"the weights of {model} are protected, and no file of their key is named",
             hint="add --key-file FILE to the command",
@@ -258,7 +251,7 @@ def refuse_without_key(grid: Grid, key_file: Path | None) -> None:
         if is_protected(model)
     ]
     if problems:
-        raise GridError(problems)
+        raise errors.GridError(problems)
 
 
 def commits_before(source: Path, options: RunOptions) -> Mapping[str, str]:
@@ -361,7 +354,7 @@ def own_cards(kind: Accelerator) -> dict[int, str]:
         try:
             shown = shown_cards(variable, value, cards, device.uuids)
         except BadConfiguration as error:
-            raise ClusterError(f"this machine's {kind} cards: {error}") from error
+            raise errors.ClusterError(f"this machine's {kind} cards: {error}") from error
     return {index: cards[index].lost for index in shown}
 
 
@@ -419,7 +412,7 @@ class GridChange:
 def change_of(grid: Grid, run: Path) -> GridChange | None:
     """Compare a grid with the one stored in a run; None if equal, missing or unreadable."""
     path = run / run_files.GRID
-    with contextlib.suppress(OSError, ValueError, NightgridError):
+    with contextlib.suppress(OSError, ValueError, errors.NightgridError):
         if files.read_text(path) == grid.text:
             return None
         # Its relative paths are those of the given grid, wherever this process and the copy are.
@@ -451,7 +444,7 @@ def refuse_another(grid: Grid, change: GridChange, run: str, measured: Collectio
         f"give this grid a run of its own (--run with another name); to extend run {run!r}, add "
         f"experiments to its grid, or name this one {change.name_before!r}, too"
     )
-    raise GridError([grid.document.problem(("name",), message, hint)])
+    raise errors.GridError([grid.document.problem(("name",), message, hint)])
 
 
 def refuse_anothers(grid: Grid, run: Path, change: GridChange | None) -> None:
@@ -463,20 +456,20 @@ def refuse_anothers(grid: Grid, run: Path, change: GridChange | None) -> None:
     shares_jobs = change is None or change.equal > 0
     if owner and owner != submitter() and not (_same_user(owner) and shares_jobs):
         name_before = grid.name if change is None else change.name_before
-        raise GridError([_anothers(grid, run.name, owner, name_before)])
+        raise errors.GridError([_anothers(grid, run.name, owner, name_before)])
 
 
 def refuse_sent_by_another(grid: Grid, run: str, owner: str) -> None:
     """As ``refuse_anothers``, for a run that ``owner`` sent to a cluster; empty if unknown."""
     if owner and not _same_user(owner):
-        raise GridError([_anothers(grid, run, owner, "")])
+        raise errors.GridError([_anothers(grid, run, owner, "")])
 
 
 def _same_user(owner: str) -> bool:
     return owner.rsplit("@", 1)[0] == submitter().rsplit("@", 1)[0]
 
 
-def _anothers(grid: Grid, run: str, owner: str, name_before: str) -> Problem:
+def _anothers(grid: Grid, run: str, owner: str, name_before: str) -> errors.Problem:
     what = f" and its grid {name_before!r}" if name_before else ""
     user = re.sub(r"[^\w.+-]+", "-", submitter().rsplit("@", 1)[0])
     message = f"run {run!r} belongs to {owner}{what}; {grid.name!r} is sent by {submitter()}"

@@ -27,20 +27,10 @@ from orchestrator.on_ray.job_tasks import task_on_cards
 from orchestrator.on_ray.outcomes import OutcomeKeeper
 from orchestrator.util import output
 from orchestrator.util.redaction import error_line, redact
+from orchestrator.worker import protocol
 from orchestrator.worker.environment import lost_cards, threads_of_worker
 from orchestrator.worker.node_workers import CardSampler, NodeWorkers
 from orchestrator.worker.orphans import VARIABLE, Owner, end_orphans, make_private_directory
-from orchestrator.worker.protocol import (
-    Durable,
-    Ended,
-    HostFacts,
-    Inbox,
-    Outbox,
-    Request,
-    Response,
-    ResponseBatch,
-    Run,
-)
 from orchestrator.worker.spawn import OwnSpawner, SharedSpawner, log_name, wait_for_end
 from workloads.base import BadConfiguration
 from workloads.devices import device_class, shown_cards
@@ -76,14 +66,14 @@ class NodeAgent:
         self._spawner: OwnSpawner | None = None  # unless it shares one
         self._spawner_gone = threading.Event()
         self._sampler: CardSampler | None = None
-        self._requests = Inbox[Request]()
-        self._responses = Outbox[Response]()
+        self._requests = protocol.Inbox[protocol.Request]()
+        self._responses = protocol.Outbox[protocol.Response]()
         self._outcomes = OutcomeKeeper(None)
         self._workers = NodeWorkers(self._respond)
         self._reported: Mapping[str, Progress] = {}
         self._look_at = self._read_at = 0.0  # monotonic: for progress, for telemetry
 
-    def serve(self, settings: AgentSettings, ids: Sequence[str]) -> HostFacts:
+    def serve(self, settings: AgentSettings, ids: Sequence[str]) -> protocol.HostFacts:
         """End orphans of earlier drivers, start the spawner and sampler, and describe the host, for
         the cards of these ids in Ray.
 
@@ -111,7 +101,7 @@ class NodeAgent:
         if settings.watched:
             cards, left_out = usable_cards(accelerator, ids)
         lost = lost_cards(accelerator) if settings.watched else ()
-        return HostFacts(
+        return protocol.HostFacts(
             threads=threads,
             version=__version__,
             server=spawner.path,
@@ -126,15 +116,15 @@ class NodeAgent:
             idle_memory_bytes=idle_memory_of(accelerator, cards),
         )
 
-    def submit(self, first: int, requests: Sequence[Request]) -> None:
+    def submit(self, first: int, requests: Sequence[protocol.Request]) -> None:
         """Take requests, numbered from ``first``."""
         for request in self._requests.new(first, requests):
-            if isinstance(request, Durable):
+            if isinstance(request, protocol.Durable):
                 self._outcomes.durable(request.attempt_ids)
             else:
                 self._workers.do(request)
 
-    def exchange(self, received: int) -> ResponseBatch:
+    def exchange(self, received: int) -> protocol.ResponseBatch:
         """Return responses after number ``received``; waits for news for ``_SILENCE_S`` at most."""
         self._responses.confirm(received)
         deadline = time.monotonic() + _SILENCE_S
@@ -148,7 +138,9 @@ class NodeAgent:
                 break
         if progress is not None:
             self._reported = progress
-        return ResponseBatch(first, responses, self._requests.received, progress, telemetry, gone)
+        return protocol.ResponseBatch(
+            first, responses, self._requests.received, progress, telemetry, gone
+        )
 
     def job(self, worker_id: str, attempt_id: str) -> None:
         """Block until an attempt ends: called by the Ray task of its job."""
@@ -166,8 +158,8 @@ class NodeAgent:
         self._spawner_gone.set()
         self._responses.wake()
 
-    def _respond(self, response: Response, request: Run | None = None) -> None:
-        if request is not None and isinstance(response, Ended):
+    def _respond(self, response: protocol.Response, request: protocol.Run | None = None) -> None:
+        if request is not None and isinstance(response, protocol.Ended):
             self._outcomes.keep(request, response)
         self._responses.put(response)
 

@@ -43,19 +43,8 @@ from orchestrator.on_ray.gcs import Gcs
 from orchestrator.on_ray.job_tasks import JobTasks, task_on_cards
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.util.host import Interval
+from orchestrator.worker import protocol
 from orchestrator.worker.environment import start_request
-from orchestrator.worker.protocol import (
-    Durable,
-    Ended,
-    Halted,
-    Listen,
-    Listened,
-    ResponseBatch,
-    Run,
-    Started,
-    Stop,
-    unpickled,
-)
 from orchestrator.worker.spawn import PRELOAD, SharedSpawner
 from workloads.bench.collective import Rendezvous
 from workloads.devices.monitor.host import CardTelemetry
@@ -172,16 +161,16 @@ class WorkerPool:
             worker.stop_requested = True
             self._stop(worker, command.reason)
 
-    def handle(self, batch: ResponseBatch) -> None:
+    def handle(self, batch: protocol.ResponseBatch) -> None:
         """Handle the responses of a node."""
         for response in batch.responses:
-            if isinstance(response, Ended):
+            if isinstance(response, protocol.Ended):
                 self._ended(response)
-            elif isinstance(response, Started):
+            elif isinstance(response, protocol.Started):
                 self._started(response)
-            elif isinstance(response, Listened):
+            elif isinstance(response, protocol.Listened):
                 self._listened(response)
-            elif isinstance(response, Halted):
+            elif isinstance(response, protocol.Halted):
                 self._halted(response)
             elif (worker := self._workers.get(response.worker_id)) is not None:
                 # Stopped: a rank that has not ended by now is lost.
@@ -201,7 +190,7 @@ class WorkerPool:
                 by_node[node_id].append(attempt_id)
         for node_id, ids in by_node.items():
             if (claim := self._claim_of(node_id)) is not None:
-                claim.channel.put(Durable(tuple(ids)))
+                claim.channel.put(protocol.Durable(tuple(ids)))
 
     def lose(self, node_id: str, failure: Failure) -> None:
         """End everything on a node that is gone: attempts first, then workers."""
@@ -229,7 +218,7 @@ class WorkerPool:
         passed_on = {**loading.passed_on(), **encryption.passed_on()}
         claim.channel.put(start_request(command, claim.node, claim.facts, self._factory, passed_on))
 
-    def _started(self, response: Started) -> None:
+    def _started(self, response: protocol.Started) -> None:
         worker, value = self._workers.get(response.worker_id), response.value
         if worker is None:
             return
@@ -251,7 +240,7 @@ class WorkerPool:
             return
         worker.stopping = True
         worker.stop_deadline = self._clock() + STOP_PATIENCE_S
-        claim.channel.put(Stop(worker.worker_id, reason))
+        claim.channel.put(protocol.Stop(worker.worker_id, reason))
 
     def give_up_stops(self, lose_if_silent: Callable[[Claim, float], bool]) -> None:
         """Give up overdue stops: lose a silent node, else end the rank; its card stays blocked."""
@@ -268,7 +257,7 @@ class WorkerPool:
                 worker.failure = Failure(FailureClass.HANG, message)
             self._end_rank_of(worker, worker.failure.message)
 
-    def _halted(self, response: Halted) -> None:
+    def _halted(self, response: protocol.Halted) -> None:
         worker = self._workers.get(response.worker_id)
         if worker is None or worker.attempt_id != response.attempt_id:
             return  # the attempt has ended meanwhile
@@ -303,9 +292,9 @@ class WorkerPool:
             self._send_orders(running, None)
             return
         running.needs_rendezvous = True
-        claim.channel.put(Listen(first.worker_id, attempt.attempt_id, claim.address))
+        claim.channel.put(protocol.Listen(first.worker_id, attempt.attempt_id, claim.address))
 
-    def _listened(self, response: Listened) -> None:
+    def _listened(self, response: protocol.Listened) -> None:
         running = self._running.get(response.attempt_id)
         if running is not None and running.needs_rendezvous:
             self._send_orders(running, response.rendezvous)
@@ -324,7 +313,7 @@ class WorkerPool:
             here = rendezvous
             if isinstance(rendezvous, Rendezvous):
                 here = replace(rendezvous, own_address=claim.address)
-            claim.channel.put(Run(worker_id, attempt, rank, here))
+            claim.channel.put(protocol.Run(worker_id, attempt, rank, here))
         self.wants_task(attempt.attempt_id)
 
     def due_for_tasks(self) -> list[RunningAttempt]:
@@ -354,7 +343,7 @@ class WorkerPool:
                 worker.failure = worker.failure or Failure(FailureClass.CANCELLED, _CANCELLED)
                 self._stop(worker, _CANCELLED)
 
-    def _ended(self, response: Ended) -> None:
+    def _ended(self, response: protocol.Ended) -> None:
         progress = self._progress.get(response.worker_id)
         if progress is not None and progress.attempt_id == response.attempt_id:
             del self._progress[response.worker_id]
@@ -569,7 +558,7 @@ class RayExecutor(WorkerPool):
         self._telemetry.pop(node_id, None)
         self._events.append(NodeLeft(at=self._clock(), node_id=node_id, reason=reason))
 
-    def _responded(self, claim: Claim, batch: ResponseBatch) -> None:
+    def _responded(self, claim: Claim, batch: protocol.ResponseBatch) -> None:
         self.handle(batch)
         if batch.telemetry is not None:
             self._telemetry[claim.node.node_id] = {
@@ -579,14 +568,14 @@ class RayExecutor(WorkerPool):
             }
 
 
-def outcome_of(response: Ended, worker: Worker | None) -> RankOutcome | str:
+def outcome_of(response: protocol.Ended, worker: Worker | None) -> RankOutcome | str:
     """A rank's outcome with its card's energy and readings, or the reason why there is none."""
     outcome = response.outcome
     if outcome is None:
         return _GONE
     if isinstance(outcome, bytes):
         try:
-            outcome = unpickled(outcome)
+            outcome = protocol.unpickled(outcome)
         except Exception as error:  # of another version, or with a workload's own class in it
             return f"the outcome of the rank cannot be read: {error!r}"
         if worker is not None:

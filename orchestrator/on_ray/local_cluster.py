@@ -33,14 +33,8 @@ from orchestrator.on_ray.cluster import (
     ray_environment,
 )
 from orchestrator.store.files import RAY_JOB_VARIABLE
+from orchestrator.worker import orphans
 from orchestrator.worker.environment import configured_threads
-from orchestrator.worker.orphans import (
-    VARIABLE,
-    end_users_of,
-    guarded,
-    make_private_directory,
-    remove_abandoned,
-)
 from workloads.devices import all_devices
 from workloads.util.processes import OwnedDirectory
 
@@ -138,14 +132,14 @@ def _empty_cluster() -> Iterator[LocalCluster]:
         raise ClusterError("this process has joined a Ray cluster already; it cannot start another")
     from ray.cluster_utils import Cluster
 
-    remove_abandoned()
+    orphans.remove_abandoned()
     try:
-        directory = make_private_directory(os.environ.get(VARIABLE, ""))
+        directory = orphans.make_private_directory(os.environ.get(orphans.VARIABLE, ""))
     except OSError as error:
         raise ClusterError(f"cannot make a directory for a Ray cluster: {error}") from error
     with contextlib.ExitStack() as stack:
         stack.callback(directory.remove)
-        stack.enter_context(guarded(directory))
+        stack.enter_context(orphans.guarded(directory))
         stack.callback(_clear, directory)
         stack.enter_context(ray_environment(_environment(directory.path)))
         # In own sessions, so that `timeout`'s SIGTERM to the group spares running jobs.
@@ -201,7 +195,7 @@ def _environment(directory: Path) -> dict[str, str | None]:
 def _clear(directory: OwnedDirectory) -> None:
     """End processes that still write there (Ray's agents) and remove the directory."""
     with contextlib.suppress(TimeoutError):
-        end_users_of(directory)
+        orphans.end_users_of(directory)
     directory.remove()
 
 

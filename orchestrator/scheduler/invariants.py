@@ -11,22 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from orchestrator.core.events import (
-    AttemptEnded,
-    ClockSet,
-    Command,
-    Event,
-    NodeJoined,
-    NodeLeft,
-    RecordRow,
-    RunAttempt,
-    RunFinished,
-    StartWorker,
-    StopWorker,
-    Wake,
-    WorkerReady,
-    WorkerStopped,
-)
+from orchestrator.core import events
 from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import Outcome
 from orchestrator.core.topology import Card, CardSet, Node, legal_groups
@@ -68,8 +53,8 @@ class Invariants:
     needs: Mapping[str, Collection[str]] = field(default_factory=dict)  # that run in this run
     nodes: dict[str, Node] = field(default_factory=dict)
     processes: dict[str, _Process] = field(default_factory=dict)
-    running: dict[str, RunAttempt] = field(default_factory=dict)  # by attempt id
-    final: dict[str, RecordRow] = field(default_factory=dict)  # by job id
+    running: dict[str, events.RunAttempt] = field(default_factory=dict)  # by attempt id
+    final: dict[str, events.RecordRow] = field(default_factory=dict)  # by job id
     attempts: dict[str, int] = field(default_factory=dict)  # by job id
     repeats: Counter[str] = field(default_factory=Counter)  # that began, by job id
     finished: bool = False
@@ -79,19 +64,19 @@ class Invariants:
     _unrecorded: dict[Card, str] = field(default_factory=dict)  # ended attempt without a row
     _issued: set[str] = field(default_factory=set)
 
-    def observe(self, event: Event) -> None:
+    def observe(self, event: events.Event) -> None:
         """Update the state by an event."""
         self.now = max(self.now, event.at)
-        if isinstance(event, AttemptEnded):
+        if isinstance(event, events.AttemptEnded):
             self._ended(event.outcome)
-        elif isinstance(event, WorkerReady):
+        elif isinstance(event, events.WorkerReady):
             if event.worker_id in self.processes:
                 self.processes[event.worker_id].ready = True
-        elif isinstance(event, WorkerStopped):
+        elif isinstance(event, events.WorkerStopped):
             self._gone(event.worker_id)
-        elif isinstance(event, NodeJoined):
+        elif isinstance(event, events.NodeJoined):
             self.nodes[event.node.node_id] = event.node
-        elif isinstance(event, NodeLeft):
+        elif isinstance(event, events.NodeLeft):
             self.nodes.pop(event.node_id, None)
             on_node = [
                 worker_id
@@ -100,33 +85,33 @@ class Invariants:
             ]
             for worker_id in on_node:
                 self._gone(worker_id)
-        elif isinstance(event, ClockSet):
+        elif isinstance(event, events.ClockSet):
             moved_s = event.by_s if self.follow_clock else 0.0
             moved_s = moved_s if event.by_s else event.ahead_s  # said for the first time
             self.work_until -= moved_s
             self.over_by = max(self.over_by - moved_s, self.now)
 
-    def check(self, commands: Iterable[Command]) -> None:
+    def check(self, commands: Iterable[events.Command]) -> None:
         """Raise ``InvariantViolated`` if one of these commands, in this order, breaks a rule."""
         for command in commands:
             self.checked += 1
-            if not isinstance(command, Wake):
+            if not isinstance(command, events.Wake):
                 _must(self.now <= self.over_by + _LATE_S, "goes on after its time", command)
             _must(not self.finished, "a command after RunFinished", command)
-            if isinstance(command, StartWorker):
+            if isinstance(command, events.StartWorker):
                 self._start(command)
-            elif isinstance(command, StopWorker):
+            elif isinstance(command, events.StopWorker):
                 process = self.processes.get(command.worker_id)
                 if process is None:
                     raise InvariantViolated(f"unknown worker is stopped: {command}")
                 _must(not process.stopping, "worker is stopped twice", command)
                 process.stopping = True
                 process.told_at = self.now
-            elif isinstance(command, RunAttempt):
+            elif isinstance(command, events.RunAttempt):
                 self._run(command)
-            elif isinstance(command, RecordRow):
+            elif isinstance(command, events.RecordRow):
                 self._record(command)
-            elif isinstance(command, RunFinished):
+            elif isinstance(command, events.RunFinished):
                 left = [name for name, p in self.processes.items() if not self._given_up(p)]
                 _must(not left, f"finished with workers left: {left}")
                 _must(not self.running, f"finished while running: {list(self.running)}")
@@ -142,7 +127,7 @@ class Invariants:
         missing = [job_id for job_id in job_ids if job_id not in self.final]
         _must(not missing, f"{len(missing)} jobs were lost, such as {missing[:3]}")
 
-    def _start(self, command: StartWorker) -> None:
+    def _start(self, command: events.StartWorker) -> None:
         card = command.card
         _must(self.now < self.work_until, "a worker is started after the time for work", command)
         node = self.nodes.get(card.node_id)
@@ -156,7 +141,7 @@ class Invariants:
             card, command.rank, command.local_rank, command.world_size
         )
 
-    def _run(self, command: RunAttempt) -> None:
+    def _run(self, command: events.RunAttempt) -> None:
         attempt = command.attempt
         job = attempt.job
         if attempt.job_id in self.final:
@@ -202,7 +187,7 @@ class Invariants:
         if self.max_attempts is not None:
             _must(count <= self.max_attempts, f"attempt {count} of a job", attempt)
 
-    def _record(self, row: RecordRow) -> None:
+    def _record(self, row: events.RecordRow) -> None:
         job_id = row.job.job_id
         if row.attempt is not None:
             for card in row.attempt.cards:

@@ -13,26 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf
 
-from orchestrator.core.events import (
-    AttemptEnded,
-    CardsInUse,
-    ClockSet,
-    ClusterSilent,
-    Command,
-    Event,
-    NodeJoined,
-    NodeLeft,
-    RecordRow,
-    RunAttempt,
-    RunFinished,
-    StopRequested,
-    StopWorker,
-    Wake,
-    WorkerOverdue,
-    WorkerQueued,
-    WorkerReady,
-    WorkerStopped,
-)
+from orchestrator.core import events
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome
 from orchestrator.core.plan import Action, PlannedJob
@@ -141,12 +122,12 @@ class Schedule:
         self._deadline = Deadline(self._records.values(), estimates, self.pools, self._ledger)
         self._stops = RunEnding(self.pools, self._verdicts)
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: events.Event) -> list[events.Command]:
         """Return the commands that answer ``event``, in order; none after ``RunFinished``."""
         if self.finished:
             return []
         self._ledger.now = max(self._ledger.now, event.at)
-        if isinstance(event, ClockSet):
+        if isinstance(event, events.ClockSet):
             self._clock_set(event.ahead_s)
         commands = self._noted(self._react(event))
         commands += self._noted(self._go_on(event))
@@ -170,44 +151,44 @@ class Schedule:
             default=0.0,
         )
 
-    def _react(self, event: Event) -> Iterator[Command]:
+    def _react(self, event: events.Event) -> Iterator[events.Command]:
         if not self._started:
             yield from self._begin()
         match event:
-            case AttemptEnded(outcome=outcome):
+            case events.AttemptEnded(outcome=outcome):
                 yield from self._attempt_ended(outcome)
-            case WorkerReady(worker_id=worker_id):
+            case events.WorkerReady(worker_id=worker_id):
                 for pool, worker in self._worker_of(worker_id):
                     self._verdicts.starts.success()
                     yield from pool.leases.ready(worker, self._ledger.now)
-            case WorkerStopped(worker_id=worker_id, failure=failure):
+            case events.WorkerStopped(worker_id=worker_id, failure=failure):
                 yield from self._worker_stopped(worker_id, failure)
-            case WorkerOverdue(worker_id=worker_id, reason=reason):
+            case events.WorkerOverdue(worker_id=worker_id, reason=reason):
                 for pool, worker in self._worker_of(worker_id):
                     if worker.state is not WorkerState.STOPPING:
                         worker.overdue = reason
                         yield from pool.leases.stop(worker, reason)
-            case WorkerQueued(worker_id=worker_id) if self._ledger.stopping:
+            case events.WorkerQueued(worker_id=worker_id) if self._ledger.stopping:
                 for pool, worker in self._worker_of(worker_id):
                     lease = worker.slot.lease
                     if lease is not None and worker.state is not WorkerState.STOPPING:
                         lease.queued = True
                         yield from pool.leases.stop(worker, self._ledger.stopping)
-            case NodeJoined(node=node):
+            case events.NodeJoined(node=node):
                 yield from self._node_joined(node)
-            case NodeLeft(node_id=node_id, reason=reason):
+            case events.NodeLeft(node_id=node_id, reason=reason):
                 yield from self._node_left(node_id, reason)
-            case CardsInUse(nodes=nodes):
+            case events.CardsInUse(nodes=nodes):
                 for pool in self.pools.values():
                     pool.others_hold(nodes)
-            case ClusterSilent(silent=silent):
+            case events.ClusterSilent(silent=silent):
                 for pool in self.pools.values():
                     pool.nodes_are_known(not silent)
-            case StopRequested(reason=reason):
+            case events.StopRequested(reason=reason):
                 abort = self._ledger.stopping != "" or not self.settings.finish_running
                 yield from self._stops.stop_run(reason, abort=abort)
 
-    def _go_on(self, event: Event) -> Iterator[Command]:
+    def _go_on(self, event: events.Event) -> Iterator[events.Command]:
         """Run due timers, end hopeless jobs, place others, and finish."""
         if self._verdicts.tripped and not self._ledger.stopping:
             yield from self._stops.stop_run(self._verdicts.tripped, abort=False)
@@ -220,7 +201,7 @@ class Schedule:
         yield from self._stops.give_up()
         yield from self._settle_needs()
         # Others may join at the same time: the Wake that follows a node decides for all of them.
-        waits = isinstance(event, NodeJoined) and event.node.accelerator in self.pools
+        waits = isinstance(event, events.NodeJoined) and event.node.accelerator in self.pools
         if not (waits or self._ledger.stopping):
             yield from self._ordered.go_on(self.pools, self._ledger)
         yield from self._give_up_hopeless()
@@ -233,25 +214,25 @@ class Schedule:
             yield from self._assign()
             yield from self._stops.finish_if_done()
 
-    def _noted(self, commands: Iterable[Command]) -> list[Command]:
+    def _noted(self, commands: Iterable[events.Command]) -> list[events.Command]:
         given = list(commands)
         for command in given:
             self._verdicts.begun(command)
-            if isinstance(command, RecordRow):
+            if isinstance(command, events.RecordRow):
                 self._ordered.take_in(command)
-            elif isinstance(command, RunAttempt):
+            elif isinstance(command, events.RunAttempt):
                 self._issued[command.attempt.attempt_id] = command.attempt
-            elif isinstance(command, StopWorker):
+            elif isinstance(command, events.StopWorker):
                 self._stops.begun(command)
-            elif isinstance(command, RunFinished):
+            elif isinstance(command, events.RunFinished):
                 self.finished = True
         return given
 
-    def _begin(self) -> Iterator[Command]:
+    def _begin(self) -> Iterator[events.Command]:
         self._started = True
         for planned in self._unsupported:
             self._ledger.tally[State.UNSUPPORTED] += 1
-            yield RecordRow(
+            yield events.RecordRow(
                 job=planned.job, state=State.UNSUPPORTED, reason=planned.reason, final=True
             )
         for record, reason in self._needs.hopeless:
@@ -267,7 +248,7 @@ class Schedule:
             return
         self._deadline.move(self.settings.work_until - ahead_s)
 
-    def _node_joined(self, node: Node) -> Iterator[Command]:
+    def _node_joined(self, node: Node) -> Iterator[events.Command]:
         pool = self.pools.get(node.accelerator)
         if pool is None:
             return
@@ -277,9 +258,9 @@ class Schedule:
         for lease in (yield from pool.join(node)):
             yield from self._verdicts.lose(pool, lease, "its node came back as a new one")
         # Deciding after others that join at the same time spreads the work over all.
-        yield Wake(at=self._ledger.now)
+        yield events.Wake(at=self._ledger.now)
 
-    def _node_left(self, node_id: str, reason: str) -> Iterator[Command]:
+    def _node_left(self, node_id: str, reason: str) -> Iterator[events.Command]:
         for pool in self.pools.values():
             if node_id in pool.cards.server_of:
                 self._verdicts.node_gone(pool.cards.server_of[node_id].nodes[node_id])
@@ -292,7 +273,7 @@ class Schedule:
             if worker is not None:
                 yield pool, worker
 
-    def _worker_stopped(self, worker_id: str, failure: Failure | None) -> Iterator[Command]:
+    def _worker_stopped(self, worker_id: str, failure: Failure | None) -> Iterator[events.Command]:
         for pool, worker in self._worker_of(worker_id):
             lease, was = worker.slot.lease, worker.state
             if worker.overdue:
@@ -317,7 +298,7 @@ class Schedule:
             if worker.abandoned:
                 pool.unlock(worker.slot)
 
-    def _attempt_ended(self, outcome: Outcome) -> Iterator[Command]:
+    def _attempt_ended(self, outcome: Outcome) -> Iterator[events.Command]:
         for pool in self.pools.values():
             lease = pool.leases.current.get(outcome.attempt_id)
             if lease is not None and lease.running:
@@ -327,12 +308,12 @@ class Schedule:
                 return
         yield from self._record_late(outcome)
 
-    def _record_late(self, outcome: Outcome) -> Iterator[Command]:
+    def _record_late(self, outcome: Outcome) -> Iterator[events.Command]:
         """Record the late outcome (except LOST) of an attempt that was given up."""
         attempt = self._issued.get(outcome.attempt_id)
         if attempt is None or outcome.state is State.LOST:
             return
-        yield RecordRow(
+        yield events.RecordRow(
             job=self._records[attempt.job_id].job,
             state=outcome.state,
             reason="came after the attempt was given up or had ended; not counted",
@@ -341,7 +322,7 @@ class Schedule:
             outcome=outcome,
         )
 
-    def _assign(self) -> Iterator[Command]:
+    def _assign(self) -> Iterator[events.Command]:
         now = self._ledger.now
         for pool in self.pools.values() if not self._ledger.stopping else ():
             again = True
@@ -349,7 +330,7 @@ class Schedule:
                 look = yield from pool.placement.assign(now)
                 if look is not None and (self._next_look is None or self._next_look <= now):
                     self._next_look = look
-                    yield Wake(at=look)
+                    yield events.Wake(at=look)
                 again = self._repeat_next(pool)
 
     def _repeat_next(self, pool: Pool) -> bool:
@@ -371,7 +352,7 @@ class Schedule:
                 self._repeats.prove(record)
                 yield record
 
-    def _settle_needs(self) -> Iterator[Command]:
+    def _settle_needs(self) -> Iterator[events.Command]:
         """Queue the dependents of ended jobs, or end them as well."""
         while self._ledger.ended:
             for record, why in self._needs.ended(*self._ledger.ended.popleft()):
@@ -394,10 +375,10 @@ class Schedule:
             and (width in pool.had_cards or now >= given_up_at - limit_s + _NOTICE_S)
         )
 
-    def _give_up_hopeless(self) -> Iterator[Command]:
+    def _give_up_hopeless(self) -> Iterator[events.Command]:
         for kind, pool in self.pools.items():
             for width in pool.newly_hopeless(self._ledger.now):
-                yield Wake(at=pool.hopeless_at[width])
+                yield events.Wake(at=pool.hopeless_at[width])
             due = [width for width, at in pool.hopeless_at.items() if at <= self._ledger.now]
             for width in filter(pool.waiting, due):
                 reason = (
@@ -408,9 +389,9 @@ class Schedule:
                     if record.width == width and record.phase in (Phase.WAITING, Phase.BACKOFF):
                         yield from self._ledger.end_unrun(pool, record, State.LOST, reason)
                         if self._ordered.has_more:  # and nothing else may happen
-                            yield Wake(at=self._ledger.now)
+                            yield events.Wake(at=self._ledger.now)
 
-    def _wakes(self) -> Iterable[Wake]:
+    def _wakes(self) -> Iterable[events.Wake]:
         """Yield the next time to act without an event."""
         now, until = self._ledger.now, self._ledger.work_until
         ends = (at for at in (until, until + self.settings.stop_s) if at > now)
@@ -418,4 +399,4 @@ class Schedule:
         at = min(late, self._stops.next_at, *ends, inf)
         if at < inf and (at != self._woken_for or at <= now):
             self._woken_for = at
-            yield Wake(at=max(at, now))
+            yield events.Wake(at=max(at, now))

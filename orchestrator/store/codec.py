@@ -23,18 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.store.schema import (
-    OUT_OF_RANGE,
-    RAW_TYPES,
-    TIMES,
-    VERSION_KEY,
-    column_names,
-    columns_schema,
-    current,
-    is_choice,
-    refuse_newer,
-    rules_of,
-)
+from orchestrator.store import schema
 from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:
@@ -56,7 +45,7 @@ def row_of(measurement: Measurement) -> dict[str, Any]:
     row = _plain(measurement, odd)
     row |= row.pop("metrics")
     if odd:
-        row["details"][OUT_OF_RANGE] = "; ".join(odd)
+        row["details"][schema.OUT_OF_RANGE] = "; ".join(odd)
     return row
 
 
@@ -78,12 +67,12 @@ def _plain(record: Any, odd: list[str]) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _conversions(record: type) -> list[tuple[str, _Convert]]:
-    return [(name, _conversion(record, name)) for name in rules_of(record)]
+    return [(name, _conversion(record, name)) for name in schema.rules_of(record)]
 
 
 def _conversion(record: type, name: str) -> _Convert:
     """Return a field's conversion, which raises TypeError or the like for another type."""
-    kind, optional, _, doc = rules_of(record)[name]
+    kind, optional, _, doc = schema.rules_of(record)[name]
     items = typing.get_args(kind)
 
     def number(value: Any, odd: list[str]) -> Any:
@@ -92,7 +81,7 @@ def _conversion(record: type, name: str) -> _Convert:
         if kind is int and type(value) is float:
             raise TypeError(value)
         if doc.allowed.admits(value):
-            return round(value * 1_000_000) if name in TIMES else value
+            return round(value * 1_000_000) if name in schema.TIMES else value
         if not optional:
             raise StoreError(f"{name} is {value!r:.40}, not in its range: {doc.allowed}")
         odd.append(f"{name}={value!r:.40}")
@@ -117,7 +106,7 @@ def _conversion(record: type, name: str) -> _Convert:
     def text(value: Any, _: list[str]) -> Any:
         return list(map(_text, value)) if isinstance(value, tuple) else _text(value)
 
-    if record is Measurement and name in RAW_TYPES:  # a sample has a number of items
+    if record is Measurement and name in schema.RAW_TYPES:  # a sample has a number of items
         return lambda pairs, odd: _raw_values(name, pairs, odd)
     if name in MAPS:
         make: Callable[[Any], Any] = _text
@@ -182,7 +171,7 @@ def row_in(line: bytes) -> dict[str, Any]:
     row = json.loads(line)
     if not isinstance(row, dict) or type(row.get("schema_version")) is not int:
         raise ValueError("a row is an object with a schema version")
-    refuse_newer(row["schema_version"], "a row")
+    schema.refuse_newer(row["schema_version"], "a row")
     return row
 
 
@@ -204,7 +193,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = 
     """
     import pyarrow as pa
 
-    wanted = columns_schema(column_names() if columns is None else columns)
+    wanted = schema.columns_schema(schema.column_names() if columns is None else columns)
     arrays = []
     for field in wanted:
         values: list[Any] = [row.get(field.name) for row in rows]
@@ -214,7 +203,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = 
             values = [base64.b64decode(v, validate=True) if type(v) is str else v for v in values]
         arrays.append(pa.array(values, field.type))
     version = min((row["schema_version"] for row in rows), default=1)
-    metadata = {VERSION_KEY: str(version).encode()}
+    metadata = {schema.VERSION_KEY: str(version).encode()}
     return pa.Table.from_arrays(arrays, schema=wanted.with_metadata(metadata))
 
 
@@ -238,7 +227,7 @@ def measurements_of(
     """
     import pyarrow as pa
 
-    table = current(table, source)
+    table = schema.current(table, source)
     shared = {} if shared is None else shared
     try:
         for start in range(0, table.num_rows, ROWS_TOGETHER):
@@ -256,7 +245,7 @@ def measurements_of(
 def _records(record: Any, count: int, columns: Mapping[str, list[Any]]) -> list[Any]:
     """Build records slot by slot, five times faster than ``__init__``; ValueError if incomplete."""
     records = [object.__new__(record) for _ in range(count)]
-    for name, rule in rules_of(record).items():
+    for name, rule in schema.rules_of(record).items():
         values: Iterable[Any] = columns.get(name) or repeat(rule.default, count)
         if not rule.optional and rule.default is MISSING and None in columns.get(name, [None]):
             raise ValueError(f"{record.__name__}.{name} is missing")
@@ -273,9 +262,9 @@ def values_of(name: str, column: Any, shared: dict[Any, Any] | None = None) -> l
         moments = column.cast("int64").to_pylist()
         return [None if moment is None else moment / 1_000_000 for moment in moments]
     values: list[Any] = column.to_pylist()
-    if name in RAW_TYPES:
+    if name in schema.RAW_TYPES:
         return [None if value is None else _raw_pairs(name, value) for value in values]
-    rule = rules_of(Measurement).get(name)
+    rule = schema.rules_of(Measurement).get(name)
     make: Callable[[Any], Any]
     if name == "measure":
         values = [tuple(value.items()) for value in values]
@@ -285,7 +274,7 @@ def values_of(name: str, column: Any, shared: dict[Any, Any] | None = None) -> l
     elif kinds.is_list(kind):
         make = tuple
     elif kinds.is_string(kind):
-        make = rule.kind if rule is not None and is_choice(rule.kind) else str
+        make = rule.kind if rule is not None and schema.is_choice(rule.kind) else str
     else:
         return values
     shared = {} if shared is None else shared
@@ -299,7 +288,7 @@ def values_of(name: str, column: Any, shared: dict[Any, Any] | None = None) -> l
 
 
 def _raw_pairs(name: str, records: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
-    kind = RAW_TYPES[name]
+    kind = schema.RAW_TYPES[name]
     return tuple((one.pop("rank"), kind(**_known(kind, one.items()))) for one in records)
 
 
@@ -309,7 +298,7 @@ def _measure_settings(pairs: Iterable[tuple[str, Any]]) -> MeasureSettings:
 
 def _known(record: type, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """The fields of a nested record; nulls give way to defaults, lists become tuples."""
-    rules = rules_of(record)
+    rules = schema.rules_of(record)
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in pairs

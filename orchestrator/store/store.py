@@ -17,24 +17,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.errors import StoreError
-from orchestrator.store import disk, files, identity
+from orchestrator.store import disk, files, identity, reader
 from orchestrator.store.codec import row_of
 from orchestrator.store.lock import SILENCE_S, Holder, RunLock
 from orchestrator.store.log import AttemptJournal, Line, RowLog, is_log, read_journal, rows_in_log
-from orchestrator.store.reader import (
-    ROW_KEY,
-    Contents,
-    damage_of,
-    file_name,
-    parsed_name,
-    read_contents,
-    read_rows,
-    row_files,
-    runs,
-    set_aside_earlier,
-    table_of_lines,
-    without_repeated,
-)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,9 +86,9 @@ class Store:
         """Return whether the run was ever started."""
         return os.path.isdir(self.tables_path)
 
-    def read(self, *, samples: bool = True) -> Contents:
+    def read(self, *, samples: bool = True) -> reader.Contents:
         """Return valid rows and all damage; raise SchemaMismatch for a newer version's rows."""
-        return read_contents(self.tables_path, self.quarantine_path, raw=samples)
+        return reader.read_contents(self.tables_path, self.quarantine_path, raw=samples)
 
     def measurements(self, samples: bool = True) -> list[Measurement]:
         """The rows in the order of recording; faster without ``samples``."""
@@ -117,8 +103,8 @@ class Store:
     def attempts_set_aside(self, job_ids: Iterable[str]) -> dict[str, int]:
         """Highest attempt number by job id among damaged rows, which must not be reused."""
         numbers: dict[str, int] = {}
-        for damage in set_aside_earlier(self.quarantine_path):
-            if name := parsed_name(damage.path.name):
+        for damage in reader.set_aside_earlier(self.quarantine_path):
+            if name := reader.parsed_name(damage.path.name):
                 numbers[name.job_id] = max(name.attempt, numbers.get(name.job_id, 0))
         of_any = numbers.pop("", 0)
         return {job_id: most for job_id in job_ids if (most := max(of_any, numbers.get(job_id, 0)))}
@@ -256,8 +242,12 @@ class Store:
             if not (logs := self._read_logs()):
                 return None
             lines = [line for name, data in logs.items() for line in rows_in_log(name, data)]
-            table, damaged = table_of_lines(lines)
-            path = self._write_parquet(without_repeated(table, set())) if table.num_rows else None
+            table, damaged = reader.table_of_lines(lines)
+            path = (
+                self._write_parquet(reader.without_repeated(table, set()))
+                if table.num_rows
+                else None
+            )
             for line in damaged:
                 self._set_line_aside(line)
             self._lock.still_mine()
@@ -268,10 +258,14 @@ class Store:
         """Merge all valid files into one, None if fewer than two; may raise StoreError, OSError."""
         self.to_parquet()
         with self._making:
-            look = read_rows(self.tables_path)
+            look = reader.read_rows(self.tables_path)
             look.refuse_unread("what is to be compacted")
             bad = {damage.path.name for damage in look.damaged}
-            old = {name for name in row_files(self.tables_path) - bad if name.endswith(".parquet")}
+            old = {
+                name
+                for name in reader.row_files(self.tables_path) - bad
+                if name.endswith(".parquet")
+            }
             if len(old) < 2:
                 return None
             look.tables = {n: table for n, table in look.tables.items() if n in old}
@@ -282,7 +276,7 @@ class Store:
     def _should_compact(self) -> bool:
         """Return whether there are many files, or some that repeat others' rows."""
         many = len(disk.names(self.tables_path)) >= COMPACT_FROM
-        return many or read_rows(self.tables_path, ROW_KEY).repeated
+        return many or reader.read_rows(self.tables_path, reader.ROW_KEY).repeated
 
     def _write_parquet(self, table: pa.Table) -> Path:
         """Write a file of rows that are safe elsewhere; StoreError if it does not read back."""
@@ -294,7 +288,7 @@ class Store:
         pq.write_table(table, sink, compression="zstd", write_statistics=False)
         data = sink.getvalue().to_pybytes()
         highest = pc.max(table["attempt_number"]).as_py()
-        name = file_name(table.num_rows, highest, data)
+        name = reader.file_name(table.num_rows, highest, data)
         # A driver that was stalled while it wrote may have a successor that did the same.
         path = disk.write_durably(self.tables_path, name, data, self._lock.still_mine)
         if disk.read(path) != data:
@@ -346,7 +340,7 @@ class Store:
             if not name.endswith(".parquet"):
                 continue
             try:
-                reason = damage_of(name, disk.read(path))
+                reason = reader.damage_of(name, disk.read(path))
             except OSError as error:  # a directory or a dangling link of this name, or a bad sector
                 if disk.may_pass(error):
                     _LOG.warning("%s cannot be read now, and stays: %s", path, error.strerror)
@@ -369,10 +363,10 @@ class Store:
             if disk.may_pass(error):
                 raise StoreError(f"{what} cannot be known now: {path}: {error.strerror}") from error
             reason = str(error)
-        table, damaged = table_of_lines(lines)
+        table, damaged = reader.table_of_lines(lines)
         rows: dict[str, Mapping[str, Any]] = {}
         if sound := set(table["attempt_id"].to_pylist()):
-            look = read_rows(self.tables_path, ("attempt_id",))
+            look = reader.read_rows(self.tables_path, ("attempt_id",))
             look.refuse_unread(what)
             without_row = sound - set(look.table()["attempt_id"].to_pylist())
             named = {line.row.get("attempt_id"): line.row for line in lines if line.row is not None}
@@ -407,7 +401,7 @@ def find_run(run: str | os.PathLike[str] | None = None, results: Path | None = N
 
 def existing_runs(results: Path) -> list[str]:
     """Names of the runs in a results directory, newest first; StoreError if there is none."""
-    known = runs(results)
+    known = reader.runs(results)
     if not known:
         what = "there are no runs in" if os.path.isdir(results) else "there is no directory"
         raise StoreError(

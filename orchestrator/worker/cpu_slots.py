@@ -25,13 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from orchestrator.core.readings import (
-    SHORTEST_OF_HOST_S,
-    HostTime,
-    ProcessorReading,
-    ThreadTime,
-    Turn,
-)
+from orchestrator.core import readings
 from workloads.base import Collective
 from workloads.devices import host_device
 from workloads.util import files
@@ -168,7 +162,7 @@ def cpu_slot(
     cores: Sequence[int],
     *,
     path: Path | None = None,
-) -> Iterator[Turn | None]:
+) -> Iterator[readings.Turn | None]:
     """Hold a job's slot within the block; None where there are no slots.
 
     On each host the lowest rank of a gang takes the cores of all its ranks there, at most all of
@@ -190,7 +184,7 @@ def cpu_slot(
             while not any(collective.gather(waiting.wait(ROUND_S) if waiting else False)):
                 pass
         waited_s, oversubscribed = time.monotonic() - began, wanted > len(cores)
-        yield Turn(waited_s=waited_s, oversubscribed=oversubscribed) if locks else None
+        yield readings.Turn(waited_s=waited_s, oversubscribed=oversubscribed) if locks else None
     finally:
         if slot is not None:
             slot.release()
@@ -228,7 +222,7 @@ def make_private(directory: Path) -> None:
 # ---------------------------------------------------------------- processor readings
 
 
-def processor_reading(since: ProcessorReading | None = None) -> ProcessorReading:
+def processor_reading(since: readings.ProcessorReading | None = None) -> readings.ProcessorReading:
     """Processor time of this process and its host until now (proc(5): schedstat, stat).
 
     ``schedstat`` has the nanoseconds that a thread ran, and those it was runnable but waited for
@@ -236,8 +230,8 @@ def processor_reading(since: ProcessorReading | None = None) -> ProcessorReading
     The host, counted in ticks, is skipped if ``since``, the reading to compare with, is too recent.
     """
     at = time.monotonic()
-    short = since is not None and at - since.at < SHORTEST_OF_HOST_S
-    return ProcessorReading(
+    short = since is not None and at - since.at < readings.SHORTEST_OF_HOST_S
+    return readings.ProcessorReading(
         at=at,
         ran_s=time.process_time(),
         threads=thread_times(Path("/proc/self/task")),
@@ -245,20 +239,20 @@ def processor_reading(since: ProcessorReading | None = None) -> ProcessorReading
     )
 
 
-def thread_times(tasks: Path) -> dict[int, ThreadTime] | None:
+def thread_times(tasks: Path) -> dict[int, readings.ThreadTime] | None:
     """Times of every thread by its number; None where the kernel does not count them."""
     times = {}
     try:
         for task in os.scandir(tasks):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                 ran, waited, _ = map(int, Path(task.path, "schedstat").read_bytes().split())
-                times[int(task.name)] = ThreadTime(ran_s=ran / 1e9, waited_s=waited / 1e9)
+                times[int(task.name)] = readings.ThreadTime(ran_s=ran / 1e9, waited_s=waited / 1e9)
     except (OSError, ValueError):
         return None
     return times if any(thread.ran_s for thread in times.values()) else None
 
 
-def host_time(file: Path) -> HostTime | None:
+def host_time(file: Path) -> readings.HostTime | None:
     """Busy and stolen time of all processors; None where the kernel does not count them."""
     try:
         words = file.read_bytes().partition(b"\n")[0].split()
@@ -269,4 +263,4 @@ def host_time(file: Path) -> HostTime | None:
     busy = user + nice + system + interrupts + soft
     if not busy + idle + waiting:
         return None  # as some sandboxes have it
-    return HostTime(busy_s=busy / ticks, stolen_s=stolen / ticks)
+    return readings.HostTime(busy_s=busy / ticks, stolen_s=stolen / ticks)

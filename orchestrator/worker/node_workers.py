@@ -17,20 +17,8 @@ from dataclasses import dataclass, field
 from orchestrator.core.events import Progress
 from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.readings import Energy, Reading, card_readings, energy_between
+from orchestrator.worker import protocol
 from orchestrator.worker.process import WorkerProcess
-from orchestrator.worker.protocol import (
-    Ended,
-    Halted,
-    Listen,
-    Listened,
-    Response,
-    Run,
-    Start,
-    Started,
-    Stop,
-    Stopped,
-    WorkerRequest,
-)
 from workloads.devices.monitor.host import CardTelemetry
 from workloads.util.processes import ProcessStat, process_stat
 
@@ -44,7 +32,9 @@ _END_POLL_S = 0.5
 class _Worker:
     name: str
     process: WorkerProcess
-    requests: queue.SimpleQueue[Listen | Run | None] = field(default_factory=queue.SimpleQueue)
+    requests: queue.SimpleQueue[protocol.Listen | protocol.Run | None] = field(
+        default_factory=queue.SimpleQueue
+    )
     thread: threading.Thread = field(init=False)
     attempt_id: str = ""  # that it runs
     is_gang: bool = False  # whether that attempt has more ranks
@@ -54,21 +44,21 @@ class _Worker:
 class NodeWorkers:
     """Carries out requests in threads; ``respond`` gets each response, and the Run that ended."""
 
-    def __init__(self, respond: Callable[[Response, Run | None], None]) -> None:
+    def __init__(self, respond: Callable[[protocol.Response, protocol.Run | None], None]) -> None:
         self._respond = respond
         self.sampler: CardSampler | None = None  # None: the cards have no sensors
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.Lock()  # a worker that is in the table takes requests
 
-    def do(self, request: WorkerRequest) -> None:
+    def do(self, request: protocol.WorkerRequest) -> None:
         """Queue one request and return; each worker handles its requests in order."""
-        if isinstance(request, Start):
+        if isinstance(request, protocol.Start):
             worker = _Worker(request.worker_id, WorkerProcess(request))
             worker.thread = threading.Thread(target=self._work, args=(worker,), daemon=True)
             with self._lock:
                 self._workers[worker.name] = worker
             worker.thread.start()
-        elif isinstance(request, Stop):
+        elif isinstance(request, protocol.Stop):
             threading.Thread(target=self._stop, args=(request,), daemon=True).start()
         else:
             with self._lock:
@@ -101,12 +91,12 @@ class NodeWorkers:
             worker.halted = worker.halted + 1 if state else 0
             if worker.halted == HALTED_LOOKS:
                 reason = f"the process {pid} of this rank {state} for {HALTED_LOOKS} s"
-                self._respond(Halted(worker.name, attempt_id, reason), None)
+                self._respond(protocol.Halted(worker.name, attempt_id, reason), None)
 
     def close(self, reason: str) -> None:
         """Kill all worker processes; returns when they are gone."""
         with self._lock:
-            stops = [Stop(name, reason) for name in self._workers]
+            stops = [protocol.Stop(name, reason) for name in self._workers]
         threads = [threading.Thread(target=self._stop, args=(stop,), daemon=True) for stop in stops]
         for thread in threads:
             thread.start()
@@ -117,21 +107,23 @@ class NodeWorkers:
 
     def _work(self, worker: _Worker) -> None:
         started = worker.process.start()
-        self._respond(Started(worker.name, started), None)
+        self._respond(protocol.Started(worker.name, started), None)
         if not isinstance(started, Failure):
             while not worker.process.gone and (request := worker.requests.get()) is not None:
-                if isinstance(request, Run):
+                if isinstance(request, protocol.Run):
                     self._run(worker, request)
                 else:
                     rendezvous = worker.process.listen(request.address)
-                    self._respond(Listened(worker.name, request.attempt_id, rendezvous), None)
+                    self._respond(
+                        protocol.Listened(worker.name, request.attempt_id, rendezvous), None
+                    )
         with self._lock:
             del self._workers[worker.name]
         while not worker.requests.empty():
             if (late := worker.requests.get()) is not None:
                 self._refuse(late)
 
-    def _run(self, worker: _Worker, request: Run) -> None:
+    def _run(self, worker: _Worker, request: protocol.Run) -> None:
         attempt, process = request.attempt, worker.process
         worker.attempt_id = attempt.attempt_id
         worker.is_gang = request.rendezvous is not None
@@ -144,28 +136,30 @@ class NodeWorkers:
             index = attempt.cards[request.rank].index
             energy = self.sampler.energy(index, *process.timed)
             readings |= self.sampler.readings(index, *process.timed)
-        response = Ended(worker.name, attempt.attempt_id, outcome, process.gone, energy, readings)
+        response = protocol.Ended(
+            worker.name, attempt.attempt_id, outcome, process.gone, energy, readings
+        )
         self._respond(response, request)
 
-    def _refuse(self, request: Listen | Run) -> None:
+    def _refuse(self, request: protocol.Listen | protocol.Run) -> None:
         name = request.worker_id
-        if isinstance(request, Run):
-            self._respond(Ended(name, request.attempt.attempt_id, None, True), request)
+        if isinstance(request, protocol.Run):
+            self._respond(protocol.Ended(name, request.attempt.attempt_id, None, True), request)
             return
         message = "the worker was gone before it could open a rendezvous"
         failure = Failure(FailureClass.CRASH, message)
-        self._respond(Listened(name, request.attempt_id, failure), None)
+        self._respond(protocol.Listened(name, request.attempt_id, failure), None)
 
     # ------------------------------------------------------------ a stop's thread
 
-    def _stop(self, request: Stop) -> None:
+    def _stop(self, request: protocol.Stop) -> None:
         with self._lock:
             worker = self._workers.get(request.worker_id)
         if worker is not None:
             worker.process.stop(request.reason)
             worker.requests.put(None)
             worker.thread.join()
-        self._respond(Stopped(request.worker_id), None)
+        self._respond(protocol.Stopped(request.worker_id), None)
 
 
 def _halt(stat: ProcessStat | None) -> str:

@@ -39,18 +39,8 @@ from typing import Any, NoReturn
 
 from orchestrator.util import output
 from orchestrator.util.redaction import redact
+from orchestrator.worker import orphans
 from orchestrator.worker.memory_limit import memory_kills
-from orchestrator.worker.orphans import (
-    VARIABLE,
-    become_subreaper,
-    descendants,
-    die_with_parent,
-    end_descendants,
-    kill,
-    make_private_directory,
-    processes,
-    remove_abandoned,
-)
 from workloads.devices import environment_for, host_device
 from workloads.util import files
 from workloads.util.processes import OwnedDirectory, owned_directory
@@ -145,8 +135,8 @@ class OwnSpawner:
     """
 
     def __init__(self, preload: Sequence[str], *, threads: int, log: Path) -> None:
-        remove_abandoned()
-        self._directory = make_private_directory(os.environ.get(VARIABLE, ""))
+        orphans.remove_abandoned()
+        self._directory = orphans.make_private_directory(os.environ.get(orphans.VARIABLE, ""))
         path = str(self._directory.path / _SOCKET)
         self.shared = SharedSpawner(path=path, threads=threads)
         shown = environment_for(host_device().name, 0, threads=threads)
@@ -238,11 +228,11 @@ class _Worker:
 
     def kill(self) -> None:
         """Kill it and its descendants; ``_kill_remains`` finds any that it starts meanwhile."""
-        beneath = descendants(self.pid, processes(ended=True))
+        beneath = orphans.descendants(self.pid, orphans.processes(ended=True))
         self.tree |= {process.identity for process in beneath}
         _kill_group(self.pid)
         for process in beneath:
-            kill(process)
+            orphans.kill(process)
 
 
 class Spawner:
@@ -269,7 +259,7 @@ class Spawner:
                 elif isinstance(key.fileobj, Connection):
                     self._start(key.fileobj)
                 elif not os.read(key.fd, 4096):
-                    end_descendants()
+                    orphans.end_descendants()
                     return
             self._reap()
 
@@ -300,8 +290,8 @@ class Spawner:
         status = 70
         try:
             spawner = os.getppid()
-            die_with_parent()
-            become_subreaper()
+            orphans.die_with_parent()
+            orphans.become_subreaper()
             if os.getppid() != spawner:
                 os._exit(status)
             with contextlib.suppress(OSError):
@@ -359,18 +349,18 @@ class Spawner:
     def _kill_remains(self, dead: _Worker) -> bool:
         """Kill a dead worker's descendants; return whether any are left."""
         # Children of this process outside every worker's tree are orphans of a dead worker.
-        table, here = processes(ended=True), os.getpid()
+        table, here = orphans.processes(ended=True), os.getpid()
         others = [worker for worker in self._workers.values() if worker is not dead]
         claimed = {identity for worker in others for identity in worker.tree}
-        beneath = descendants(here, table)
+        beneath = orphans.descendants(here, table)
         for orphan in beneath:
             is_worker = orphan.pid in self._workers
             if orphan.parent == here and not is_worker and orphan.identity not in claimed:
-                tree = (orphan, *descendants(orphan.pid, table))
+                tree = (orphan, *orphans.descendants(orphan.pid, table))
                 dead.tree |= {process.identity for process in tree}
         remains = [p for p in beneath if p.identity in dead.tree and not p.ended]
         for process in remains:
-            kill(process)
+            orphans.kill(process)
         return _kill_group(dead.pid) or bool(remains)
 
 
@@ -415,7 +405,7 @@ def run(listener: socket.socket, directory: Path, load: Callable[[], bool]) -> i
 
     Removes ``directory``, the socket's, at the end; ``load`` returns whether workers are forked.
     """
-    become_subreaper()
+    orphans.become_subreaper()
     reaper_lives, held_by_reaper = os.pipe()
     loading, held_while_loading = os.pipe()
     reaper, spawner = os.getpid(), os.fork()
@@ -425,14 +415,14 @@ def run(listener: socket.socket, directory: Path, load: Callable[[], bool]) -> i
         return _reap(spawner, loading, directory)
     os.close(held_by_reaper)
     os.close(loading)
-    die_with_parent()  # while it imports it watches no lifeline
+    orphans.die_with_parent()  # while it imports it watches no lifeline
     if os.getppid() != reaper:
         os._exit(70)
     os.setpgid(0, 0)  # a signal to the reaper's group leaves one of the two to clean up
-    become_subreaper()
+    orphans.become_subreaper()
     forks = load()
     output.say(f"serving, {'forked workers' if forks else 'fresh interpreters'}")
-    die_with_parent(then=False)  # from now on it ends its workers before itself
+    orphans.die_with_parent(then=False)  # from now on it ends its workers before itself
     os.close(held_while_loading)
     Spawner(listener, forks=forks).serve(0, reaper_lives)
     _remove(directory)
@@ -450,7 +440,7 @@ def _reap(spawner: int, loading: int, directory: Path) -> int:
     if loading not in dict(hung_up.poll()):
         os.kill(spawner, signal.SIGKILL)
     _, status = os.waitpid(spawner, 0)
-    end_descendants()
+    orphans.end_descendants()
     _remove(directory)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

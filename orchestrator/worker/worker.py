@@ -39,20 +39,8 @@ from orchestrator.worker.cpu_slots import cpu_slot, processor_reading
 from orchestrator.worker.memory_limit import MemoryLimit
 from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import WorkerConfig
-from workloads import registry
+from workloads import base, registry
 from workloads.alone import SEED
-from workloads.base import (
-    BadConfiguration,
-    CardFaulty,
-    CardNotAcquired,
-    Collective,
-    JobContext,
-    MeasureSettings,
-    OutOfMemory,
-    Phase,
-    Request,
-    Result,
-)
 from workloads.bench.collective import Listener, OneCard, Rendezvous, joined, listen
 from workloads.devices.base import Device, by_text
 from workloads.devices.monitor.host import ReleaseWait
@@ -196,7 +184,7 @@ class CardWorker:
         waiting = ReleaseWait(card_index=card.index, idle_bytes=self.config.idle_memory_bytes)
         while (reason := waiting.reason(time.monotonic(), device.use(card.index))) is not None:
             if waiting.is_over(now := time.monotonic()):
-                raise CardNotAcquired(f"{card} is not free {waiting.duration(now)}: {reason}")
+                raise base.CardNotAcquired(f"{card} is not free {waiting.duration(now)}: {reason}")
             time.sleep(_FREE_POLL_S)
 
     def acquire(self, device: Device) -> str:
@@ -209,9 +197,9 @@ class CardWorker:
             return device.device_name()
         except Exception as error:
             known = device.classify(error)
-            if isinstance(known, CardNotAcquired | CardFaulty):
+            if isinstance(known, base.CardNotAcquired | base.CardFaulty):
                 raise known from error
-            raise CardNotAcquired(
+            raise base.CardNotAcquired(
                 f"{self.config.card} cannot be used: {one_line(str(error), 2000) or repr(error)}"
             ) from error
 
@@ -224,14 +212,14 @@ class CardWorker:
         card = self.config.card
         self._verify_environment()
         if (why := device.mismatch(card.index)) is not None:
-            raise CardNotAcquired(f"this process has not got {card}: {why}")
+            raise base.CardNotAcquired(f"this process has not got {card}: {why}")
         try:
             device.preflight()
-        except CardFaulty as error:
-            raise CardFaulty(f"{card} is faulty: {error}") from error
+        except base.CardFaulty as error:
+            raise base.CardFaulty(f"{card} is faulty: {error}") from error
         except Exception as error:
             known = device.classify(error)
-            raise CardFaulty(
+            raise base.CardFaulty(
                 f"{card} cannot compute: {one_line(str(known), 2000) or repr(known)}"
             ) from error
         device.release_memory()
@@ -243,7 +231,7 @@ class CardWorker:
             if os.environ.get(name) != wanted
         ]
         if wrong:
-            raise BadConfiguration(
+            raise base.BadConfiguration(
                 f"worker {self.config.worker_id} runs in a wrong environment: " + "; ".join(wrong)
             )
 
@@ -251,11 +239,11 @@ class CardWorker:
 
     def _run(
         self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None, device: Device
-    ) -> Result:
+    ) -> base.Result:
         assert self._clean_state is not None
         self._enter(attempt.attempt_id, "start")
         if attempt.job.process_kind != self.config.kind:
-            raise BadConfiguration(
+            raise base.BadConfiguration(
                 f"the job needs a process of kind {attempt.job.process_kind or 'ordinary'!r} and "
                 f"this one is {self.config.kind or 'ordinary'!r}; run it on a cluster or with "
                 "--emulate, where each kind gets a process of its own"
@@ -274,7 +262,7 @@ class CardWorker:
             if self.config.passport and not self._jobs_before:
                 self._passport = self._check_card(device, len(attempt.cards))
             workload = registry.load(attempt.job.workload)
-            context = JobContext(
+            context = base.JobContext(
                 device=device,
                 rank=rank,
                 world_size=len(attempt.cards),
@@ -288,7 +276,7 @@ class CardWorker:
             with self._limit.in_force() if self._limit else contextlib.nullcontext():
                 result = workload(request, context)
             compiled = device.compilations().since(known)
-        if not isinstance(result, Result):
+        if not isinstance(result, base.Result):
             raise TypeError(
                 f"workload {attempt.job.workload} gave back {type(result).__name__}, not a Result"
             )
@@ -343,12 +331,12 @@ class CardWorker:
 
     def _collective(
         self, attempt: Attempt, rank: int, rendezvous: Rendezvous | None, device: Device
-    ) -> AbstractContextManager[Collective]:
+    ) -> AbstractContextManager[base.Collective]:
         world_size = len(attempt.cards)
         if world_size == 1:
             return contextlib.nullcontext(_ONE_CARD)
         if rendezvous is None or world_size != self.config.world_size:
-            raise BadConfiguration(
+            raise base.BadConfiguration(
                 f"attempt {attempt.attempt_id} has {world_size} cards; worker "
                 f"{self.config.worker_id} was made for {self.config.world_size}"
                 f"{'' if rendezvous else ' and got no rendezvous'}"
@@ -362,7 +350,7 @@ class CardWorker:
         )
 
     def _slot(
-        self, attempt: Attempt, rank: int, collective: Collective, threads: int
+        self, attempt: Attempt, rank: int, collective: base.Collective, threads: int
     ) -> AbstractContextManager[Turn | None]:
         """Hold a CPU slot within the block, on a device that computes on host cores."""
         assert self.device is not None
@@ -371,7 +359,7 @@ class CardWorker:
         self._enter(attempt.attempt_id, "queued")
         return cpu_slot(collective, rank, threads, self._cores)
 
-    def _enter(self, attempt_id: str, phase: Phase) -> None:
+    def _enter(self, attempt_id: str, phase: base.Phase) -> None:
         if phase == "measure":
             self._timed_from, self._timed_until = processor_reading(), None
         elif self._timed_from is not None and self._timed_until is None:
@@ -420,23 +408,25 @@ def _warm_thread_pools() -> None:
 # ---------------------------------------------------------------- the attempt as a request
 
 
-def request_of(attempt: Attempt) -> Request:
+def request_of(attempt: Attempt) -> base.Request:
     """Convert an attempt to a request; a probe is one whole pass, for the longest prompts."""
     from workloads.registry import find_workload
 
     job = attempt.job
     if not isinstance(job.batch_size, int):
-        raise BadConfiguration(f"attempt {attempt.attempt_id} has no batch size yet: {job.label}")
+        raise base.BadConfiguration(
+            f"attempt {attempt.attempt_id} has no batch size yet: {job.label}"
+        )
     measure = job.measure
     if attempt.purpose == "probe":
-        measure = MeasureSettings(
+        measure = base.MeasureSettings(
             warmup=0, min_repeats=1, max_repeats=1, time_limit_s=measure.time_limit_s
         )
     parameters, settings = find_workload(job.workload).split(dict(job.parameters), job.engine)
     owner = Owner.of_this_process() if attempt.purpose == "measure" else None
     taken = _taken(job)
     loaded = ", ".join(text for text, loads in taken.items() if loads)
-    return Request(
+    return base.Request(
         workload=job.workload,
         model=job.model,
         dataset=job.dataset,
@@ -510,7 +500,7 @@ def _known(
     error: BaseException, device: Device | None, memory_bytes: int | None, engine: str
 ) -> BaseException:
     if memory_bytes is not None and _memory_was_refused(error):
-        return OutOfMemory(
+        return base.OutOfMemory(
             f"the emulated card's {memory_bytes:,} bytes are exhausted: "
             f"{one_line(str(error), 2000) or type(error).__name__}"
         )
