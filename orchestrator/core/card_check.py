@@ -65,7 +65,9 @@ def slow_cards(now: Sequence[CardCheck], before: Iterable[CardCheck] = ()) -> tu
     (a card's newest counts), ``before`` of earlier runs."""
     newest: dict[str, CardCheck] = {}
     for check in sorted(now, key=lambda check: check.taken_at):
-        newest[check.card] = _with_known(check, newest.get(check.card))
+        older = newest.get(check.card, check)  # whose figures fill those that are not known
+        lacking = [name for name in FIGURES if getattr(check, name) is None]
+        newest[check.card] = replace(check, **{name: getattr(older, name) for name in lacking})
     earlier: dict[str, list[CardCheck]] = {}
     for check in before:
         earlier.setdefault(check.card, []).append(check)
@@ -116,14 +118,6 @@ def spread_of_runs(checks: Iterable[CardCheck]) -> Spread:
             speeds = [statistics.median(means) for means in deviations.values()]
             spreads.append(Spread(deviation=statistics.stdev(speeds), values=len(speeds)))
     return max(spreads, key=lambda spread: spread.deviation)
-
-
-def _with_known(newer: CardCheck, older: CardCheck | None) -> CardCheck:
-    """The newer check with the figures that only the older one has."""
-    if older is None:
-        return newer
-    known = {name: getattr(older, name) for name in FIGURES if getattr(newer, name) is None}
-    return replace(newer, **known)
 
 
 def _slow(

@@ -66,14 +66,9 @@ def parse_budget(text: str) -> float:
 def parse_deadline(
     text: str, now: datetime, local: Callable[[datetime], datetime] = datetime.astimezone
 ) -> datetime:
-    """Moment of ``08:00`` (the next one) or of ``2026-11-22T08:00+01:00``.
-
-    ``now`` has the user's zone; ``local`` adds that zone to a time without one (clocks may change
-    before it).
-
-    Raises:
-        ValueError: it is neither, has no zone, or is past; the message says what would be right.
-    """
+    """Moment of ``08:00`` (the next one) or ``2026-11-22T08:00+01:00``; raises ValueError if it is
+    neither, has no zone, or is past. ``now`` has the user's zone; ``local`` adds that zone to a
+    time without one (clocks may change before it)."""
     clock = _CLOCK.fullmatch(text.strip())
     if clock is not None:
         hour, minute = map(int, clock.groups())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.errors import OptionError
@@ -103,18 +103,12 @@ def legal_card_sets(nodes: Sequence[Node], accelerator: Accelerator, count: int)
                 sets.append(tuple(by_index[index] for index in group))
         if len(by_index) == size:
             whole.setdefault(size, []).append(tuple(by_index[index] for index in range(size)))
-    return sets or _whole_server_sets(whole, count)
-
-
-def _whole_server_sets(whole: Mapping[int, Sequence[CardSet]], count: int) -> list[CardSet]:
-    sets: list[CardSet] = []
-    for size, servers in sorted(whole.items(), reverse=True):
-        if count <= size or count % size:
-            continue
-        span = count // size
-        for start in range(len(servers) - span + 1):
-            sets.append(tuple(itertools.chain.from_iterable(servers[start : start + span])))
-    return sets
+    return sets or [
+        tuple(itertools.chain.from_iterable(servers[start : start + count // size]))
+        for size, servers in sorted(whole.items(), reverse=True)
+        if count > size and count % size == 0
+        for start in range(len(servers) - count // size + 1)
+    ]
 
 
 _EMULATION = re.compile(r"([0-9]{1,9})x([0-9]{1,9})(?::([A-Za-z]\w*)(?::([a-z]\w*))?)?", re.ASCII)
@@ -129,44 +123,38 @@ def _emulation_hint() -> str:
 
 
 def parse_emulation(spec: str, accelerators: Sequence[Accelerator]) -> list[Node]:
-    """The nodes that ``--emulate SPEC`` stands for.
+    """The nodes that ``--emulate SPEC`` stands for; raises OptionError for a bad or too large one.
 
     SPEC is ``NODESxCARDS[:KIND]``, several joined by commas. Nodes without a kind are dealt in turn
-    among ``accelerators``, those the grid names (the default one if it names none).
-
-    Emulated cards run on this machine's CPU; several CPU cards are emulated too, since they share
-    its cores, but a single one is real. ``1x8:KIND:DEVICE`` drives emulated cards through the
-    card's own software. Raises OptionError for an invalid or too large specification.
+    among ``accelerators``, those the grid names (the default one if it names none). Several CPU
+    cards are emulated too, since they share this machine's cores, but a single one is real.
+    ``1x8:KIND:DEVICE`` drives emulated cards through the card's own software.
     """
+
+    def refused(trouble: object) -> OptionError:
+        return OptionError(f"--emulate {spec}: {trouble}")
+
     wanted: list[tuple[int, Accelerator | None, str]] = []
     host = host_device().name
-    for part in spec.split(","):
-        match = _EMULATION.fullmatch(part.strip())
+    for part in map(str.strip, spec.split(",")):
+        match = _EMULATION.fullmatch(part)
         if match is None:
-            trouble = f"{part.strip()!r} is not understood; {_emulation_hint()}"
-            raise OptionError(f"--emulate {spec}: {trouble}")
+            raise refused(f"{part!r} is not understood; {_emulation_hint()}")
         nodes, cards, kind = int(match[1]), int(match[2]), None
         if match[3]:
             try:
                 kind = Accelerator(match[3].upper())
             except ValueError as error:
-                raise OptionError(f"--emulate {spec}: {error}") from None
+                raise refused(error) from None
         if nodes < 1 or cards < 1:
-            raise OptionError(
-                f"--emulate {spec}: {part.strip()!r} has no cards; {_emulation_hint()}"
-            )
+            raise refused(f"{part!r} has no cards; {_emulation_hint()}")
         device = match[4] or host
         if kind and device not in (host, kind.device):
-            raise OptionError(
-                f"--emulate {spec}: {kind} cards are driven as {host} or {kind.device}, "
-                f"not {device}"
-            )
+            raise refused(f"{kind} cards are driven as {host} or {kind.device}, not {device}")
         ordered = nodes * cards + sum(count for count, _, _ in wanted)
         if ordered > MAX_EMULATED_CARDS:
-            raise OptionError(
-                f"--emulate {spec}: {ordered:,} cards; more than {MAX_EMULATED_CARDS} cards "
-                "are not emulated"
-            )
+            most = f"more than {MAX_EMULATED_CARDS} cards are not emulated"
+            raise refused(f"{ordered:,} cards; {most}")
         wanted += [(cards, kind, device)] * nodes
     dealt = itertools.cycle(accelerators or (default_accelerator(),))
     alone = [count for count, _, _ in wanted] == [1]

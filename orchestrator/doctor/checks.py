@@ -31,46 +31,36 @@ def check_nodes(facts: ClusterFacts) -> Iterator[Finding]:
     """Check for missing nodes, and for cards."""
     alive = [node for node in facts.nodes if node.alive]
     if facts.expected_nodes is not None and len(alive) < facts.expected_nodes:
-        yield Finding(
-            "nodes",
-            f"{len(alive)} of {facts.expected_nodes} expected nodes are in the cluster",
+        message = f"{len(alive)} of {facts.expected_nodes} expected nodes are in the cluster"
+        remedy = (
             "look at `ray monitor cluster.yaml`; on the missing server, at the container's logs: "
             "`docker exec -it nightgrid ls /tmp/ray/session_latest/logs`. A node with another Ray "
-            "or Python version, or without the token, cannot join",
-            Level.ERROR,
+            "or Python version, or without the token, cannot join"
         )
+        yield Finding("nodes", message, remedy, Level.ERROR)
     if not any(node.cards for node in alive):
         apart = [spec for spec in all_devices() if not spec.host]
         kinds = [spec.accelerator for spec in apart]
-        yield Finding(
-            "cards",
-            f"no node has registered a {' or '.join(kinds)} card with Ray",
-            "; ".join(filter(None, (spec.registration for spec in apart))),
-            Level.ERROR,
-        )
+        message = f"no node has registered a {' or '.join(kinds)} card with Ray"
+        remedy = "; ".join(filter(None, (spec.registration for spec in apart)))
+        yield Finding("cards", message, remedy, Level.ERROR)
 
 
 def check_token(facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the cluster needs a token; otherwise anyone can run code on every node."""
     if not facts.token and not facts.emulated:
-        yield Finding(
-            "token",
-            "it asks for no token: anyone who reaches its ports can run code on all nodes",
-            "RAY_AUTH_MODE=token on every node and workstation (docs/security.md)",
-            Level.ERROR,
-        )
+        message = "it asks for no token: anyone who reaches its ports can run code on all nodes"
+        remedy = "RAY_AUTH_MODE=token on every node and workstation (docs/security.md)"
+        yield Finding("token", message, remedy, Level.ERROR)
 
 
 def check_dashboard(facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the job interface is on loopback, to be reached through an SSH tunnel."""
     host = (facts.dashboard or "").rpartition(":")[0].strip("[]")
     if host and not host.startswith("127.") and host not in ("localhost", "::1"):
-        yield Finding(
-            "dashboard",
-            f"the dashboard, with its job interface, listens on {facts.dashboard}",
-            "start the head with --dashboard-host=127.0.0.1 and use an SSH tunnel",
-            Level.WARNING if facts.token else Level.ERROR,
-        )
+        message = f"the dashboard, with its job interface, listens on {facts.dashboard}"
+        remedy = "start the head with --dashboard-host=127.0.0.1 and use an SSH tunnel"
+        yield Finding("dashboard", message, remedy, Level.WARNING if facts.token else Level.ERROR)
 
 
 def check_shared(facts: ClusterFacts) -> Iterator[Finding]:
@@ -78,23 +68,16 @@ def check_shared(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.shared_dir is None:
         return
     if facts.shared_trouble:
-        yield Finding(
-            "shared",
-            f"it cannot write to {facts.shared_dir}: {facts.shared_trouble}",
-            "mount it read-write where the driver runs, for the user that Ray runs as",
-            Level.ERROR,
-            where="driver",
-        )
+        message = f"it cannot write to {facts.shared_dir}: {facts.shared_trouble}"
+        remedy = "mount it read-write where the driver runs, for the user that Ray runs as"
+        yield Finding("shared", message, remedy, Level.ERROR, where="driver")
         return
     for node in facts.nodes:
         shared = node.probe.shared if node.probe else None
         if shared is None or (shared.readable and shared.written):
             continue
-        what = (
-            "sees nothing of what the driver writes to"
-            if not shared.readable
-            else "cannot write to"
-        )
+        blind = "sees nothing of what the driver writes to"
+        what = "cannot write to" if shared.readable else blind
         yield Finding(
             "shared",
             f"it {what} {facts.shared_dir}" + (f": {shared.trouble}" if shared.trouble else ""),
@@ -135,14 +118,13 @@ def check_versions(facts: ClusterFacts) -> Iterator[Finding]:
         where = ", ".join(
             f"{version} on {listed(sorted(names))}" for version, names in sorted(by_version.items())
         )
-        yield Finding(
-            "versions",
-            f"{package} is {where}",
+        message = f"{package} is {where}"
+        remedy = (
             "nodes of one kind should run the same image: their rows are compared"
             if shared_kind
-            else "",
-            Level.WARNING if shared_kind else Level.NOTE,
+            else ""
         )
+        yield Finding("versions", message, remedy, Level.WARNING if shared_kind else Level.NOTE)
 
 
 def _without(kind: Accelerator) -> str:
@@ -180,12 +162,9 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
     }
     for package, error in probe.import_errors.items():
         engine = of_engines.get(package)
-        yield Finding(
-            "imports",
-            f"{package} does not import: {error}",
-            image if engine is None else f"for the engine {engine.name}: {engine.install}",
-            Level.ERROR if node.cards else Level.NOTE,
-        )
+        message = f"{package} does not import: {error}"
+        remedy = image if engine is None else f"for the engine {engine.name}: {engine.install}"
+        yield Finding("imports", message, remedy, Level.ERROR if node.cards else Level.NOTE)
     versions = probe.versions
     for spec in ENGINES.values():
         for needed in spec.packages:
@@ -193,13 +172,12 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                 if needed.name not in versions or other not in versions:
                     continue
                 if _release(versions[other]) >= _release(limit):
-                    yield Finding(
-                        "imports",
+                    message = (
                         f"{other} {versions[other]} is too new for {needed.name} "
-                        f"{versions[needed.name]}",
-                        f"{spec.install} ({other} below {limit})",
-                        Level.ERROR,
+                        f"{versions[needed.name]}"
                     )
+                    remedy = f"{spec.install} ({other} below {limit})"
+                    yield Finding("imports", message, remedy, Level.ERROR)
 
 
 def check_quantization(probe: Probe) -> Iterator[Finding]:
@@ -208,13 +186,11 @@ def check_quantization(probe: Probe) -> Iterator[Finding]:
         return
     for package, (install, kinds) in PACKAGES.items():
         if package not in probe.versions:
-            yield Finding(
-                "quantization",
+            message = (
                 f"{package} is not installed: jobs with checkpoints of "
-                f"{', '.join(kinds)} become UNSUPPORTED rows",
-                install,
-                Level.NOTE,
+                f"{', '.join(kinds)} become UNSUPPORTED rows"
             )
+            yield Finding("quantization", message, install, Level.NOTE)
 
 
 def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
@@ -226,12 +202,8 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
         if not tool:
             continue
         if not probe.cards:
-            yield Finding(
-                "cards",
-                f"Ray has {count} {kind} cards, but {tool} shows none",
-                kind.spec.no_cards_remedy,
-                Level.ERROR,
-            )
+            message = f"Ray has {count} {kind} cards, but {tool} shows none"
+            yield Finding("cards", message, kind.spec.no_cards_remedy, Level.ERROR)
         elif len(probe.cards) != count:
             yield Finding(
                 "cards",
@@ -250,24 +222,16 @@ def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
             )
     for card in probe.cards:
         if card.lost:
-            yield Finding(
-                "cards",
-                f"card {card.index} is lost: {card.lost}; a run leaves it out",
-                "`sudo dmesg` on the server says why; a reset or a reboot may bring it back",
-            )
+            message = f"card {card.index} is lost: {card.lost}; a run leaves it out"
+            remedy = "`sudo dmesg` on the server says why; a reset or a reboot may bring it back"
+            yield Finding("cards", message, remedy)
         if card.temperature_c == 0:
-            yield Finding(
-                "cards",
-                f"card {card.index} has 0 °C: it did not come up",
-                'reboot the server; Habana\'s "System Verifications" says so of `0C`',
-                Level.ERROR,
-            )
+            message = f"card {card.index} has 0 °C: it did not come up"
+            remedy = 'reboot the server; Habana\'s "System Verifications" says so of `0C`'
+            yield Finding("cards", message, remedy, Level.ERROR)
         if card.occupied:
-            yield Finding(
-                "cards-free",
-                card.occupied,
-                "end that process; a run waits half a minute, then leaves the card out",
-            )
+            remedy = "end that process; a run waits half a minute, then leaves the card out"
+            yield Finding("cards-free", card.occupied, remedy)
 
 
 def check_accounts(node: NodeFacts) -> Iterator[Finding]:
@@ -300,12 +264,11 @@ def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
     if node.emulated or not node.cards:
         return
     if 0 <= probe.open_files < OPEN_FILES:
-        yield Finding(
-            "limits",
-            f"a process may open {probe.open_files:,} files",
+        remedy = (
             f"--ulimit=nofile=1048576:1048576 in run_options, or `ulimit -n {OPEN_FILES}` "
-            "before `ray start`",
+            "before `ray start`"
         )
+        yield Finding("limits", f"a process may open {probe.open_files:,} files", remedy)
     if probe.locked_bytes >= 0 and any(kind.spec.can("pinned_memory") for kind in node.cards):
         yield Finding(
             "limits",
@@ -314,22 +277,16 @@ def check_limits(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
             "--ulimit=memlock=-1:-1 in run_options, or `ulimit -l unlimited`",
         )
     if probe.shared_memory_bytes < SHARED_MEMORY_BYTES:
-        yield Finding(
-            "limits",
-            f"/dev/shm has {probe.shared_memory_bytes / _GIB:.1f} GiB free",
-            "--ipc=host in run_options (docker gives a container 64 MiB otherwise)",
-        )
+        message = f"/dev/shm has {probe.shared_memory_bytes / _GIB:.1f} GiB free"
+        remedy = "--ipc=host in run_options (docker gives a container 64 MiB otherwise)"
+        yield Finding("limits", message, remedy)
 
 
 def check_host(probe: Probe) -> Iterator[Finding]:
     """Check for a home directory, and memory left before Ray's memory monitor kills."""
     if probe.home_problem:
-        yield Finding(
-            "home",
-            probe.home_problem,
-            f"{HOME_REMEDY}, in the environment in which that node's Ray starts",
-            Level.ERROR,
-        )
+        remedy = f"{HOME_REMEDY}, in the environment in which that node's Ray starts"
+        yield Finding("home", probe.home_problem, remedy, Level.ERROR)
     if problem := probe.memory.problem:
         over = probe.memory.share >= probe.memory.killed_from
         yield Finding("memory", problem, MEMORY_REMEDY, Level.ERROR if over else Level.WARNING)
@@ -346,18 +303,17 @@ def check_space(probe: Probe) -> Iterator[Finding]:
         limit, elsewhere = wanted[space.purpose]
         if space.unlocked:
             links = space.unlocked.startswith("link")
-            yield Finding(
-                "locks",
+            message = (
                 f"the file system of {space.path} has no "
                 f"{'hard links' if links else 'locks'} ({space.unlocked}); "
                 + (
                     "a run cannot be locked there"
                     if links
                     else "drivers started at one moment, and copied runs, are not told apart there"
-                ),
-                f"put {space.purpose} on a local disk or NFS: {elsewhere}",
-                Level.ERROR if links else Level.WARNING,
+                )
             )
+            remedy = f"put {space.purpose} on a local disk or NFS: {elsewhere}"
+            yield Finding("locks", message, remedy, Level.ERROR if links else Level.WARNING)
         if space.free_bytes < limit:
             yield Finding(
                 "disk",
@@ -391,12 +347,11 @@ def judge(facts: ClusterFacts) -> list[Finding]:
 def check_node(node: NodeFacts) -> Iterator[Finding]:
     """Yield the findings of one node."""
     if not node.alive:
-        yield Finding(
-            "nodes",
-            "it was in the cluster and is dead",
+        remedy = (
             "`ray up cluster.yaml` starts it again; its /tmp/ray/session_latest/logs (raylet.out) "
-            "say why it died",
+            "say why it died"
         )
+        yield Finding("nodes", "it was in the cluster and is dead", remedy)
     if len(node.cards) > 1:
         both = " and ".join(sorted(node.cards))
         message = f"it has {both} cards; a run refuses a node of two kinds"
@@ -414,13 +369,11 @@ def check_node(node: NodeFacts) -> Iterator[Finding]:
         yield from check_host(probe)
         yield from check_space(probe)
     elif node.alive:
-        yield Finding(
-            "answer",
-            node.trouble,
+        remedy = (
             "is the server frozen or out of memory? `ray stop` and `ray start` there, or take it "
-            "out of the cluster",
-            Level.ERROR,
+            "out of the cluster"
         )
+        yield Finding("answer", node.trouble, remedy, Level.ERROR)
 
 
 def check_workstation(workstation: Versions, cluster: Versions) -> list[Finding]:

@@ -60,6 +60,7 @@ def examine(
     complete_environment()
     modules = engine_modules(kind, engines, versions()) if kind is not None else ()
     memory = meminfo()
+    cstate = text_of(Path("/sys/module/intel_idle/parameters/max_cstate")).strip()
     return Probe(
         hostname=socket.gethostname(),
         python=platform.python_version(),
@@ -70,7 +71,7 @@ def examine(
         kernel=kernel(),
         kernel_arguments=text_of(Path("/proc/cmdline")).strip(),
         governors=_governors(),
-        max_cstate=_number(text_of(Path("/sys/module/intel_idle/parameters/max_cstate"))),
+        max_cstate=int(cstate) if cstate.isdecimal() else None,
         hugepages_asked=hugepages_asked(Path("/")),
         hugepages_total=memory.get("HugePages_Total", 0),
         hugepage_bytes=memory.get("Hugepagesize", 0) * 1024,
@@ -213,10 +214,6 @@ def hugepages_asked(root: Path) -> dict[str, int]:
             if match := re.fullmatch(r"\s*-?vm[./]nr_hugepages\s*=\s*(\d+)\s*", line):
                 pages[str(file)] = int(match[1])
     return pages
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.strip().isdecimal() else None
 
 
 def _free_bytes(path: str) -> int:

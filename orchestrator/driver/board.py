@@ -94,9 +94,6 @@ class Board:
         """Label of a job, as in its report."""
         return str(self._labels.get(job.job_id, job.label))
 
-    def _label_of(self, job_id: str) -> str:
-        return str(self._labels.get(job_id, job_id))
-
     def flags(self, job: Job) -> str:
         """Names of the flags of a job's row, "" if it has none."""
         return self.standing.flagged_as(job.job_id) if self.standing else ""
@@ -272,7 +269,7 @@ class Board:
             failure_counts=dict(self._failure_counts),
             flag_counts=self.standing.flag_counts() if self.standing else {},
             repeats=self.standing.repeats if self.standing else 0,
-            best=self.standing.best(self._label_of) if self.standing else (),
+            best=self.standing.best(self._labels) if self.standing else (),
             answers=self.answers(math.inf if self._finished else now),
         )
 
@@ -280,8 +277,7 @@ class Board:
         """Repeats to come, if as many of the rows to come are flagged as of those so far."""
         if self.standing is None or not self._remaining.ended:
             return 0.0
-        flagged = self.standing.to_repeat()
-        expected = flagged * (1 + len(self._to_do) / self._remaining.ended)
+        expected = self.standing.to_repeat * (1 + len(self._to_do) / self._remaining.ended)
         return max(0.0, expected - self.standing.repeats)  # those of winners count there, too
 
     def _seat(

@@ -151,9 +151,8 @@ class Driver:
     def drive(self) -> DriveResult:
         """Run the plan to its end; the caller closes the executor.
 
-        Raises:
-            ClusterError: the executor failed for ``patience_s``, or the control store is lost.
-            StoreError: a row failed for ``patience_s`` without a full disk, or the run was taken.
+        Raises ClusterError if the executor failed for ``patience_s``, or the control store is lost;
+        StoreError if a row failed for ``patience_s`` without a full disk, or the run was taken.
         """
         try:
             return self._drive()

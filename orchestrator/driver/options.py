@@ -135,10 +135,6 @@ def with_cards_of(run: Path, options: RunOptions) -> RunOptions:
         return options
     content = _content_of(run)
     size = content.get("card_memory_bytes")
-    places: dict[str, Any] = {"in_process": content.get("in_process") is True}
-    if type(size) is int and 0 < size < 2**50:
-        places["card_memory_bytes"] = size
-    for name in ("emulate", "address"):
-        if isinstance(content.get(name), str):
-            places[name] = content[name]
-    return replace(options, **places)
+    places = {name: content[name] for name in _PLACE[:2] if isinstance(content.get(name), str)}
+    places |= {"card_memory_bytes": size} if type(size) is int and 0 < size < 2**50 else {}
+    return replace(options, in_process=content.get("in_process") is True, **places)

@@ -69,10 +69,9 @@ def plan_grid(
     """Plan a grid as ``run_grid`` would, on the nodes of ``options.address``, else on those of
     ``planned_nodes``; also returns the earlier rows of its run.
 
-    Raises:
-        GridError, OptionError: the grid, or the emulated nodes, are refused.
-        ClusterError, SubmitError: the cluster cannot be joined, or its dashboard does not answer.
-        StoreError: earlier rows cannot be read.
+    Raises GridError or OptionError if the grid, or the emulated nodes, are refused; ClusterError or
+    SubmitError if the cluster cannot be joined, or its dashboard does not answer; StoreError if
+    earlier rows cannot be read.
     """
     nodes_for: NodesFor = partial(planned_nodes, emulate=options.emulate)
     if options.address:

@@ -23,7 +23,7 @@ from orchestrator.on_ray.outcomes import KeptOutcome
 from orchestrator.scheduler.queues import replicated_cells
 from orchestrator.store.history import cards_of_succeeded
 from orchestrator.store.store import Store
-from orchestrator.util.format import plural
+from orchestrator.util.format import listed, plural
 from orchestrator.worker.environment import provenance
 from orchestrator.worker.orphans import Owner, end_orphans
 
@@ -45,9 +45,8 @@ def clear_up(store: Store, say: Callable[[str], None]) -> None:
     except TimeoutError as error:
         raise ClusterError(f"{error}; end them, then start the run again") from error
     if ended:
-        some = ", ".join(f"{pid} {command[:40]}" for pid, command in [*ended.items()][:3])
-        more = f" and {len(ended) - 3} more" if len(ended) > 3 else ""
-        say(f"ended its orphan processes here: {some}{more}")
+        shown = listed([f"{pid} {command[:40]}" for pid, command in ended.items()])
+        say(f"ended its orphan processes here: {shown}")
     for note in store.notes:
         say(note)
     for attempt_id in store.interrupted:

@@ -152,12 +152,8 @@ class Patience:
     limit_s: float = 120.0
 
     def act(self, what: str, attempt: Callable[[], T], last: type[Exception]) -> T:
-        """Call ``attempt``, with retries.
-
-        Raises:
-            last: it kept failing for ``limit_s``, or the run is to end at once.
-            StoreLocked, StoreFull, ControlStoreLost: never retried.
-        """
+        """Call ``attempt``, with retries; raises ``last`` if it fails for ``limit_s`` or the
+        run is to end at once. StoreLocked, StoreFull and ControlStoreLost are never retried."""
         began, pause = self.clock(), 0.5
         while True:
             try:

@@ -325,10 +325,8 @@ def run_grid(
 ) -> RunOutcome:
     """Plan a grid or grid file and measure jobs without a result; ``say`` announces each step.
 
-    Raises:
-        GridError: the grid is refused.
-        ClusterError: there are no usable cards.
-        StoreError: results cannot be read or written, or another driver holds the run.
+    Raises GridError if the grid is refused; ClusterError if there are no usable cards; StoreError
+    if results cannot be read or written, or another driver holds the run.
     """
     grid = grid_of(source, options, elsewhere=start_of(options) == CLUSTER)
     options = with_results_of(grid, options)

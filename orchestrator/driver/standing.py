@@ -51,7 +51,7 @@ class Standing:
         default_factory=lambda: defaultdict(dict)
     )
     _flags: Counter[str] = field(default_factory=Counter)
-    _to_repeat: int = 0
+    to_repeat: int = 0  # rows that were flagged, those that a repeat replaced included
     _bests: dict[object, BestSoFar] = field(default_factory=dict)
     _stale: set[object] = field(default_factory=set)  # works with new rows
 
@@ -80,7 +80,7 @@ class Standing:
         entry = self._judged(row)
         self._enter(entry)
         flags = "" if entry.emulated else _names(entry.flags)
-        self._to_repeat += bool(flags and not row.repeat and row.job.measure.repeat_flagged)
+        self.to_repeat += bool(flags and not row.repeat and row.job.measure.repeat_flagged)
         return flags
 
     def replaces(self, row: RecordRow) -> bool:
@@ -113,10 +113,6 @@ class Standing:
             if _names(entry.flags) and (emulated or not entry.emulated)
         ]
 
-    def to_repeat(self) -> int:
-        """Count the rows that were flagged, of those that stand or that a repeat replaced."""
-        return self._to_repeat
-
     def flagged_as(self, job_id: str) -> str:
         """Names of all flags of a job's row; "" if it has none, or there is no row."""
         entry = self._entries.get(job_id)
@@ -126,7 +122,7 @@ class Standing:
         """Count the rows that stand by flag."""
         return {name: count for name, count in sorted(self._flags.items()) if count}
 
-    def best(self, label: Callable[[str], str]) -> tuple[BestSoFar, ...]:
+    def best(self, labels: Mapping[str, object]) -> tuple[BestSoFar, ...]:
         """The best row so far of each piece of work with at least two rows, of the first works."""
         for work in self._stale:
             entries = self._works[work].values()
@@ -135,7 +131,7 @@ class Standing:
                 self._bests.pop(work, None)
                 continue
             self._bests[work] = BestSoFar(
-                job=label(best.job_id),
+                job=str(labels.get(best.job_id, best.job_id)),
                 per_s=best.value,
                 unit=best.unit,
                 rows=len(entries),

@@ -38,7 +38,7 @@ def calibration_of(job: Job) -> Job | None:
     """The calibration that a job needs; None if it needs none."""
     spec = ENGINES.get(job.engine)
     workload = spec.calibrations.get(job.precision) if spec is not None else None
-    if workload in (None, job.workload) or spec is None:
+    if spec is None or workload in (None, job.workload):
         return None
     if not spec.runs_on(job.accelerator.device):
         return None
@@ -174,16 +174,11 @@ def needs_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
     return needs
 
 
-def after_of(jobs: Sequence[Job]) -> dict[str, tuple[str, ...]]:
-    """Ids of the jobs that each job comes after without needing them: its quality reference."""
-    references = ((job, quality_reference_of(job)) for job in jobs)
-    return {job.job_id: (other.job_id,) for job, other in references if other is not None}
-
-
 def with_needs(planned: Sequence[PlannedJob]) -> list[PlannedJob]:
     """Add each job's needs; jobs that need an unsupported one become unsupported."""
     jobs = [item.job for item in planned]
-    needs, after = needs_of(jobs), after_of(jobs)
+    needs, references = needs_of(jobs), ((job, quality_reference_of(job)) for job in jobs)
+    after = {job.job_id: (other.job_id,) for job, other in references if other is not None}
     if not needs and not after:
         return list(planned)
     unsupported = {i.job.job_id: i for i in planned if i.action is Action.UNSUPPORTED}

@@ -120,10 +120,8 @@ class ExperimentReader:
         places = [self.defaults, self.block, self.block.get("axes", {}), *self._groups()]
         places += [entry for entry in self.block.get("include", []) if entry is not None]
         engines = [place.get("engine") for place in places]
-        values = [
-            v for engine in engines for v in (engine if isinstance(engine, list) else [engine])
-        ]
-        return {value for value in values if isinstance(value, str)}
+        lists = [engine if isinstance(engine, list) else [engine] for engine in engines]
+        return {value for value in itertools.chain(*lists) if isinstance(value, str)}
 
     def _varied(self) -> set[str]:
         return {*self.block.get("axes", {}), *(name for group in self._groups() for name in group)}
@@ -381,22 +379,16 @@ class Expander:
                     self.repeated[pair] = self.repeated.get(pair, 0) + 1
             if not count:
                 hint = "everything is excluded; loosen `exclude`"
-                self._complain(experiment, (), "an experiment without jobs", hint)
+                self.findings.complain(experiment.path, "an experiment without jobs", hint)
         return tuple(by_id.values())
 
     def notes(self) -> tuple[str, ...]:
         """Notes on duplicate jobs."""
-        notes = []
-        for (name, first), count in self.repeated.items():
-            jobs = "1 job" if count == 1 else f"{count} jobs"
-            where = "twice in it" if name == first else f"in {shown(first)} too"
-            notes.append(f"{jobs} of experiment {shown(name)} stand {where}; planned once")
-        return tuple(notes)
-
-    def _complain(
-        self, experiment: Experiment, where: tuple[str | int, ...], message: str, hint: str
-    ) -> None:
-        self.findings.complain(where or experiment.path, message, hint)
+        return tuple(
+            f"{'1 job' if count == 1 else f'{count} jobs'} of experiment {shown(name)} stand "
+            f"{'twice in it' if name == first else f'in {shown(first)} too'}; planned once"
+            for (name, first), count in self.repeated.items()
+        )
 
     def _replicated(self, experiment: Experiment) -> Iterator[Job]:
         if experiment.replicates == 1:
@@ -409,7 +401,7 @@ class Expander:
                 f"each replicate would replace the {kind} of the one before; "
                 "save it in an experiment of its own"
             )
-            self._complain(experiment, (*experiment.path, "replicates"), message, hint)
+            self.findings.complain((*experiment.path, "replicates"), message, hint)
         for number in range(1, experiment.replicates + 1):
             for job in jobs:
                 yield replace(job, replicate=number)
@@ -439,7 +431,7 @@ class Expander:
         for (path, pattern), matched in zip(experiment.exclude, used, strict=True):
             if not matched:
                 hint = "" if self.findings.full else self._why_unmatched(experiment, pattern)
-                self._complain(experiment, path, "this pattern matches no job", hint)
+                self.findings.complain(path, "this pattern matches no job", hint)
         for axes in experiment.include:
             yield axes, product(experiment.fixed, axes)
 
@@ -463,7 +455,7 @@ class Expander:
         engine = str(settings["engine"])
         parameters, faults = self.vocabulary.check_together(experiment.workload, engine, given)
         for fault in faults:
-            self._complain(experiment, (), fault.message, "")
+            self.findings.complain(experiment.path, fault.message)
         revisions = self.vocabulary.revisions
         if revisions is not None and "revision" in parameters:
             dataset, revision = str(settings["dataset"]), str(parameters["revision"])
@@ -477,7 +469,7 @@ class Expander:
                     hint = "with a commit as `revision:` the hub is not asked"
                     foreign = foreign_spelling("dataset", dataset, self.vocabulary.directory)
                     reason, hint = (foreign, "") if foreign else (f"dataset {error}", hint)
-                    self._complain(experiment, path, reason, hint)
+                    self.findings.complain(path, reason, hint)
                 self._revisions[dataset, revision] = commit
             if commit != revision:
                 parameters["revision"] = commit

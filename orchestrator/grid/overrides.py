@@ -26,8 +26,7 @@ def overridden(document: Document, texts: Sequence[str]) -> Document:
     """Set each ``PATH=VALUE`` in order: ``KEY``, ``axes.KEY`` or ``measure.KEY`` of every
     experiment, or with ``NAME.`` in front of the one of that name.
 
-    Raises:
-        GridError: an unknown path, an invalid value, or an impossible edit.
+    Raises GridError for an unknown path, an invalid value, or an impossible edit.
     """
     for text in texts:
         for index, keys, value in _meant(document, text):

@@ -259,19 +259,12 @@ def load_grid(
     commits: Mapping[str, str] | None = None,
     elsewhere: bool = False,
 ) -> Grid:
-    """Read a grid file into jobs.
+    """Read a grid file into jobs; raises GridError with all problems, in file order.
 
-    Args:
-        vocabulary: the names a grid may use; by default those installed.
-        check_data: also refuse models and datasets that are not on this machine.
-        nodes_for: nodes by the kinds of card; with it impossible card counts are reported here,
-            else by ``make_plan``.
-        overrides: ``PATH=VALUE`` each, see ``overridden``.
-        commits: those of a resumed run, see ``Revisions``.
-        elsewhere: absolute paths may be those of a cluster, whose nodes look at them.
-
-    Raises:
-        GridError: all problems, in file order.
+    ``check_data`` also refuses models and datasets that are not on this machine, ``nodes_for``
+    (nodes by the kinds of card) impossible card counts. ``overrides`` are ``PATH=VALUE`` each,
+    ``commits`` those of a resumed run (``Revisions``). ``elsewhere``: absolute paths may be those
+    of a cluster, whose nodes look at them.
     """
     vocabulary = vocabulary or Vocabulary.installed(check_data=check_data, commits=commits)
     vocabulary = replace(vocabulary, elsewhere=elsewhere)

@@ -83,9 +83,13 @@ def _one_or_list(schema: Schema) -> Schema:
 
 
 def _properties(model: type[BaseModel]) -> dict[str, Schema]:
+    """The schemas of a model's fields, without titles, the description first."""
     schema = model.model_json_schema()
-    definitions = schema.get("$defs", {})
-    return {name: _tidy(_inlined(own, definitions)) for name, own in schema["properties"].items()}
+    properties = {}
+    for name, own in _inlined(schema["properties"], schema.get("$defs", {})).items():
+        first = {key: own[key] for key in ("description",) if key in own}
+        properties[name] = first | {key: value for key, value in own.items() if key != "title"}
+    return properties
 
 
 def _inlined(schema: Any, definitions: Schema) -> Any:
@@ -99,11 +103,6 @@ def _inlined(schema: Any, definitions: Schema) -> Any:
         rest = {key: value for key, value in schema.items() if key != "$ref"}
         return _inlined({**target, **rest}, definitions)
     return {key: _inlined(value, definitions) for key, value in schema.items()}
-
-
-def _tidy(schema: Schema) -> Schema:
-    description = {"description": schema["description"]} if "description" in schema else {}
-    return description | {k: v for k, v in schema.items() if k not in ("title", "description")}
 
 
 def _settings(vocabulary: Vocabulary) -> dict[str, Schema]:

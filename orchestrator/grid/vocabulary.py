@@ -316,7 +316,13 @@ class Vocabulary:
             written = {n: entry for n, entry in self.workloads.items() if not entry.implied}
             return _not_among(value, written, "workload", _meant(value, written))
         if name == "accelerator":
-            return _unknown_accelerator(value)
+            try:  # other packages are looked for only where it is none of our own kinds
+                Accelerator(str(value))
+            except ValueError:
+                known = list(Accelerator)
+                meant = next((kind for kind in known if kind.spec.answers_to(str(value))), "")
+                return _not_among(value, known, "kind of card", meant)
+            return None
         if name == "precision":
             from workloads.models.precision import ALSO_CALLED
 
@@ -433,17 +439,6 @@ def explain(
         digits = value.strip().lstrip("0") or "0"
         hint = f"write {digits}" if digits.isdigit() else ""
     return Fault(f"{shown(value)} is not {' or '.join([*wanted, *choices])}", hint)
-
-
-def _unknown_accelerator(value: Scalar) -> Fault | None:
-    """Other packages are looked for only where it is none of our own kinds."""
-    try:
-        Accelerator(str(value))
-    except ValueError:
-        known = list(Accelerator)
-        meant = next((kind for kind in known if kind.spec.answers_to(str(value))), "")
-        return _not_among(value, known, "kind of card", meant)
-    return None
 
 
 def _meant(value: object, entries: Mapping[str, Any]) -> str:

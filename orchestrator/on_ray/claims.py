@@ -230,8 +230,13 @@ class Claims:
 
     def close(self) -> None:
         """End every worker on every node and give the cards back."""
-        with contextlib.suppress(Exception):
-            self._close_agents()
+        import ray
+
+        agents = [c.placed.agent for c in self.joined() if c.placed is not None]
+        if agents and ray.is_initialized():  # Ray could join another cluster otherwise
+            with contextlib.suppress(Exception):
+                closing = [agent.close.remote() for agent in agents]
+                ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
         for claim in self.by_node.values():
             if claim.joined:
                 claim.channel.close()
@@ -239,15 +244,6 @@ class Claims:
         self.by_node.clear()
         self.foreign.leave()
         self.gcs.close(0.0 if self.gcs.silent_s else _CLOSE_S)
-
-    def _close_agents(self) -> None:
-        """Have agents end their workers, if connected: Ray could join another cluster otherwise."""
-        import ray
-
-        agents = [c.placed.agent for c in self.joined() if c.placed is not None]
-        if agents and ray.is_initialized():
-            closing = [agent.close.remote() for agent in agents]
-            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
 
     # ------------------------------------------------------------ what the GCS says
 
@@ -482,19 +478,16 @@ def agent_failure(error: Exception) -> Failure:
     from ray.exceptions import ActorUnavailableError, NodeDiedError, OutOfMemoryError
 
     text = redact(str(error).strip(), os.environ)
-    line = error_line(error)
-    kind = FailureClass.NODE_LOST
+    kind, message = FailureClass.NODE_LOST, "its agent died"
     # Ray 2.60 puts its words about memory into whatever exception the call has.
     if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
         kind = FailureClass.HOST_OUT_OF_MEMORY
-        message = f"Ray killed its agent for want of host memory: {line}"
+        message = "Ray killed its agent for want of host memory"
     elif isinstance(error, NodeDiedError) or "node has died" in text.lower():
-        message = f"Ray declared it dead: {line}"
+        message = "Ray declared it dead"
     elif isinstance(error, ActorUnavailableError):
-        message = f"its agent does not answer: {line}"
-    else:
-        message = f"its agent died: {line}"
-    return Failure(kind, message, tail=text[-4000:])
+        message = "its agent does not answer"
+    return Failure(kind, f"{message}: {error_line(error)}", tail=text[-4000:])
 
 
 def node_lost(reason: str) -> Failure:

@@ -300,22 +300,21 @@ def node_of(
     known = (len(indices), max(indices) + 1, accelerator.spec.server_cards or 0)
     server_cards = int(resources.get(SERVER_CARDS, 0)) or max(known)
     memory_mib = resources.get(CARD_MEMORY_MIB)
+    drivers = [n.removeprefix(EMULATED_DEVICE) for n in resources if n.startswith(EMULATED_DEVICE)]
     return Node(
         node_id=ray_node["NodeID"],
         name=name,
         accelerator=accelerator,
         card_indices=indices,
         server_cards=server_cards,
-        device_name=_device_name(ray_node, accelerator, emulated),
+        # By Ray's `accelerator_type:…` resource; the worker reports the device's own name.
+        device_name=f"emulated {accelerator} on {host_device().accelerator}"
+        if emulated
+        else describe_cards(resources)[1],
         memory_bytes_per_card=None if memory_mib is None else int(memory_mib) * 2**20,
         emulated=emulated,
-        emulated_device=_emulated_device(resources),
+        emulated_device=next(iter(drivers), host_device().name),
     )
-
-
-def _emulated_device(resources: Mapping[str, Any]) -> str:
-    named = [name for name in resources if name.startswith(EMULATED_DEVICE)]
-    return named[0].removeprefix(EMULATED_DEVICE) if named else host_device().name
 
 
 def name_of(ray_node: Mapping[str, Any]) -> str:
@@ -356,13 +355,6 @@ def _cards(ray_node: Mapping[str, Any]) -> tuple[Accelerator, int]:
             "it with one kind of card (`ray start --resources …` or `--num-gpus 0`)"
         )
     return next(iter(cards.items()), (Accelerator(host_device().accelerator), 0))
-
-
-def _device_name(ray_node: Mapping[str, Any], accelerator: Accelerator, emulated: bool) -> str:
-    """Name by Ray's ``accelerator_type:…`` resource; the worker reports the device's own name."""
-    if emulated:
-        return f"emulated {accelerator} on {host_device().accelerator}"
-    return describe_cards(ray_node["Resources"])[1]
 
 
 # ---------------------------------------------------------------- what its nodes say

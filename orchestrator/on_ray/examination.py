@@ -169,7 +169,7 @@ class Examination:
             driver=versions_here(),
             nodes=tuple(facts.values()),
             token=_asks_for_token(cluster.address),
-            dashboard=_dashboard(),
+            dashboard=str(_own_node().webui_url or "").removeprefix("http://") or None,
             shared_dir=self.shared_dir,
             shared_trouble=trouble,
             expected_nodes=self.expected_nodes,
@@ -186,7 +186,7 @@ class Examination:
             "packages": (*self.packages, *(kind.spec.imports if kind else ())),
             "engines": self.engines,
             "places": (
-                ("Ray's files", _session_dir()),
+                ("Ray's files", str(_own_node().get_session_dir_path())),
                 ("results", str(Path(self.results_dir).absolute())),
                 ("models", os.environ.get("HF_HOME", "~/.cache/huggingface")),
             ),
@@ -308,16 +308,8 @@ def _asks_for_token(address: str) -> bool:
     return done.returncode == 17
 
 
-def _dashboard() -> str | None:
-    """``HOST:PORT`` of the dashboard as the head node announces it."""
+def _own_node() -> Any:
+    """Ray's object of this process's node, which knows the dashboard's address and the session."""
     from ray._private.worker import global_worker
 
-    url = global_worker.node.webui_url if global_worker.node is not None else None
-    return str(url).removeprefix("http://") if url else None
-
-
-def _session_dir() -> str:
-    from ray._private.worker import global_worker
-
-    node = global_worker.node
-    return str(node.get_session_dir_path()) if node is not None else "/tmp/ray"
+    return global_worker.node

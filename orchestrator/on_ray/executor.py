@@ -169,7 +169,9 @@ class WorkerPool:
             elif isinstance(response, protocol.Started):
                 self._started(response)
             elif isinstance(response, protocol.Listened):
-                self._listened(response)
+                running = self._running.get(response.attempt_id)
+                if running is not None and running.needs_rendezvous:
+                    self._send_orders(running, response.rendezvous)
             elif isinstance(response, protocol.Halted):
                 self._halted(response)
             elif (worker := self._workers.get(response.worker_id)) is not None:
@@ -293,11 +295,6 @@ class WorkerPool:
             return
         running.needs_rendezvous = True
         claim.channel.put(protocol.Listen(first.worker_id, attempt.attempt_id, claim.address))
-
-    def _listened(self, response: protocol.Listened) -> None:
-        running = self._running.get(response.attempt_id)
-        if running is not None and running.needs_rendezvous:
-            self._send_orders(running, response.rendezvous)
 
     def _send_orders(self, running: RunningAttempt, rendezvous: Any) -> None:
         """Have every rank run; a Failure as ``rendezvous`` ends them."""

@@ -84,12 +84,9 @@ class Submission:
         """The command that the cluster runs; SubmitError if the grid is not in ``working_dir``."""
         grid = name_there(self.grid, self.working_dir)
         # exec: if the head dies, Ray kills only the job's shell, not the shell's children.
-        command = ["exec", "python", "-m", "orchestrator", "run", grid]
-        command += ["--run", self.run]
-        if self.results is not None:
-            command += ["--results", self.results]
-        if self.priority:
-            command += ["--priority", str(self.priority)]
+        command = ["exec", "python", "-m", "orchestrator", "run", grid, "--run", self.run]
+        command += ["--results", self.results] if self.results is not None else []
+        command += ["--priority", str(self.priority)] if self.priority else []
         return shlex.join([*command, *self.arguments])
 
     @property
@@ -112,15 +109,16 @@ class Submission:
     def runtime_env(self, directory: Path) -> dict[str, Any]:
         """The runtime environment: ``directory`` to upload, and variables."""
         state = git_state()
-        variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S), "PYTHONUNBUFFERED": "1"}
-        variables[SUBMITTER_VARIABLE] = submitter()
-        if state.commit is not None:
-            variables[GIT_COMMIT_VARIABLE] = state.commit
-        if state.dirty is not None:
-            variables[GIT_DIRTY_VARIABLE] = "1" if state.dirty else "0"
-        if results := os.environ.get(RESULTS_VARIABLE):
-            variables[RESULTS_VARIABLE] = results
-        return {"working_dir": str(directory), "env_vars": variables}
+        variables = {
+            "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WAIT_S),
+            "PYTHONUNBUFFERED": "1",
+            SUBMITTER_VARIABLE: submitter(),
+            GIT_COMMIT_VARIABLE: state.commit,
+            GIT_DIRTY_VARIABLE: None if state.dirty is None else str(int(state.dirty)),
+            RESULTS_VARIABLE: os.environ.get(RESULTS_VARIABLE),
+        }
+        known = {name: value for name, value in variables.items() if value}
+        return {"working_dir": str(directory), "env_vars": known}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,9 +205,8 @@ class JobServer:
                 except OSError:
                     raise SubmitError(f"{self.address} went away: {error_line(error)}") from error
                 if earlier is None:
-                    raise SubmitError(
-                        f"{self.address} refuses the job: {error_line(error)}"
-                    ) from error
+                    message = f"{self.address} refuses the job: {error_line(error)}"
+                    raise SubmitError(message) from error
         if earlier.entrypoint != entrypoint:
             raise SubmitError(
                 f"job {submission.submission_id} is there already ({earlier.status}) with another "
@@ -237,9 +234,8 @@ class JobServer:
             deadline = time.monotonic() + timeout_s
             while not (job := self.job(name)).over:
                 if time.monotonic() > deadline:
-                    raise SubmitError(
-                        f"{self.address}: `{command}` had not ended after {timeout_s:.0f} s"
-                    )
+                    message = f"{self.address}: `{command}` had not ended after {timeout_s:.0f} s"
+                    raise SubmitError(message)
                 time.sleep(0.5)
             lines = self.logs(name).splitlines()
         printed = "\n".join(line for line in lines if not _RAYS.match(line)).strip()
@@ -299,9 +295,8 @@ class JobServer:
         info = self._find(submission_id)
         if info is None:
             known = ", ".join(job.submission_id for job in self.jobs()[:5]) or "none"
-            raise SubmitError(
-                f"no job '{submission_id}' at {self.address}; the newest there: {known}"
-            )
+            message = f"no job '{submission_id}' at {self.address}; the newest there: {known}"
+            raise SubmitError(message)
         return info
 
     def sent(self, run: str) -> JobInfo | None:

@@ -96,9 +96,8 @@ class LocalCluster(RayCluster):
 def emulate(nodes: Sequence[Node]) -> Iterator[LocalCluster]:
     """Start and join a cluster of these nodes, and end it afterwards, even if killed.
 
-    Raises:
-        ClusterError: Ray cannot start, this process is on a cluster already, or
-            ``NIGHTGRID_THREADS`` is invalid.
+    Raises ClusterError if Ray cannot start, this process is on a cluster already, or
+    ``NIGHTGRID_THREADS`` is invalid.
     """
     configured_threads()  # a bad one is reported before anything starts
     with _empty_cluster() as cluster:

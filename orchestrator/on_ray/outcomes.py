@@ -70,11 +70,8 @@ class OutcomeKeeper:
 
 def kept_here(run_id: str) -> list[bytes]:
     """Pickled outcomes of a run on this host."""
-    directory = _directory_of(run_id)
-    if directory is None:
-        return []
-    pickles = []
-    for path in sorted(directory.iterdir()):
+    directory, pickles = _directory_of(run_id), []
+    for path in sorted(directory.iterdir()) if directory is not None else ():
         if path.suffix != ".part":
             with contextlib.suppress(OSError):
                 pickles.append(path.read_bytes())

@@ -269,9 +269,12 @@ class RunQueue:
             skip_is_running_tasks_field=True,  # it would query every driver
             timeout=_TIMEOUT_S,
         )
+        rays = {
+            i for i, job in jobs.items() if job.config.ray_namespace.startswith("_ray_internal")
+        }
         return {
-            job.job_id.hex(): "" if _is_rays_own(job) else redact(job.entrypoint[:80], os.environ)
-            for job in jobs.values()
+            job.job_id.hex(): "" if key in rays else redact(job.entrypoint[:80], os.environ)
+            for key, job in jobs.items()
             if not job.is_dead
         }
 
@@ -304,10 +307,6 @@ def submitted_ticket(submission: str, job: Mapping[str, Any]) -> Ticket | None:
         submission=submission,
         priority=int(metadata.get(PRIORITY, 0)),
     )
-
-
-def _is_rays_own(job: Any) -> bool:
-    return str(job.config.ray_namespace).startswith("_ray_internal")
 
 
 def _key(run_id: str) -> bytes:

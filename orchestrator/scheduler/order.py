@@ -49,7 +49,7 @@ class OrderedJobs:
     ) -> None:
         self._order, self._records = order, records
         self._measured_again: set[str] = set()
-        self._held: dict[str, JobState] = {}
+        self.held: dict[str, JobState] = {}  # jobs that wait for their release
         self._widths: Counter[Accelerator] = Counter()  # cards that held jobs want, by kind
         if order is None:
             return
@@ -58,13 +58,8 @@ class OrderedJobs:
             free = record.phase is Phase.WAITING and job_id not in bound
             if free and order.governs(job_id):
                 record.phase = Phase.HELD
-                self._held[job_id] = record
+                self.held[job_id] = record
                 self._widths[record.job.accelerator] += record.width
-
-    @property
-    def has_more(self) -> bool:
-        """Return whether jobs wait for their release."""
-        return bool(self._held)
 
     def take_in(self, row: RecordRow) -> None:
         """Pass on a row."""
@@ -76,7 +71,7 @@ class OrderedJobs:
     def winners(self, pool: Pool) -> Iterator[JobState]:
         """Take the winners of this kind of card that are yet to be measured again: last, once
         nothing else is left to do, and each once."""
-        if self._order is None or self._held or pool.unfinished.total():
+        if self._order is None or self.held or pool.unfinished.total():
             return
         for job_id in self._order.winners():
             record = self._records.get(job_id)
@@ -89,7 +84,7 @@ class OrderedJobs:
 
     def go_on(self, pools: Mapping[Accelerator, Pool], ledger: Ledger) -> Iterator[Command]:
         """Queue the next jobs, or end those that are left."""
-        if self._order is None or not self._held:
+        if self._order is None or not self.held:
             return
         reason = self._order.over(ledger.now)
         if not reason:
@@ -112,21 +107,19 @@ class OrderedJobs:
                 return record.duration if record.key in warm else record.cold_s
 
             released = self._order.release(free, ledger.now, seconds)
-            for job_id in released:
-                record = self._let_go(job_id)
-                if record is not None and record.phase is Phase.HELD:
+            for record in filter(None, map(self._let_go, released)):
+                if record.phase is Phase.HELD:
                     pools[record.job.accelerator].enqueue(record)
             if released or not stuck:
                 return
             reason = "the search ended: it has nothing to choose from"
-        for job_id, record in list(self._held.items()):
-            self._let_go(job_id)
+        for record in filter(None, map(self._let_go, list(self.held))):
             if record.phase is Phase.HELD:
                 pool = pools[record.job.accelerator]
                 yield from ledger.end_unrun(pool, record, State.NOT_STARTED, reason)
 
     def _let_go(self, job_id: str) -> JobState | None:
-        record = self._held.pop(job_id, None)
+        record = self.held.pop(job_id, None)
         if record is not None:
             self._widths[record.job.accelerator] -= record.width
         return record

@@ -88,8 +88,7 @@ class Placement:
 
     def _fill(self, server: Server, now: float) -> Iterator[Command]:
         """Place gangs, and jobs that must avoid some cards, on one server."""
-        while (yield from self._redeem(server, now)):
-            pass
+        yield from self._redeem(server, now)
         for width in self.pending.widths():
             if self.pool.spans(width):
                 continue
@@ -115,15 +114,11 @@ class Placement:
                 ):
                     pass
 
-    def _redeem(self, server: Server, now: float) -> Generator[Command, None, bool]:
-        for slot in server.slots.values():
-            reservation = slot.reservation
-            if reservation is not None and all(other.open for other in reservation.slots):
-                yield from self.leases.lease_fresh(
-                    self.release(reservation), reservation.slots, now
-                )
-                return True
-        return False
+    def _redeem(self, server: Server, now: float) -> Iterator[Command]:
+        for reservation in dict.fromkeys(slot.reservation for slot in server.slots.values()):
+            if reservation is not None and all(slot.open for slot in reservation.slots):
+                record = self.release(reservation)
+                yield from self.leases.lease_fresh(record, reservation.slots, now)
 
     def _place(
         self, server: Server, width: int, now: float, *, in_turn: bool = True
@@ -347,7 +342,8 @@ class Placement:
         """A vacant card, preferably one new to the next replicated cell."""
         record = bucket.queue.longest() if self.pending.seed is not None else None
         avoided = record.cell_cards if record is not None else ()
-        return self.pool.pick_vacant(leave_groups=self._gangs_wait(), avoided=avoided)
+        gangs_wait = bool(self.pending.widths() or self.reservations)
+        return self.pool.pick_vacant(leave_groups=gangs_wait, avoided=avoided)
 
     def _wanting(self, start_s: float, now: float) -> Bucket | None:
         """The model that one more worker should serve; ``start_s`` is 0 for a running worker."""
@@ -375,9 +371,6 @@ class Placement:
                 rest_s = abs(worker.started_at + self.leases.start_s - now)
             spare += max(0.0, setup - rest_s - load_s)
         return waiting > spare
-
-    def _gangs_wait(self) -> bool:
-        return bool(self.pending.widths() or self.reservations)
 
     def _is_too_much(self, now: float) -> bool:
         left = self.left_s(now)

@@ -94,7 +94,6 @@ class Pool:
         for width, count in self.unfinished.items():
             if not count or self._can_have(width):
                 self.hopeless_at.pop(width, None)
-                self.had_cards.add(width)
             elif width not in self.hopeless_at:
                 self.hopeless_at[width] = now + self._settings.wait_for_nodes_s
                 widths.append(width)
@@ -103,7 +102,10 @@ class Pool:
     def _can_have(self, width: int) -> bool:
         """Return whether a card set of this width exists, would if other runs gave cards back, or
         may while the nodes are unknown."""
-        if not self._known or self.cards.has_set(width, lambda slot: not slot.barred):
+        if self.cards.has_set(width, lambda slot: not slot.barred):
+            self.had_cards.add(width)
+            return True
+        if not self._known:
             return True
         others = {node.node_id for node in self._held}
         ours = (node for server in self.cards.servers.values() for node in server.nodes.values())

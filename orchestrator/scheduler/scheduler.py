@@ -388,7 +388,7 @@ class Schedule:
                 for record in pool.records:
                     if record.width == width and record.phase in (Phase.WAITING, Phase.BACKOFF):
                         yield from self._ledger.end_unrun(pool, record, State.LOST, reason)
-                        if self._ordered.has_more:  # and nothing else may happen
+                        if self._ordered.held:  # and nothing else may happen
                             yield events.Wake(at=self._ledger.now)
 
     def _wakes(self) -> Iterable[events.Wake]:

@@ -341,8 +341,7 @@ def simulate(
 
     Durations scatter about ``truth``, by default the estimates.
 
-    Raises:
-        InvariantViolated: the schedule broke a rule, or the run did not end.
+    Raises InvariantViolated if the schedule broke a rule, or the run did not end.
     """
     settings = settings or SimulationSettings()
     how = schedule_settings or ScheduleSettings()

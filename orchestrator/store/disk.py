@@ -107,13 +107,10 @@ def digest(data: bytes) -> str:
 def write_durably(
     directory: Path, name: str, data: bytes, allowed: Callable[[], object] = lambda: None
 ) -> Path:
-    """Create or replace ``directory/name``; on return it survives a power failure.
+    """Create or replace ``directory/name``; on return it survives a power failure. ``allowed`` is
+    called before the rename and may raise StoreError.
 
-    ``allowed`` is called before the rename and may raise StoreError.
-
-    Raises:
-        StoreFull: no space is left; the directory is as it was.
-        StoreError: any other file system error.
+    Raises StoreFull if no space is left, else StoreError; the directory is as it was.
     """
     aside, target = directory / f".{name}.partial", directory / name
     try:

@@ -26,20 +26,13 @@ _MOST_FORMER = 32  # ids that a directory had before; the latest are kept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The content of ``run.id``.
+    """The content of ``run.id``."""
 
-    Attributes:
-        run_id: 12 hexadecimal digits.
-        path: for which it was written; empty in a file of version 0.1.0.
-        former: earlier ids of this directory or of a copy's original.
-        note: a sentence for the user about a new id.
-    """
-
-    run_id: str
-    path: str = ""
+    run_id: str  # 12 hexadecimal digits
+    path: str = ""  # for which it was written; empty in a file of version 0.1.0
     host: str = ""
-    former: tuple[str, ...] = ()
-    note: str = ""
+    former: tuple[str, ...] = ()  # earlier ids of this directory or of a copy's original
+    note: str = ""  # a sentence for the user about a new id
 
 
 def identify(directory: Path, quarantine: Path) -> Identity:

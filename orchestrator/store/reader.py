@@ -152,17 +152,11 @@ def read_rows(
     columns: Iterable[str] | None = None,
     known: Mapping[str, pa.Table] | None = None,
 ) -> Rows:
-    """Read a verified snapshot of every file and log of rows.
+    """Read a verified snapshot of every file and log of rows, again if the writer has replaced
+    files meanwhile; ``known`` tables of an earlier snapshot are not parsed again.
 
-    Names are listed again afterwards; if the writer has replaced files, reading starts over.
-
-    Args:
-        columns: those wanted; None: all.
-        known: tables of an earlier snapshot, which are not parsed again: files never change.
-
-    Raises:
-        SchemaMismatch: a row was written by a newer version.
-        StoreError: the directory cannot be read.
+    Raises SchemaMismatch if a row was written by a newer version; StoreError if the directory
+    cannot be read.
     """
     wanted = column_names() if columns is None else list(columns)
     with_key = [*wanted, *(name for name in ROW_KEY if name not in wanted)]
@@ -210,7 +204,10 @@ def table_of_lines(
     lines = list(lines)
     sound = [line for line in lines if line.row is not None]
     try:
-        table = _sound_table([line.row for line in sound if line.row is not None], columns)
+        rows = [line.row for line in sound if line.row is not None]
+        table = current(table_of(rows, columns), "a log", columns)
+        if reason := fault(table):
+            raise ValueError(reason)
         return table, [line for line in lines if line.row is None]
     except (MemoryError, SchemaMismatch):
         raise
@@ -224,14 +221,6 @@ def table_of_lines(
     parts = [table_of_lines([line], columns) for line in lines]
     table = pa.concat_tables([part for part, _ in parts])
     return table, [line for _, damaged in parts for line in damaged]
-
-
-def _sound_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str] | None) -> pa.Table:
-    """Convert rows to a validated table; raise any Exception if they are invalid."""
-    table = current(table_of(rows, columns), "a log", columns)
-    if reason := fault(table):
-        raise ValueError(reason)
-    return table
 
 
 def _log_table(look: Rows, name: str, columns: list[str]) -> pa.Table:

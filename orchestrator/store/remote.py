@@ -83,15 +83,11 @@ def _write_received(run: Path, name: str, data: bytes) -> None:
 
 
 def copy_directory(results: Path, name: str, source: str, run_id: str) -> Path:
-    """Return the directory for a copy, created with ``fetched.json``, which names its run.
+    """Return the directory of a copy, created with ``fetched.json``, that has the run (``run_id``
+    "": it has none yet) and its ``source``.
 
-    Args:
-        source: the address it is fetched from, for messages.
-        run_id: of the run; "" where that has none yet.
-
-    Raises:
-        StoreError: the name is that of a local run, another run's copy, or a copy that a driver
-            has resumed.
+    Raises StoreError if the name is that of a local run, another run's copy, or a copy that a
+    driver has resumed.
     """
     store = Store(results, name)
     elsewhere = "fetch into another directory (--results DIR) or under another name (--as NAME)"
@@ -127,11 +123,8 @@ def copied_id(run: Path) -> str | None:
 class Mirror:
     """The copy of one run's directory in an object store, at ``address``/name.
 
-    Args:
-        again: the run was copied there before, so an unreachable address is no error.
-
-    Raises:
-        StoreError: the address cannot be written, or has another run of this name.
+    Raises StoreError if the address has another run of this name, or cannot be written, unless the
+    run was copied there before (``again``).
     """
 
     def __init__(self, run: Path, address: str, run_id: str, *, again: bool = False) -> None:
@@ -184,8 +177,10 @@ class Mirror:
                     unread = f"{path} cannot be read, and is not copied to {self.address}: {why}"
                     continue
                 # The name of a file of rows holds its digest; a log only grows.
-                is_rows = name.startswith(f"{files.ROWS}/")
-                if not is_rows or self._size_there(name) != len(data):
+                known = name.startswith(f"{files.ROWS}/") and self._files.get_file_info(
+                    f"{self._there}/{name}"
+                )
+                if not known or known.size != len(data):
                     self._write(name, data)
                     count += 1
                 self._copied[name] = stamp
@@ -209,10 +204,6 @@ class Mirror:
                 "another address"
             )
         self._write(MARKER, json.dumps({"run_id": run_id}).encode())
-
-    def _size_there(self, name: str) -> int | None:
-        size: int | None = self._files.get_file_info(f"{self._there}/{name}").size
-        return size
 
     def _write(self, name: str, data: bytes) -> None:
         # An object store has an object whole or not at all.
@@ -239,8 +230,8 @@ def fetch_from(address: str, run: str, directory: Callable[[str], Path]) -> list
         selector = FileSelector(there, recursive=True, allow_not_found=True)
         for info in sorted(there_files.get_file_info(selector), key=lambda info: info.path):
             name = info.path.removeprefix(f"{there}/")
-            is_row = name.startswith(f"{files.ROWS}/")
-            if not _travels(name) or (is_row and _size_of(here / name) == info.size):
+            here_already = name.startswith(f"{files.ROWS}/") and os.path.exists(here / name)
+            if not _travels(name) or (here_already and os.path.getsize(here / name) == info.size):
                 continue
             with there_files.open_input_stream(info.path) as stream:
                 _write_received(here, name, stream.read())
@@ -274,13 +265,6 @@ def _file_system(address: str) -> tuple[Any, str]:
         shown = shown_address(address)
         raise StoreError(f"{shown} is not an address for results: {_reason(error)}") from None
     return there_files, base.rstrip("/")
-
-
-def _size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
 
 
 def _reason(error: BaseException) -> str:

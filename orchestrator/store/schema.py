@@ -159,12 +159,6 @@ def _documented(name: str, kind: pa.DataType, doc: Doc) -> pa.Field:
 UPGRADES: dict[int, Callable[[pa.Table], pa.Table]] = {}
 
 
-def table_version(table: pa.Table) -> int:
-    """The schema version that a table says it has; 0 when it says none."""
-    value = (table.schema.metadata or {}).get(VERSION_KEY, b"0")
-    return int(value) if value.isdigit() else 0
-
-
 def refuse_newer(version: int, source: str) -> None:
     """Raise SchemaMismatch if a schema version is newer than this program's."""
     if version > SCHEMA_VERSION:
@@ -175,21 +169,16 @@ def refuse_newer(version: int, source: str) -> None:
 
 
 def current(table: pa.Table, source: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Convert a table to this version's columns and types, with defaults for nulls.
+    """Convert a table to this version's columns and types, with defaults for nulls; values are not
+    checked (``validation.py``). ``columns`` None: all present ones, the required ones among them.
 
-    Values are not checked (``validation.py`` does that).
-
-    Args:
-        source: file name for errors.
-        columns: those wanted; None: all present ones, among which all required ones must be.
-
-    Raises:
-        SchemaMismatch: the table is of a newer version.
-        StoreError: it is not a table of measurements.
+    Raises SchemaMismatch if the table is of a newer version, StoreError if it is not one of
+    measurements; both name the ``source``.
     """
     import pyarrow as pa
 
-    version = table_version(table)
+    value = (table.schema.metadata or {}).get(VERSION_KEY, b"0")
+    version = int(value) if value.isdigit() else 0
     if version == 0:
         raise StoreError(f"{source} is not a Nightgrid table: it has no schema version")
     refuse_newer(version, source)
@@ -215,7 +204,9 @@ def _current(
     import pyarrow as pa
 
     if column is not None:
-        if not _fits(column.type, field.type, _needed(field.name)):
+        needed = required(NESTED[field.name]) if field.name in NESTED else frozenset()
+        needed |= {"rank"} if field.name in RAW_TYPES else set()
+        if not _fits(column.type, field.type, needed):
             raise StoreError(
                 f"{source} is not a Nightgrid table: its {field.name} are {column.type}, "
                 f"not {field.type}"
@@ -231,12 +222,6 @@ def _current(
     if default is None or default is MISSING or not column.null_count:
         return column
     return column.fill_null([] if default in ((), {}) else default)
-
-
-def _needed(name: str) -> frozenset[str]:
-    if name not in NESTED:
-        return frozenset()
-    return required(NESTED[name]) | ({"rank"} if name in RAW_TYPES else set())
 
 
 def _fits(kind: pa.DataType, wanted: pa.DataType, needed: frozenset[str]) -> bool:

@@ -114,9 +114,8 @@ class Store:
     def __enter__(self) -> Store:
         """Become the writer.
 
-        Raises:
-            StoreLocked: another driver holds the run; the message names it.
-            StoreError: interrupted attempts cannot be determined, or the file system fails.
+        Raises StoreLocked if another driver holds the run; the message names it; StoreError if
+        interrupted attempts cannot be determined, or the file system fails.
         """
         try:
             disk.make_directory(self.tables_path)
@@ -189,14 +188,11 @@ class Store:
         return (note,) if note else ()
 
     def append(self, *measurements: Measurement) -> Path:
-        """Write rows, which survive a power failure on return, and return the log's path.
+        """Write rows, which survive a power failure on return, and return the log's path. Safe to
+        repeat after an error: duplicate rows are read once.
 
-        Safe to repeat after an error: duplicate rows are read once.
-
-        Raises:
-            StoreFull: no space is left; try again later.
-            StoreLocked: the lock was taken away.
-            StoreError: it cannot be written.
+        Raises StoreFull if no space is left, StoreLocked if the lock was taken away, else
+        StoreError.
         """
         self._lock.still_mine()
         path = self._log.append([row_of(measurement) for measurement in measurements])
@@ -234,8 +230,7 @@ class Store:
         Another thread may append meanwhile. Damaged lines are set aside. A driver that lost the
         lock leaves the logs to its successor.
 
-        Raises:
-            StoreError, OSError: not the writer, or writing or removing failed; no row is lost.
+        Raises StoreError or OSError, and no row is lost, if it is not the writer or cannot write.
         """
         with self._making:
             self._lock.still_mine()
@@ -385,12 +380,8 @@ class Store:
 
 
 def find_run(run: str | os.PathLike[str] | None = None, results: Path | None = None) -> Store:
-    """Return the store of a started run; StoreError, with a list of runs, if there is none.
-
-    Args:
-        run: name of a run in ``results``, or the path of a run's directory; None: the newest run.
-        results: the results directory; None: the default.
-    """
+    """Return the store of a started run, by its name in ``results`` (None: the default place) or
+    its path (None: the newest run); StoreError, with a list of runs, if there is none."""
     if run is not None and os.path.isdir(os.path.join(run, files.ROWS)):
         path = Path(os.path.realpath(run))
         return Store.existing(path.parent, path.name)

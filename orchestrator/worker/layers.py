@@ -58,11 +58,9 @@ Stopped = Callable[[], bool]
 def make_layer(software: str, stopped: Stopped = lambda: False) -> Path:
     """Return the directory of a layer, made if it is not there; waits for another that makes it.
 
-    Raises:
-        BadConfiguration: there is no such package, or it fits nothing here; never tried again.
-        ImportError: the index did not answer.
-        NodeStorage: the disk is full.
-        DataMissing: the node has no cache.
+    Raises BadConfiguration if there is no such package, or it fits nothing here; never tried again;
+    ImportError if the index did not answer; NodeStorage if the disk is full; DataMissing if the
+    node has no cache.
     """
     key = layer_key(software)
     if key in _refused:

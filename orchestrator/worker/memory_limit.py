@@ -11,12 +11,12 @@ import contextlib
 import ctypes
 import re
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from orchestrator.util.host import memory_use
+from orchestrator.util.host import memory_use, text_of
 
 STATUS = Path("/proc/self/status")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
@@ -28,13 +28,10 @@ class LimitUnavailable(Exception):
 
 def private_bytes() -> int:
     """Return the bytes that RLIMIT_DATA counts; raise LimitUnavailable where they are unknown."""
-    try:
-        found = re.search(r"^VmData:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
-    except OSError as error:
-        raise LimitUnavailable(f"cannot read {STATUS}: {error}") from error
-    if found is None:
+    line = re.search(r"^VmData:\s+(\d+) kB", text_of(STATUS), re.MULTILINE)
+    if line is None:
         raise LimitUnavailable(f"{STATUS} has no VmData line")
-    return int(found[1]) * 1024
+    return int(line[1]) * 1024
 
 
 def _return_freed_memory() -> None:
@@ -97,31 +94,19 @@ def memory_kills(root: Path = Path("/")) -> int:
 @cache
 def _counter(root: Path) -> Path:
     """The file with the count; fixed while the process stays in its cgroup."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except (OSError, ValueError):
-        lines = []
-    return next((f for f in _candidates(root, lines) if _count(f) is not None), root / _MACHINE)
+    files = _candidates(root, text_of(root / "proc/self/cgroup"))
+    return next((file for file in files if _count(file) is not None), root / _MACHINE)
 
 
-def _candidates(root: Path, lines: Iterable[str]) -> Iterator[Path]:
+def _candidates(root: Path, text: str) -> Iterator[Path]:
     """Possible count files of a cgroup: below the mount, or (in some containers) in it."""
-    for line in lines:
-        number, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if "memory" in controllers.split(","):
-            mount, name = _VERSION_1
-        elif (number, controllers) == ("0", ""):
-            mount, name = _VERSION_2
-        else:
-            continue
-        yield root / mount / group.lstrip("/") / name
-        yield root / mount / name
+    for number, controllers, group in re.findall(r"^(\d+):([^:]*):/*(.*)$", text, re.MULTILINE):
+        if "memory" in controllers.split(",") or (number, controllers) == ("0", ""):
+            mount, name = _VERSION_1 if controllers else _VERSION_2
+            yield from (root / mount / group / name, root / mount / name)
 
 
 def _count(file: Path) -> int | None:
     """The number after ``oom_kill``; None where there is none (before Linux 4.13)."""
-    with contextlib.suppress(OSError, ValueError):
-        if found := re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE):
-            return int(found[1])
-    return None
+    line = re.search(r"^oom_kill (\d+)$", text_of(file), re.MULTILINE)
+    return int(line[1]) if line else None

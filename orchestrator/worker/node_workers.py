@@ -163,14 +163,10 @@ class NodeWorkers:
 
 
 def _halt(stat: ProcessStat | None) -> str:
-    """Describe a stopped or ending process; empty for one that may go on."""
-    if stat is None:
-        return ""  # its end is reported by the spawner
-    if stat.stopped:
-        return "has been stopped by a signal"
-    if stat.ended or stat.ending:
-        return "has been ending"
-    return ""
+    """Describe a stopped or ending process; empty for one that may go on, or has gone."""
+    if stat is None or not (stat.stopped or stat.ended or stat.ending):
+        return ""
+    return "has been stopped by a signal" if stat.stopped else "has been ending"
 
 
 # ---------------------------------------------------------------- the sampler of this host's cards

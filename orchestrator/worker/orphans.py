@@ -265,8 +265,7 @@ def private_directory() -> Iterator[Path]:
 
 def abandoned_private_directories() -> list[OwnedDirectory]:
     """Directories of this user's killed processes, of this boot and pid namespace."""
-    bases = base_directories()
-    return [gone for base in bases for gone in abandoned_directories(_PREFIX, base)]
+    return [gone for base in base_directories() for gone in abandoned_directories(_PREFIX, base)]
 
 
 def base_directories() -> list[Path]:

@@ -232,20 +232,18 @@ class WorkerProcess:
         """Wait for the end of the process and describe it."""
         if not self._gone.wait(5):
             self._kill()  # it closed its channel and lives on
-        status = self._exit.get("exit", 0)
         if self._stop_reason is not None:
-            failure_class, text = FailureClass.HANG, f"stopped: {self._stop_reason}"
-        elif self._exit.get("host_oom"):
+            return self._with_log(Failure(FailureClass.HANG, f"stopped: {self._stop_reason}"))
+        status = self._exit.get("exit", 0)
+        how = f"died of {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
+        failure_class, text = FailureClass.CRASH, f"the worker process {how}"
+        if self._exit.get("host_oom"):
             failure_class = FailureClass.HOST_OUT_OF_MEMORY
-            text = f"the kernel killed the worker for want of host memory during {doing}"
+            text = "the kernel killed the worker for want of host memory"
         elif "spawner_lost" in self._exit:
             failure_class = FailureClass.NODE_LOST
-            text = f"the node's spawner ended, and with it the worker, during {doing}"
-        else:
-            died = status < 0
-            how = f"died of {signal.Signals(-status).name}" if died else f"exited with {status}"
-            failure_class, text = FailureClass.CRASH, f"the worker process {how} during {doing}"
-        return self._with_log(Failure(failure_class, text))
+            text = "the node's spawner ended, and with it the worker,"
+        return self._with_log(Failure(failure_class, f"{text} during {doing}"))
 
     def _with_log(self, failure: Failure) -> Failure:
         kind, _ = split_kind(self._config.kind)

@@ -73,11 +73,9 @@ class CardWorker:
     def start(self) -> WorkerInfo:
         """Import what jobs need, acquire the card, and describe this process.
 
-        Raises:
-            BadConfiguration: a variable is missing that must be set before imports.
-            CardNotAcquired: the card is absent or in use.
-            CardFaulty: it computes wrong results.
-            ImportError: torch, transformers or the device's software is missing.
+        Raises BadConfiguration if a variable is missing that must be set before imports;
+        CardNotAcquired if the card is absent or in use; CardFaulty if it computes wrong results;
+        ImportError if torch, transformers or the device's software is missing.
         """
         self._verify_environment()
         from workloads.devices import device_for
@@ -146,7 +144,7 @@ class CardWorker:
         timed = self._timed_from, self._timed_until
         outcome = RankOutcome(
             rank=rank,
-            state=_state(failure),
+            state=_STATES.get(failure.failure_class if failure else None, State.FAILED),
             started_at=lasted.started_at,
             ended_at=lasted.until_now(),
             result=result,
@@ -219,9 +217,8 @@ class CardWorker:
             raise base.CardFaulty(f"{card} is faulty: {error}") from error
         except Exception as error:
             known = device.classify(error)
-            raise base.CardFaulty(
-                f"{card} cannot compute: {one_line(str(known), 2000) or repr(known)}"
-            ) from error
+            message = f"{card} cannot compute: {one_line(str(known), 2000) or repr(known)}"
+            raise base.CardFaulty(message) from error
         device.release_memory()
 
     def _verify_environment(self) -> None:
@@ -387,13 +384,11 @@ class CardWorker:
             self.device.release_memory()
 
 
-def _state(failure: Failure | None) -> State:
-    if failure is None:
-        return State.SUCCEEDED
-    return {
-        FailureClass.OUT_OF_MEMORY: State.OUT_OF_MEMORY,
-        FailureClass.UNSUPPORTED: State.UNSUPPORTED,
-    }.get(failure.failure_class, State.FAILED)
+_STATES = {
+    None: State.SUCCEEDED,
+    FailureClass.OUT_OF_MEMORY: State.OUT_OF_MEMORY,
+    FailureClass.UNSUPPORTED: State.UNSUPPORTED,
+}
 
 
 def _warm_thread_pools() -> None:
@@ -414,9 +409,8 @@ def request_of(attempt: Attempt) -> base.Request:
 
     job = attempt.job
     if not isinstance(job.batch_size, int):
-        raise base.BadConfiguration(
-            f"attempt {attempt.attempt_id} has no batch size yet: {job.label}"
-        )
+        message = f"attempt {attempt.attempt_id} has no batch size yet: {job.label}"
+        raise base.BadConfiguration(message)
     measure = job.measure
     if attempt.purpose == "probe":
         measure = base.MeasureSettings(
@@ -510,11 +504,9 @@ def _known(
 
 
 def _memory_was_refused(error: BaseException) -> bool:
-    if isinstance(error, MemoryError):
-        return True
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return True
-    return isinstance(error, RuntimeError | ImportError) and bool(_REFUSED.search(str(error)))
+    if isinstance(error, RuntimeError | ImportError):
+        return bool(_REFUSED.search(str(error)))
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
 def _let_go(error: BaseException) -> None:
