@@ -34,6 +34,7 @@ class Range(NamedTuple):
 
 FROM_0 = Range()
 FROM_1 = Range(low=1)
+COUNT = Range(low=1, high=1000)
 SHARE = Range(low=0, high=1)
 FINITE = Range(low=-(2**53))
 ANY = Range(low=-(2**53), finite=False)
@@ -70,9 +71,7 @@ _COLUMNS: _Entries = {
     "attempt_id": "job id and attempt number; number 0 for a job that never ran",
     "attempt_number": ("which try at the job, from 1; 0 if it never ran", Range(high=999_999_999)),
     "final": "whether this is the job's terminal row of its invocation, or a repeat in its place",
-    "purpose": (
-        "measure; probe: asked only whether a batch size fits; trial: timed it roughly, for best"
-    ),
+    "purpose": "measure; probe: whether a batch size fits; trial: timed roughly, for best",
     "recorded_at": ("when the driver made the row", MOMENT),
     # what was asked
     "experiment": "name of the experiment in the grid file",
@@ -82,23 +81,14 @@ _COLUMNS: _Entries = {
     "accelerator": "kind of card asked for, by its name in grids",
     "cards": ("how many cards the job has", Range(low=1, high=1_000_000)),
     "precision": "numbers that the weights are computed in, e.g. bf16, int8",
-    "batch_size": (
-        "prompts or training samples per card that ran together; null if none ran",
-        Range(low=1, high=2**31),
-    ),
+    "batch_size": ("prompts or samples a card that ran together; null: none ran", Range(1, 2**31)),
     "batch_size_requested": "batch size in the grid: a number, max or best",
     "engine": "library that runs the model",
     "isolation": "warm: workers keep models between jobs; process: each job its own",
     "parameters": "the workload's own settings; values are JSON",
     "measure": "how the job was to be timed",
-    "replicate": (
-        "number of this repetition of the cell in a process of its own, from 1",
-        Range(low=1, high=1000),
-    ),
-    "work_version": (
-        "version of the work that these settings stand for; a changed default raises it",
-        Range(low=1, high=1000),
-    ),
+    "replicate": ("number of this repetition of the cell in a process of its own, from 1", COUNT),
+    "work_version": ("version of the work of these settings; a changed default raises it", COUNT),
     # what came of it
     "state": "how it ended: SUCCEEDED, OUT_OF_MEMORY, UNSUPPORTED, PRUNED, FAILED, …",
     "reason": "why it ended so, in a sentence",
@@ -124,22 +114,14 @@ _COLUMNS: _Entries = {
     "jobs_before": "attempts that the most used of the workers had run before this one",
     "model_was_resident": "whether every worker had the model loaded already",
     # the host's processors
-    "processor_cores": (
-        "cores that the process kept busy in the timed part, all threads; the least of all ranks"
-    ),
+    "processor_cores": "cores that the process kept busy in the timed part; the least of all ranks",
     "processor_wait_share": (
         "time in which threads that compute were runnable and not running, over the timed part; "
         "the most of all ranks; null: the kernel does not say"
     ),
-    "stolen_share": (
-        "processor time that the host wanted in the timed part and its hypervisor gave to others",
-        SHARE,
-    ),
+    "stolen_share": ("share of wanted processor time that the hypervisor gave to others", SHARE),
     "host_load": "cores of the host that were busy in the timed part, with whatever process",
-    "queued_s": (
-        "wait for a turn on processors that others use, no part of any other figure; null: the "
-        "device has no turns"
-    ),
+    "queued_s": "wait for a turn on processors, in no other figure; null: the device has none",
     "oversubscribed": "whether the job had more threads than its host has cores",
     # metrics
     "generated_tokens_per_s": "generated, up to and including end of sequence",
@@ -176,17 +158,12 @@ _COLUMNS: _Entries = {
     ),
     "energy_j": "energy of all cards in the timed part, pauses included; null: not known",
     "power_w": "mean power of all cards together in the timed part",
-    "drift": (
-        "share by which a slow beginning makes the timed part slower; below 0: steps became slower",
-        FINITE,
-    ),
+    "drift": ("share by which a slow start slows the timed part; below 0: it got slower", FINITE),
     "energy_source": "counter: the cards' own; power: integrated from readings of power",
     # numbers that a rank reports once; of a gang the largest
     "stop_reason": "why timing stopped: confidence, max_repeats or time_limit",
     "load_s": "time to load the model; 0 if it was resident",
-    "compile_s": (
-        "time to compile graphs that no cache held; details: compile_cache says cold or cached"
-    ),
+    "compile_s": "time to compile graphs that no cache held (details: compile_cache)",
     "warmup_s": "time of the untimed repeats and of what they met first",
     "warmup_steps": "untimed batches, optimizer steps and rehearsals of steps",
     "warmup_end": "complete: all shapes met, steps steady; limit: warmup_limit_s ran out",
@@ -198,23 +175,16 @@ _COLUMNS: _Entries = {
     "weight_bytes": "weights on one card",
     "parameter_count": "parameters of the model",
     "trainable_parameter_count": "of these and of adapters, those that were trained",
-    "train_flops_per_token": (
-        "floating-point operations of the linear layers, forward and backward, per token"
-    ),
+    "train_flops_per_token": "operations of the linear layers, forward and backward, per token",
     "tokenization_s": "time to tokenize all prompts or training samples, before timing",
-    "detokenization_s": (
-        "time to turn all generated texts of a repeat from ids into text, after timing"
-    ),
+    "detokenization_s": "time to turn all generated ids of a repeat into text, after timing",
     "baseline_host_memory_bytes": "resident in the worker after imports, before a model",
     "peak_host_memory_bytes": "largest resident memory of a worker",
     "peak_device_memory_bytes": "largest memory allocated on a card",
     "random_weights": "true: never trained, wholly or in part; only its speed means something",
     "synthetic_data": "true: the dataset was made up by a program",
     "precision_detail": "what the precision meant on this device and in this library",
-    "workload_metrics": (
-        "figures by name, of all ranks: reported by the workload, or derived from samples",
-        ANY,
-    ),
+    "workload_metrics": ("figures by name of all ranks, reported or derived from samples", ANY),
     "details": "anything else that the workload found worth keeping",
     # raw
     "samples": "every timed batch and warm-up batch, in order",
