@@ -78,7 +78,7 @@ class Leases:
             worker = slot.worker
             if worker is None:
                 yield self._start_for(lease, rank, now)
-            elif record.width == 1 and worker.state is WorkerState.IDLE and not worker.used:
+            elif record.width == 1 and worker.fresh:
                 self._pending.detach(worker)
                 worker.state, worker.for_lease = WorkerState.BUSY, True
                 lease.ready[rank] = worker

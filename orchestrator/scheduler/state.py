@@ -195,6 +195,11 @@ class Worker:
     abandoned: bool = False  # did not stop in time; no longer waited for
     bucket: Bucket | None = None  # whose jobs it serves
 
+    @property
+    def fresh(self) -> bool:
+        """Return whether it is up and has run nothing yet, as a new one."""
+        return self.state is WorkerState.IDLE and not self.used
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Reservation:

@@ -112,13 +112,7 @@ def _forget_full_rows(act: Any, *arguments: Any) -> Any:
         return act(*arguments)
 
 
-@defence(
-    "nothing started while rows wait for room",
-    "while rows wait for room",
-    DelayedCommands,
-    "take",
-    first=8,
-)
+@defence("no start without room", "while rows wait for room", DelayedCommands, "take", first=8)
 def _start_while_full(take: Any, delayed: DelayedCommands, command: Any, at: float) -> Any:
     return ([], True) if hasattr(command, "worker_id") else take(delayed, command, at)
 
@@ -164,22 +158,14 @@ def _retry_at_once(_: Any, __: Ledger, pool: Pool, record: JobState, ___: float)
     return ()
 
 
-@defence(
-    "a breaker that counts who has failed already", "others are tried", Breaker, "begun", first=867
-)
+@defence("breaker counts failures", "others are tried", Breaker, "begun", first=867)
 def _watch_the_first_only(begun: Any, breaker: Breaker, subject: str) -> None:
     """A place that becomes free goes to the next that is begun, whoever has failed meanwhile."""
     if len(breaker.subjects) < breaker.limit:
         begun(breaker, subject)
 
 
-@defence(
-    "quarantine of nodes that are lost again and again",
-    "times and is used after",
-    Pool,
-    "join",
-    first=4,
-)
+@defence("quarantine of nodes", "times and is used after", Pool, "join", first=4)
 def _trust_nodes(_: Any, pool: Pool, node: Any) -> Generator[Command, None, list[Any]]:
     """A node that comes back is as good as a new one, however often it was lost."""
     yield from ()
@@ -188,20 +174,14 @@ def _trust_nodes(_: Any, pool: Pool, node: Any) -> Generator[Command, None, list
     return lost
 
 
-@defence(
-    "a deadline that follows the time of day", "the end of the time", Schedule, "handle", first=14
-)
+@defence("a deadline follows the clock", "the end of the time", Schedule, "handle", first=14)
 def _deaf_to_clocks(handle: Any, schedule: Schedule, event: Event) -> list[Command]:
     set_again = isinstance(event, ClockSet) and event.by_s
     return handle(schedule, Tick(at=event.at) if set_again else event)
 
 
 @defence(
-    "a watchdog whose clock never jumps",
-    "a healthy worker is called hung",
-    Night,
-    "watchdog",
-    first=47,
+    "steady clock of the watchdog", "a healthy worker is called hung", Night, "watchdog", first=47
 )
 def _watch_by_the_time_of_day(_: Any, night: Night) -> Watchdog | None:
     """Count a worker's time in its phase by the time of day, and all of a pause
@@ -221,18 +201,12 @@ def _moving_budgets(handle: Any, schedule: Schedule, event: Event) -> list[Comma
     return handle(schedule, event)
 
 
-@defence("patience with what fails for a moment", "was away for a moment", Patience, "act", first=4)
+@defence("patience", "was away for a moment", Patience, "act", first=4)
 def _impatient(_: Any, __: Patience, what: str, attempt: Callable[[], Any], ___: type) -> Any:
     return attempt()
 
 
-@defence(
-    "a worker is stopped when the executor took the command",
-    "has a process of driver",
-    driver_module,
-    "refusal",
-    first=9,
-)
+@defence("refused stops are repeated", "has a process of driver", driver_module, "refusal", first=9)
 def _free_what_was_not_stopped(refusal: Any, command: Any, error: Any, at: float) -> list[Event]:
     """A worker counts as stopped, although the executor did not take the command."""
     if isinstance(command, StopWorker):
@@ -253,11 +227,7 @@ def _as_they_come(_: Any, inbox: protocol.Inbox[Any], first: int, messages: Any)
 
 
 @defence(
-    "messages kept until they are confirmed",
-    "out of order",
-    protocol.Outbox,
-    "pending",
-    of_channel=True,
+    "unconfirmed messages are kept", "out of order", protocol.Outbox, "pending", of_channel=True
 )
 def _once_only(pending: Any, outbox: protocol.Outbox[Any], *timeout_s: float) -> tuple[int, Any]:
     first, messages = pending(outbox, *timeout_s)
@@ -278,6 +248,7 @@ def _of(owner: Any, name: str, new: Any = _nothing) -> Callable[[], Any]:
     return partial(patch.object, owner, name, new)
 
 
+_jumping_clock = _of(Night, "steady", lambda night: night.now + night.set_by())
 DEFENCES += [
     Defence(
         "the run's lock",
@@ -285,21 +256,11 @@ DEFENCES += [
         _of(Lock, "acquire", lambda self: setattr(self.night, "holder", self.driver)),
     ),
     Defence("a look at the lock before each write", "two rows", _of(Lock, "still_mine")),
-    Defence(
-        "the end of what a dead driver left running",
-        "has a process of driver",
-        _of(Night, "end_leftovers"),
-    ),
+    Defence("orphans are ended", "has a process of driver", _of(Night, "end_leftovers")),
     Defence("a note of each attempt that runs", "is used twice", _of(Promises, "begin")),
+    Defence("attempt numbers go on", "is used twice", _of(Night, "attempts_before", lambda *_: {})),
     Defence(
-        "numbers of attempts that go on from earlier drivers'",
-        "is used twice",
-        _of(Night, "attempts_before", lambda *_: {}),
-    ),
-    Defence(
-        "rows before the driver waits",
-        "the driver waits and rows are not safe",
-        _of(RowWriter, "write"),
+        "rows before waiting", "the driver waits and rows are not safe", _of(RowWriter, "write")
     ),
     Defence(
         "cards drained for gangs", "starves: ", _of(Placement, "_reserve", _no_commands), first=7
@@ -311,113 +272,76 @@ DEFENCES += [
         first=2,
     ),
     Defence(
-        "another card for the next attempt",
+        "another card",
         "runs where the last attempt failed",
         _of(JobState, "send_elsewhere"),
         first=4,
     ),
     Defence(
-        "another card also when one comes later",
+        "another card later",
         "runs where the last attempt failed",
         _of(Pool, "cards_came"),
         first=101_471,
     ),
     Defence(
-        "an end to jobs for which no cards are left",
+        "an end to hopeless jobs",
         "no end after",
         _of(Pool, "newly_hopeless", lambda *_: []),
         first=11,
     ),
+    Defence("file sync", "is lost", _of(SimulatedDisk, "sync"), first=18, on_disk=True),
     Defence(
-        "sync of a file before it gets its name",
-        "is lost",
-        _of(SimulatedDisk, "sync"),
-        first=18,
-        on_disk=True,
+        "directory sync", "is lost", _of(SimulatedDisk, "sync_directory"), first=40, on_disk=True
     ),
     Defence(
-        "sync of the directory after it",
-        "is lost",
-        _of(SimulatedDisk, "sync_directory"),
-        first=40,
-        on_disk=True,
-    ),
-    Defence(
-        "numbers of attempts whose rows are damaged",
+        "damaged numbers",
         "used twice",
         _of(Store, "attempts_set_aside", lambda *_: {}),
         first=91,
         on_disk=True,
     ),
     Defence(
-        "rows of attempts that a dead driver had running",
+        "interrupted rows",
         "is used twice",
         _of(store_module, "read_journal", lambda _: []),
         on_disk=True,
     ),
-    Defence(
-        "durations by a clock that never jumps",
-        "about the time it took",
-        _of(Night, "steady", lambda night: night.now + night.set_by()),
-        first=39,
-    ),
-    Defence(
-        "timers by a clock that never jumps",
-        "s late",
-        _of(Night, "steady", lambda night: night.now + night.set_by()),
-        first=8,
-    ),
+    Defence("steady durations", "about the time it took", _jumping_clock, first=39),
+    Defence("steady timers", "s late", _jumping_clock, first=8),
     Defence("the watchdog", "no end after", _of(Watchdog, "overdue", lambda *_: []), first=45),
     Defence("a card's rest after a failed start", "s of rest", _of(Pool, "rest", _no_commands)),
     Defence("the circuit breaker", "others are tried", _of(Breaker, "failure"), first=3),
+    Defence("breaker's replacements", "others are tried", _of(Breaker, "withdrawn"), first=387),
     Defence(
-        "a breaker that watches others for those withdrawn",
-        "others are tried",
-        _of(Breaker, "withdrawn"),
-        first=387,
-    ),
-    Defence(
-        "jobs that wait for those they need",
+        "needed jobs first",
         "runs before",
         _of(schedule_module, "Dependencies", lambda _, records: Dependencies([], records)),
     ),
+    Defence("an end to stuck processes", "no end after", _of(RunEnding, "give_up", _no_commands)),
+    Defence("no use of a stuck card", "no end after", _of(Pool, "lock_away"), first=11),
     Defence(
-        "an end to waiting for a process that does not end",
-        "no end after",
-        _of(RunEnding, "give_up", _no_commands),
+        "refusals are events", "no end after", _of(driver_module, "refusal", lambda *_: []), first=4
     ),
     Defence(
-        "no use of a card whose process does not end",
-        "no end after",
-        _of(Pool, "lock_away"),
-        first=11,
-    ),
-    Defence(
-        "a command that is refused is an event",
-        "no end after",
-        _of(driver_module, "refusal", lambda *_: []),
-        first=4,
-    ),
-    Defence(
-        "requests sent again until they are confirmed",
+        "requests sent again",
         "requests never arrive",
         _of(channel, "SEND_AGAIN_S", float("inf")),
         of_channel=True,
         first=6,
     ),
     Defence(
-        "messages forgotten when they are confirmed",
+        "confirmed are dropped",
         "responses were heard out of order or twice",
         _of(protocol.Outbox, "confirm"),
         of_channel=True,
     ),
     Defence(
-        "fresh processes where they are asked for",
+        "fresh processes",
         "is not fresh",
         _of(state.Worker, "fresh", property(lambda worker: worker.state is state.WorkerState.IDLE)),
     ),
     Defence(
-        "no start of what has ended while it waited for room",
+        "no start of what has ended",
         "has ended and is started",
         _of(DelayedCommands, "forget_attempt"),
         first=588,

@@ -2,6 +2,7 @@
 on every core, until there are enough. Every eighth has the real store on a disk that fails.
 
     python tests/night/million.py [--events N] [--seed FIRST] [--output DIR]
+    python tests/night/million.py --replay SEED [--on-disk]     # one night again, to the letter
 
 Writes ``nights.json``; exit code 1 if a night broke, with the command that replays it.
 """
@@ -66,7 +67,15 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=100_000, help="of the first night")
     parser.add_argument("--output", type=Path, default=Path("rehearsal/events"))
+    parser.add_argument("--replay", type=int, metavar="SEED")
+    parser.add_argument("--on-disk", action="store_true", help="rows in the real store")
     args = parser.parse_args()
+    if args.replay is not None:
+        from nights import Shape, run_night
+
+        print(Shape.of(args.replay, on_disk=args.on_disk))
+        print(run_night(args.replay, on_disk=args.on_disk))  # a violation is a traceback
+        return 0
     began = time.monotonic()
     total, broken = simulate(args.events, args.seed)
     told = {each.name: getattr(total, each.name) for each in dataclasses.fields(total)}

@@ -419,7 +419,7 @@ class Night:
     @property
     def replay(self) -> str:
         kind = " --on-disk" if self.shape.on_disk else ""
-        return f"python tests/night/replay.py {self.shape.seed}{kind}"
+        return f"python tests/night/million.py --replay {self.shape.seed}{kind}"
 
 
 class _View:
