@@ -54,8 +54,7 @@ from orchestrator.analysis.timeline import Timeline, timeline_of
 from orchestrator.core.card_check import SlowCard
 from orchestrator.core.job import UNANSWERED, State
 from orchestrator.core.labels import Label, batch_word, labels_of
-from orchestrator.core.measurement import Measurement
-from orchestrator.core.prediction import Prediction
+from orchestrator.core.measurement import Measurement, Prediction
 from orchestrator.core.status import Answered, RunStatus
 from orchestrator.util.format import moment, plural, seconds
 from workloads.util.statistics import ALIKE, Spread

@@ -17,8 +17,7 @@ from orchestrator.analysis.rankings import rankings_of
 from orchestrator.analysis.selection import Differences, Setting, precision_rank
 from orchestrator.core.job import UNANSWERED
 from orchestrator.core.labels import Label
-from orchestrator.core.measurement import Measurement
-from orchestrator.core.prediction import Prediction
+from orchestrator.core.measurement import Measurement, Prediction
 
 PRECISION, BATCH, SETTING = "precision", "batch size per card", "setting"
 #: Most settings that share one table; more get one each.

@@ -273,10 +273,10 @@ def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_predict(args: argparse.Namespace) -> int:
     """Predict, write the table and print it."""
-    from orchestrator.core.prediction import Prediction
+    from orchestrator.core.measurement import Prediction
+    from orchestrator.driver.answers import predictions_of
     from orchestrator.driver.options import with_results_of
     from orchestrator.driver.plan import grid_of, plan_grid
-    from orchestrator.driver.predictions import predictions_of
     from orchestrator.report.text import print_predictions
     from orchestrator.store import files as run_files
     from orchestrator.store.history import table_of

@@ -1,4 +1,5 @@
-"""The search and the questions of a run: what earlier rows say, and a ready file for each answer.
+"""The search and the questions of a run: what earlier rows say, a ready file for each answer, and
+predictions of the cells that were not measured.
 
 An answer's file is the grid of its one job, which `nightgrid run` takes as it is. Where the engine
 serves, the command that starts it as a server stands in the file, too.
@@ -8,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orchestrator.analysis.flags import FALSE, raised_on
 from orchestrator.analysis.metrics import named_figures
 from orchestrator.analysis.rankings import doubt_of
 from orchestrator.analysis.selection import newest_final
 from orchestrator.core.job import Job, State
-from orchestrator.core.measurement import Measurement
+from orchestrator.core.measurement import Measurement, Prediction
 from orchestrator.core.outcome import Attempt
 from orchestrator.core.plan import Action, Plan
 from orchestrator.core.status import Answered
+from orchestrator.grid.objectives import SearchSettings
 from orchestrator.grid.parser import Grid
 from orchestrator.grid.schema import one_job_grid
 from orchestrator.scheduler.repeats import WON
@@ -32,6 +35,7 @@ from workloads.serving.servers import command_line
 
 if TYPE_CHECKING:
     from orchestrator.search.order import SearchOrder
+    from orchestrator.search.predictions import Known
 
 
 def order_of(grid: Grid, plan: Plan, store: Store, seed: int) -> SearchOrder | None:
@@ -110,3 +114,53 @@ def serving_command(job: Job) -> str:
             serve = engine_function(job.engine, "serve", device)
             return command_line(serve, request_of(attempt), device)
     return ""
+
+
+#: Most cells of a grid that is predicted when its run ends: more take over a minute.
+MOST_CELLS = 50_000
+
+
+def predictions_of(
+    plan: Plan, search: SearchSettings | None, store: Store, others: Iterable[Store] = ()
+) -> list[Prediction]:
+    """Predict the cells of which a run has no result; ``others`` are earlier runs, whose rows count
+    if they ran on the same devices. The objective and the limits of a search are predicted, too.
+
+    Raises StoreError if rows cannot be read.
+    """
+    # Its arrays take a tenth of a second to import, which most runs need not wait for.
+    from orchestrator.search.order import figure_of
+    from orchestrator.search.predictions import FIGURES, predict
+
+    jobs = {
+        item.job.job_id: item.job for item in plan.jobs if item.action is not Action.UNSUPPORTED
+    }
+    rows = newest_final(store.measurements(samples=False)) if store.exists else ()
+    known = list(_known(rows, jobs, earlier=False))
+    devices = {(row.emulated, row.device_name) for row in rows if row.device_name}
+    footing = {node.emulated for node in plan.nodes}
+    for other in others:
+        alike = [
+            row
+            for row in newest_final(other.measurements(samples=False))
+            if ((row.emulated, row.device_name) in devices if devices else row.emulated in footing)
+        ]
+        known += _known(alike, jobs, earlier=True)
+    figures = dict.fromkeys(FIGURES)
+    if search is not None:
+        limits = (figure_of(constraint) for constraint in search.constraints)
+        figures = dict.fromkeys((search.objective, *limits, *FIGURES))
+    return predict(jobs.values(), known, list(figures))
+
+
+def _known(
+    rows: Iterable[Measurement], jobs: Mapping[str, Job], *, earlier: bool
+) -> Iterator[Known]:
+    from orchestrator.search.predictions import Known
+
+    rows = list(rows)
+    for row, raised in zip(rows, raised_on(rows), strict=True):
+        job = jobs.get(row.job_id) or row.job
+        true = FALSE.isdisjoint(one.flag.name for one in raised)
+        figures = named_figures(row) if true else {}
+        yield Known(job=job, state=row.state, figures=figures, earlier=earlier)

@@ -25,13 +25,18 @@ from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import ClusterError, GridError, OptionError, Problem, StoreError
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Job, State
-from orchestrator.core.measurement import Measurement
+from orchestrator.core.measurement import Measurement, Prediction
 from orchestrator.core.plan import Action, PastRow, Plan
-from orchestrator.core.prediction import Prediction
 from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Node, legal_card_sets
 from orchestrator.driver import session as sessions
-from orchestrator.driver.answers import order_of, with_files, write_files
+from orchestrator.driver.answers import (
+    MOST_CELLS,
+    order_of,
+    predictions_of,
+    with_files,
+    write_files,
+)
 from orchestrator.driver.board import Board, Watchdog
 from orchestrator.driver.local import InProcessExecutor
 from orchestrator.driver.loop import Driver, DriveResult, PassportBook
@@ -56,7 +61,6 @@ from orchestrator.driver.plan import (
     running,
     start_of,
 )
-from orchestrator.driver.predictions import MOST_CELLS, predictions_of
 from orchestrator.driver.recovery import (
     attempts_before,
     cards_before,

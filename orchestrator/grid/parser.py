@@ -17,10 +17,9 @@ from typing import Any
 from orchestrator.core.errors import GridError, Problem
 from orchestrator.core.job import Accelerator, Job, Scalar
 from orchestrator.core.topology import Node
-from orchestrator.grid.axes import MAX_JOBS
 from orchestrator.grid.dependencies import problems_of_needs
 from orchestrator.grid.diagnostics import Findings, card_problems, refusal_problems, summed_up
-from orchestrator.grid.experiment import STRUCTURE, Expander, Experiment, ExperimentReader
+from orchestrator.grid.experiment import MAX_JOBS, STRUCTURE, Expander, Experiment, ExperimentReader
 from orchestrator.grid.objectives import ObjectivesReader, Question, SearchSettings
 from orchestrator.grid.overrides import overridden
 from orchestrator.grid.vocabulary import (

@@ -29,7 +29,7 @@ from orchestrator.grid.vocabulary import (
 from workloads.engines import ENGINES
 from workloads.settings import Declaration, declarations
 
-#: Pattern of a range; ``axes.parse_range`` interprets it.
+#: Pattern of a range; ``parse_range`` interprets it.
 _RANGE = r"^\s*[0-9]{1,15}\s*\.\.\s*[0-9]{1,15}\s*([*+]\s*[0-9]{1,15})?\s*$"
 
 _HEADER = "# yaml-language-server: $schema=grid.schema.json"

@@ -13,8 +13,7 @@ from orchestrator.analysis.ratio import Ratio
 from orchestrator.analysis.selection import Differences, described
 from orchestrator.analysis.serving import Point, Served
 from orchestrator.analysis.summary import STATES, Summary
-from orchestrator.core.measurement import Measurement
-from orchestrator.core.prediction import Prediction
+from orchestrator.core.measurement import Measurement, Prediction
 from orchestrator.report import wording
 from orchestrator.report.blocks import Cell, Figure, Section, Table
 from orchestrator.report.charts import (

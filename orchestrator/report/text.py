@@ -23,7 +23,7 @@ from orchestrator.analysis.tables import Table as CellTable
 from orchestrator.analysis.timeline import Lane
 from orchestrator.core.job import State
 from orchestrator.core.labels import Label, labels_of
-from orchestrator.core.prediction import Prediction
+from orchestrator.core.measurement import Prediction
 from orchestrator.report import wording
 from orchestrator.report.blocks import (
     Block,

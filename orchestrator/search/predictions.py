@@ -16,7 +16,7 @@ import numpy as np
 
 from orchestrator.core.job import UNANSWERED, Job, State
 from orchestrator.core.labels import Label, labels_of
-from orchestrator.core.prediction import Prediction
+from orchestrator.core.measurement import Prediction
 from orchestrator.grid.objectives import directions_of
 from orchestrator.search.order import mean_of, space_of
 from orchestrator.search.roofline import Roofline

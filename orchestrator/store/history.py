@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orchestrator.core.card_check import CardCheck, SlowCard, slow_cards, spread_of_runs
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import Accelerator, Scalar, State
+from orchestrator.core.measurement import Prediction
 from orchestrator.core.plan import TOOK, PastRow
-from orchestrator.core.prediction import Prediction
 from orchestrator.core.settings import as_declared
 from orchestrator.store import disk
 from orchestrator.store.files import CARD_CHECKS, PREDICTIONS

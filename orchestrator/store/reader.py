@@ -31,8 +31,7 @@ from orchestrator.store import disk
 from orchestrator.store.codec import ROWS_TOGETHER, measurements_of, table_of, values_of
 from orchestrator.store.disk import Damage
 from orchestrator.store.log import Line, is_log, rows_in_log
-from orchestrator.store.schema import column_names, columns_schema, current, rules_of
-from orchestrator.store.validation import fault, faults
+from orchestrator.store.schema import column_names, columns_schema, current, fault, faults, rules_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

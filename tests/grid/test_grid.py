@@ -18,8 +18,7 @@ from pydantic import BaseModel, model_validator
 
 from orchestrator.core.errors import GridError
 from orchestrator.core.job import Accelerator, Job, Parameters
-from orchestrator.grid.axes import parse_range
-from orchestrator.grid.experiment import STRUCTURE
+from orchestrator.grid.experiment import STRUCTURE, parse_range
 from orchestrator.grid.parser import parse_grid
 from orchestrator.grid.vocabulary import (
     FIELD_NAMES,

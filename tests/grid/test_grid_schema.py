@@ -13,8 +13,7 @@ from grid_cases import HEAD, grid, vocabulary
 
 from orchestrator.cli.main import main
 from orchestrator.core.errors import GridError
-from orchestrator.grid.axes import parse_range
-from orchestrator.grid.experiment import STRUCTURE
+from orchestrator.grid.experiment import STRUCTURE, parse_range
 from orchestrator.grid.parser import load_grid
 from orchestrator.grid.schema import grid_schema, grid_schema_text
 from orchestrator.grid.vocabulary import FIELD_NAMES, GridFile, MeasureBlock

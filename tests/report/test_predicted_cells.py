@@ -13,7 +13,7 @@ from command_line import nightgrid as nightgrid
 from measurement_factory import Night, printed
 
 from orchestrator.core.job import Job, State
-from orchestrator.core.prediction import Prediction
+from orchestrator.core.measurement import Prediction
 from orchestrator.grid.parser import parse_grid
 from orchestrator.report.run_report import page_text, read_summary
 from orchestrator.store import files as run_files

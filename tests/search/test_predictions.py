@@ -12,7 +12,7 @@ import pytest
 from schedule_cases import job
 
 from orchestrator.core.job import Job, State
-from orchestrator.core.prediction import Prediction
+from orchestrator.core.measurement import Prediction
 from orchestrator.search.predictions import Known, predict
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -23,8 +23,7 @@ from orchestrator.store import codec
 from orchestrator.store import schema as schema_module
 from orchestrator.store.codec import from_table, line_of, row_in, row_of, table_of, to_table
 from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS
-from orchestrator.store.schema import OUT_OF_RANGE, SCHEMA_VERSION, schema
-from orchestrator.store.validation import fault
+from orchestrator.store.schema import OUT_OF_RANGE, SCHEMA_VERSION, fault, schema
 from tools.documents.schema import markdown
 from workloads.base import Item, MeasureSettings, Sample
 

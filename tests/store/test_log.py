@@ -22,7 +22,7 @@ from patience import patience
 from store_processes import CONTEXT, log_rows
 
 from orchestrator.core.errors import SchemaMismatch, StoreError, StoreLocked
-from orchestrator.store import disk, reader, validation
+from orchestrator.store import disk, reader, schema
 from orchestrator.store import files as run_files
 from orchestrator.store.codec import from_table, row_of
 from orchestrator.store.log import AttemptJournal, RowLog, line_with, lines_in, read_journal
@@ -239,7 +239,7 @@ def test_a_stalled_writer_makes_no_file_after_its_successor(tmp_path, monkeypatc
     [
         (disk, "read", OSError(errno.EMFILE, "Too many open files")),
         (reader, "table_of", pa.ArrowMemoryError("malloc failed")),
-        (validation, "_column_fault", pa.ArrowMemoryError("malloc failed")),
+        (schema, "_column_fault", pa.ArrowMemoryError("malloc failed")),
     ],
     ids=["read", "table", "validate"],
 )

@@ -17,8 +17,7 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.store.codec import from_table, line_of, row_in, row_of, table_of, to_table
 from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS, RANK
-from orchestrator.store.schema import OUT_OF_RANGE, current, schema
-from orchestrator.store.validation import fault, faults
+from orchestrator.store.schema import OUT_OF_RANGE, current, fault, faults, schema
 
 SOUND = to_table([row(1), row(2)])
 RECORDS = {"samples": "Sample", "items": "Item", "measure": "MeasureSettings"}
