@@ -76,13 +76,14 @@ EVERY_S, LAST_S = 1.0, 10.0
 def times_left(past: PastRun) -> list[float]:
     """Time left as foretold over what it was, each second of a run without searches, from a tenth
     of its jobs on until ten seconds are left."""
-    estimator = Estimator(parameters_of=cache(rough_parameters))
+    emulated = any(node.emulated for node in past.nodes)
+    estimator = Estimator(parameters_of=cache(rough_parameters), emulated=emulated)
     jobs = {attempt.job.job_id: attempt.job for attempt in past.attempts}
     searched = any(isinstance(job.batch_size, str) for job in jobs.values())
     if searched or len(jobs) < FEWEST_LEFT:
         return []
     estimates = {job_id: estimator.estimate(job) for job_id, job in jobs.items()}
-    remaining = Remaining(
+    planned = [
         PlannedJob(
             job=job,
             action=Action.RUN,
@@ -90,7 +91,8 @@ def times_left(past: PastRun) -> list[float]:
             load_s=estimates[job_id].load_s,
         )
         for job_id, job in jobs.items()
-    )
+    ]
+    remaining = Remaining(planned, past.nodes, past.processors or ASSUMED_PROCESSORS)
     first_ends: dict[str, float] = {}
     for each in past.attempts:
         if each.row.final:

@@ -43,6 +43,7 @@ class Board:
     plan: Plan
     started_at: float
     start: str = ""  # how the run comes to its cards
+    processors: int = 1  # on which emulated cards take turns
     standing: Standing | None = None  # of its rows; None: they are not judged
     final_rows: int = 0  # of the run, those of earlier drivers included
     #: Present answers to the questions of the grid, at a time of the events' clock.
@@ -83,7 +84,7 @@ class Board:
             elif planned.action is not Action.UNSUPPORTED:
                 self._counts["reused" if planned.action is Action.REUSE else "skipped"] += 1
         self._to_run = len(self._to_do)
-        self._remaining = Remaining(self.plan.jobs)
+        self._remaining = Remaining(self.plan.jobs, self.plan.nodes, self.processors)
 
     @property
     def total(self) -> int:

@@ -88,7 +88,7 @@ from orchestrator.store.remote import Mirror
 from orchestrator.store.store import Store
 from orchestrator.trackers.base import RowLog, close_all, tracker_of
 from orchestrator.util.format import duration
-from orchestrator.util.host import HOME_REMEDY, home_problem
+from orchestrator.util.host import HOME_REMEDY, home_problem, usable_cores
 from orchestrator.util.redaction import redact
 from orchestrator.watch.live import View, open_view
 from orchestrator.watch.plan_text import deadline_lines, nodes_text, summary_lines
@@ -144,6 +144,7 @@ def drive(
         plan=plan,
         started_at=time.monotonic() - options.under_way_s(),
         start=start_of(options),
+        processors=len(usable_cores()),
         final_rows=sum(row.final for row in history),
     )
 

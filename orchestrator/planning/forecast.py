@@ -116,7 +116,7 @@ def work(
     span = NOTHING
     if shared := [job for job in jobs if job.accelerator in emulated]:
         cards = _cards(node for node in nodes if node.emulated)
-        span = _work(shared, cards, _turns(cards, processors), estimator)
+        span = _work(shared, cards, _at_once(nodes, processors), estimator)
     for kind in {job.accelerator for job in jobs} - emulated:
         cards = _cards(node for node in nodes if node.accelerator is kind)
         of_kind = [job for job in jobs if job.accelerator is kind]
@@ -128,8 +128,9 @@ def _cards(nodes: Iterable[Node]) -> int:
     return max(1, sum(len(node.card_indices) for node in nodes))
 
 
-def _turns(cards: int, processors: int) -> int:
+def _at_once(nodes: Iterable[Node], processors: int) -> int:
     """Emulated cards that compute at once, with one processor free (``worker/cpu_slots.py``)."""
+    cards = _cards(node for node in nodes if node.emulated)
     threads = max(1, processors // cards)
     return max(1, min(cards, (processors - 1) // threads))
 
@@ -228,11 +229,16 @@ class Remaining:
     some jobs have and others do not, and a power of the estimate. Every job that ends corrects
     their logarithms, which priors hold near 0 until jobs say otherwise: a few jobs in int8 tell how
     long all jobs in int8 take. The seconds that are left are divided by the cards that were busy of
-    late; waits for processors, gaps between jobs and idle cards lower that number.
+    late; waits for processors, gaps between jobs and idle cards lower that number. A gang of
+    emulated cards counts as those of them that compute at once on its host's processors.
     """
 
-    def __init__(self, planned: Iterable[PlannedJob]) -> None:
+    def __init__(
+        self, planned: Iterable[PlannedJob], nodes: Sequence[Node] = (), processors: int = 1
+    ) -> None:
         to_run = {item.job.job_id: item for item in planned if item.action is Action.RUN}
+        self._emulated = {node.accelerator for node in nodes if node.emulated}
+        self._at_once = _at_once(nodes, processors)
         self._jobs = {job_id: item.job for job_id, item in to_run.items()}
         self._estimates = {
             job_id: max(item.estimate_s - item.load_s, _LEAST_S) for job_id, item in to_run.items()
@@ -258,9 +264,10 @@ class Remaining:
         self._longest = ""  # the job of these that takes longest
         self._predict_at = 1  # jobs ended
         self.ended = 0  # jobs that ran, and their repeats
-        self._ran_s = 0.0  # card-seconds of these
+        self._ran_s = 0.0  # card-seconds of these without loading
         self._loads_s: list[float] = []  # of the first job of each model in each precision
         self._loaded: dict[Hashable, list[float]] = {}  # of others
+        self._cold_s: list[float] = []  # of the first job of each process
         self._running: dict[str, _Running] = {}  # by attempt
         self._earlier_s: dict[str, float] = {}  # of attempts before a job's last
         self._cards = 1  # most that had an attempt at a time
@@ -303,7 +310,7 @@ class Remaining:
             return
         worked_s = max(0.0, attempt.ended - attempt.began - waited_s)
         decay = 1 - 1 / (MEMORY + self._cards)
-        self._busy_s = self._busy_s * decay + worked_s * job.cards
+        self._busy_s = self._busy_s * decay + worked_s * self._width(job_id)
         self._over_s = self._over_s * decay + max(0.0, attempt.ended - self._until)
         self._until = max(self._until, attempt.ended)
         worked_s += self._earlier_s.pop(job_id, 0.0)
@@ -316,14 +323,16 @@ class Remaining:
         features = self._features[job_id] + [(_FIRST, self._start(job_id))] * attempt.first
         run_s = max(worked_s - load_s, 0.1 * worked_s)
         self._factors.learn(features, log(run_s / self._estimates[job_id]))
-        if job.residency_key in self._loaded:
-            self._loaded[job.residency_key].append(load_s)
-        else:
+        if job.residency_key not in self._loaded:
             self._loaded[job.residency_key] = []
             cold = attempt.first or not self._loads_s
             self._loads_s.append(load_s * (FIRST_LOAD if cold else 1.0))
+        elif not attempt.first:
+            self._loaded[job.residency_key].append(load_s)
+        if attempt.first:
+            self._cold_s.append(load_s)
         self.ended += 1
-        self._ran_s += worked_s * job.cards
+        self._ran_s += run_s * self._width(job_id)
 
     def drop(self, job_id: str) -> None:
         """Remove a job that ended."""
@@ -349,6 +358,7 @@ class Remaining:
             if attempt.first:
                 start = self._start(attempt.job_id)
                 expected_s *= exp(self._factors.predict([(_FIRST, start)]))
+                expected_s += median_low(self._cold_s) if self._cold_s else 0.0
             rest_s = max(expected_s - had_s, OVERRUN * had_s)
             left_s += rest_s * width
             busy_s += had_s * width
@@ -368,7 +378,8 @@ class Remaining:
             factor = exp(self._factors.predict(self._features[job_id]))
             key = job.residency_key
             loading_s = load_s if job.alone or key not in later_s else later_s[key]
-            self._left[job_id] = (factor * self._estimates[job_id] + loading_s) * job.cards
+            self._left[job_id] = factor * self._estimates[job_id] + loading_s
+            self._left[job_id] *= self._width(job_id)
             later_s.setdefault(key, 0.0)
         self._left_s = sum(self._left.values())
         self._longest = max(self._left, key=lambda it: self._left[it] / self._width(it), default="")
@@ -379,7 +390,9 @@ class Remaining:
 
     def _width(self, job_id: str) -> int:
         job = self._jobs.get(job_id)
-        return job.cards if job is not None else 1
+        if job is None:
+            return 1
+        return min(job.cards, self._at_once) if job.accelerator in self._emulated else job.cards
 
 
 def _values(job: Job) -> tuple[tuple[str, Hashable], ...]:

@@ -14,6 +14,7 @@ from benchmarks.estimates import times_left
 from benchmarks.past_runs import runs_in
 from orchestrator.core.job import Job
 from orchestrator.core.plan import Action, PlannedJob
+from orchestrator.core.topology import parse_emulation
 from orchestrator.planning.forecast import Remaining
 
 RECORDED = Path(__file__).parents[2] / "results/past_runs/rows.parquet"
@@ -148,6 +149,26 @@ def test_cards_that_wait_for_processors_do_not_count_as_busy() -> None:
         remaining.row(job.job_id, final=True, waited_s=at - 2.0 if turn < 4 else 6.0)
         remaining.begin(some[turn + 4].job_id, some[turn + 4].job_id, at)
     assert left_s(remaining, 20.0) == pytest.approx(20.0, rel=0.3)
+
+
+def test_gangs_of_emulated_cards_count_as_those_that_compute_at_once() -> None:
+    """Gangs of four come first, on two processors; jobs of one card then take as long, in turns."""
+    gangs, single = jobs(4, cards=4), jobs(16)
+    nodes = parse_emulation("1x4", [gangs[0].accelerator])
+    remaining = Remaining((planned(job, 5.0) for job in (*gangs, *single)), nodes, processors=2)
+    now = runs(remaining, gangs, 5.0, 0.0)
+    assert left_s(remaining, now) == pytest.approx(80.0, rel=0.3)
+
+
+def test_jobs_of_warm_processes_do_not_load_what_the_first_of_each_had_to() -> None:
+    some = jobs(20)
+    remaining = Remaining(planned(job, 2.0) for job in some)
+    for job in some[:4]:
+        remaining.begin(job.job_id, job.job_id, 0.0, first=True)
+    for job in some[:4]:
+        remaining.end(job.job_id, 24.0)
+        remaining.row(job.job_id, final=True, load_s=20.0)
+    assert left_s(remaining, 24.0) < 30.0  # of four cards; 100 s if they loaded again
 
 
 def test_a_running_jobs_time_is_no_longer_left_and_an_overrun_is_not_negative() -> None:
