@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from statistics import median
 from typing import Any
 
@@ -22,8 +21,7 @@ from benchmarks.past_runs import PastAttempt, PastRun, runs_in
 from benchmarks.setting import Setting, Takes
 from orchestrator.core.plan import Action, PlannedJob, Span
 from orchestrator.planning.forecast import CLUSTER, Remaining, Startup, work
-from orchestrator.scheduler.estimator import Estimator
-from workloads.models.catalog import rough_parameters
+from orchestrator.planning.planner import estimator_for
 
 TITLE = "Estimates: how often the promised range of a run's duration held"
 TAKES_S = Takes(whole=1, quick=1)
@@ -76,8 +74,7 @@ EVERY_S, LAST_S = 1.0, 10.0
 def times_left(past: PastRun) -> list[float]:
     """Time left as foretold over what it was, each second of a run without searches, from a tenth
     of its jobs on until ten seconds are left."""
-    emulated = any(node.emulated for node in past.nodes)
-    estimator = Estimator(parameters_of=cache(rough_parameters), emulated=emulated)
+    estimator = estimator_for((), past.nodes)
     jobs = {attempt.job.job_id: attempt.job for attempt in past.attempts}
     searched = any(isinstance(job.batch_size, str) for job in jobs.values())
     if searched or len(jobs) < FEWEST_LEFT:
@@ -225,5 +222,5 @@ def left(past: PastRun, attempts: Sequence[PastAttempt], known: Sequence[PastAtt
     jobs = {attempt.job.job_id: attempt.job for attempt in attempts}
     planned = [PlannedJob(job=job, action=Action.RUN) for job in jobs.values()]
     rows = [each.row for each in known]
-    estimator = Estimator.from_history(rows, queued=False, parameters_of=cache(rough_parameters))
+    estimator = estimator_for(rows, past.nodes, queued=False)
     return work(planned, past.nodes, estimator, past.processors or ASSUMED_PROCESSORS)

@@ -155,11 +155,9 @@ def _work(jobs: Sequence[Job], cards: int, at_once: int, estimator: Estimator) -
 
 
 #: Standard deviations of jobs from their estimates, in logarithms: a job from its like, the whole
-#: run, a workload, engine, model or number of cards, another setting's value, the power of the
-#: estimates, and a process's first job. Fitted to recorded runs.
-JOB, RUN, KIND, VALUE, POWER, FIRST = 0.3, 0.8, 0.6, 0.3, 0.4, 0.8
-#: Drift of the run's factor from one job to the next, as the host's load changes.
-DRIFT = 0.1
+#: run, a workload, engine, model or number of cards, another setting's value, and a process's first
+#: job. Fitted to recorded runs.
+JOB, RUN, KIND, VALUE, FIRST = 0.3, 0.8, 0.6, 0.3, 0.8
 #: Deviations beyond which an error counts no more: something disturbed that job.
 MOST_DEVIATIONS = 2.5
 #: Most setting values with a factor of their own, the most frequent first.
@@ -176,8 +174,8 @@ OVERRUN = 0.4
 MEAN = 1.1
 #: Least seconds that a job is estimated to run.
 _LEAST_S = 0.1
-#: Features of every job: the run, the power of its estimate, and being its process's first.
-_RUN, _POWER, _FIRST = range(3)
+#: Features of every job: the run, and being its process's first.
+_RUN, _FIRST = range(2)
 _KINDS = ("workload", "engine", "model", "cards")
 
 _Features = list[tuple[int, float]]  # indices with values; others are 0
@@ -198,7 +196,6 @@ class _Regression:
 
     def learn(self, features: _Features, observed: float) -> None:
         """Correct the weights by an observation (a Kalman filter's step)."""
-        self._covariance[_RUN][_RUN] += DRIFT**2
         shared = [sum(row[index] * value for index, value in features) for row in self._covariance]
         variance = JOB**2 + sum(shared[index] * value for index, value in features)
         most = MOST_DEVIATIONS * sqrt(variance)
@@ -225,12 +222,12 @@ class _Running:
 class Remaining:
     """Time that a run's jobs still take, by their estimates and the jobs that ended.
 
-    A job's seconds are its estimate times factors: one of the run, one of each setting's value that
-    some jobs have and others do not, and a power of the estimate. Every job that ends corrects
-    their logarithms, which priors hold near 0 until jobs say otherwise: a few jobs in int8 tell how
-    long all jobs in int8 take. The seconds that are left are divided by the cards that were busy of
-    late; waits for processors, gaps between jobs and idle cards lower that number. A gang of
-    emulated cards counts as those of them that compute at once on its host's processors.
+    A job's seconds are its estimate times factors: one of the run, and one of each setting's value
+    that some jobs have and others do not. Every job that ends corrects their logarithms, which
+    priors hold near 0 until jobs say otherwise: a few jobs in int8 tell how long all jobs in int8
+    take. The seconds that are left are divided by the cards that were busy of late; waits for
+    processors, gaps between jobs and idle cards lower that number. A gang of emulated cards counts
+    as those of them that compute at once on its host's processors.
     """
 
     def __init__(
@@ -243,21 +240,19 @@ class Remaining:
         self._estimates = {
             job_id: max(item.estimate_s - item.load_s, _LEAST_S) for job_id, item in to_run.items()
         }
-        middle = sum(map(log, self._estimates.values())) / max(1, len(to_run))
         counts = Counter(value for job in self._jobs.values() for value in _values(job))
         varied = [value for value, count in counts.most_common() if 1 < count < len(to_run)]
         places = {value: _FIRST + 1 + at for at, value in enumerate(varied[:MOST_VALUES])}
         self._features: dict[str, _Features] = {
             job_id: [
                 (_RUN, 1.0),
-                (_POWER, log(self._estimates[job_id]) - middle),
                 *((places[value], 1.0) for value in _values(job) if value in places),
             ]
             for job_id, job in self._jobs.items()
         }
         self._factors = _Regression(
-            [0.0, 0.0, 1.0] + [0.0] * len(places),
-            [RUN, POWER, FIRST] + [KIND if name in _KINDS else VALUE for name, _ in places],
+            [0.0, 1.0] + [0.0] * len(places),
+            [RUN, FIRST] + [KIND if name in _KINDS else VALUE for name, _ in places],
         )
         self._left = dict.fromkeys(self._jobs, 0.0)  # card-seconds, as predicted last
         self._left_s = 0.0  # their sum

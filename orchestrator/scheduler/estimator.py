@@ -116,15 +116,18 @@ def nominal_s(
     count = parameters or USUAL_PARAMETERS
     call_s = device.call_s + count / device.parameters_per_s
     repeat_s = calls * call_s + 2 * count * positions / device.operations_per_s
+    # Emulated cards of a gang take turns on their host's processors, in their imports too.
+    ranks = cards if emulated else 1
     passes = _passes(workload, settings, measure)
     if passes is not None:
         fixed_s = TRAINING_FIXED_S if "learning_rate" in settings else FIXED_S
-        return fixed_s + min(passes * repeat_s, max(measure.time_limit_s, repeat_s / max(1, calls)))
+        once_s = min(passes * repeat_s, max(measure.time_limit_s, repeat_s / max(1, calls)))
+        return ranks * (fixed_s + once_s)
     repeats = max(measure.min_repeats, min(USUAL_REPEATS, measure.max_repeats))
     # A batch that has begun is finished; a warm-up pass is not cut before its own limit.
     timed_s = min(repeats * repeat_s, max(measure.time_limit_s, repeat_s / max(1.0, calls)))
     warmup_s = min(WARMUP_REPEATS * repeat_s, measure.warmup_limit_s) if measure.warmup else 0.0
-    return FIXED_S + warmup_s + max(timed_s, measure.least_s)
+    return ranks * (FIXED_S + warmup_s + max(timed_s, measure.least_s))
 
 
 #: Prior for loading a model when nothing is known, seconds.
