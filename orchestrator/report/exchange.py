@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -82,10 +83,8 @@ def of_row(row: Measurement) -> Exchange | None:
         return None
     latencies = {}
     for name in _LLM_D:
-        parts = {part: row.reported(f"{name}_{part}_s") for part in _PARTS}
-        if known := {part: value for part, value in parts.items() if value is not None}:
+        if known := _known(**{part: row.reported(f"{name}_{part}_s") for part in _PARTS}):
             latencies[name] = known
-    rates = {name: row.reported(name) for name in _RATES}
     share, requests = row.reported("error_share"), row.reported("requests_measured")
     failures = None
     if share is not None and requests is not None and share < 1:
@@ -107,147 +106,36 @@ def of_row(row: Measurement) -> Exchange | None:
         failures=failures,
         duration_s=row.reported("window_s"),
         ended_at=row.ended_at,
-        rates={name: value for name, value in rates.items() if value is not None},
+        rates=_known(**{name: row.reported(name) for name in _RATES}),
         latencies=latencies,
     )
 
 
-# ---------------------------------------------------------------- llm-d's benchmark report 0.2
+def _known(**values: Any) -> dict[str, Any]:
+    """Return the values that are not None, by name."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def to_llm_d(result: Exchange) -> dict[str, Any]:
-    """Return llm-d's benchmark report 0.2; unknown facts are left out where it allows that."""
-    requests: dict[str, Any] = {"total": (result.requests or 0) + (result.failures or 0)}
-    if result.failures is not None:
-        requests["failures"] = result.failures
-    for name, value in (("input", result.input_tokens), ("output", result.output_tokens)):
-        if value is not None:
-            requests[f"{name}_length"] = {"units": "count", "mean": value}
-    aggregate = {
-        "requests": requests,
-        "throughput": {
-            _RATES[name][0]: {"units": _RATES[name][1], "mean": value}
-            for name, value in result.rates.items()
-        },
-        "latency": {
-            _LLM_D[name][0]: {"units": _LLM_D[name][1], **parts}
-            for name, parts in result.latencies.items()
-            if "mean" in parts
-        },
-    }
-    identity = hashlib.sha256(repr(result).encode()).hexdigest()[:32]
-    run: dict[str, Any] = {"uid": identity}
-    time: dict[str, Any] = {}
-    if result.ended_at is not None:
-        time["end"] = datetime.fromtimestamp(result.ended_at, timezone.utc).isoformat()
-    if result.duration_s is not None:
-        time["duration"] = f"PT{result.duration_s:.9g}S"
-    if time:
-        run["time"] = time
-    load: dict[str, Any] = {
-        "tool": "nightgrid",
-        "tool_version": "",
-        "source": "unknown",
-        "input_seq_len": {"distribution": "other", "value": result.input_tokens or 0},
-    }
-    if result.output_tokens is not None:
-        load["output_seq_len"] = {"distribution": "other", "value": result.output_tokens}
-    if result.concurrency is not None:
-        load["concurrency"] = result.concurrency
-    if result.request_rate is not None:
-        load["rate_qps"] = result.request_rate
-    return {
-        "version": "0.2",
-        "run": run,
-        "scenario": {
-            "stack": [_llm_d_engine(result, identity)],
-            "load": {"metadata": {"cfg_id": identity}, "standardized": load, "native": {}},
-        },
-        "results": {"request_performance": {"aggregate": aggregate}},
-    }
+def _at(document: Mapping[str, Any], path: str) -> Any:
+    """Return what stands at a dotted path; None where it is missing."""
+    value: Any = document
+    for key in path.split("."):
+        value = (value or {}).get(key)
+    return value
 
 
-def _llm_d_engine(result: Exchange, identity: str) -> dict[str, Any]:
-    return {
-        "metadata": {"label": "server", "cfg_id": identity},
-        "standardized": {
-            "kind": "inference_engine",
-            "tool": result.engine,
-            "tool_version": result.engine_version,
-            "role": "replica",
-            "replicas": 1,
-            "model": {"name": result.model},
-            "accelerator": {
-                "model": result.device,
-                "count": result.cards or 0,
-                "parallelism": {"tp": result.tensor_parallel or 0},
-            },
-        },
-        "native": {},
-    }
-
-
-def from_llm_d(report: Mapping[str, Any]) -> Exchange:
-    """Read llm-d's benchmark report 0.2 or 0.2.1; raises KeyError, TypeError or ValueError."""
-    aggregate = report["results"]["request_performance"]["aggregate"]
-    engine: Mapping[str, Any] = next(
-        (
-            one["standardized"]
-            for one in report["scenario"].get("stack") or ()
-            if one["standardized"].get("kind") == "inference_engine"
-        ),
-        {},
-    )
-    load = (report["scenario"].get("load") or {}).get("standardized") or {}
-    card, requests = engine.get("accelerator") or {}, aggregate.get("requests") or {}
-    throughput, latency = aggregate.get("throughput") or {}, aggregate.get("latency") or {}
-    time = (report.get("run") or {}).get("time") or {}
-    failures = requests.get("failures")
-    total = requests.get("total")
-    concurrency = load.get("concurrency")
-    return Exchange(
-        model=(engine.get("model") or {}).get("name", ""),
-        engine=engine.get("tool", ""),
-        engine_version=engine.get("tool_version", ""),
-        device=card.get("model", ""),
-        cards=card.get("count") or None,
-        tensor_parallel=(card.get("parallelism") or {}).get("tp") or None,
-        concurrency=int(finite) if (finite := _finite(concurrency)) else None,
-        request_rate=load.get("rate_qps"),
-        input_tokens=(requests.get("input_length") or {}).get("mean"),
-        output_tokens=(requests.get("output_length") or {}).get("mean"),
-        requests=None if total is None else total - (failures or 0),
-        failures=failures,
-        duration_s=_seconds(time.get("duration")),
-        ended_at=_epoch(time.get("end")),
-        rates={
-            name: float(throughput[theirs]["mean"])
-            for name, (theirs, _, _) in _RATES.items()
-            if throughput.get(theirs)
-        },
-        latencies={
-            name: _parts(latency[theirs], 1e-3 if latency[theirs]["units"].startswith("ms") else 1)
-            for name, (theirs, _) in _LLM_D.items()
-            if latency.get(theirs)
-        },
-    )
+def _mean(value: float | None, units: str = "count") -> dict[str, Any] | None:
+    return None if value is None else {"units": units, "mean": value}
 
 
 def _parts(values: Mapping[str, Any], scale: float) -> dict[str, float]:
     return {part: values[part] * scale for part in _PARTS if values.get(part) is not None}
 
 
-def _seconds(duration: object) -> float | None:
-    """Read an ISO 8601 duration of seconds, minutes and hours (``PT1M2.5S``), or a number."""
-    text = str(duration or "").removeprefix("PT")
-    total, number = 0.0, ""
-    for letter in text:
-        if letter in "HMS":
-            total += float(number) * {"H": 3600, "M": 60, "S": 1}[letter]
-            number = ""
-        else:
-            number += letter
-    return float(number) if number else total or None
+def _moment(result: Exchange) -> datetime | None:
+    return (
+        None if result.ended_at is None else datetime.fromtimestamp(result.ended_at, timezone.utc)
+    )
 
 
 def _epoch(text: object) -> float | None:
@@ -261,34 +149,141 @@ def _finite(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
+# ---------------------------------------------------------------- llm-d's benchmark report 0.2
+
+
+def to_llm_d(result: Exchange) -> dict[str, Any]:
+    """Return llm-d's benchmark report 0.2; unknown facts are left out where it allows that."""
+    identity = hashlib.sha256(repr(result).encode()).hexdigest()[:32]
+    end, took_s, written = _moment(result), result.duration_s, result.output_tokens
+    time = _known(
+        end=None if end is None else end.isoformat(),
+        duration=None if took_s is None else f"PT{took_s:.9g}S",
+    )
+    engine = {
+        "kind": "inference_engine",
+        "tool": result.engine,
+        "tool_version": result.engine_version,
+        "role": "replica",
+        "replicas": 1,
+        "model": {"name": result.model},
+        "accelerator": {
+            "model": result.device,
+            "count": result.cards or 0,
+            "parallelism": {"tp": result.tensor_parallel or 0},
+        },
+    }
+    load = {
+        "tool": "nightgrid",
+        "tool_version": "",
+        "source": "unknown",
+        "input_seq_len": {"distribution": "other", "value": result.input_tokens or 0},
+        **_known(
+            output_seq_len=None if written is None else {"distribution": "other", "value": written},
+            concurrency=result.concurrency,
+            rate_qps=result.request_rate,
+        ),
+    }
+    aggregate = {
+        "requests": _known(
+            total=(result.requests or 0) + (result.failures or 0),
+            failures=result.failures,
+            input_length=_mean(result.input_tokens),
+            output_length=_mean(written),
+        ),
+        "throughput": {
+            _RATES[n][0]: _mean(value, _RATES[n][1]) for n, value in result.rates.items()
+        },
+        "latency": {
+            _LLM_D[name][0]: {"units": _LLM_D[name][1], **parts}
+            for name, parts in result.latencies.items()
+            if "mean" in parts
+        },
+    }
+    server = {"metadata": {"label": "server", "cfg_id": identity}, "standardized": engine}
+    sent = {"metadata": {"cfg_id": identity}, "standardized": load}
+    return {
+        "version": "0.2",
+        "run": {"uid": identity, **_known(time=time or None)},
+        "scenario": {"stack": [server | {"native": {}}], "load": sent | {"native": {}}},
+        "results": {"request_performance": {"aggregate": aggregate}},
+    }
+
+
+def from_llm_d(report: Mapping[str, Any]) -> Exchange:
+    """Read llm-d's benchmark report 0.2 or 0.2.1; raises KeyError, TypeError or ValueError."""
+    aggregate = report["results"]["request_performance"]["aggregate"]
+    stack = [one["standardized"] for one in report["scenario"].get("stack") or ()]
+    engine = next((one for one in stack if one.get("kind") == "inference_engine"), {})
+    load = _at(report, "scenario.load.standardized") or {}
+    throughput, latency = aggregate.get("throughput") or {}, aggregate.get("latency") or {}
+    total, failures = _at(aggregate, "requests.total"), _at(aggregate, "requests.failures")
+    users = _finite(load.get("concurrency"))
+    return Exchange(
+        model=_at(engine, "model.name") or "",
+        engine=engine.get("tool", ""),
+        engine_version=engine.get("tool_version", ""),
+        device=_at(engine, "accelerator.model") or "",
+        cards=_at(engine, "accelerator.count") or None,
+        tensor_parallel=_at(engine, "accelerator.parallelism.tp") or None,
+        concurrency=int(users) if users else None,
+        request_rate=load.get("rate_qps"),
+        input_tokens=_at(aggregate, "requests.input_length.mean"),
+        output_tokens=_at(aggregate, "requests.output_length.mean"),
+        requests=None if total is None else total - (failures or 0),
+        failures=failures,
+        duration_s=_seconds(_at(report, "run.time.duration")),
+        ended_at=_epoch(_at(report, "run.time.end")),
+        rates={
+            name: float(throughput[theirs]["mean"])
+            for name, (theirs, _, _) in _RATES.items()
+            if throughput.get(theirs)
+        },
+        latencies={
+            name: _parts(latency[theirs], 1e-3 if latency[theirs]["units"].startswith("ms") else 1)
+            for name, (theirs, _) in _LLM_D.items()
+            if latency.get(theirs)
+        },
+    )
+
+
+def _seconds(duration: object) -> float | None:
+    """Read an ISO 8601 duration of seconds, minutes and hours (``PT1M2.5S``), or a number."""
+    parts = re.findall(r"([\d.]+)([HMS]?)", str(duration or "").removeprefix("PT"))
+    return sum(float(n) * {"H": 3600, "M": 60}.get(unit, 1) for n, unit in parts) or None
+
+
 # ---------------------------------------------------------------- AIPerf
+
+#: Averages of AIPerf by the field here, with their unit.
+_AVERAGES = {
+    "input_tokens": ("input_sequence_length", "tokens"),
+    "output_tokens": ("output_sequence_length", "tokens"),
+    "requests": ("request_count", "requests"),
+    "failures": ("error_request_count", "requests"),
+    "duration_s": ("benchmark_duration", "sec"),
+}
 
 
 def to_aiperf(result: Exchange) -> dict[str, Any]:
     """Return the object of AIPerf's ``profile_export_aiperf.json``."""
-    exported: dict[str, Any] = {}
-    for name, value in result.rates.items():
-        unit = _AIPERF_UNITS.get(name, "tokens/sec")
-        exported[_RATES[name][2]] = {"unit": unit, "avg": value}
+    averages = {
+        _RATES[name][2]: (value, _AIPERF_UNITS.get(name, "tokens/sec"))
+        for name, value in result.rates.items()
+    }
+    averages |= {theirs: (getattr(result, n), unit) for n, (theirs, unit) in _AVERAGES.items()}
+    exported: dict[str, Any] = {
+        name: {"unit": unit, "avg": n} for name, (n, unit) in averages.items() if n is not None
+    }
     for name, parts in result.latencies.items():
         scaled = {_AVG.get(part, part): value * 1000 for part, value in parts.items()}
         exported[_AIPERF[name]] = {"unit": "ms", **scaled}
-    counts: tuple[tuple[str, float | None, str], ...] = (
-        ("input_sequence_length", result.input_tokens, "tokens"),
-        ("output_sequence_length", result.output_tokens, "tokens"),
-        ("request_count", result.requests, "requests"),
-        ("error_request_count", result.failures, "requests"),
-        ("benchmark_duration", result.duration_s, "sec"),
-    )
-    exported |= {name: {"unit": unit, "avg": n} for name, n, unit in counts if n is not None}
-    load = {"concurrency": result.concurrency, "request_rate": result.request_rate}
     exported["input_config"] = {
         "endpoint": {"model_names": [result.model], "streaming": "ttft" in result.latencies},
-        "loadgen": {name: value for name, value in load.items() if value is not None},
+        "loadgen": _known(concurrency=result.concurrency, request_rate=result.request_rate),
     }
-    if result.ended_at is not None:
-        end = datetime.fromtimestamp(result.ended_at, timezone.utc).replace(tzinfo=None)
-        exported["end_time"] = end.isoformat()
+    if (end := _moment(result)) is not None:
+        exported["end_time"] = end.replace(tzinfo=None).isoformat()
     return exported
 
 
@@ -297,35 +292,23 @@ _AVG = {"mean": "avg"}
 
 def from_aiperf(exported: Mapping[str, Any]) -> Exchange:
     """Read the object of AIPerf's export; raises KeyError, TypeError or ValueError."""
-
-    def average(name: str) -> float | None:
-        return (exported.get(name) or {}).get("avg")
-
-    def whole(name: str) -> int | None:
-        value = average(name)
-        return None if value is None else round(value)
-
-    config = exported.get("input_config") or {}
-    load = config.get("loadgen") or {}
+    facts = {name: _at(exported, f"{theirs}.avg") for name, (theirs, _) in _AVERAGES.items()}
+    for name in ("requests", "failures"):
+        facts[name] = None if facts[name] is None else round(facts[name])
     latencies = {}
     for name, theirs in _AIPERF.items():
         if values := exported.get(theirs):
             scale = {"ms": 1e-3, "s": 1, "sec": 1, "us": 1e-6, "ns": 1e-9}[values["unit"]]
             latencies[name] = _parts({**values, "mean": values.get("avg")}, scale)
-    rates = {name: average(theirs) for name, (_, _, theirs) in _RATES.items()}
     ended = exported.get("end_time")
     return Exchange(
-        model=", ".join((config.get("endpoint") or {}).get("model_names") or ()),
-        concurrency=load.get("concurrency"),
-        request_rate=load.get("request_rate"),
-        input_tokens=average("input_sequence_length"),
-        output_tokens=average("output_sequence_length"),
-        requests=whole("request_count"),
-        failures=whole("error_request_count"),
-        duration_s=average("benchmark_duration"),
+        model=", ".join(_at(exported, "input_config.endpoint.model_names") or ()),
+        concurrency=_at(exported, "input_config.loadgen.concurrency"),
+        request_rate=_at(exported, "input_config.loadgen.request_rate"),
         ended_at=_epoch(f"{ended}+00:00") if ended else None,
-        rates={name: value for name, value in rates.items() if value is not None},
+        rates=_known(**{n: _at(exported, f"{theirs}.avg") for n, (_, _, theirs) in _RATES.items()}),
         latencies=latencies,
+        **facts,
     )
 
 
@@ -335,7 +318,8 @@ def from_aiperf(exported: Mapping[str, Any]) -> Exchange:
 def to_vllm(result: Exchange) -> dict[str, Any]:
     """Return the object that ``vllm bench serve --save-result`` writes."""
     requests, failures = result.requests or 0, result.failures or 0
-    exported: dict[str, Any] = {
+    end, read, written = _moment(result), result.input_tokens, result.output_tokens
+    exported = {
         "backend": "openai",
         "label": None,
         "model_id": result.model,
@@ -344,52 +328,47 @@ def to_vllm(result: Exchange) -> dict[str, Any]:
         "max_concurrency": result.concurrency,
         "completed": requests,
         "failed": failures,
+        **_known(
+            date=None if end is None else end.strftime(_DATE),
+            duration=result.duration_s,
+            total_input_tokens=None if read is None else round(read * requests),
+            total_output_tokens=None if written is None else round(written * requests),
+        ),
     }
-    if result.ended_at is not None:
-        end = datetime.fromtimestamp(result.ended_at, timezone.utc)
-        exported["date"] = end.strftime("%Y%m%d-%H%M%S")
-    if result.duration_s is not None:
-        exported["duration"] = result.duration_s
-    for name, value in (("input", result.input_tokens), ("output", result.output_tokens)):
-        if value is not None:
-            exported[f"total_{name}_tokens"] = round(value * requests)
-    for name, value in result.rates.items():
-        exported[_VLLM_RATES[name]] = value
+    exported |= {_VLLM_RATES[name]: value for name, value in result.rates.items()}
     for name, parts in result.latencies.items():
-        for part, value in parts.items():
-            exported[f"{_MEDIAN.get(part, part)}_{_VLLM[name]}_ms"] = value * 1000
+        exported |= {_vllm_key(name, part): value * 1000 for part, value in parts.items()}
     return exported
 
 
-_MEDIAN = {"p50": "median"}
+_DATE = "%Y%m%d-%H%M%S"
+
+
+def _vllm_key(name: str, part: str) -> str:
+    return f"{'median' if part == 'p50' else part}_{_VLLM[name]}_ms"
 
 
 def from_vllm(exported: Mapping[str, Any]) -> Exchange:
     """Read the object that ``vllm bench serve`` wrote; raises KeyError, TypeError or ValueError."""
-    requests = int(exported["completed"])
+    requests, date = int(exported["completed"]), exported.get("date")
     latencies = {}
-    for name, theirs in _VLLM.items():
-        keys = {part: f"{_MEDIAN.get(part, part)}_{theirs}_ms" for part in _PARTS}
-        known = {part: exported[key] / 1000 for part, key in keys.items() if key in exported}
-        if known:
+    for name in _VLLM:
+        values = {part: exported.get(_vllm_key(name, part)) for part in _PARTS}
+        if known := _parts(values, 1e-3):
             latencies[name] = known
-    rate, date = exported.get("request_rate"), exported.get("date")
-    ended = datetime.strptime(date, "%Y%m%d-%H%M%S") if date else None
-    lengths = {
-        name: exported[key] / requests if requests and key in exported else None
-        for name, key in (("input", "total_input_tokens"), ("output", "total_output_tokens"))
-    }
+    read, written = (exported.get(f"total_{name}_tokens") for name in ("input", "output"))
+    ended = datetime.strptime(date, _DATE).replace(tzinfo=timezone.utc) if date else None
     return Exchange(
         model=exported["model_id"],
         engine=exported.get("backend", ""),
         concurrency=exported.get("max_concurrency"),
-        request_rate=_finite(rate),
-        input_tokens=lengths["input"],
-        output_tokens=lengths["output"],
+        request_rate=_finite(exported.get("request_rate")),
+        input_tokens=None if read is None or not requests else read / requests,
+        output_tokens=None if written is None or not requests else written / requests,
         requests=requests,
         failures=exported.get("failed", int(exported["num_prompts"]) - requests),
         duration_s=exported.get("duration"),
-        ended_at=ended.replace(tzinfo=timezone.utc).timestamp() if ended else None,
+        ended_at=_epoch(ended),
         rates={n: exported[key] for n, key in _VLLM_RATES.items() if key in exported},
         latencies=latencies,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +48,10 @@ LOST: dict[str, dict[str, Any]] = {
 
 def close(one: Exchange, other: Exchange) -> None:
     """Both say the same, up to the rounding of milliseconds."""
-    for name in Exchange.__slots__:
-        expected, value = getattr(one, name), getattr(other, name)
-        if name == "latencies":
-            assert expected.keys() == value.keys()
-            for latency in expected:
-                assert value[latency] == pytest.approx(expected[latency]), latency
-        else:
-            assert value == expected, name
-
-
-def changed(result: Exchange, changes: dict[str, Any]) -> Exchange:
-    values = {name: getattr(result, name) for name in Exchange.__slots__}
-    return Exchange(**(values | changes))
+    assert replace(one, latencies={}) == replace(other, latencies={})
+    assert one.latencies.keys() == other.latencies.keys()
+    for name, parts in one.latencies.items():
+        assert other.latencies[name] == pytest.approx(parts), name
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -67,19 +59,18 @@ def changed(result: Exchange, changes: dict[str, Any]) -> Exchange:
 def test_a_round_trip_keeps_what_the_format_has_a_place_for(
     name: str, load: dict[str, Any], tmp_path: Path
 ) -> None:
-    result = changed(RESULT, load)
+    result = replace(RESULT, **load)
     path = tmp_path / "result.json"
     path.write_text(write(result, name))
-    close(changed(result, LOST[name]), read(path))
+    close(replace(result, **LOST[name]), read(path))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_unknown_stays_unknown(name: str, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    path.write_text(write(Exchange(model="m", rates=RATES, requests=5, failures=0), name))
-    found = read(path)
-    assert (found.model, found.rates, found.latencies) == ("m", RATES, {})
-    assert (found.concurrency, found.request_rate, found.duration_s, found.ended_at) == (None,) * 4
+    bare = Exchange(model="m", rates=RATES, requests=5, failures=0)
+    path.write_text(write(bare, name))
+    close(replace(bare, engine="openai" if name == "vllm-bench" else ""), read(path))
 
 
 def test_a_row_says_the_same_in_every_format() -> None:
@@ -163,12 +154,8 @@ def test_files_of_the_tools_themselves_are_read(tmp_path: Path) -> None:
     (tmp_path / "l.yaml").write_text(yaml.safe_dump(report))
     a, v, l = (read(tmp_path / name) for name in ("a.json", "v.json", "l.yaml"))  # noqa: E741
     assert [one.latencies["latency"]["p50"] for one in (a, v, l)] == [0.85] * 3
-    assert (a.model, a.concurrency, a.requests, a.latencies["tpot"]) == (
-        "m",
-        4,
-        40,
-        {"mean": 0.012},
-    )
+    assert (a.model, a.concurrency, a.requests) == ("m", 4, 40)
+    assert a.latencies["tpot"] == {"mean": 0.012}
     assert (v.failures, v.input_tokens, v.request_rate, v.engine) == (1, 100, None, "vllm")
     assert (l.duration_s, l.concurrency, l.request_rate, l.requests) == (62.5, None, 3, 40)
 
@@ -181,16 +168,13 @@ def test_files_of_the_tools_themselves_are_read(tmp_path: Path) -> None:
         ('{"model_id": "m", "completed": "many"}', "looks like vllm-bench's format, but not whole"),
         ('{"scenario": 1, "results": 2}', "looks like llm-d's format, but not whole"),
         ('{"request_latency": {"unit": "days"}}', "looks like aiperf's format, but not whole"),
+        (None, "No such file"),
     ],
 )
-def test_other_files_are_refused_by_name(content: str, message: str, tmp_path: Path) -> None:
+def test_other_files_are_refused_by_name(content: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
-    path.write_text(content)
+    if content is not None:
+        path.write_text(content)
     with pytest.raises(StoreError, match=r"other\.json") as raised:
         read(path)
     assert message in str(raised.value)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"none\.json"):
-        read(tmp_path / "none.json")
