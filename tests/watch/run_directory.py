@@ -10,7 +10,7 @@ from typing import Any
 from driver_cases import STATUS
 from measurements import row
 
-from orchestrator.core.status import FailedAttempt, Rate, RunStatus
+from orchestrator.core.status import Rate, RunStatus
 from orchestrator.store.store import Store
 
 
@@ -29,28 +29,8 @@ class RunDirectory:
 
     def status(self, **changes: Any) -> RunStatus:
         now = time.time()
-        status = dataclasses.replace(
-            STATUS,
-            **{
-                "at": now,
-                "started_at": now - 65,
-                "rates": (Rate(unit="tokens/s", per_s=1204.4, jobs=12),),
-                "jobs_run": 15,
-                **changes,
-            },
-        )
+        rates = (Rate(unit="tokens/s", per_s=1204.4, jobs=12),)
+        usual = {"at": now, "started_at": now - 65, "rates": rates, "jobs_run": 15}
+        status = dataclasses.replace(STATUS, **(usual | changes))
         self.store.write_file("status.json", status.to_json())
         return status
-
-
-def failure(at: float, **changes: Any) -> FailedAttempt:
-    values: dict[str, Any] = {
-        "at": at,
-        "job": "tiny-chatglm3 text-generation int4 b=32 HPU",
-        "state": "FAILED",
-        "failure_class": "crash",
-        "reason": "the worker process died of SIGSEGV",
-        "card": "hpu-1/HPU1",
-        "final": False,
-    }
-    return FailedAttempt(**{**values, **changes})

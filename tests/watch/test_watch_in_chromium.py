@@ -13,12 +13,12 @@ import pytest
 from driver_cases import STATUS
 from headless_chromium import Page, needs_chromium
 from measurement_factory import every_state
-from run_directory import RunDirectory, failure
+from run_directory import RunDirectory
 from test_server import TOKEN, serving
 
 from orchestrator.analysis.summary import STALE_AFTER_S, summarize
 from orchestrator.core.job import State
-from orchestrator.core.status import BestSoFar
+from orchestrator.core.status import BestSoFar, FailedAttempt
 from orchestrator.report.html import render
 
 pytestmark = needs_chromium
@@ -29,16 +29,22 @@ def directory(tmp_path: Path) -> RunDirectory:
     directory = RunDirectory(tmp_path)
     directory.append(0)
     directory.append(1, state=State.FAILED, reason="<b>no</b> such layer", final=False)
-    best = [
-        BestSoFar(job="LoRA b=8", per_s=1204.4, unit="tokens/s", rows=9, provisional=provisional)
-        for provisional in ("2 flagged rows may be faster", "")
-    ]
+    best = BestSoFar(job="LoRA b=8", per_s=1204.4, unit="tokens/s", rows=9, provisional="")
+    crash = FailedAttempt(
+        at=time.time() - 5,
+        job="tiny-chatglm3 text-generation int4 b=32 HPU",
+        state="FAILED",
+        failure_class="crash",
+        reason="the worker process died of SIGSEGV",
+        card="hpu-1/HPU1",
+        final=False,
+    )
     directory.status(
-        failures=(failure(time.time() - 5),),
+        failures=(crash,),
         failure_counts={"crash": 1},
         flag_counts={"contended": 3},
         repeats=2,
-        best=tuple(best),
+        best=(dataclasses.replace(best, provisional="2 flagged rows may be faster"), best),
     )
     return directory
 
@@ -144,19 +150,16 @@ def test_a_page_whose_server_has_gone_says_so(browser: Page, directory: RunDirec
 def test_the_report_works_in_its_own_origin(browser: Page, directory: RunDirectory) -> None:
     rows = every_state()
     directory.store.write_file("report.html", render(summarize(rows), rows))
-    with watching(browser, directory, "report"):
+    with watching(browser, directory, "report") as origin:
         assert browser.errors == []
         assert browser.evaluate("document.querySelectorAll('#rows-table tbody tr').length") == 50
         assert browser.evaluate("window.origin") == "null"
         read = "fetch('/state').then(() => 'read', () => 'refused')"
         assert browser.evaluate(read) == "refused"
-
-
-def test_a_foreign_script_in_a_report_does_not_run(browser: Page, directory: RunDirectory) -> None:
-    page = """<!DOCTYPE html><title>ours</title><script>document.title = 'theirs'</script>
+        foreign = """<!DOCTYPE html><title>ours</title><script>document.title = 'theirs'</script>
 <img src="x" onerror="document.title = 'theirs'"><script src="/watch.js"></script>"""
-    directory.store.write_file("report.html", page)
-    with watching(browser, directory, "report"):
+        directory.store.write_file("report.html", foreign)
+        browser.open(f"{origin}report")
         assert browser.evaluate("document.title") == "ours"
         assert browser.errors != []  # the browser says what it refused
 

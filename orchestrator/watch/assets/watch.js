@@ -125,11 +125,12 @@ function best(state) {
 
 function answers(state) {
   const all = state.status ? state.status.answers : [];
-  keyed(byId("answers"), all, (answer) => answer.question, (answer) => {
+  keyed(byId("answers"), all, (_, at) => String(at), () => {
     const item = element("li", "answer");
-    item.append(element("b", "", answer.question), ": ", element("span"), element("small", "quiet"));
+    item.append(element("b"), ": ", element("span"), element("small", "quiet"));
     return item;
   }, (item, answer) => {
+    setText(item.children[0], answer.question);
     setText(item.children[1], answer.sentence);
     setText(item.children[2], ` ${answer.basis}`);
   });
