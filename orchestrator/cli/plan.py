@@ -472,22 +472,17 @@ def _print_precisions(args: argparse.Namespace) -> int:
 
 def _print_columns(args: argparse.Namespace) -> int:
     from orchestrator.store.schema import SCHEMA_VERSION, schema
+    from orchestrator.watch.plan_text import aligned
 
-    headings = ("column", "type", "unit", "meaning")
     columns = []
     for column in schema():
         about = {k.decode(): v.decode() for k, v in (column.metadata or {}).items()}
-        description = about.get("description", "")
-        columns.append((column.name, str(column.type), about.get("unit", ""), description))
-    named = [dict(zip(headings, values, strict=True)) for values in columns]
-    rows = [headings, *((name, _short(kind), *rest) for name, kind, *rest in columns)]
-    widths = [max(len(row[index]) for row in rows) for index in range(3)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)]
-        lines.append("  ".join([*cells, row[3]]).rstrip())
+        named = {"column": column.name, "type": str(column.type), "unit": about.get("unit", "")}
+        columns.append(named | {"meaning": about.get("description", "")})
+    shown = [one | {"type": _short(one["type"])} for one in columns]
+    lines = aligned([(name, [one[name] for one in shown]) for name in columns[0]])
     lines += ["", f"Schema version {SCHEMA_VERSION}; docs/schema.md has the nested types."]
-    return print_answer(args, {"version": SCHEMA_VERSION, "columns": named}, *lines, indent=1)
+    return print_answer(args, {"version": SCHEMA_VERSION, "columns": columns}, *lines, indent=1)
 
 
 def _short(kind: str) -> str:

@@ -26,7 +26,6 @@ from orchestrator.planning.forecast import Forecast, cost_of_replicates, most_re
 from orchestrator.planning.planner import card_seconds
 from orchestrator.util import output
 from orchestrator.util.format import plural
-from workloads.base import MeasureSettings
 
 if TYPE_CHECKING:
     from orchestrator.core.deadline import Deadline
@@ -247,7 +246,7 @@ def print_plan(
         if terminal is not None and len(plan.jobs) <= FOLDED_ROWS:
             _print_folded(columns, items, terminal)
         else:
-            write(_aligned(columns))
+            write("".join(f"{line}\n" for line in aligned(columns)))
     write("\n" + "\n".join([*summary_lines(plan), *more]) + "\n")
 
 
@@ -268,22 +267,17 @@ def _print_folded(columns: Sequence[Column], jobs: Sequence[PlannedJob], console
     console.print(table)
 
 
-def _aligned(columns: Sequence[Column]) -> str:
-    aligned = []
+def aligned(columns: Sequence[Column]) -> list[str]:
+    """Return headings and texts of columns as lines, numbers to the right."""
+    padded = []
     for heading, texts in columns:
-        spare = {cell: len(cell) - _width(cell) for cell in {heading, *texts}}
-        width = max(len(cell) - less for cell, less in spare.items())
-        pad = str.rjust if heading in _RIGHT else str.ljust
-        padded = {cell: pad(cell, width + less) for cell, less in spare.items()}
-        aligned.append([padded[cell] for cell in (heading, *texts)])
-    lines = ["  ".join(line).rstrip() for line in zip(*aligned, strict=True)]
-    return "\n".join(lines) + "\n"
-
-
-def _width(text: str) -> int:
-    if text.isascii() and text.isprintable():
-        return len(text)
-    return cell_len(text)
+        cells = [heading, *texts]
+        width = max(map(cell_len, cells))
+        spaces = [" " * (width - cell_len(cell)) for cell in cells]
+        pairs = zip(spaces, cells, strict=True)
+        right = heading in _RIGHT
+        padded.append([space + cell if right else cell + space for space, cell in pairs])
+    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
 
 
 def plan_html(plan: Plan) -> str:
@@ -318,7 +312,6 @@ def plan_json(plan: Plan, forecast: Forecast | None = None) -> str:
     """Return the plan as one JSON object, a line per job."""
     encode = json.JSONEncoder(ensure_ascii=False).encode
     sets: dict[tuple[Accelerator, int], int] = {}
-    measures: dict[int, dict[str, object]] = {}
     counts = Counter(item.action for item in plan.jobs)
     head = {
         "grid": plan.grid_name,
@@ -354,22 +347,17 @@ def plan_json(plan: Plan, forecast: Forecast | None = None) -> str:
         key = (job.accelerator, job.cards)
         if key not in sets:
             sets[key] = len(legal_card_sets(plan.nodes, *key))
-        lines.append(encode(_job_json(item, sets[key], measures)))
+        lines.append(encode(_job_json(item, sets[key])))
     return encode(head)[:-1] + ', "jobs": [\n' + ",\n".join(lines) + "\n]}"
 
 
-def _job_json(
-    item: PlannedJob, card_sets: int, measures: dict[int, dict[str, object]]
-) -> dict[str, object]:
+def _job_json(item: PlannedJob, card_sets: int) -> dict[str, object]:
     job = item.job
-    measure: MeasureSettings = job.measure
-    if id(measure) not in measures:
-        measures[id(measure)] = asdict(measure)
     return {
         "job_id": job.job_id,
         "experiment": job.experiment,
         **job.identity(),
-        "measure": measures[id(measure)],
+        "measure": asdict(job.measure),
         "action": item.action.value,
         "reason": item.reason,
         "estimate_s": item.estimate_s,
