@@ -172,7 +172,8 @@ def run_submit(args: argparse.Namespace) -> int:
 def _submission(args: argparse.Namespace, path: Path, grid: Grid) -> Submission:
     from orchestrator.on_ray.jobs import Submission, new_submission_id
 
-    if not args.results and grid.results and not _lasts(grid.results):
+    lasts = is_address(grid.results) or grid.results.startswith(("/", "~"))
+    if not args.results and grid.results and not lasts:
         raise SubmitError(
             f"{path}: `results: {grid.results}` lies in the directory of a Ray job, which is "
             "thrown away with the job: write an absolute path or an address, or give --results"
@@ -197,10 +198,6 @@ def _submission(args: argparse.Namespace, path: Path, grid: Grid) -> Submission:
     )
     _ = submission.entrypoint  # refused if the grid is outside of what is uploaded
     return submission
-
-
-def _lasts(results: str) -> bool:
-    return is_address(results) or results.startswith(("/", "~"))
 
 
 def deadline_words(args: argparse.Namespace) -> list[str]:

@@ -306,19 +306,13 @@ def run_compare(args: argparse.Namespace) -> int:
 
         print_comparison(comparison, output.console(highlight=False), every=args.all)
     if not comparison.changes and not comparison.broken:
-        raise NotComparable(nothing(comparison))
-    return verdict(comparison, args.fail_on_regression)
-
-
-def verdict(comparison: RunComparison, limit: float | None) -> int:
-    """The exit code."""
-    if limit is None:
-        return 0
-    worse = comparison.regressions(limit) or comparison.broken
+        raise NotComparable(_nothing(comparison))
+    limit = args.fail_on_regression
+    worse = limit is not None and (comparison.regressions(limit) or comparison.broken)
     return errors.REGRESSION if worse else errors.OK
 
 
-def nothing(comparison: RunComparison) -> str:
+def _nothing(comparison: RunComparison) -> str:
     """Reason why no pair of rows could be compared."""
     if comparison.refused:
         keys = dict.fromkeys(d.key for r in comparison.refused for d in r.differences)
@@ -336,14 +330,11 @@ def nothing(comparison: RunComparison) -> str:
 def newest_rows(
     results: Path, run: str
 ) -> tuple[tuple[Measurement, ...], dict[str, tuple[Raised, ...]]]:
-    """The newest final row of each cell of a run, with raw samples, and the flags of these rows.
-
-    Replicates are joined. Flags are derived once, which takes seconds for a million samples.
-    """
+    """The newest final row of each cell of a run (replicates are joined), with raw samples, and the
+    flags of these rows."""
     store = find_run(run, results)
     rows = newest_final(store.measurements())
-    raised = raised_by_job(rows)
-    differ = spread_between_runs(store.path)
+    raised, differ = raised_by_job(rows), spread_between_runs(store.path)
     joined = join(rows, settings_of(rows, raised), raised, runs=differ)
     cells = [cell.row for cell in joined.cells]
     of_cells: dict[str, tuple[Raised, ...]] = dict.fromkeys((row.job_id for row in cells), ())
@@ -559,19 +550,12 @@ def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
     """Write the atlas bundle of a grid, with or without runs; returns its cells by status."""
     from orchestrator.grid.parser import load_grid
     from orchestrator.report.atlas import atlas_of, merged, to_json
-    from orchestrator.store import disk
 
     grid = load_grid(args.atlas, check_data=False)
     runs = args.run_names or (existing_runs(args.results) if args.results.is_dir() else ())
     rows = (row for run in runs for row in Store.existing(args.results, run).measurements())
     atlas = merged(atlas_of(grid.name, grid.jobs(), rows), *map(_bundle, args.merge))
-    path = Path(args.destination)
-    aside = path.with_name(f"{path.name}.part")
-    try:
-        aside.write_text(to_json(atlas), encoding="utf-8")
-        disk.rename(aside, path)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+    write_aside(Path(args.destination), to_json(atlas))
     return atlas.counts()
 
 

@@ -183,7 +183,6 @@ def test_nothing_measured_is_no_success(run: Run) -> None:
         (GRID, "--emulate nonsense", 2, "nonsense"),
         (GRID, "--emulate 1x1 --in-process", 2, "--emulate cannot be combined"),
         (GRID, "--address 127.0.0.1:1", 3, "no Ray cluster answers"),
-        (GRID, "", 3, "--emulate 2x8"),
     ],
 )
 def test_what_is_refused_creates_nothing(
@@ -196,11 +195,6 @@ def test_what_is_refused_creates_nothing(
 def test_a_run_that_another_driver_holds_is_refused(run: Run) -> None:
     with Store(Path("results"), "tiny-run"):
         assert str(os.getpid()) in run(GRID, code=4)
-
-
-def test_results_and_run_can_be_named(run: Run) -> None:
-    run(GRID, "--results", "kept", "--run", "night-1")
-    assert len(rows("night-1", "kept")) == 2 and not Path("results").exists()
 
 
 def test_a_stopped_run_is_taken_up_where_it_was(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,23 +213,3 @@ def test_a_stopped_run_is_taken_up_where_it_was(run: Run, monkeypatch: pytest.Mo
     run(grid)
     newest = {row.job_id: row.state for row in rows() if row.final}
     assert len(newest) == 4 and set(newest.values()) == {State.SUCCEEDED}
-
-
-@pytest.mark.slow
-def test_text_generation_of_the_embedded_model(run: Run) -> None:
-    grid = """\
-name: generation
-defaults: {model: tiny-chatglm3, accelerator: HPU, output_tokens: 4, prompts: 4}
-measure: {warmup: 1, min_repeats: 2, max_repeats: 2, time_limit_s: 5}
-experiments:
-  - name: precision
-    workload: text-generation
-    axes: {precision: [fp32, bf16], batch_size: [1, 4]}
-"""
-    printed = run(grid)
-    assert "tokens/s" in printed and "Random weights" in printed
-    measured = rows("generation")
-    assert len(measured) == 4
-    for row in measured:
-        assert row.random_weights and row.synthetic_data and row.emulated
-        assert row.metrics.repeats == 2 and row.metrics.ttft_s and row.items
