@@ -19,7 +19,8 @@ from functools import cache
 from statistics import geometric_mean
 from typing import TypeAlias
 
-from orchestrator.analysis.rankings import memory_is_known, peak_memory_bytes, work_of
+from orchestrator.analysis.metrics import memory_is_known, peak_memory_bytes
+from orchestrator.analysis.rankings import work_of
 from orchestrator.analysis.ratio import Ratio, pooled, rate_of, ratio_of_rows
 from orchestrator.analysis.selection import Setting, precision_rank
 from orchestrator.core.job import State
@@ -83,10 +84,8 @@ def effects_of(
     settings: Mapping[str, Setting],
     bounds: Collection[str] = frozenset(),
 ) -> tuple[Effect, ...]:
-    """Return every effect, grouped by work; within it the largest gain first.
-
-    ``bounds`` are the job ids of rows whose throughput is a lower bound.
-    """
+    """Return every effect, grouped by work; within it the largest gain first. ``bounds`` are the
+    job ids of rows whose throughput is a lower bound."""
     groups: dict[Setting, list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED and rate_of(row):
@@ -285,10 +284,7 @@ def scalings_of(
     settings: Mapping[str, Setting],
     bounds: Collection[str] = frozenset(),
 ) -> tuple[Scaling, ...]:
-    """Return one entry for each job that succeeded on two or more numbers of cards.
-
-    ``bounds`` are the job ids of rows whose throughput is a lower bound.
-    """
+    """Return one entry for each job that succeeded on two or more numbers of cards."""
     groups: dict[tuple[Setting, str, str, str], list[Measurement]] = {}
     without_cards = cache(lambda setting: replace(setting, cards=0))  # a few serve all rows
     for row in rows:
@@ -301,16 +297,16 @@ def scalings_of(
         base = ordered[0]
         # Searched batch sizes may differ, and then the cards did different work.
         ordered = [row for row in ordered if row.batch_size == base.batch_size]
-        if len({row.cards for row in ordered}) > 1:
-            scalings.append(
-                Scaling(
-                    setting=replace(setting, cards=base.cards),
-                    precision=precision,
-                    batch_size=batch_size,
-                    base=base,
-                    steps=tuple(_step(row, base, bounds) for row in ordered),
-                )
-            )
+        if len({row.cards for row in ordered}) < 2:
+            continue
+        one = Scaling(
+            setting=replace(setting, cards=base.cards),
+            precision=precision,
+            batch_size=batch_size,
+            base=base,
+            steps=tuple(_step(row, base, bounds) for row in ordered),
+        )
+        scalings.append(one)
     return tuple(sorted(scalings, key=lambda s: (s.setting, precision_rank(s.precision))))
 
 

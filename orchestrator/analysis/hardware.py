@@ -22,7 +22,7 @@ from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from orchestrator.analysis.metrics import figure_of
+from orchestrator.analysis.metrics import reported_figure
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import number, scalar, seconds, times
@@ -319,7 +319,7 @@ def share_of(row: Measurement, sheet: DeviceSheet) -> Share:
     per_token, operations, prefill, intensity = flops_per_token(row), None, None, None
     if per_token and metrics.total_tokens_per_s:  # of real tokens; padding is not counted
         operations = metrics.total_tokens_per_s * per_token / row.cards
-    read_per_s = figure_of(row, PREFILL.name, {PREFILL.name: PREFILL})
+    read_per_s = reported_figure(row, PREFILL.name, {PREFILL.name: PREFILL})
     if read_per_s and row.parameter_count:  # of the prompts' real tokens while they were read
         prefill = 2.0 * row.parameter_count * read_per_s
     if step_s and row.weight_bytes and row.parameter_count and row.batch_size:
@@ -357,15 +357,8 @@ def flops_per_token(row: Measurement) -> float | None:
 
 # ---------------------------------------------------------------- measured against published
 
-#: Published task -> workloads that do it.
-TASKS: dict[str, frozenset[str]] = {
-    "pretraining": frozenset({"pretraining"}),
-    "text-to-image": frozenset({"text-to-image"}),
-    "summarization-finetuning": frozenset({"finetuning"}),
-    "text-generation": frozenset({"text-generation"}),
-    "serving": frozenset({"serving"}),
-    "causal-lm-finetuning": frozenset({"finetuning"}),
-}
+#: Workloads of published tasks whose name differs.
+_WORKLOADS = dict.fromkeys(("summarization-finetuning", "causal-lm-finetuning"), "finetuning")
 
 REFERENCES = ("Gaudi1", "A100-80GB")
 
@@ -404,9 +397,7 @@ class Line:
 class Comparison:
     """One task: published lines in their order, each followed by matching rows of this run."""
 
-    about: (
-        Published  # the first of its figures: task, model, dataset, cards and unit are all theirs
-    )
+    about: Published  # its first figure; task, model, dataset, cards and unit are those of all
     lines: tuple[Line, ...]
     emulated: int  # rows that match except for emulation
 
@@ -459,7 +450,7 @@ def against_published(
 def matches(row: Measurement, figure: Published) -> bool:
     """Return whether the row did the work of the figure, on any device."""
     return (
-        row.workload in TASKS.get(figure.task, frozenset())
+        row.workload == _WORKLOADS.get(figure.task, figure.task)
         and same_model(row, figure)
         and (not figure.dataset or _plain(_last_part(row.dataset)) == _plain(figure.dataset))
         and same_precision(row, figure.precision)

@@ -19,24 +19,11 @@ from workloads.base import Result, of_ranks
 
 #: Figures that each rank reports once; the gang's figure is the largest.
 _LARGEST = (
-    "load_s",
-    "compile_s",
-    "warmup_s",
-    "warmup_steps",
-    "shapes",
-    "shapes_unmet",
-    "timed_parts",
-    "timed_compilations",
-    "timed_cpu_fallbacks",
-    "weight_bytes",
-    "parameter_count",
-    "trainable_parameter_count",
-    "train_flops_per_token",
-    "tokenization_s",
-    "detokenization_s",
-    "baseline_host_memory_bytes",
-    "peak_host_memory_bytes",
-    "peak_device_memory_bytes",
+    *("load_s", "compile_s", "warmup_s", "warmup_steps", "shapes", "shapes_unmet"),
+    *("timed_parts", "timed_compilations", "timed_cpu_fallbacks"),
+    *("weight_bytes", "parameter_count", "trainable_parameter_count", "train_flops_per_token"),
+    *("tokenization_s", "detokenization_s"),
+    *("baseline_host_memory_bytes", "peak_host_memory_bytes", "peak_device_memory_bytes"),
 )
 _OF_JOB = (
     *("experiment", "workload", "model", "dataset", "accelerator", "cards", "precision"),

@@ -50,7 +50,7 @@ class FigureChange:
         return f"{self.metric.title}: {before} → {after}{unit}{way}"
 
 
-def figure_of(row: Measurement, name: str, declared: Mapping[str, Metric]) -> float | None:
+def reported_figure(row: Measurement, name: str, declared: Mapping[str, Metric]) -> float | None:
     """Return a row's figure: stored, else derived from raw samples by its metric."""
     value = row.reported(name)
     metric = declared.get(name)
@@ -63,7 +63,7 @@ def figures_of(row: Measurement) -> Iterator[tuple[Metric, float]]:
     """Yield the row's metrics and figures, in the order of the declarations."""
     declared = registry.metrics_of(row.workload)
     for name in dict.fromkeys((*declared, *row.workload_metrics)):
-        value = figure_of(row, name, declared)
+        value = reported_figure(row, name, declared)
         if value is not None:
             title = name.replace("_", " ")
             yield declared.get(name) or Metric(name=name, title=title, description=title), value
@@ -74,10 +74,7 @@ def named_figures(row: Measurement) -> dict[str, float]:
     figures = {name: getattr(row.metrics, name, None) for name in COMMON}
     if row.metrics.throughput is not None and row.metrics.power_w:
         figures["throughput_per_watt"] = row.metrics.throughput / row.metrics.power_w
-    peak = row.peak_device_memory_bytes
-    if peak is None and row.peak_host_memory_bytes and row.baseline_host_memory_bytes:
-        peak = row.peak_host_memory_bytes - row.baseline_host_memory_bytes
-    figures["peak_memory_bytes"] = peak
+    peak = figures["peak_memory_bytes"] = peak_memory_bytes(row)
     card = row.details.get("card_memory_bytes", "")
     if peak is not None and card.isdecimal() and int(card):
         figures["peak_memory_bytes/card"] = peak / int(card)
@@ -85,9 +82,26 @@ def named_figures(row: Measurement) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items() if value is not None}
 
 
-def titled(row: Measurement) -> dict[str, str]:
-    """Return the figures as text with units, by title."""
-    return {m.title: f"{units.number(value)} {m.unit}".rstrip() for m, value in figures_of(row)}
+def memory_is_known(row: Measurement) -> bool:
+    """Return whether ``peak_memory_bytes`` is the job's own: a warm process reuses what earlier
+    jobs left, and grows by less."""
+    if row.peak_device_memory_bytes:
+        return True
+    return row.peak_host_memory_bytes is not None and not row.jobs_before
+
+
+def peak_memory_bytes(row: Measurement) -> int | None:
+    """Return the device's peak memory, or else the growth of host memory."""
+    if row.peak_device_memory_bytes:
+        return row.peak_device_memory_bytes
+    if row.peak_host_memory_bytes is None:
+        return None
+    return max(0, row.peak_host_memory_bytes - (row.baseline_host_memory_bytes or 0))
+
+
+def memory_kind(row: Measurement) -> str:
+    """Return the kind of ``peak_memory_bytes``: ``device`` or ``host``."""
+    return "device" if row.peak_device_memory_bytes else "host"
 
 
 def figure_changes(before: Measurement, after: Measurement) -> list[FigureChange]:

@@ -106,26 +106,17 @@ def banners_of(
     models = [row.model for row in rows if row.random_weights]
     datasets = [row.dataset for row in rows if row.synthetic_data]
     partial = [row for row in rows if LEFT_OUT & row.details.keys()]
-    lost = [row for row in rows if LOST in row.details]
+    lost = [f"{', '.join(row.nodes)}: {row.details[LOST]}" for row in rows if LOST in row.details]
     unknown = ((row, undeclared(row.workload, row.engine, row.parameters)) for row in rows)
     foreign = [(row, names) for row, names in unknown if names]
+    settings = _names(f"{row.workload}: {name}" for row, names in foreign for name in names)
     banners: list[tuple[str, int, int, tuple[str, ...]]] = [
         ("Emulated cards", len(emulated), every, devices or ("no row reached a device",)),
         ("Random weights", len(models), ran, _names(models)),
         ("Synthetic data", len(datasets), ran, _names(datasets)),
         ("Records left out", len(partial), ran, _names(row.dataset for row in partial)),
-        (
-            "Lost cards",
-            len(lost),
-            ran,
-            _names(f"{', '.join(row.nodes)}: {row.details[LOST]}" for row in lost),
-        ),
-        (
-            "Unknown settings",
-            len(foreign),
-            every,
-            _names(f"{row.workload}: {name}" for row, names in foreign for name in names),
-        ),
+        ("Lost cards", len(lost), ran, _names(lost)),
+        ("Unknown settings", len(foreign), every, settings),
     ]
     banners = [banner for banner in banners if banner[1]]
     if slow_cards:

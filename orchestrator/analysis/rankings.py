@@ -20,7 +20,7 @@ from statistics import NormalDist
 from typing import Any
 
 from orchestrator.analysis.flags import FALSE, barred, bounded, kept_share, raised_on
-from orchestrator.analysis.metrics import figure_of, same
+from orchestrator.analysis.metrics import memory_is_known, peak_memory_bytes, reported_figure, same
 from orchestrator.analysis.ratio import Ratio, pooled, ratio_of_rows
 from orchestrator.analysis.selection import Setting
 from orchestrator.core.job import State
@@ -147,10 +147,8 @@ def rankings_of(
     settings: Mapping[str, Setting],
     bounds: Collection[str] = frozenset(),
 ) -> tuple[Ranking, ...]:
-    """Return one ranking for each piece of work with a measured throughput.
-
-    ``bounds`` are the job ids of rows whose throughput is a lower bound.
-    """
+    """Return one ranking for each piece of work with a measured throughput; ``bounds`` are the job
+    ids of rows whose throughput is a lower bound, here and below."""
     entered = (row for row in rows if isfinite(row.metrics.throughput or math.nan))
     rankings = []
     for (setting, unit), group in by_work(entered, settings).items():
@@ -225,28 +223,6 @@ def doubt_of(row: Measurement) -> Doubt:
     return Doubt(deviations, better_by, flags, usable=FALSE.isdisjoint(names))
 
 
-def memory_is_known(row: Measurement) -> bool:
-    """Return whether ``peak_memory_bytes`` is the job's own: a warm process reuses what earlier
-    jobs left, and grows by less."""
-    if row.peak_device_memory_bytes:
-        return True
-    return row.peak_host_memory_bytes is not None and not row.jobs_before
-
-
-def peak_memory_bytes(row: Measurement) -> int | None:
-    """Return the device's peak memory, or else the growth of host memory."""
-    if row.peak_device_memory_bytes:
-        return row.peak_device_memory_bytes
-    if row.peak_host_memory_bytes is None:
-        return None
-    return max(0, row.peak_host_memory_bytes - (row.baseline_host_memory_bytes or 0))
-
-
-def memory_kind(row: Measurement) -> str:
-    """Return the kind of ``peak_memory_bytes``: ``device`` or ``host``."""
-    return "device" if row.peak_device_memory_bytes else "host"
-
-
 @lru_cache(maxsize=65_536)  # a few settings serve all rows of a large run
 def work_of(setting: Setting) -> Setting:
     """Return the setting of the work: without free choices, with undeclared settings."""
@@ -287,7 +263,7 @@ def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
     for metric in declared.values():
         if metric.better is None or not (raw or metric.name in names):
             continue
-        figures = ((figure_of(row, metric.name, declared), row) for row in rows)
+        figures = ((reported_figure(row, metric.name, declared), row) for row in rows)
         known = [(value, row) for value, row in figures if value is not None and isfinite(value)]
         if len(known) < 2:
             continue
@@ -313,7 +289,9 @@ class Front:
 
 def fronts_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> tuple[Front, ...]:
     """Return a front for each piece of work with at least two rows that have both figures."""
-    pointed = (row for row in rows if _point(row) is not None)
+    pointed = (
+        row for row in rows if 0 < latency(row) < math.inf and 0 < throughput(row) < math.inf
+    )
     fronts = []
     for (setting, unit), group in by_work(pointed, settings).items():
         if len(group) > 1:
@@ -341,13 +319,6 @@ def throughput(row: Measurement) -> float:
 def latency(row: Measurement) -> float:
     """Return the row's median latency of a prompt in seconds, 0 if it has none."""
     return row.metrics.latency_p50_s or 0.0
-
-
-def _point(row: Measurement) -> tuple[float, float] | None:
-    values = (row.metrics.latency_p50_s, row.metrics.throughput)
-    if any(value is None or not math.isfinite(value) or value <= 0 for value in values):
-        return None
-    return latency(row), throughput(row)
 
 
 # ---------------------------------------------------------------- head to head
@@ -378,15 +349,13 @@ class HeadToHead:
     @property
     def fastest(self) -> int | None:
         """The side that is significantly fastest; None: undecided."""
-        known = [(one.value, side) for side, one in enumerate(self.overall) if one is not None]
+        known = {side: ratio for side, ratio in enumerate(self.overall) if ratio is not None}
         if not known:
             return None
-        value, side = max(known)
-        ratio = self.overall[side]
-        if value <= 1:
-            every = [one for one in self.overall if one is not None]
-            return 0 if all(one.decided for one in every) else None
-        return side if ratio is not None and ratio.decided else None
+        side = max(known, key=lambda side: (known[side].value, side))
+        if known[side].value <= 1:
+            return 0 if all(ratio.decided for ratio in known.values()) else None
+        return side if known[side].decided else None
 
 
 def head_to_head(
@@ -394,10 +363,7 @@ def head_to_head(
     settings: Mapping[str, Setting],
     bounds: Collection[str] = frozenset(),
 ) -> tuple[HeadToHead, ...]:
-    """Return one comparison for each workload, unit and kind of cards (real or emulated).
-
-    ``bounds`` are the job ids of rows whose throughput is a lower bound.
-    """
+    """Return one comparison for each workload, unit and kind of cards (real or emulated)."""
     groups: dict[tuple[str, str, bool], list[Measurement]] = {}
     for row in rows:
         if row.state is State.SUCCEEDED and row.metrics.throughput is not None:

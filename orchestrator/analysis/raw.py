@@ -44,10 +44,8 @@ class Records:
                 lengths = floats(None if one is None else len(one) for one in every)
                 lists[field.name] = floats(value for one in every for value in one or ()), lengths
             elif field.name in _TEXTS:
-                sizes = (
-                    one if one is None else len(one.encode("utf-8", "replace")) for one in every
-                )
-                values[field.name] = floats(sizes)
+                texts = (one and one.encode("utf-8", "replace") for one in every)
+                values[field.name] = floats(text if text is None else len(text) for text in texts)
             else:
                 values[field.name] = floats(every)
         return cls(np.array([place for place, _, _ in known], np.int64), values, lists)

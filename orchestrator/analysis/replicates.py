@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.analysis.flags import Raised, barred, bounded
+from orchestrator.analysis.rankings import throughput
 from orchestrator.analysis.ratio import rate_of
 from orchestrator.analysis.samples import LEAST_SAMPLES, LEVEL, mann_kendall, slope_of
 from orchestrator.analysis.selection import Setting
@@ -66,10 +67,8 @@ def join(
     *,
     runs: Spread = ALIKE,
 ) -> Joined:
-    """Join the replicates among the newest final rows of a run.
-
-    ``raised`` are flags by job id, ``runs`` is the spread between runs (``store/card_checks.py``).
-    """
+    """Join the replicates among the newest final rows of a run; ``raised`` are flags by job id,
+    ``runs`` is the spread between runs."""
     if all(row.replicate == 1 for row in rows):
         return Joined(rows=tuple(rows))
     groups: dict[object, list[Measurement]] = {}
@@ -101,7 +100,7 @@ def _cell(
     size = Counter(row.batch_size for row in counted).most_common(1)[0][0]
     counted = [row for row in counted if row.batch_size == size]
     processes = _by_process(counted)
-    means = [math.fsum(_throughputs(rows)) / len(rows) for rows in processes]
+    means = [math.fsum(map(throughput, rows)) / len(rows) for rows in processes]
     errors = [_error(rows[0]) if len(rows) == 1 else None for rows in processes]
     spread = nested_interval(means, errors, counted[0].measure.confidence, runs=runs)
     if spread is None:
@@ -134,10 +133,6 @@ def _by_process(rows: Iterable[Measurement]) -> list[list[Measurement]]:
         key = (row.invocation_id, row.nodes[:1], row.worker_pid) if known else row.job_id
         processes.setdefault(key, []).append(row)
     return list(processes.values())
-
-
-def _throughputs(rows: Iterable[Measurement]) -> list[float]:
-    return [row.metrics.throughput or 0.0 for row in rows]
 
 
 def _error(row: Measurement) -> float | None:

@@ -19,6 +19,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
+import numpy as np
+
 from orchestrator.core.measurement import (
     Metrics,
     Totals,
@@ -249,11 +251,6 @@ def cluster_index(values: Sequence[float]) -> tuple[float, int, list[float]]:
 
 def critical_index(count: int) -> float:
     """Return the cluster index below which a sample of this size has two humps at ``LEVEL``."""
-    sizes = [size for size, _ in _CRITICAL]
-    if count >= sizes[-1]:
-        return _CRITICAL[-1][1]
-    above = next(i for i, size in enumerate(sizes) if size > count)
-    (small, low), (large, high) = _CRITICAL[above - 1], _CRITICAL[above]
+    sizes, indices = zip(*_CRITICAL, strict=True)
     # Linear in 1/sqrt(size), like sampling errors.
-    share = (small**-0.5 - count**-0.5) / (small**-0.5 - large**-0.5)
-    return low + share * (high - low)
+    return float(np.interp(-(count**-0.5), [-(size**-0.5) for size in sizes], indices))

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from orchestrator.analysis.effects import Effect, Scaling, effects_of, scalings_of
@@ -39,6 +40,7 @@ from orchestrator.analysis.rankings import (
     fronts_of,
     head_to_head,
     rankings_of,
+    throughput,
 )
 from orchestrator.analysis.replicates import Joined, join
 from orchestrator.analysis.selection import (
@@ -87,8 +89,7 @@ STATES: dict[State, StateWords] = {
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-f]{16}(?:-\d+)?\b|\d[\d.,]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(NamedTuple):
     """One reason and the rows that share it; ``example`` is the newest with a log's tail."""
 
     state: State
@@ -105,16 +106,10 @@ def causes_of(rows: Sequence[Measurement]) -> tuple[Cause, ...]:
         if row.state is not State.SUCCEEDED:
             key = (row.state, row.failure_class or "", _VARIABLE.sub("#", row.reason))
             groups.setdefault(key, []).append(row)
-    causes = [
-        Cause(
-            state=state,
-            failure_class=failure_class,
-            reason=(example := _example(group)).reason,
-            rows=tuple(group),
-            example=example,
-        )
-        for (state, failure_class, _), group in groups.items()
-    ]
+    causes = []
+    for (state, failure_class, _), group in groups.items():
+        example = ([row for row in group if row.failure_tail] or group)[-1]
+        causes.append(Cause(state, failure_class, example.reason, tuple(group), example))
     order = list(STATES)
     return tuple(sorted(causes, key=lambda c: (order.index(c.state), -len(c.rows))))
 
@@ -143,15 +138,8 @@ def retried(
             and row.started_at is not None
         ):
             attempts.setdefault(row.job_id, []).append(row)
-    ordered = (
-        tuple(sorted(rows, key=lambda row: row.attempt_number)) for rows in attempts.values()
-    )
+    ordered = (tuple(sorted(rows, key=attrgetter("attempt_number"))) for rows in attempts.values())
     return tuple(rows for rows in ordered if any(r.state is not State.SUCCEEDED for r in rows[:-1]))
-
-
-def _example(rows: Sequence[Measurement]) -> Measurement:
-    with_tail = [row for row in rows if row.failure_tail]
-    return (with_tail or list(rows))[-1]
 
 
 # ---------------------------------------------------------------- progress of a run
@@ -270,16 +258,12 @@ class Summary:
     @property
     def flagged(self) -> tuple[Flagged, ...]:
         """Flags that some row has, each with its rows, by name."""
-        by_flag: dict[str, list[tuple[Measurement, Raised]]] = {}
+        by_flag: dict[str, tuple[Flag, list[tuple[Measurement, str]]]] = {}
         for row in self.rows:
             for one in self.raised.get(row.job_id, ()):
-                by_flag.setdefault(one.flag.name, []).append((row, one))
+                by_flag.setdefault(one.flag.name, (one.flag, []))[1].append((row, one.reason))
         return tuple(
-            Flagged(
-                flag=pairs[0][1].flag,
-                rows=tuple((row, one.reason) for row, one in pairs),
-            )
-            for _, pairs in sorted(by_flag.items())
+            Flagged(flag=flag, rows=tuple(rows)) for _, (flag, rows) in sorted(by_flag.items())
         )
 
     def at_least(self, row: Measurement) -> bool:
@@ -359,11 +343,9 @@ def summarize(
 ) -> Summary:
     """Summarize the rows of one run, in the order in which they were written.
 
-    ``damaged`` are files that could not be read, ``runs_differ`` is the spread of the cards' speed
-    from run to run, ``planned`` counts jobs, ``raised`` are flags by job id, if already derived,
-    ``prices`` are those of the run's grid, ``stopped`` is the reason of a stop, ``answers`` are
-    the driver's to the grid's questions, and ``predictions`` are those of the run; of cells that
-    have an answer by now they do not count.
+    ``runs_differ`` is the spread of the cards' speed from run to run, ``raised`` are flags by job
+    id, if already derived; the others are fields of ``Summary``. Predictions of cells that have an
+    answer by now do not count.
     """
     reference = reference or Reference()
     rows = by_content(newest_final(measurements))
@@ -372,7 +354,8 @@ def summarize(
     joined = join(rows, settings, raised, runs=runs_differ)
     fit, bounds = ranked(joined.rows, raised), bounds_of(raised)
     whole = tuple(row for row in fit if row.job_id not in bounds)
-    labels = _labels(rows, joined)
+    labels = labels_of(rows)
+    labels |= {cell.row.job_id: labels[cell.replicates[0].job_id] for cell in joined.cells}
     counted = Counter(row.state for row in rows)
     answered = {row.job_id for row in rows if row.state not in UNANSWERED}
     unanswered = tuple(one for one in predictions if one.job_id not in answered)
@@ -418,24 +401,13 @@ def at_equal_quality(summary: Summary, limit: float | None = None) -> Summary:
     return replace(summary, fronts=fronts_of(rows, summary.settings))
 
 
-def _labels(rows: Sequence[Measurement], joined: Joined) -> dict[str, Label]:
-    labels = labels_of(rows)
-    for cell in joined.cells:
-        labels[cell.row.job_id] = labels[cell.replicates[0].job_id]
-    return labels
-
-
 def _fastest_first(rankings: Sequence[Ranking]) -> tuple[Ranking, ...]:
     """Sort rankings by unit, the one of most rows first, then by speed."""
     rows = Counter[str]()
     for one in rankings:
         rows[one.unit] += one.contenders
-    return tuple(
-        sorted(
-            rankings,
-            key=lambda one: (
-                *(-rows[one.unit], one.unit, -(one.fastest.metrics.throughput or 0.0)),
-                one.setting,
-            ),
-        )
-    )
+
+    def place(one: Ranking) -> tuple[object, ...]:
+        return -rows[one.unit], one.unit, -throughput(one.fastest), one.setting
+
+    return tuple(sorted(rankings, key=place))

@@ -169,7 +169,11 @@ def _two_settings(groups: Mapping[Setting, Sequence[Measurement]]) -> _Layout | 
     names = [*apart.fields, *sorted(apart.parameters)]
     if len(names) != 2 or any(len(group) > 1 for group in groups.values()):
         return None
-    values = {setting: _facts(setting, names) for setting in groups}
+    values: dict[Setting, tuple[str, str]] = {}
+    for setting in groups:
+        known = dict(setting.parameters)
+        one, other = (str(known.get(name) or getattr(setting, name, "")) for name in names)
+        values[setting] = one, other
     if any("" in pair for pair in values.values()):
         return None
     first, second = ({pair[axis] for pair in values.values()} for axis in (0, 1))
@@ -181,12 +185,6 @@ def _two_settings(groups: Mapping[Setting, Sequence[Measurement]]) -> _Layout | 
         cells, titles = {(b, a): row for (a, b), row in cells.items()}, titles[::-1]
     setting = next(iter(groups))
     return _Layout(setting=setting, line_name=titles[0], column_name=titles[1], cells=cells)
-
-
-def _facts(setting: Setting, names: Sequence[str]) -> tuple[str, str]:
-    known = dict(setting.parameters)
-    first, second = (str(known.get(name) or getattr(setting, name, "")) for name in names)
-    return first, second
 
 
 def _shared(settings: Sequence[Setting]) -> Setting:
@@ -215,7 +213,6 @@ def _table(
     own = [ranking for ranking in rankings if ranking.unit == unit]
     figures = [row.metrics.throughput for row in fit if row.metrics.throughput_unit == unit]
     values = [value for value in figures if value and math.isfinite(value) and value > 0]
-    top = max(values, default=0.0)
     lines, columns = (tuple(dict.fromkeys(key[axis] for key in layout.cells)) for axis in (0, 1))
     return Table(
         setting=layout.setting,
@@ -236,7 +233,7 @@ def _table(
             if row.state in UNANSWERED and row.job_id in predicted
         },
         low=min(values, default=0.0),
-        top=top,
+        top=max(values, default=0.0),
         log=uneven(values),
     )
 
@@ -247,12 +244,8 @@ def _ordered(keys: Sequence[str], layout: _Layout, axis: int) -> list[str]:
     if name == PRECISION:
         return sorted(keys, key=precision_rank)
     if name == BATCH or all(key.isdecimal() for key in keys):
-        return sorted(keys, key=_batch_rank)
+        return sorted(keys, key=lambda key: (0, int(key), "") if key.isdecimal() else (1, 0, key))
     fastest = dict.fromkeys(keys, 0.0)
     for cell, row in layout.cells.items():
         fastest[cell[axis]] = max(fastest[cell[axis]], row.metrics.throughput or 0.0)
     return sorted(keys, key=fastest.__getitem__, reverse=True)
-
-
-def _batch_rank(column: str) -> tuple[int, int, str]:
-    return (0, int(column), "") if column.isdecimal() else (1, 0, column)

@@ -90,7 +90,7 @@ def timeline_of(measurements: Sequence[Measurement]) -> Timeline:
     for row in measurements:
         if row.started_at is None or row.ended_at is None or row.ended_at < row.started_at:
             continue
-        cards = list(cards_of(row))
+        cards = cards_of(row)
         if not cards:
             continue
         low, high = windows.get(row.invocation_id, (row.started_at, row.ended_at))
@@ -123,19 +123,13 @@ def duration_s(row: Measurement) -> float | None:
     return row.ended_at - row.started_at
 
 
-def cards_of(row: Measurement) -> Iterable[tuple[str, int]]:
+def cards_of(row: Measurement) -> list[tuple[str, int]]:
     """Return node and index of each card of a row; a gang over several nodes holds equal shares."""
-    if not row.nodes or not row.card_indices:
+    if not row.nodes:
         return []
-    if len(row.nodes) == len(row.card_indices):
-        return list(dict.fromkeys(zip(row.nodes, row.card_indices, strict=True)))
-    share = max(1, len(row.card_indices) // len(row.nodes))
-    return list(
-        dict.fromkeys(
-            (row.nodes[min(i // share, len(row.nodes) - 1)], card)
-            for i, card in enumerate(row.card_indices)
-        )
-    )
+    share, last = max(1, len(row.card_indices) // len(row.nodes)), len(row.nodes) - 1
+    nodes = (row.nodes[min(place // share, last)] for place in range(len(row.card_indices)))
+    return list(dict.fromkeys(zip(nodes, row.card_indices, strict=True)))
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

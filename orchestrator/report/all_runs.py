@@ -16,7 +16,7 @@ from orchestrator.core.errors import StoreError
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.svg import path_of, svg, text_at
-from orchestrator.report.wording import best_text
+from orchestrator.report.wording import ranking_text
 from orchestrator.store import disk
 from orchestrator.store import files as run_files
 from orchestrator.store.reader import about_how_many
@@ -129,22 +129,18 @@ def render(results: Path, lines: Sequence[RunLine], trends: Trends, damaged: Seq
     """Return the page, which needs no script, network or other file."""
     from orchestrator.report.html import asset, environment
 
-    return (
-        environment()
-        .get_template("all.html.jinja")
-        .render(
-            results=str(results),
-            headline=headline(trends),
-            lines=lines,
-            trends=trends,
-            damaged=damaged,
-            changed=trends.changed,
-            same=[trend for trend in trends.trends if not trend.changes],
-            SHOWN_TRENDS=SHOWN_TRENDS,
-            spark=spark,
-            units=units,
-            style=asset("page.css"),
-        )
+    template = environment().get_template("all.html.jinja")
+    return template.render(
+        results=str(results),
+        headline=headline(trends),
+        lines=lines,
+        trends=trends,
+        damaged=damaged,
+        changed=trends.changed,
+        same=[trend for trend in trends.trends if not trend.changes],
+        SHOWN_TRENDS=SHOWN_TRENDS,
+        spark=spark,
+        style=asset("page.css"),
     )
 
 
@@ -193,7 +189,7 @@ def _line(results: Path, run: str, rows: Sequence[Measurement]) -> RunLine:
     if rankings:
         best = max(rankings, key=lambda one: one.contenders)
         labels = labels_of(newest)
-        fastest = best_text(
+        fastest = ranking_text(
             best,
             lambda row: labels[row.job_id].choices or str(labels[row.job_id]),
             labels[best.fastest.job_id].work,

@@ -100,18 +100,16 @@ def atlas_of(grid: str, jobs: Iterable[Job], rows: Iterable[Measurement]) -> Atl
         if row.final and status is not None and row.state is not State.UNSUPPORTED:
             evidence = _evidence(row, status)
             by_job.setdefault(row.job_id, {})[evidence.key] = evidence
-    return Atlas(
-        grid=grid,
-        cells=tuple(
-            Cell(
-                **{name: getattr(job, name) for name in _OF_JOB},
-                accelerator=str(job.accelerator),
-                batch_size=str(job.batch_size),
-                evidence=tuple(sorted(by_job.get(job.job_id, {}).values(), key=_order)),
-            )
-            for job in jobs
-        ),
+    cells = (
+        Cell(
+            **{name: getattr(job, name) for name in _OF_JOB},
+            accelerator=str(job.accelerator),
+            batch_size=str(job.batch_size),
+            evidence=tuple(sorted(by_job.get(job.job_id, {}).values(), key=_order)),
+        )
+        for job in jobs
     )
+    return Atlas(grid=grid, cells=tuple(cells))
 
 
 def merged(one: Atlas, *others: Atlas) -> Atlas:
@@ -178,12 +176,7 @@ def _evidence(row: Measurement, status: Literal["emulated", "card"]) -> Evidence
 def to_json(atlas: Atlas) -> str:
     """Return the bundle's text; equal atlases have equal texts."""
     cells = [{"status": cell.status, **asdict(cell)} for cell in atlas.cells]
-    whole = {
-        "format": FORMAT,
-        "grid": atlas.grid,
-        "counts": atlas.counts(),
-        "cells": cells,
-    }
+    whole = {"format": FORMAT, "grid": atlas.grid, "counts": atlas.counts(), "cells": cells}
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 

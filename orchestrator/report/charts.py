@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -76,19 +77,22 @@ def throughput_curve(table: Table, title: str) -> str:
     x = x_axis(ticks, "batch size per card", lambda value: f"{value:.0f}")
     x = replace(x, ticks=tuple(ticks))
     y = _y_axis(points, table)
-    styles = line_styles(table)
-    lines = {
-        name: [(x.at(point.batch), y.at(point.value)) for point in line]
-        for name, line in series.items()
-    }
-    parts = [frame(x, y)]
-    for name, line in lines.items():
-        bars = "".join(_bar(x, y, point) for point in series[name] if point.high > point.low)
+    styles, parts, ends = line_styles(table), [frame(x, y)], []
+    for name, points_of in series.items():
+        line = [(x.at(point.batch), y.at(point.value)) for point in points_of]
+        bars = "".join(_bar(x, y, point) for point in points_of if point.high > point.low)
         parts += _line_of(line, styles[name], f'<path class="bar" d="{bars}"/>')
-    parts += _names_at_ends((*line[-1], name, styles[name]) for name, line in lines.items())
-    parts += _crosses(failed, x, styles)
-    room = max(0.0, LETTER * max(map(len, lines)) - RIGHT + 12)
-    return svg(title, *parts, size=(WIDTH + round(room), HEIGHT))
+        ends.append((*line[-1], name, styles[name]))
+    return _with_names(title, parts, ends, *_crosses(failed, x, styles))
+
+
+def _with_names(
+    title: str, parts: Sequence[str], ends: Sequence[tuple[float, float, str, int]], *more: str
+) -> str:
+    """Return the ``<svg>`` of a figure, as wide as the names at the ends of its lines."""
+    room = max(0.0, LETTER * max(len(name) for _, _, name, _ in ends) - RIGHT + 12)
+    size = (WIDTH + round(room), HEIGHT)
+    return svg(title, *parts, *_names_at_ends(ends), *more, size=size)
 
 
 def _line_of(points: _Line, style: int, bars: str = "") -> Iterator[str]:
@@ -158,12 +162,11 @@ def _names_at_ends(ends: Iterable[tuple[float, float, str, str | int]]) -> Itera
 
 
 def _crosses(failed: Sequence[tuple[int, str]], x: Axis, styles: Mapping[str, int]) -> list[str]:
-    parts = []
-    seen: dict[int, int] = {}
+    parts, seen = [], Counter[int]()
     for batch, name in failed:
-        place = seen[batch] = seen.get(batch, -1) + 1
-        left, top = x.at(batch) + 9 * place - 7, HEIGHT - BOTTOM - 10
+        left, top = x.at(batch) + 9 * seen[batch] - 7, HEIGHT - BOTTOM - 10
         parts.append(f'<path class="oom p{styles[name]}" d="M{left:.1f} {top}l6 6m0-6l-6 6"/>')
+        seen[batch] += 1
     return parts
 
 
@@ -209,15 +212,13 @@ def load_figure(
     returns a point's two values; None or values that are not above 0 leave it out. Knees have a
     ring. "" if fewer than two points are left.
     """
-    values = {
-        curve.name: [
-            pair
-            for point in curve.points
-            if not point.flagged and (pair := place(point)) and min(pair) > 0
-        ]
-        for curve in served.curves[:MOST_LINES]
-    }
-    every = [pair for pairs in values.values() for pair in pairs]
+
+    def drawn(points: Iterable[Point]) -> list[tuple[float, float]]:
+        pairs = (place(point) for point in points if not point.flagged)
+        return [pair for pair in pairs if pair and min(pair) > 0]
+
+    values = [drawn(curve.points) for curve in served.curves[:MOST_LINES]]
+    every = [pair for pairs in values for pair in pairs]
     if len(every) < 2:
         return ""
     x = x_axis([at for at, _ in every], x_name, short_number)
@@ -226,22 +227,18 @@ def load_figure(
     y = y_axis([value for _, value in every], y_name, short_number, log=over_load)
     parts = [frame(x, y)]
     ends = []
-    for style, (curve, pairs) in enumerate(zip(served.curves, values.values(), strict=False)):
+    for style, (curve, pairs) in enumerate(zip(served.curves, values, strict=False)):
         if not pairs:
             continue
         line = sorted((x.at(at), y.at(value)) for at, value in pairs)
         parts += _line_of(line, style)
-        knee = place(curve.knee) if curve.knee is not None else None
-        if knee is not None and min(knee) > 0:
-            ring = f'cx="{x.at(knee[0]):.1f}" cy="{y.at(knee[1]):.1f}" r="8"'
-            parts.append(f'<circle class="knee" {ring}/>')
+        for at, value in drawn([curve.knee] if curve.knee else []):
+            parts.append(f'<circle class="knee" cx="{x.at(at):.1f}" cy="{y.at(value):.1f}" r="8"/>')
         ends.append((*line[-1], curve.name, style))
-    best = [pair for point in front if (pair := place(point)) and min(pair) > 0]
+    best = drawn(front)
     if len(best) > 1:
         parts.append(f'<path class="front" d="{path_of((x.at(a), y.at(b)) for a, b in best)}"/>')
-    parts += _names_at_ends(ends)
-    room = max(0.0, LETTER * max(len(name) for _, _, name, _ in ends) - RIGHT + 12)
-    return svg(title, *parts, size=(WIDTH + round(room), HEIGHT))
+    return _with_names(title, parts, ends)
 
 
 def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
@@ -277,7 +274,8 @@ def roofline_figure(sheet: DeviceSheet, shares: Sequence[Share], title: str) -> 
     x = x_axis([low, high], "operations per byte of weights", short_number)
     slope = sheet.bandwidth_bytes_per_s
     heights = [at for _, _, at in placed]
-    y = y_axis([min(heights), slope * x.low, *peaks, *heights], "TFLOP/s", _tera, log=True)
+    every = [min(heights), slope * x.low, *peaks, *heights]
+    y = y_axis(every, "TFLOP/s", lambda value: short_number(value / 1e12), log=True)
     parts = [frame(x, y), _roof(x, y, slope, [(kind, sheet.flops[kind]) for kind in kinds])]
     parts += [mark(x.at(i), y.at(at), s.row.precision) for s, i, at in placed]
     return svg(title, *parts)
@@ -312,12 +310,12 @@ _PLACES = ((1, 4), (-1, 4), (1, 18), (-1, -10), (1, -10), (-1, 18), (1, 32), (-1
 def _front_names(front: Front, x: Axis, y: Axis, chosen: Callable[[Measurement], str]) -> str:
     """Return names of the settings on the front, apart from marks and from each other."""
     parts: list[str] = []
-    rows = (*front.best, *front.beaten)
-    marks = [(x.at(latency(row)), y.at(throughput(row))) for row in rows]
-    taken = [(at - 6, at + 6, height - 6, height + 6) for at, height in marks]
+    taken = []
+    for row in (*front.best, *front.beaten):
+        at, height = x.at(latency(row)), y.at(throughput(row))
+        taken.append((at - 6, at + 6, height - 6, height + 6))
     # Lowest latency and highest throughput matter most, so place the ends first.
-    order = [*front.best[-1:], *front.best[:-1]]
-    for row in order:
+    for row in (*front.best[-1:], *front.best[:-1]):
         at, height = x.at(latency(row)), y.at(throughput(row))
         text = chosen(row)
         wide = LETTER * len(text)
@@ -350,10 +348,6 @@ def _roof(x: Axis, y: Axis, slope: float, peaks: Sequence[tuple[str, float]]) ->
             + text_at(WIDTH - RIGHT + 6, y.at(peak) + 4, kind)
         )
     return "".join(parts)
-
-
-def _tera(value: float) -> str:
-    return short_number(value / 1e12)
 
 
 def scaling_groups(scalings: Sequence[Scaling]) -> list[list[Scaling]]:
@@ -408,11 +402,11 @@ def effects_chart(effects: Sequence[Effect], title: str) -> str:
         ratio, middle = effect.ratio, foot + 6
         kind = ("gain" if ratio.value > 1 else "loss") if ratio.decided else "unsure"
         written = f"{ratio.side} {units.times(ratio.value)}".lstrip()
-        low, end = ratio.value, ratio.value
+        ends = (ratio.value, ratio.value)
         if ratio.low is not None and ratio.high is not None:
-            low, end = ratio.low, ratio.high
-            written += f", {units.times(low)} to {units.times(end)}"
-        low, value, end = (start + scale * place(v) for v in (low, ratio.value, end))
+            ends = (ratio.low, ratio.high)
+            written += f", {units.times(ratio.low)} to {units.times(ratio.high)}"
+        low, value, end = (start + scale * place(v) for v in (ends[0], ratio.value, ends[1]))
         parts += [
             *(text_at(0, middle + 4 + line * n, name) for n, name in enumerate(names)),
             f'<path class="{kind}" d="M{low:.1f} {middle}H{end:.1f}"/>',

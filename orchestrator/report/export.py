@@ -8,19 +8,19 @@ Column names include units, and each row says whether it is emulated, random or 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.comparison import JobPair, RunComparison
 from orchestrator.analysis.flags import Raised, bounded, raised_on
-from orchestrator.analysis.metrics import figure_changes
-from orchestrator.analysis.rankings import Ranking, memory_kind, peak_memory_bytes
+from orchestrator.analysis.metrics import figure_changes, memory_kind, peak_memory_bytes
+from orchestrator.analysis.rankings import Ranking
 from orchestrator.analysis.selection import precision_rank
-from orchestrator.analysis.summary import Summary, Underway
+from orchestrator.analysis.summary import Summary
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
@@ -35,13 +35,8 @@ if TYPE_CHECKING:
 
 #: Figures in the JSON; the others are its rows in another order.
 JSON_FIGURES = (
-    "throughput-against-latency",
-    "techniques",
-    "training-steps",
-    "scaling",
-    "roofline",
-    "published",
-    "served",
+    *("throughput-against-latency", "techniques", "training-steps", "scaling", "roofline"),
+    *("published", "served"),
 )
 
 #: Value of ``throughput_is`` of a lower bound.
@@ -93,7 +88,7 @@ def _members(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _findings(summary: Summary) -> dict[str, object]:
-    figures = figure_data.figure_records(summary)
+    figures, underway = figure_data.figure_records(summary), summary.underway
     return {
         "run": summary.run,
         "verdict": summary.verdict,
@@ -114,7 +109,12 @@ def _findings(summary: Summary) -> dict[str, object]:
             asdict(one) | {"sentence": one.sentence, "basis": one.basis} for one in summary.answers
         ],
         "best": [_ranking(ranking) for ranking in summary.rankings],
-        "underway": summary.underway and _underway(summary.underway),
+        "underway": underway
+        and {
+            **_progress(underway.status),
+            "eta_s": finite(underway.status.eta_s),
+            "silent_s": finite(underway.silent_s),
+        },
         "figures": dict(figure_data.without_empty({n: figures[n] for n in JSON_FIGURES})),
         "causes": [
             {
@@ -149,17 +149,6 @@ def _rows(summary: Summary) -> Iterator[Record]:
     return (_flat(row, summary.raised.get(row.job_id, ())) for row in summary.rows)
 
 
-def _underway(underway: Underway) -> dict[str, object]:
-    status = underway.status
-    return {
-        "done": status.done,
-        "total": status.total,
-        "running": status.running,
-        "eta_s": finite(status.eta_s),
-        "silent_s": finite(underway.silent_s),
-    }
-
-
 def records(rows: Sequence[Measurement]) -> list[dict[str, object]]:
     """Return each row as a flat mapping of plain values, without raw samples."""
     pairs = zip(rows, raised_on(rows), strict=True)
@@ -180,6 +169,17 @@ def _plain(value: object) -> object:
 
 _ranked = columns("model", "dataset", "accelerator", "device", "emulated", "cards")
 _best = columns("job_id", "precision", "batch_size")
+_leader = columns(
+    name="metric.name",
+    better="metric.better",
+    value="value",
+    unit="metric.unit",
+    job_id="row.job_id",
+    tied="tied",
+)
+_difference = columns("key", "before", "after")
+_metric = columns("name", "title", "unit", "better")
+_progress = columns("done", "total", "running")
 
 
 def _ranking(ranking: Ranking) -> dict[str, object]:
@@ -199,17 +199,7 @@ def _ranking(ranking: Ranking) -> dict[str, object]:
         "lowest_latency_job_id": _job_id(ranking.lowest_latency),
         "smallest_memory_job_id": _job_id(ranking.smallest_memory),
         "most_work_per_joule_job_id": _job_id(ranking.most_work_per_joule),
-        "best_by_figure": [
-            {
-                "name": one.metric.name,
-                "better": one.metric.better,
-                "value": finite(one.value),
-                "unit": one.metric.unit,
-                "job_id": one.row.job_id,
-                "tied": one.tied,
-            }
-            for one in ranking.leaders
-        ],
+        "best_by_figure": [_leader(one) | {"value": finite(one.value)} for one in ranking.leaders],
     }
 
 
@@ -248,13 +238,8 @@ def comparison_json(comparison: RunComparison, limit: float | None = None) -> di
             for t in comparison.turned
         ],
         "refused": [
-            _named(r.after)
-            | {
-                "differences": [
-                    {"key": d.key, "before": d.before, "after": d.after} for d in r.differences
-                ]
-            }
-            for r in comparison.refused
+            _named(one.after) | {"differences": list(map(_difference, one.differences))}
+            for one in comparison.refused
         ],
         "warnings": [
             {"key": key, "before": before, "after": after, "jobs": jobs}
@@ -276,16 +261,9 @@ def _change_json(change: JobPair, limit: float | None) -> dict[str, object]:
         "p_value": finite(change.ratio.p_value),
         "significant": change.significant,
         "figures": [
-            {
-                "name": figure.metric.name,
-                "title": figure.metric.title,
-                "unit": figure.metric.unit,
-                "better": figure.metric.better,
-                "before": finite(figure.before),
-                "after": finite(figure.after),
-                "improved": figure.improved,
-            }
-            for figure in figure_changes(change.before, change.after)
+            _metric(one.metric)
+            | {"before": finite(one.before), "after": finite(one.after), "improved": one.improved}
+            for one in figure_changes(change.before, change.after)
         ],
     }
     if limit is not None:
@@ -314,51 +292,42 @@ def to_vendor_csv(summary: Summary) -> str:
         for row in summary.rows
         if row.state is State.SUCCEEDED and row.metrics.generated_tokens_per_s is not None
     )
-    records = (
-        _vendor(row) | {"tokens_per_s_is": AT_LEAST if summary.at_least(row) else ""}
-        for row in sorted(generated, key=_order)
-    )
-    return figure_data.to_csv(records, (*_VENDOR, "tokens_per_s_is"))
+    records = []
+    for row in sorted(generated, key=_order):
+        # Vendors give the batch of the whole job, rows the batch per card.
+        batch = row.batch_size * row.cards if row.batch_size is not None else None
+        values = (
+            *(row.model, row.device_name or str(row.accelerator), row.cards, row.precision),
+            *(*lengths(row), batch, row.metrics.generated_tokens_per_s, row.emulated),
+            *(bool(row.random_weights), bool(row.synthetic_data)),
+            AT_LEAST if summary.at_least(row) else "",
+        )
+        records.append(dict(zip(_VENDOR, values, strict=True)))
+    return figure_data.to_csv(records, _VENDOR)
 
 
 _VENDOR = (
     *("model", "device", "cards", "precision", "input_length", "output_length", "length_kind"),
     *("batch_size", "tokens_per_s", "emulated", "random_weights", "synthetic_data"),
+    "tokens_per_s_is",
 )
 
 
 def lengths(row: Measurement) -> tuple[int | None, int | None, str]:
     """Return input and output length in tokens, and whether they are ``fixed`` or a ``mean``."""
-    fixed_input = row.parameters.get("input_tokens")
-    fixed_output = row.parameters.get("output_tokens")
+    fixed_input, fixed_output = map(row.parameters.get, ("input_tokens", "output_tokens"))
     exactly = row.parameters.get("ignore_eos") is True  # else a prompt may end early
     if exactly and isinstance(fixed_input, int) and isinstance(fixed_output, int):
         return fixed_input, fixed_output, "fixed"
-    items = [item for _, item in row.items]
-    if not items:
+    if not row.items:
         return None, None, ""
-    count = len(items)
-    return (
-        round(math.fsum(item.input_tokens for item in items) / count),
-        round(math.fsum(item.output_tokens for item in items) / count),
-        "mean",
-    )
+    read = round(fmean(item.input_tokens for _, item in row.items))
+    return read, round(fmean(item.output_tokens for _, item in row.items)), "mean"
 
 
 def _order(row: Measurement) -> tuple[object, ...]:
     device, rank = row.device_name or "", precision_rank(row.precision)
     return (row.model, device, row.cards, rank, row.batch_size or 0)
-
-
-def _vendor(row: Measurement) -> Record:
-    # Vendors give the batch of the whole job, rows the batch per card.
-    batch = row.batch_size * row.cards if row.batch_size is not None else None
-    values = (
-        *(row.model, row.device_name or str(row.accelerator), row.cards, row.precision),
-        *(*lengths(row), batch, row.metrics.generated_tokens_per_s, row.emulated),
-        *(bool(row.random_weights), bool(row.synthetic_data)),
-    )
-    return dict(zip(_VENDOR, values, strict=True))
 
 
 # ---------------------------------------------------------------- a Hugging Face dataset
@@ -399,13 +368,8 @@ def dataset_card(table: pa.Table, configurations: Sequence[str], damaged: Sequen
     """Return ``README.md``; its front matter holds the configurations for ``load_dataset``."""
     lines = ["---", "configs:"]
     for name in configurations:
-        lines += [
-            f"- config_name: {name}",
-            "  data_files:",
-            "  - split: train",
-            f"    path: {name}/*.parquet",
-        ]
-        lines += ["  default: true"] if name == "rows" else []
+        lines += [f"- config_name: {name}", "  data_files:", "  - split: train"]
+        lines += [f"    path: {name}/*.parquet", *["  default: true"] * (name == "rows")]
     lines += ["tags:", "- benchmark", "---", "", "# Nightgrid results", ""]
     runs = Counter(table.column("run").to_pylist())
     lines += [f"- run `{_code(run)}`: {count:,} rows" for run, count in sorted(runs.items())]

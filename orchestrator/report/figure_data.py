@@ -11,8 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 from orchestrator.analysis.hardware import REFERENCES
-from orchestrator.analysis.metrics import PARTS
-from orchestrator.analysis.rankings import memory_kind, peak_memory_bytes
+from orchestrator.analysis.metrics import PARTS, memory_kind, peak_memory_bytes
 from orchestrator.analysis.selection import Setting, described, stated_parameters
 from orchestrator.analysis.summary import Summary
 from orchestrator.core.job import State
@@ -166,17 +165,14 @@ def _work(setting: Setting) -> Record:
 def _best(summary: Summary) -> Iterator[Record]:
     for ranking in summary.rankings:
         best = ranking.fastest
-        yield (
-            _work(summary.settings[best.job_id])
-            | _ROW(best)
-            | {
-                "verdict": ranking.verdict.value,
-                "tied_job_ids": " ".join(row.job_id for row in ranking.tied),
-                "latency_p50_s": best.metrics.latency_p50_s,
-                "peak_memory_bytes": peak_memory_bytes(best),
-                "peak_memory_of": memory_kind(best),
-            }
-        )
+        own = {
+            "verdict": ranking.verdict.value,
+            "tied_job_ids": " ".join(row.job_id for row in ranking.tied),
+            "latency_p50_s": best.metrics.latency_p50_s,
+            "peak_memory_bytes": peak_memory_bytes(best),
+            "peak_memory_of": memory_kind(best),
+        }
+        yield _work(summary.settings[best.job_id]) | _ROW(best) | own
 
 
 def _cells(summary: Summary) -> Iterator[Record]:
@@ -208,17 +204,13 @@ def _effects(summary: Summary) -> Iterator[Record]:
     for effect in summary.effects:
         change = {"changed": effect.name, "before": effect.before, "after": effect.after}
         for pair in effect.pairs:
-            yield (
-                _work(effect.setting)
-                | change
-                | _PAIR(pair)
-                | {
-                    "peak_memory_bytes": peak_memory_bytes(pair.row),
-                    "baseline_peak_memory_bytes": peak_memory_bytes(pair.base),
-                    "job_id": pair.row.job_id,
-                    "baseline_job_id": pair.base.job_id,
-                }
-            )
+            own = {
+                "peak_memory_bytes": peak_memory_bytes(pair.row),
+                "baseline_peak_memory_bytes": peak_memory_bytes(pair.base),
+                "job_id": pair.row.job_id,
+                "baseline_job_id": pair.base.job_id,
+            }
+            yield _work(effect.setting) | change | _PAIR(pair) | own
 
 
 def _steps(summary: Summary) -> Iterator[Record]:
@@ -255,14 +247,12 @@ def _served(summary: Summary) -> Iterator[Record]:
     for served in summary.served:
         front = {point.row.job_id for point in served.front}
         for curve in served.curves:
+            about = {"curve": curve.name, "load_name": curve.load_name}
             for point in curve.points:
-                about = {"curve": curve.name, "load_name": curve.load_name}
-                ends = {
-                    "on_front": point.row.job_id in front,
-                    "knee": point is curve.knee,
-                    "job_id": point.row.job_id,
-                }
-                yield _work(served.setting) | about | point_of(point) | ends
+                job_id = point.row.job_id
+                marks = {"on_front": job_id in front, "knee": point is curve.knee}
+                own = point_of(point) | marks | {"job_id": job_id}
+                yield _work(served.setting) | about | own
 
 
 def _cards(summary: Summary) -> Iterator[Record]:

@@ -17,8 +17,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from orchestrator.analysis.metrics import titled
-from orchestrator.analysis.rankings import interval, memory_kind, peak_memory_bytes, throughput
+from orchestrator.analysis.metrics import figures_of, memory_kind, peak_memory_bytes
+from orchestrator.analysis.rankings import interval, throughput
 from orchestrator.analysis.selection import (
     Differences,
     described,
@@ -167,12 +167,9 @@ def _named(summary: Summary, row: Measurement) -> tuple[str, str]:
     return (first, rest) if first == row.precision else ("", label)
 
 
-def bar(row: Measurement, top: float) -> tuple[float, float, float]:
+def bar(row: Measurement, top: float) -> list[float]:
     """Return value, low and high of a row's throughput as percentages of ``top``."""
-    value, low, high = (
-        round(100 * v / top, 2) if top else 0.0 for v in (throughput(row), *interval(row))
-    )
-    return value, low, high
+    return [round(100 * v / top, 2) if top else 0.0 for v in (throughput(row), *interval(row))]
 
 
 def _tops(summary: Summary) -> dict[str, float]:
@@ -243,11 +240,10 @@ Read = Callable[[Measurement], object]
 def payload(
     summary: Summary,
     measurements: Sequence[Measurement],
-    listed: Sequence[Measurement] | None = None,
-    points: Json | None = None,
+    rows: Sequence[Measurement],
+    points: Json,
 ) -> Json:
-    """Return the scripts' data as a JSON-able object; ``listed`` defaults to all rows."""
-    rows = summary.rows if listed is None else listed
+    """Return the scripts' data on the listed rows as a JSON-able object."""
     index = {row.job_id: number for number, row in enumerate(rows)}
     return {
         "run": visible(summary.run),
@@ -263,7 +259,7 @@ def payload(
             "batch": any(label.batch for label in summary.labels.values()),
         },
         "columns": _columns(summary, measurements, rows),
-        "scatter": prompt_points(rows) if points is None else points,
+        "scatter": points,
         "timeline": _timeline(summary, index),
     }
 
@@ -290,7 +286,7 @@ def _columns(
         "warm_up": wording.warm_up,
         "commit": _commit,
         "versions": lambda r: described(r.versions),
-        "details": lambda r: one_line(described({**titled(r), **r.details}), 900),
+        "details": _details,
         "log": lambda r: one_line(r.log or "", 300) if r.state is not State.SUCCEEDED else "",
     }
     texts |= {name: attrgetter(path) for name, path in _TEXTS.items()}
@@ -307,10 +303,13 @@ def _columns(
     for name, read in texts.items():
         columns[name] = _coded(visible(str(read(row) or "")) for row in rows)
     for name, read in numbers.items():
-        values = [_number(read(row), exact=name == "started") for row in rows]
+        digits = 15 if name == "started" else 6
+        known = (value if isinstance(value := read(row), (int, float)) else None for row in rows)
+        values = [finite(value, digits) for value in known]
         if any(value is not None for value in values):
             columns[name] = {"v": values}
-    columns["tail"] = _coded(_within_budget(map(_tail, rows)))
+    tails = (tail(row.failure_tail or "", LONGEST_TAIL) for row in rows)
+    columns["tail"] = _coded(_within_budget(tails))
     columns["outputs"] = _coded(_within_budget(map(_outputs, rows)))
     return columns
 
@@ -352,12 +351,6 @@ _NUMBERS = {name: name for name in ("cards", "batch_size", "parameter_count")} |
 }
 
 
-def _number(value: object, *, exact: bool) -> float | int | None:
-    if not isinstance(value, (int, float)):
-        return None
-    return finite(value, 15 if exact else 6)
-
-
 def _coded(texts: Iterable[str]) -> Json:
     codes: dict[str, int] = {}
     return {"c": [codes.setdefault(text, len(codes)) for text in texts], "d": list(codes)}
@@ -377,8 +370,9 @@ def _within_budget(texts: Iterable[str]) -> Iterable[str]:
         yield text
 
 
-def _tail(row: Measurement) -> str:
-    return tail(row.failure_tail or "", LONGEST_TAIL)
+def _details(row: Measurement) -> str:
+    figures = {m.title: f"{units.number(v)} {m.unit}".rstrip() for m, v in figures_of(row)}
+    return one_line(described({**figures, **row.details}), 900)
 
 
 def _outputs(row: Measurement) -> str:
@@ -408,11 +402,7 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
         "origin": round(origin, 3),
         "windows": [[round(a - origin, 2), round(b - origin, 2)] for a, b in timeline.windows],
         "lanes": [
-            {
-                "node": visible(lane.node),
-                "card": lane.card,
-                "kind": lane.accelerator,
-            }
+            {"node": visible(lane.node), "card": lane.card, "kind": lane.accelerator}
             for lane in timeline.lanes
         ],
         "lane": [number for number, _ in spans],
@@ -455,15 +445,13 @@ _ABOUT = (("", "profile"), ("copies: ", "profile_copies"), ("", "profile_launche
 
 def profiles_of(rows: Sequence[Measurement]) -> list[Json]:
     """Return the profiles: operators, costliest first, and the name of the trace file or ""."""
-    return [_profile(row) for row in rows if "profile" in row.details]
-
-
-def _profile(row: Measurement) -> Json:
-    details, name = row.details, run_files.trace_of(row.attempt_id)
-    has_trace = details.get("profile_trace_bytes", "").isdigit() and run_files.is_trace(name)
-    return {
-        "row": row,
-        "operators": [part for part in details.get("profile_operators", "").split("; ") if part],
-        "about": [word + details[key] for word, key in _ABOUT if key in details],
-        "trace": name if has_trace else "",
-    }
+    profiles: list[Json] = []
+    for row in rows:
+        details, name = row.details, run_files.trace_of(row.attempt_id)
+        if "profile" in details:
+            traced = details.get("profile_trace_bytes", "").isdigit() and run_files.is_trace(name)
+            operators = [one for one in details.get("profile_operators", "").split("; ") if one]
+            about = [word + details[key] for word, key in _ABOUT if key in details]
+            trace = name if traced else ""
+            profiles.append({"row": row, "operators": operators, "about": about, "trace": trace})
+    return profiles

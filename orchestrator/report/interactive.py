@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.analysis.timeline import Lane, Span, Timeline
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
+from orchestrator.report import svg as drawing
 from orchestrator.report.svg import SHAPES, WIDE, WIDTH, nice_top, precision_style, svg, text_at
 from orchestrator.util import format as units
 from orchestrator.util.format import finite, one_line, visible
@@ -59,15 +60,15 @@ def prompts_figure(rows: Sequence[Measurement], points: Mapping[str, Any], title
     for *point, number in zip(*values, points["row"], strict=True):
         x, y, z = (value / top for value, (top, _) in zip(point, limits, strict=True))
         at, height, _ = projected((x, y, z))
-        precision = rows[number].precision
-        shape = SHAPES[precision_style(precision)]
-        placed.setdefault(precision, []).append(f"M{at:.1f} {height:.1f}{shape}")
-    for precision, marks in placed.items():
-        parts.append(
-            f'<path class="mark dot p{precision_style(precision)}" '
-            f'data-precision="{escape(visible(precision))}" d="{"".join(marks)}"/>'
-        )
-    parts.append(f'<g class="drawn-legend">{"".join(_legend(list(placed)))}</g>')
+        placed.setdefault(rows[number].precision, []).append(f"M{at:.1f} {height:.1f}")
+    legend = []
+    for column, (precision, marks) in enumerate(placed.items()):
+        style, name = precision_style(precision), escape(visible(precision))
+        shapes = "".join(mark + SHAPES[style] for mark in marks)
+        parts.append(f'<path class="mark dot p{style}" data-precision="{name}" d="{shapes}"/>')
+        legend.append(drawing.mark(12 + 84 * column, 12, precision))
+        legend.append(drawing.word(22 + 84 * column, 16, precision, precision))
+    parts.append(f'<g class="drawn-legend">{"".join(legend)}</g>')
     if len(points["row"]) < points["total"]:
         part = f"A random {len(points['row']):,} of {points['total']:,} prompts, the slowest kept"
         parts.append(text_at(0, HIGH - 6, part, "small"))
@@ -98,19 +99,13 @@ def _walls(limits: Sequence[tuple[float, float]]) -> Iterator[str]:
                     fixed = {axis: side, across: tick * step / top}
                     ends.append((_point({**fixed, along: 0.0}), _point({**fixed, along: 1.0})))
             coordinates = ";".join(" ".join(f"{v:.4g}" for v in (*a, *b)) for a, b in ends)
-            lines = "".join(_segment(a, b) for a, b in ends)
+            lines = "".join(drawing.path_of(projected(end)[:2] for end in pair) for pair in ends)
             behind = projected(_point({axis: side, others[0]: 0.5, others[1]: 0.5}))[2] > 0
             hidden = "" if behind else ' display="none"'
             yield (
                 f'<path class="grid" data-wall="{axis} {side:g}" data-ends="{coordinates}" '
                 f'd="{lines}"{hidden}/>'
             )
-
-
-def _segment(start: Place, end: Place) -> str:
-    x, y, _ = projected(start)
-    u, v, _ = projected(end)
-    return f"M{x:.1f} {y:.1f}L{u:.1f} {v:.1f}"
 
 
 def _on(axis: int, share: float) -> Place:
@@ -129,13 +124,6 @@ def _text(place: Place, off: float, text: str, kind: str = "tick") -> str:
     coordinates = " ".join(f"{value:.4g}" for value in place)
     written = text_at(x, y + 4, text, kind, "middle")
     return written.replace("<text ", f'<text data-at="{coordinates}" data-off="{off}" ', 1)
-
-
-def _legend(precisions: Sequence[str]) -> Iterator[str]:
-    for column, precision in enumerate(precisions):
-        style = precision_style(precision)
-        key = f'<path class="mark p{style}" d="M{12 + 84 * column} 12{SHAPES[style]}"/>'
-        yield key + text_at(22 + 84 * column, 16, precision, f"name p{style}")
 
 
 def prompt_points(rows: Sequence[Measurement]) -> dict[str, Any]:
@@ -200,7 +188,8 @@ def cards_figure(
             f'width="{wide:.1f}" height="{high - 2}"{faint}/>'
         )
         if wide > _NAMED_FROM and high > 10 and jobs == 1 and not probe:
-            name = _fitting(names_of(span.row), max(3, int((wide - 10) / 5.6)))
+            letters, every = max(3, int((wide - 10) / 5.6)), names_of(span.row)
+            name = next((n for n in every if len(n) <= letters), one_line(every[-1], letters))
             names.append(text_at(LEFT + x + 5, TOP + high * (number + 0.5) + 4, name, "inside"))
     tall = high * len(lanes)
     gaps = "".join(f"M{x - gap / 2:.1f} 0V{tall}" for _, x in begun[1:])
@@ -219,11 +208,6 @@ def cards_figure(
         *_times(wall, scale, len(windows), TOP + tall + 14),
         size=(WIDE, TOP + tall + 20),
     )
-
-
-def _fitting(names: Sequence[str], letters: int) -> str:
-    """Return the first name (longest first) that fits, else the last one cut."""
-    return next((one for one in names if len(one) <= letters), one_line(names[-1], letters))
 
 
 def _states_legend(states: Iterable[str]) -> Iterator[str]:

@@ -11,6 +11,8 @@ without file access, so queries change nothing. Times are UTC without a time zon
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -177,20 +179,17 @@ def _naive(table: pa.Table) -> pa.Table:
 
 def plain_value(value: Any) -> Any:
     """Return a database value for JSON: times as ISO 8601, NaN as null."""
-    import datetime
-    import decimal
-
     match value:
         case float():
             return value if math.isfinite(value) else None
         case None | bool() | int() | str():
             return value
-        case datetime.datetime() | datetime.date() | datetime.time():
+        case datetime.date() | datetime.time():
             return value.isoformat()
         case decimal.Decimal():
             return float(value)
         case Mapping():
             return {str(key): plain_value(item) for key, item in value.items()}
         case list() | tuple():
-            return [plain_value(item) for item in value]
+            return list(map(plain_value, value))
     return str(value)

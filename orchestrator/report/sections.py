@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from orchestrator.analysis.effects import Effect
@@ -56,7 +56,7 @@ def sections(summary: Summary) -> tuple[Section, ...]:
         _published(summary),
         _failing_cards(summary),
     )
-    return tuple(one for one in every if one.table.rows or one.note)
+    return tuple(one for one in every if one.table.rows)
 
 
 def questions_section(summary: Summary) -> Section:
@@ -129,7 +129,7 @@ def _head_to_head(summary: Summary, place: int, one: HeadToHead) -> Section:
     rows = [(line.label, *map(cell, line.rows, line.ratios)) for line in one.lines]
     if len(one.lines) > 1:
         means = (
-            "1×" if ratio is None else f"{ratio_text(ratio)}{_tie(ratio)}" for ratio in one.overall
+            "1×" if mean is None else f"{ratio_text(mean)}{_tie(mean)}" for mean in one.overall
         )
         rows.append(("all together", *means))
     note = f"{one.unit}, and times {one.sides[0]}'s with its interval. ~ tied."
@@ -167,9 +167,7 @@ def _effects(summary: Summary) -> Section:
             numbers=(2, 3, 4),
         ),
         note="The baseline is the value before the arrow, at the same batch size."
-        + " ~ undecided." * any(row[2].text.endswith("~") for row in rows)
-        if rows
-        else "",
+        + " ~ undecided." * any(row[2].text.endswith("~") for row in rows),
         lead="Pairs of rows that differ in exactly one setting, at the same batch size: the "
         "baseline is what the experiment has by default. Right of the middle is faster; a bar that "
         "crosses the middle is tied with the baseline.",
@@ -199,18 +197,19 @@ def _effect(effect: Effect, about: str) -> tuple[str, str, Cell, str, str]:
 def _forms(summary: Summary) -> Section:
     saved = {str(name): row for row in summary.rows if (name := row.parameters.get("save_model"))}
     rows = [row for row in summary.joined.rows if row.parameters.get("quality_of")]
-    shown = [
-        (
-            row.model,
-            _made(row, saved),
-            " ".join([row.precision, row.engine, *_settings(row, _CHOSEN)]),
-            units.size(row.weight_bytes),
-            *(units.number(row.reported(name)) for name in _QUALITY),
-            f"{wording.figure(row, at_least=summary.at_least(row))} {wording.plus_minus(row)}",
-        )
-        for row in sorted(rows, key=lambda row: str(row.parameters["quality_of"]))
-        if row.metrics.throughput is not None
-    ]
+    shown = []
+    for row in sorted(rows, key=lambda row: str(row.parameters["quality_of"])):
+        step, made = saved.get(row.model), ""
+        if step is not None:
+            made = f"{step.workload} of {step.model}: {', '.join(_settings(step, _MADE_BY))}"
+        if row.metrics.throughput is not None:
+            rate = wording.figure(row, at_least=summary.at_least(row))
+            form = " ".join([row.precision, row.engine, *_settings(row, _CHOSEN)])
+            quality = (units.number(row.reported(name)) for name in _QUALITY)
+            size = units.size(row.weight_bytes)
+            shown.append(
+                (row.model, made, form, size, *quality, f"{rate} {wording.plus_minus(row)}")
+            )
     titles = [next(one.title for one in METRICS if one.name == name) for name in _QUALITY]
     models = sorted({str(row.parameters["quality_of"]) for row in rows})
     return Section(
@@ -222,24 +221,14 @@ def _forms(summary: Summary) -> Section:
             rows=tuple(shown),
             numbers=(3, 4, 5, 6, 7),
         ),
-        note=f"Quality: against the texts of {units.listed(models)} in fp32." if shown else "",
+        note=f"Quality: against the texts of {units.listed(models)} in fp32.",
     )
-
-
-def _made(row: Measurement, saved: Mapping[str, Measurement]) -> str:
-    step = saved.get(row.model)
-    if step is None:
-        return ""
-    return f"{step.workload} of {step.model}: {', '.join(_settings(step, _MADE_BY))}"
 
 
 def _settings(row: Measurement, names: Iterable[str]) -> list[str]:
     given = ((name, row.parameters.get(name)) for name in names)
-    return [
-        f"{name.replace('_', ' ')} {value}"
-        for name, value in given
-        if value not in (None, False, "none")
-    ]
+    known = ((name, value) for name, value in given if value not in (None, False, "none"))
+    return [f"{name.replace('_', ' ')} {value}" for name, value in known]
 
 
 def _training(summary: Summary) -> Section:
@@ -279,7 +268,7 @@ def _training(summary: Summary) -> Section:
         title="Training",
         menu="Training",
         table=_without_blanks(table),
-        note=note if rows else "",
+        note=note,
     )
 
 
@@ -309,20 +298,14 @@ def predicted(predictions: Sequence[Prediction]) -> Section:
         shown = [of_cell.get(figure) for figure in figures]
         values = ("" if one is None else predicted_text(one) for one in shown)
         rows.append((first.label, *values, units.percent(first.runs, 2), first.basis))
+    stems = (name.removesuffix("_s").removesuffix("_bytes") for name in figures)
+    titles = (stem.replace("_", " ") for stem in stems)
     return Section(
         id="predicted",
         title="Predicted cells",
         menu="Predicted",
         table=Table(
-            head=(
-                "cell, not measured",
-                *(
-                    name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
-                    for name in figures
-                ),
-                "runs with probability",
-                "rests on",
-            ),
+            head=("cell, not measured", *titles, "runs with probability", "rests on"),
             rows=tuple(rows),
             numbers=tuple(range(1, len(figures) + 2)),
             most=MOST_PREDICTED,
@@ -330,9 +313,7 @@ def predicted(predictions: Sequence[Prediction]) -> Section:
             rest="predictions.parquet has all of them",
         ),
         note="Not measured: the median and the 95 % interval of what a measurement would give. "
-        "They win nothing and are compared with nothing."
-        if rows
-        else "",
+        "They win nothing and are compared with nothing.",
     )
 
 
@@ -347,21 +328,15 @@ def _replicates(summary: Summary) -> Section:
     """Return cells that ran in several processes: mean, interval and parts of the variance."""
     rows = []
     for cell in summary.joined.cells:
-        mean, spread = cell.row.metrics.throughput, cell.spread
-        known = spread if mean else None
-        parts = (known.between, known.within) if known else (None, None)
-        between, within = (None if part is None else part / (mean or 1.0) for part in parts)
-        rows.append(
-            (
-                summary.label(cell.row),
-                f"{cell.row.metrics.processes} of {len(cell.replicates)}" if known else "1",
-                wording.throughput(cell.row, at_least=summary.at_least(cell.row))
-                if mean
-                else STATES[cell.row.state].short,
-                units.percent(between, 2),
-                units.percent(within, 2),
-            )
-        )
+        row, mean = cell.row, cell.row.metrics.throughput
+        rate = wording.throughput(row, at_least=summary.at_least(row))
+        count, between, within = "1", units.MISSING, units.MISSING
+        if mean and cell.spread is not None:
+            count = f"{row.metrics.processes} of {len(cell.replicates)}"
+            parts = (cell.spread.between, cell.spread.within)
+            between, within = (units.percent(part / mean, 2) for part in parts)
+        rate = rate if mean else STATES[row.state].short
+        rows.append((summary.label(row), count, rate, between, within))
     return Section(
         id="replicates",
         title="Replicates",
@@ -373,9 +348,7 @@ def _replicates(summary: Summary) -> Section:
         ),
         note="Between processes: standard deviation, above what repeats explain. Within one: "
         "standard error of its mean. The interval holds both (Student's t over the processes' "
-        "means)."
-        if rows
-        else "",
+        "means).",
     )
 
 
@@ -408,15 +381,12 @@ def _served(served: Served, place: int) -> Section:
 
     def rows() -> Iterator[tuple[str | Cell, ...]]:
         for best in served.best:
-            limits = best.limits.replace(" ", "\N{NO-BREAK SPACE}").replace(
-                ",\N{NO-BREAK SPACE}", ", "
-            )
-            limits = limits or "no limit"
+            each = (limit.replace(" ", "\N{NO-BREAK SPACE}") for limit in best.limits.split(", "))
+            limits = ", ".join(each) or "no limit"
             if best.curve is None or best.point is None:
                 yield (limits, Cell(text="none keeps it", style="quiet"), *[""] * (len(shown) + 1))
             else:
-                at = f"{best.point.load:g}"
-                yield (limits, best.curve.name, at, *cells(best.point))
+                yield (limits, best.curve.name, f"{best.point.load:g}", *cells(best.point))
 
     def every() -> Iterator[tuple[str | Cell, ...]]:
         front = {point.row.job_id for point in served.front}
@@ -440,9 +410,10 @@ def _served(served: Served, place: int) -> Section:
             lambda point: (point.per_user, point.per_card) if point.per_user else None,
             front=served.front,
         )
-        if drawing:
-            caption = f"{of}. The line through the best points is the Pareto front.{cut}"
-            yield Figure(drawing=drawing, caption=caption)
+        yield Figure(
+            drawing=drawing,
+            caption=f"{of}. The line through the best points is the Pareto front.{cut}",
+        )
         drawing = load_figure(
             served,
             f"Latency against load, {of}.",
@@ -451,9 +422,10 @@ def _served(served: Served, place: int) -> Section:
             lambda point: (point.load, point.figure("latency_s") or 0.0),
             over_load=True,
         )
-        if drawing:
-            caption = f"{of}. A ring marks the knee: the most throughput for its latency.{cut}"
-            yield Figure(drawing=drawing, caption=caption)
+        yield Figure(
+            drawing=drawing,
+            caption=f"{of}. A ring marks the knee: the most throughput for its latency.{cut}",
+        )
 
     numbers = tuple(range(2, len(shown) + 3))
     return Section(
@@ -467,7 +439,7 @@ def _served(served: Served, place: int) -> Section:
         "Latencies are the 90th percentile, or the median where requests were too few for it."
         + " Flagged loads are in the table of all points alone."
         * any(p.flagged for p in points),
-        figures=lambda: list(figures()),
+        figures=lambda: [figure for figure in figures() if figure.drawing],
         others=Table(
             head=("setting", load, *titles),
             rows=tuple(every()),
@@ -548,7 +520,7 @@ def _roofline(summary: Summary) -> Section:
             rows=tuple(_share(summary, share) for share in near),
             numbers=(2, 3),
         ),
-        note=note if near else "",
+        note=note,
         lead="What was reached of the published peaks. A decoding step reads all weights once: "
         "bandwidth is a lower bound from that alone, without the key-value cache. Compute counts "
         "the operations that the real tokens need; in prefill (MFU) those of the prompts, over the "
@@ -618,18 +590,16 @@ def _published_table(comparisons: Sequence[Comparison]) -> Table:
 
 def _published_row(one: Comparison, line: Line) -> tuple[str | Cell, ...]:
     figure, row, task = line.figure, line.row, one.about
-    task_notes = [f"on {task.dataset}"] if task.dataset else []
-    task_notes += [one.load] if one.load else []
+    task_notes = [*[f"on {task.dataset}"] * bool(task.dataset), *[one.load] * bool(one.load)]
     batch = "" if one.load else f" b={figure.batch_size}"
-    notes = ["less is better"] if task.metric == "latency" else []
-    notes += ["?: doubtful"] if figure.doubtful else []
+    notes = ["less is better"] * (task.metric == "latency") + ["?: doubtful"] * figure.doubtful
     notes += [f"trained {line.training}"] if line.training else []
-    about = [figure.software] if figure.software else []
     notes += [f"{line.speedup(one)} {one}" for one in line.speedups if one not in REFERENCES]
+    about = [figure.software] * bool(figure.software)
     if row is not None:
-        notes += [wording.plus_minus(row)] if wording.plus_minus(row) else []
-        about += ["random weights"] if row.random_weights else []
-        about += ["synthetic data"] if row.synthetic_data else []
+        notes += filter(None, [wording.plus_minus(row)])
+        about += ["random weights"] * bool(row.random_weights)
+        about += ["synthetic data"] * bool(row.synthetic_data)
     return (
         Cell(text="this run" if line.ours else "published", style="good" if line.ours else ""),
         Cell(

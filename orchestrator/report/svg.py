@@ -30,13 +30,13 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 64, 16, 56
 LETTER = 6.8  # pixels per letter of a name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Axis:
     """Values from ``low`` to ``high`` mapped to pixels ``start`` to ``end``."""
 
     low: float
     high: float
-    start: float
+    start: float  # in pixels, as ``end``
     end: float
     log: bool
     ticks: tuple[float, ...]
@@ -56,16 +56,7 @@ class Axis:
 def x_axis(values: Sequence[float], name: str, text: Callable[[float], str]) -> Axis:
     """Return a logarithmic axis along the bottom; values must be positive."""
     low, high = log_limits(values)
-    return Axis(
-        low=low,
-        high=high,
-        start=LEFT,
-        end=WIDTH - RIGHT,
-        log=True,
-        ticks=log_ticks(low, high),
-        name=name,
-        text=text,
-    )
+    return Axis(low, high, LEFT, WIDTH - RIGHT, True, log_ticks(low, high), name, text)
 
 
 def y_axis(values: Sequence[float], name: str, text: Callable[[float], str], *, log: bool) -> Axis:
@@ -76,16 +67,7 @@ def y_axis(values: Sequence[float], name: str, text: Callable[[float], str], *, 
     else:
         low, (high, step) = 0.0, nice_top(max(values))
         ticks = tuple(i * step for i in range(round(high / step) + 1))
-    return Axis(
-        low=low,
-        high=high,
-        start=HEIGHT - BOTTOM,
-        end=TOP,
-        log=log,
-        ticks=ticks,
-        name=name,
-        text=text,
-    )
+    return Axis(low, high, HEIGHT - BOTTOM, TOP, log, ticks, name, text)
 
 
 def nice_top(value: float) -> tuple[float, float]:

@@ -62,18 +62,20 @@ def print_summary(
 ) -> None:
     """Print the summary, the answer last; ``verbose`` adds cards and versions."""
     parts = [_headline(summary)]
+    questions = _section(questions_section(summary)) if summary.answers else iter(())
     if summary.measured:
         parts += [_tables(summary), *map(_section, sections(summary)), _flagged(summary)]
     parts += [_causes(summary), _retried(summary)]
     if verbose:
         parts += [_cards(summary), _provenance(summary)]
-    parts += [_rankings(summary), _questions(summary), _answer(summary, page)]
+    parts += [_rankings(summary), questions, _answer(summary, page)]
     _print(console, [block for part in parts for block in part])
 
 
 def to_markdown(summary: Summary) -> str:
     """Return the whole summary as GitHub-flavoured Markdown."""
-    parts: list[Iterable[Block]] = [_answer(summary, ""), _questions(summary), _headline(summary)]
+    questions = _section(questions_section(summary)) if summary.answers else ()
+    parts: list[Iterable[Block]] = [_answer(summary, ""), questions, _headline(summary)]
     if summary.measured:
         every = sections(summary)
         sides = len(summary.head_to_head)
@@ -120,58 +122,42 @@ def _headline(summary: Summary) -> Iterator[Block]:
 
 
 def _tables(summary: Summary) -> Iterator[Block]:
-    entries = []
-    for table in summary.tables:
-        about = [Line(text=described(table.about), style="quiet")] if table.about else []
-        unit = f"{table.unit}, " if table.unit else ""
-        span = wording.scopes(table)
-        scale = f"{unit}{table.line_name} by {table.column_name}" + (f"; {span}" if span else "")
-        scales = Line(text=scale, style="quiet")
-        entry: tuple[Block, ...] = (Heading(text=table.title), *about, scales, _matrix(table))
-        entries.append(entry)
-    if entries:
-        yield Many(entries=tuple(entries), most=MOST_TABLES, noun="table")
+    if summary.tables:
+        entries = tuple(tuple(_matrix(table)) for table in summary.tables)
+        yield Many(entries=entries, most=MOST_TABLES, noun="table")
         yield Line(text=_legend(summary), style="quiet")
 
 
-def _matrix(table: CellTable) -> Table:
+def _matrix(table: CellTable) -> Iterator[Block]:
+    yield Heading(text=table.title)
+    if table.about:
+        yield Line(text=described(table.about), style="quiet")
+    unit, span = f"{table.unit}, " if table.unit else "", wording.scopes(table)
+    scale = f"{unit}{table.line_name} by {table.column_name}" + (f"; {span}" if span else "")
+    yield Line(text=scale, style="quiet")
     rows = (
         (Cell(text=line, style="bold"), *(wording.cell(table, line, c) for c in table.columns))
         for line in table.lines
     )
-    return Table(
-        head=("", *table.columns),
-        rows=tuple(rows),
-        numbers=tuple(range(1, len(table.columns) + 1)),
-        most=len(table.lines),
-        matrix=True,
-    )
+    numbers = tuple(range(1, len(table.columns) + 1))
+    head, most = ("", *table.columns), len(table.lines)
+    yield Table(head=head, rows=tuple(rows), numbers=numbers, most=most, matrix=True)
 
 
 def _legend(summary: Summary) -> str:
-    rates = [row for row in summary.rows if row.metrics.throughput is not None]
-    words = {
-        "* best": any(table.best for table in summary.tables),
-        "~ may be the best": any(table.tied for table in summary.tables),
-        "≥ at least: others used its processors": any(table.bounds for table in summary.tables),
-        "! flagged, ranks nowhere": any(table.flagged for table in summary.tables),
-        "predicted: from measured cells, 95 % interval; ranks nowhere": any(
-            table.predicted for table in summary.tables
-        ),
-        "( ) no complete repeat": any(not row.metrics.repeats for row in rates),
+    marks = {
+        "best": "* best",
+        "tied": "~ may be the best",
+        "bounds": "≥ at least: others used its processors",
+        "flagged": "! flagged, ranks nowhere",
+        "predicted": "predicted: from measured cells, 95 % interval; ranks nowhere",
     }
+    words = [w for name, w in marks.items() if any(getattr(t, name) for t in summary.tables)]
+    rates = [row for row in summary.rows if row.metrics.throughput is not None]
+    words += ["( ) no complete repeat"] * any(not row.metrics.repeats for row in rates)
     states = [state for state in STATES if state in summary.counts and state != State.SUCCEEDED]
-    return " · ".join(
-        [
-            *(text for text, there in words.items() if there),
-            *(f"{STATES[state].short}: {STATES[state].meaning}" for state in states),
-        ]
-    )
-
-
-def _questions(summary: Summary) -> Iterator[Block]:
-    if summary.answers:
-        yield from _section(questions_section(summary))
+    words += [f"{STATES[state].short}: {STATES[state].meaning}" for state in states]
+    return " · ".join(words)
 
 
 def _section(section: Section) -> Iterator[Block]:
@@ -218,9 +204,11 @@ def _cause(cause: Cause, summary: Summary) -> Iterator[Block]:
 def _retried(summary: Summary) -> Iterator[Block]:
     if summary.retried:
         yield Heading(text="Jobs that needed more than one attempt")
-        states = (" → ".join(str(row.state) for row in attempts) for attempts in summary.retried)
-        names = (summary.label(attempts[0]) for attempts in summary.retried)
-        yield _many((Line(text=f"  {n}: {s}") for n, s in zip(names, states, strict=True)), "job")
+        pairs = (
+            (summary.label(attempts[0]), " → ".join(str(row.state) for row in attempts))
+            for attempts in summary.retried
+        )
+        yield _many((Line(text=f"  {name}: {states}") for name, states in pairs), "job")
 
 
 def _many(
@@ -272,15 +260,10 @@ def _provenance(summary: Summary) -> Iterator[Block]:
     if not facts:
         return
     pairs = [(fact.name, units.listed([value for value, _ in fact.values], 6)) for fact in facts]
-    pairs += [
-        (
-            "measured",
-            f"{units.moment(one.started_at)} to {units.moment(one.ended_at)}, "
-            f"{units.plural(one.rows, 'row')}",
-        )
-        for one in provenance.invocations
-        if one.started_at is not None
-    ]
+    for one in provenance.invocations:
+        if one.started_at is not None:
+            span = f"{units.moment(one.started_at)} to {units.moment(one.ended_at)}"
+            pairs.append(("measured", f"{span}, {units.plural(one.rows, 'row')}"))
     yield Heading(text="Made with")
     yield Facts(pairs=tuple(pairs))
 
@@ -289,18 +272,13 @@ def _rankings(summary: Summary) -> Iterator[Block]:
     if not summary.rankings:
         return
     apart = Differences.among([ranking.setting for ranking in summary.rankings])
-    entries = tuple(
-        (
-            Facts(
-                title=f"{ranking.setting.model} · {ranking.setting.where}",
-                about=described(apart.of(ranking.setting)),
-                pairs=tuple(_best(ranking, summary)),
-            ),
-        )
-        for ranking in summary.rankings
-    )
+    entries = []
+    for ranking in summary.rankings:
+        title = f"{ranking.setting.model} · {ranking.setting.where}"
+        about, pairs = described(apart.of(ranking.setting)), tuple(_best(ranking, summary))
+        entries.append((Facts(title=title, about=about, pairs=pairs),))
     yield Heading(text="Best setting for each model and device")
-    yield Many(entries=entries, most=MOST_LINES, noun="ranking")
+    yield Many(entries=tuple(entries), most=MOST_LINES, noun="ranking")
 
 
 def _best(ranking: Ranking, summary: Summary) -> Iterator[tuple[str, str]]:
@@ -345,17 +323,15 @@ def headline(comparison: RunComparison) -> str:
     slower, faster = len(comparison.slower), len(comparison.faster)
     untested = sum(c.ratio.low is None for c in comparison.changes)
     same = len(comparison.changes) - slower - faster - untested
-    words = [
-        f"{units.plural(len(comparison.changes), 'job')} compared",
-        f"{slower:,} slower",
-        f"{faster:,} faster",
-        f"{same:,} unchanged within noise",
-    ]
-    words += [f"{untested:,} with too few repeats to say"] if untested else []
-    words += [f"{len(comparison.broken):,} broken"] if comparison.broken else []
-    words += [f"{len(comparison.refused):,} not comparable"] if comparison.refused else []
-    alone = comparison.only_before + comparison.only_after
-    words += [f"{alone:,} in one run only"] if alone else []
+    words = [f"{units.plural(len(comparison.changes), 'job')} compared", f"{slower:,} slower"]
+    words += [f"{faster:,} faster", f"{same:,} unchanged within noise"]
+    others = {
+        "with too few repeats to say": untested,
+        "broken": len(comparison.broken),
+        "not comparable": len(comparison.refused),
+        "in one run only": comparison.only_before + comparison.only_after,
+    }
+    words += [f"{count:,} {what}" for what, count in others.items() if count]
     overall = comparison.overall
     end = f"; {overall:.3f}× overall" if overall is not None else ""
     return ", ".join(words) + end
@@ -382,23 +358,17 @@ def _comparison(comparison: RunComparison, *, every: bool) -> Iterator[Block]:
             noun="job",
             rest="--all lists all of them",
         )
-    figures = [  # reported ones that have got better or worse
-        Line(
-            text=f"{labels[change.after.job_id]}: {figure}",
-            style="good" if figure.improved else "bad",
-        )
-        for change in comparison.changes
-        for figure in figure_changes(change.before, change.after)
-        if figure.improved is not None
-    ]
-    ends = [
-        Line(
-            text=f"{one.before.state} → {one.after.state}: {labels[one.after.job_id]}"
-            + (f": {one_line(one.after.reason, 120)}" if one.after.reason else ""),
-            style="bad" if one.broken else "",
-        )
-        for one in comparison.turned
-    ]
+    figures = []  # reported ones that have got better or worse
+    for change in comparison.changes:
+        for figure in figure_changes(change.before, change.after):
+            if figure.improved is not None:
+                text = f"{labels[change.after.job_id]}: {figure}"
+                figures.append(Line(text=text, style="good" if figure.improved else "bad"))
+    ends = []
+    for one in comparison.turned:
+        why = f": {one_line(one.after.reason, 120)}" if one.after.reason else ""
+        text = f"{one.before.state} → {one.after.state}: {labels[one.after.job_id]}{why}"
+        ends.append(Line(text=text, style="bad" if one.broken else ""))
     for lines, noun in ((figures, "figure"), (ends, "job")):
         if lines:
             yield Line(text="")
@@ -434,13 +404,12 @@ def _refused(comparison: RunComparison) -> Iterator[Block]:
     yield Line(text="")
     yield Line(text=f"Not comparable: {units.plural(len(refused), 'job')}", style="warning")
     for (key, before, after), count in counted.most_common(MOST_LINES):
-        jobs = units.plural(count, "job")
+        jobs, old, new = units.plural(count, "job"), one_line(before, 120), one_line(after, 120)
         # For keys such as ``flags`` both rows may have the same forbidden value.
-        if before == after:
-            yield Line(text=f"  {key} in {jobs}, before and after: {one_line(before, 120)}")
-        else:
-            values = f"{one_line(before, 120)} → {one_line(after, 120)}"
-            yield Line(text=f"  {key} differs in {jobs}: {values}")
+        same = f"in {jobs}, before and after: {old}"
+        yield Line(
+            text=f"  {key} " + (same if before == after else f"differs in {jobs}: {old} → {new}")
+        )
 
 
 # ---------------------------------------------------------------- in a terminal
@@ -480,11 +449,10 @@ def _print_facts(console: Console, facts: Facts) -> None:
 
 def _print_table(console: Console, table: Table) -> None:
     rows = [[_cell(cell, table) for cell in row] for row in table.rows[: table.most]]
-    if not table.matrix and _width(table, rows) > console.width:
+    records = not table.matrix and _width(table, rows) > console.width
+    if records:
         _print_records(console, table, rows)
-        _print_cut(console, len(table.rows) - table.most, table.noun, table.rest)
-        return
-    for columns in _columns_that_fit(table, rows, console.width):
+    for columns in () if records else _columns_that_fit(table, rows, console.width):
         padding = 0 if table.matrix else (0, 1)
         grid = RichTable(
             box=box.SIMPLE_HEAD, pad_edge=False, padding=padding, collapse_padding=True

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from orchestrator.analysis.metrics import quality_note
-from orchestrator.analysis.rankings import (
-    HeadToHead,
-    Leader,
-    Ranking,
-    Verdict,
+from orchestrator.analysis.metrics import (
     memory_is_known,
     memory_kind,
     peak_memory_bytes,
+    quality_note,
 )
+from orchestrator.analysis.rankings import HeadToHead, Leader, Ranking, Verdict
 from orchestrator.analysis.selection import precision_rank
 from orchestrator.analysis.summary import STATES, Summary, without_rule
 from orchestrator.analysis.tables import Table
@@ -52,11 +49,9 @@ def cell(table: Table, line: str, column: str) -> Cell:
         return Cell(text=STATES[row.state].short, style=_STATE_STYLES.get(row.state, ""))
     searched = not row.batch_size_requested.isdecimal() and row.batch_size is not None
     size = f"b={row.batch_size}" if searched else ""
-    note = f"{size} {plus_minus(row)}".strip()
-    if quality := quality_note(row):
-        note = f"{note}, {quality}" if note else quality
-    if "loss_flag" in row.details:
-        note = f"{note}, loss did not fall" if note else "loss did not fall"
+    wrong = "loss did not fall" if "loss_flag" in row.details else ""
+    parts = (f"{size} {plus_minus(row)}".strip(), quality_note(row), wrong)
+    note = ", ".join(filter(None, parts))
     mark = "*" if row.job_id in table.best else "~" if row.job_id in table.tied else ""
     mark = "!" if row.job_id in table.flagged else mark
     text = figure(row, at_least=row.job_id in table.bounds)
@@ -118,8 +113,9 @@ def throughput(row: Measurement, *, at_least: bool = False) -> str:
     """Format as ``1,234 tokens/s ±2.1% within one process``."""
     text = f"{figure(row)} {row.metrics.throughput_unit}".strip()
     text = f"at least {text}" if at_least else text
-    half = plus_minus(row)
-    return f"{text} {half} {scope(row)}" if half else text
+    count, half = row.metrics.processes, plus_minus(row)
+    scope = "within one process" if count == 1 else f"over {count} processes"
+    return f"{text} {half} {scope}" if half else text
 
 
 def losses(row: Measurement) -> str:
@@ -129,12 +125,6 @@ def losses(row: Measurement) -> str:
         return ""
     wrong = f" ({row.details['loss_flag']})" if "loss_flag" in row.details else ""
     return f"loss {units.number(first)} → {units.number(last)}{wrong}"
-
-
-def scope(row: Measurement) -> str:
-    """Return the processes that a row's interval spans."""
-    count = row.metrics.processes
-    return "within one process" if count == 1 else f"over {count} processes"
 
 
 def scopes(table: Table) -> str:
@@ -154,9 +144,7 @@ def scopes(table: Table) -> str:
 def token_times(row: Measurement) -> str:
     """Format as ``first token 76 ms, then 8.4 ms a token (p99 12 ms)``."""
     metrics = row.metrics
-    words = []
-    if metrics.ttft_s is not None:
-        words.append(f"first token {units.seconds(metrics.ttft_s)}")
+    words = [] if metrics.ttft_s is None else [f"first token {units.seconds(metrics.ttft_s)}"]
     if metrics.tpot_p50_s is not None:
         slowest = f" (p99 {units.seconds(metrics.tpot_p99_s)})" if metrics.tpot_p99_s else ""
         slowest = slowest or _why_no_p99(row)
@@ -178,9 +166,7 @@ def memory(row: Measurement) -> str:
     amount = peak_memory_bytes(row)
     if amount is None:
         return units.MISSING
-    kind = memory_kind(row)
-    if not memory_is_known(row):
-        kind = "growth of a warm process, no peak"
+    kind = memory_kind(row) if memory_is_known(row) else "growth of a warm process, no peak"
     return f"{units.size(amount)} ({kind})"
 
 
@@ -226,14 +212,12 @@ def warm_up(row: Measurement) -> str:
 
 def where(row: Measurement) -> str:
     """Format node and cards of a row: ``hpu-1 [0-3]``."""
-    if not row.nodes:
-        return ""
-    cards = sorted(row.card_indices)
+    nodes, cards = ", ".join(dict.fromkeys(row.nodes)), sorted(row.card_indices)
     if not cards:
-        return ", ".join(dict.fromkeys(row.nodes))
+        return nodes
     contiguous = len(cards) > 1 and cards == list(range(cards[0], cards[-1] + 1))
     text = f"{cards[0]}-{cards[-1]}" if contiguous else ",".join(map(str, cards))
-    return f"{', '.join(dict.fromkeys(row.nodes))} [{text}]"
+    return f"{nodes} [{text}]"
 
 
 # ---------------------------------------------------------------- the answer of a run
@@ -259,7 +243,7 @@ def answers(summary: Summary) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def best_text(ranking: Ranking, name: Callable[[Measurement], str], work: str = "") -> str:
+def ranking_text(ranking: Ranking, name: Callable[[Measurement], str], work: str = "") -> str:
     """Format the fastest setting of a ranking; ``name`` gives labels of choices, and ``work`` is
     the label of what all its rows do, such as their method."""
     row = ranking.fastest
@@ -283,12 +267,6 @@ def contenders(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
     if len(names) > MOST_CONTENDERS:
         return f"{names[0]} or one of {len(names) - 1:,} others"
     return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def place(ranking: Ranking) -> str:
-    """Name the device of a ranking: ``Gaudi2``, ``4 × emulated HPU``."""
-    setting = ranking.setting
-    return f"{setting.cards} × {setting.card}" if setting.cards > 1 else setting.card
 
 
 def _nothing_ranked(summary: Summary) -> tuple[str, ...]:
@@ -324,8 +302,8 @@ def _ranking(ranking: Ranking, summary: Summary) -> str:
     ]
     model = f"{', '.join(place_words)}: " if place_words else ""
     figure = f"{units.number(best.metrics.throughput)} {ranking.unit}"
-    bound = ranking.at_least(best)
-    where = f"on {place(ranking)}"
+    bound, setting = ranking.at_least(best), ranking.setting
+    where = f"on {f'{setting.cards} × ' if setting.cards > 1 else ''}{setting.card}"
     if ranking.verdict is Verdict.ALONE:
         reach = f"at least {figure}" if bound else figure
         return f"{model}{name} reaches {reach} {where}; nothing to compare with."

@@ -76,11 +76,7 @@ def summary_line(status: RunStatus) -> str:
 
 def _notes(status: RunStatus) -> dict[str, str]:
     """Return why the run does not just go on, by kind."""
-    notes = {
-        "WAITING": status.waiting,
-        "PAUSED": status.paused,
-        "TROUBLE": status.trouble,
-    }
+    notes = {"WAITING": status.waiting, "PAUSED": status.paused, "TROUBLE": status.trouble}
     if status.finished and status.stopping:
         measured = f"{status.measured:,} of {plural(status.total, 'job')} measured"
         notes[f"STOPPED ({status.stopping})"] = measured  # as the report has it
@@ -91,12 +87,12 @@ def _notes(status: RunStatus) -> dict[str, str]:
 
 def rate_texts(status: RunStatus) -> list[str]:
     """Return ``1,204 tokens/s (12 jobs)`` for each unit, and jobs per hour; empty at first."""
-    texts = []
-    for rate in status.rates:
-        texts.append(f"{_three_digits(rate.per_s)} {rate.unit} ({plural(rate.jobs, 'job')})")
-    if status.jobs_per_h is not None:
-        texts.append(f"{_three_digits(status.jobs_per_h)} jobs/h")
-    return texts
+    texts = [
+        f"{_three_digits(rate.per_s)} {rate.unit} ({plural(rate.jobs, 'job')})"
+        for rate in status.rates
+    ]
+    per_h = status.jobs_per_h
+    return texts if per_h is None else [*texts, f"{_three_digits(per_h)} jobs/h"]
 
 
 def event_line(event: Event, board: Board) -> str | None:
@@ -194,8 +190,6 @@ def _three_digits(value: float) -> str:
 
 def printable(text: str) -> str:
     """Replace control characters by spaces."""
-    if text.isprintable():
-        return text
     return "".join(char if char.isprintable() else " " for char in text)
 
 
@@ -236,11 +230,11 @@ class PlainView(View):
             self.line(summary_line(status))
 
 
-def open_view(*, quiet: bool = False, stream: TextIO | None = None) -> View:
-    """Return the view that suits the output."""
+def open_view(*, quiet: bool = False) -> View:
+    """Return the view that suits standard output."""
     if quiet:
         return View()
-    stream = output.guarded(stream or sys.stdout, patience_s=output.PATIENCE_S)
+    stream = output.guarded(sys.stdout, patience_s=output.PATIENCE_S)
     if not stream.isatty():
         return PlainView(stream)
     return TerminalView(output.console(stream))
@@ -309,10 +303,8 @@ def _card_lines(cards: Sequence[CardStatus], room: int | None) -> RenderableType
     if room is None or len(working) < room:
         _add_columns(table, "card", "phase", "for", "job")
         for card in working:
-            style = "" if card.job else "dim"
-            _add_row(
-                table, card.card, card.phase, duration(card.phase_age_s), card.job, style=style
-            )
+            words = (card.card, card.phase, duration(card.phase_age_s), card.job)
+            _add_row(table, *words, style="" if card.job else "dim")
         return table
     _add_columns(table, "server", "cards", "assigned", f"longest in its phase   ({_LEGEND})")
     servers: dict[str, list[CardStatus]] = {}

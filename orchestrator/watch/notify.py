@@ -97,7 +97,7 @@ class Notice:
     def text(self) -> str:
         """Return a few lines for people, escaped for chat programs."""
         from orchestrator.report.all_runs import since_text  # not needed at a run's start
-        from orchestrator.report.wording import best_text
+        from orchestrator.report.wording import ranking_text
 
         lines = [f"Nightgrid run {self.run} {_WORDS[self.ending]} on {self.host}."]
         if self.ending in (Ending.STOPPED, Ending.FAILED, Ending.INTERRUPTED):
@@ -106,7 +106,7 @@ class Notice:
         if summary is not None:
             lines.append(", ".join(f"{count} {state}" for state, count in summary.counts.items()))
             lines += [
-                best_text(ranking, summary.chosen, summary.work(ranking.fastest))
+                ranking_text(ranking, summary.chosen, summary.work(ranking.fastest))
                 for ranking in summary.rankings[:BEST_SHOWN]
             ]
             if self.since is not None:

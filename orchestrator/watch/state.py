@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import stat
 import threading
 import time
@@ -25,14 +26,13 @@ from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
 from orchestrator.core.status import RunStatus
 from orchestrator.report.run_report import current_status, read_status, read_summary
-from orchestrator.report.wording import best_text
+from orchestrator.report.wording import ranking_text
 from orchestrator.store import disk
 from orchestrator.store import files as run_files
 from orchestrator.store.reader import read_rows
 from orchestrator.store.store import Store, existing_runs
 from orchestrator.util.format import duration, number, one_line, plural, seconds
-from orchestrator.watch.live import best_text as best_so_far_text
-from orchestrator.watch.live import half_width_text, left_text
+from orchestrator.watch.live import best_text, half_width_text, left_text
 from workloads.util.files import SMALL_BYTES
 
 if TYPE_CHECKING:
@@ -48,18 +48,8 @@ REASON_LENGTH = 300
 READING_PATIENCE_S = 2.0
 _NAMING = tuple(field.name for field in dataclasses.fields(Named))
 _COLUMNS = (
-    *_NAMING,
-    "state",
-    "final",
-    "reason",
-    "failure_class",
-    "nodes",
-    "card_indices",
-    "emulated",
-    "throughput",
-    "throughput_unit",
-    "relative_half_width",
-    "recorded_at",
+    *(*_NAMING, "state", "final", "reason", "failure_class", "nodes", "card_indices", "emulated"),
+    *("throughput", "throughput_unit", "relative_half_width", "recorded_at"),
 )
 
 
@@ -236,6 +226,7 @@ def _row_values(row: Row, label: Label) -> dict[str, Any]:
     if row["throughput"] is not None:
         figure = f"{number(row['throughput'])} {row['throughput_unit']}"
         figure += half_width_text(row["relative_half_width"])
+    reason = row["reason"] or row["failure_class"] or ""
     return {
         "at": _recorded_at(row) or None,
         "state": row["state"],
@@ -243,12 +234,8 @@ def _row_values(row: Row, label: Label) -> dict[str, Any]:
         "job": one_line(str(label), REASON_LENGTH),
         "where": one_line(where),
         "figure": figure,
-        "reason": "" if row["state"] == State.SUCCEEDED else _reason(row),
+        "reason": "" if row["state"] == State.SUCCEEDED else one_line(reason, REASON_LENGTH),
     }
-
-
-def _reason(row: Row) -> str:
-    return one_line(row["reason"] or row["failure_class"] or "", REASON_LENGTH)
 
 
 def _final_states(rows: Iterable[Row]) -> dict[str, int]:
@@ -307,7 +294,7 @@ def _entry(store: Store) -> RunEntry:
         summary, _ = read_summary(store, lean=True)
         succeeded = summary.measured
         for ranking in summary.rankings[:1]:
-            best = best_text(ranking, summary.chosen, summary.work(ranking.fastest))
+            best = ranking_text(ranking, summary.chosen, summary.work(ranking.fastest))
     except StoreError as error:
         note = str(error).splitlines()[0]
     status = read_status(store)
@@ -330,7 +317,7 @@ def entry_by_status(run: str, status: RunStatus) -> RunEntry:
         eta_high_s=status.eta_high_s,
         at=status.at,
         note=status.stopping or status.waiting or status.paused or status.trouble,
-        best="".join(map(best_so_far_text, status.best[:1])),
+        best="".join(map(best_text, status.best[:1])),
     )
 
 
@@ -341,7 +328,8 @@ def with_sent(entries: Sequence[RunEntry], jobs: Iterable[JobInfo]) -> list[RunE
     for job in jobs:
         if not job.run or job.run in sent:
             continue
-        if job.run in spoken and (job.over or _began_before(job, spoken[job.run])):
+        at, started = spoken.get(job.run), job.started_at or math.inf
+        if job.run in spoken and (job.over or at is None or started <= at):
             continue
         note = ""
         if job.over:
@@ -350,11 +338,6 @@ def with_sent(entries: Sequence[RunEntry], jobs: Iterable[JobInfo]) -> list[RunE
         state = job.status if job.over else "STARTING"
         sent[job.run] = RunEntry(run=job.run, state=state, at=job.started_at, note=note)
     return [*sent.values(), *(entry for entry in entries if entry.run not in sent)]
-
-
-def _began_before(job: JobInfo, at: float | None) -> bool:
-    """Return whether a job may have been running at a moment."""
-    return at is None or (job.started_at is not None and job.started_at <= at)
 
 
 #: States after which no job of a run ends.
@@ -369,9 +352,8 @@ def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
         jobs = "" if entry.total is None else f"{entry.done}/{entry.total}"
         if entry.state in _ENDED and entry.succeeded is not None:
             jobs = f"{entry.succeeded} of {entry.total} succeeded"
-        left = ""
-        if entry.eta_s is not None:
-            left = left_text(entry.eta_s, entry.eta_low_s, entry.eta_high_s)
+        etas = (entry.eta_s, entry.eta_low_s, entry.eta_high_s)
+        left = "" if entry.eta_s is None else left_text(*etas)
         heard = "" if entry.at is None else f"{duration(now - entry.at)} ago"
         rows.append((entry.run, entry.state or "?", jobs, left, heard))
         below.append([text for text in (entry.best, entry.note) if text])

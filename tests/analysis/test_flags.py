@@ -200,12 +200,8 @@ def test_a_contended_row_ranks_as_a_lower_bound_in_every_output() -> None:
     assert [row["throughput_is"] for row in document["rows"]] == ["at least", "", ""]
     assert ",at least," in to_csv(summary)
     assert {effect.ratio.side for effect in summary.effects} == {"at most"}  # bf16 is the baseline
-
-
-def test_a_slowed_row_is_never_compared_with_another_run() -> None:
-    calm = a_row("bf16")
-    slowed = replace(calm, processor_wait_share=0.24, processor_cores=0.76)
-    assert [one.key for one in compare([calm], [slowed]).refused[0].differences] == ["flags"]
+    (refused,) = compare([a_row("bf16")], [slowed]).refused
+    assert [one.key for one in refused.differences] == ["flags"]
 
 
 def test_oversubscribed_gangs_rank_among_gangs_of_their_size() -> None:
@@ -291,24 +287,15 @@ def test_a_flagged_row_ranks_nowhere_and_is_listed() -> None:
 
 
 @pytest.mark.usefixtures("other_flags")
-def test_rows_of_a_league_rank_among_their_like() -> None:
-    summary = summarize(grid(noise="full"))
-    leagues = {one.setting.league: one.contenders for one in summary.rankings}
-    assert leagues == {"": 3, "crowded with 1 cards": 1}
-    assert [one.flag.name for one in summary.flagged] == ["crowded"]
-
-
-@pytest.mark.usefixtures("other_flags")
 def test_every_output_names_flag_and_reason(tmp_path: Path) -> None:
     rows = grid(noise="loud")
     summary = summarize(rows)
-    for text in (render(summary, rows), to_markdown(summary), printed(summary)):
-        assert "it was loud" in text
     document = json.loads(to_json(summary))
     (flagged,) = document["flagged"]
     assert flagged["flag"] == "noisy" and flagged["rows"][0]["reason"] == "it was loud"
     assert sorted({row["flags"] for row in document["rows"]}) == ["", "noisy: it was loud"]
-    assert "noisy: it was loud" in to_csv(summary)
+    for text in (render(summary, rows), to_markdown(summary), printed(summary), to_csv(summary)):
+        assert "it was loud" in text
     with Store(tmp_path, rows[0].run) as store:
         store.append(*rows)
     answer = query(tmp_path, "SELECT job_id, flags FROM jobs WHERE flags IS NOT NULL")

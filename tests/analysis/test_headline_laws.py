@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job, with_interval
 
-from orchestrator.analysis.flags import raised_on
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.export import document
@@ -172,26 +171,3 @@ def test_no_answer_leaves_out_the_fastest_of_a_quiet_machine(
         assert f"or one of {len(named) - 1} others" in head
     else:
         assert set(head.replace(" or ", ", ").split(", ")) == {summary.chosen(r) for r in named}
-
-
-@settings(deadline=None)
-@given(CASES)
-def test_a_reason_never_equals_its_limit_nor_exceeds_the_whole(case: Case) -> None:
-    for (raised,) in filter(None, map(tuple, raised_on(rows_of([replace(case, compiled=0)])))):
-        share, _, limit = raised.reason.partition("; the most is ")
-        percent = share.partition("%")[0].rpartition(" ")[2]
-        assert float(limit.rstrip("%")) < float(percent) <= 100
-
-
-def test_a_contended_row_wins_above_every_interval_and_loses_to_none() -> None:
-    """A bound above a rival's interval wins; one below it leaves the rival provisional."""
-    slow = Case(100.0, 0.01, None, 0)
-    for contended_row, words in (
-        (Case(150.0, 0.01, 0.3, 0), "is fastest on emulated HPU with at least 150.0 tokens/s"),
-        (
-            Case(90.0, 0.01, 0.3, 0),
-            "is the provisional best on emulated HPU, the first at 100.0 tokens/s",
-        ),
-        (Case(1.0, 0.01, 0.06, 0), "is fastest on emulated HPU at 100.0 tokens/s"),
-    ):
-        assert words in answers(summarize(rows_of([slow, contended_row])))[0]

@@ -73,20 +73,12 @@ def test_facts_that_are_not_known_never_flag() -> None:
     for row in (generation(), training(), continuous()):
         for name in names:
             blank = "" if name == "throughput_unit" else None
-            assert not (contradictions(stored(**{name: blank})(row))), name
-        for name in (
-            "weight_bytes",
-            "parameter_count",
-            "load_s",
-            "warmup_s",
-            "started_at",
-            "threads",
-            "peak_device_memory_bytes",
-            "train_flops_per_token",
-            "device_name",
-        ):
-            assert not (contradictions(replace(row, **{name: None}))), name
-        assert not (contradictions(replace(row, samples=(), items=())))
+            assert not contradictions(stored(**{name: blank})(row)), name
+        sizes = ("weight_bytes", "parameter_count", "peak_device_memory_bytes")
+        times = ("load_s", "warmup_s", "started_at", "threads")
+        for name in (*sizes, *times, "train_flops_per_token", "device_name"):
+            assert not contradictions(replace(row, **{name: None})), name
+        assert not contradictions(replace(row, samples=(), items=()))
 
 
 def test_rows_and_columns_give_the_same_verdicts() -> None:

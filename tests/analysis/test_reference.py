@@ -15,7 +15,6 @@ import transformers
 from grid_cases import grid
 from measurement_factory import Night, a_job, precision_grid
 
-from orchestrator.analysis import hardware
 from orchestrator.analysis.hardware import (
     Published,
     against_published,
@@ -23,17 +22,12 @@ from orchestrator.analysis.hardware import (
     matches,
     reference,
     roofline_of,
-    same_precision,
     share_of,
     sheet_of,
 )
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import Job
 from orchestrator.core.measurement import Measurement
-from orchestrator.core.plan import Action
-from orchestrator.core.topology import parse_emulation
-from orchestrator.grid.parser import load_grid
-from orchestrator.planning.planner import make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "grids" / "gaudi2-vs-a100.yaml"
@@ -69,9 +63,9 @@ def chatglm3(**changes: object) -> Measurement:
         parameters=(("ignore_eos", True), ("output_tokens", 100)),
     )
     row = Night(emulated=False).add(job)
-    metrics = replace(row.metrics, generated_tokens_per_s=60.0)
     own = {"device_name": "GAUDI2", "parameter_count": 6_243_584_000}
-    return replace(row, metrics=metrics, **own | changes)
+    own["metrics"] = replace(row.metrics, generated_tokens_per_s=60.0)
+    return replace(row, **own | changes)
 
 
 @pytest.mark.parametrize(
@@ -86,24 +80,19 @@ def chatglm3(**changes: object) -> Measurement:
         ({"model": "llama-2-7b"}, ""),
         ({"parameters": {"ignore_eos": True, "output_tokens": 128}}, ""),
         ({"parameters": {"ignore_eos": False, "output_tokens": 100}}, ""),
+        ({"metrics": replace(chatglm3().metrics, generated_tokens_per_s=74.0)}, "74.00 tokens/s"),
+        ({"metrics": replace(chatglm3().metrics, generated_tokens_per_s=80.0)}, ""),
     ],
 )
 def test_a_row_below_half_of_what_its_card_is_known_to_do_is_named(
     changes: dict[str, object], said: str
 ) -> None:
-    row = replace(chatglm3(), **changes)
+    row = chatglm3(**changes)
     (sentence,) = far_below([row], PUBLISHED).values() or [""]
     assert said in sentence if said else not sentence
     banners = summarize([row], reference=reference()).banners
     named = [banner for banner in banners if banner.name == "Far below published figures"]
     assert [banner.count for banner in named] == ([1] if said else [])
-
-
-def test_a_row_above_half_of_it_is_not_doubted() -> None:
-    """150 are asked of Gaudi2: 80 may be other prompts, 74 are not."""
-    metrics = [replace(chatglm3().metrics, generated_tokens_per_s=rate) for rate in (80.0, 74.0)]
-    rows = [replace(chatglm3(), job_id=str(n), metrics=one) for n, one in enumerate(metrics)]
-    assert list(far_below(rows, PUBLISHED)) == ["1"]
 
 
 def test_the_published_figures_are_there_with_their_speedups() -> None:
@@ -118,17 +107,16 @@ def test_the_published_figures_are_there_with_their_speedups() -> None:
         "causal-lm-finetuning",
         "text-to-image",
     ]
-    told = {
-        (line.figure.device, line.figure.batch_size): {
-            device: round(value, 2) for device, value in line.speedups.items()
-        }
-        for one in comparisons
-        if one.about.task == "pretraining"
-        for line in one.lines
-    }
-    assert told["Gaudi2", 32] == {"Gaudi1": 3.04, "A100-80GB": 1.61}
-    assert told["Gaudi2", 64] == {"Gaudi1": 3.53, "A100-80GB": 1.7}
-    assert told["A100-80GB", 32] == {"Gaudi1": 1.89}
+    bert, _, t5_lines, *_ = comparisons
+    assert t5_lines.lines[0].speedup("A100-80GB") == "2.44× best against best"  # of 1 and of 16
+    by_batch = {(line.figure.device, line.figure.batch_size): line for line in bert.lines}
+    texts = {key: {d: line.speedup(d) for d in line.speedups} for key, line in by_batch.items()}
+    assert texts["Gaudi2", 32] == {"Gaudi1": "3.04×", "A100-80GB": "1.61×"}
+    best = {"Gaudi1": "3.53× best against best", "A100-80GB": "1.70×"}
+    assert texts["Gaudi2", 64] == best  # over Gaudi1's 32, as in the source
+    assert texts["A100-80GB", 32] == {"Gaudi1": "1.89×"}
+    assert by_batch["Gaudi2", 64].training == "20,000 in 1 h 33 min"
+    assert by_batch["A100-80GB", 64].training == ""
     images = {
         (line.figure.device, line.figure.precision): line.speedups for line in comparisons[1].lines
     }
@@ -136,19 +124,6 @@ def test_the_published_figures_are_there_with_their_speedups() -> None:
     assert images["Gaudi2", "bf16-mixed"] == {"Gaudi1": pytest.approx(4.34 / 1.19)}
     assert not images["A100-80GB", "fp16"]  # it is doubtful, and nothing is compared with it
     assert any("TITAN RTX" in note and "3.41" in note for note in comparisons[1].notes)
-    assert comparisons[2].lines[0].speedups == {"A100-80GB": pytest.approx(19.7 / 8.07)}
-
-
-def test_unlike_batch_sizes_are_best_against_best() -> None:
-    """T5 ran in batches of 1 and of 16; BERT's 64 stand over Gaudi1's 32, as in the source."""
-    bert, _, t5_lines, *_ = against_published([], PUBLISHED)
-    assert t5_lines.lines[0].speedup("A100-80GB") == "2.44× best against best"
-    by_batch = {(line.figure.device, line.figure.batch_size): line for line in bert.lines}
-    assert by_batch["Gaudi2", 32].speedup("A100-80GB") == "1.61×"
-    assert by_batch["Gaudi2", 64].speedup("A100-80GB") == "1.70×"
-    assert by_batch["Gaudi2", 64].speedup("Gaudi1") == "3.53× best against best"
-    assert by_batch["Gaudi2", 64].training == "20,000 in 1 h 33 min"
-    assert by_batch["A100-80GB", 64].training == ""
 
 
 def test_what_is_told_of_a_figure_is_what_it_was() -> None:
@@ -163,7 +138,10 @@ def test_what_is_told_of_a_figure_is_what_it_was() -> None:
         assert abs(took - (hours * 60 + minutes) * 60) < 60  # times are rounded to minutes
 
 
-def test_our_row_stands_beside_published_ones_and_is_marked() -> None:
+def test_our_row_stands_beside_published_ones_and_emulated_ones_are_counted() -> None:
+    comparisons = against_published([t5(emulated=True)], PUBLISHED)
+    assert not any(one.measured for one in comparisons)
+    assert [one.emulated for one in comparisons] == [0, 0, 1, 0, 0, 0, 0]
     (one,) = [c for c in against_published([t5()], PUBLISHED) if c.measured]
     (ours,) = [line for line in one.lines if line.ours]
     assert ours.figure.device == "Gaudi2" and ours.figure.value == 40.0
@@ -232,15 +210,6 @@ def test_a_row_stands_beside_figures_of_the_same_work(
     assert any(one.measured for one in against_published([row], PUBLISHED)) is same
 
 
-@pytest.mark.parametrize("cluster", ["2x8:HPU,2x8:GPU", "1x8:HPU,1x8:GPU"])
-def test_the_shipped_grid_runs_on_emulated_cards(cluster: str) -> None:
-    shipped = load_grid(SHIPPED)
-    plan = make_plan(shipped, parse_emulation(cluster, shipped.accelerators()), [])
-    assert {item.action for item in plan.jobs} == {Action.RUN}
-    experiments = {"bert-pretraining", "t5-summarization", "t5-deepspeed", "stable-diffusion"}
-    assert {job.experiment for job in shipped.jobs()} == experiments
-
-
 @pytest.mark.parametrize(
     "figure",
     [
@@ -270,12 +239,6 @@ def test_a_row_of_the_grid_stands_beside_each_published_figure(figure: Published
     assert mine.figure.value == value
 
 
-def test_emulated_rows_are_counted_and_left_out() -> None:
-    comparisons = against_published([t5(emulated=True)], PUBLISHED)
-    assert not any(one.measured for one in comparisons)
-    assert [one.emulated for one in comparisons] == [0, 0, 1, 0, 0, 0, 0]
-
-
 @pytest.mark.slow
 def test_published_sizes_are_those_of_the_models_configurations() -> None:
     sizes = {one.model: one.parameters for one in PUBLISHED}
@@ -285,12 +248,6 @@ def test_published_sizes_are_those_of_the_models_configurations() -> None:
         t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**t5_3b))
     for name, model in (("bert-base-uncased", bert), ("t5-3b", t5)):
         assert sum(parameter.numel() for parameter in model.parameters()) == sizes[name]
-
-
-def test_precisions_are_matched_by_meaning() -> None:
-    mixed = t5(parameters={"autocast": "bf16"})
-    assert same_precision(mixed, "bf16-mixed") and not same_precision(mixed, "fp32")
-    assert not same_precision(t5(precision="bf16"), "bf16-mixed")
 
 
 @pytest.mark.parametrize(
@@ -358,14 +315,3 @@ def test_emulated_cards_have_no_roofline() -> None:
     night = Night(emulated=False)
     night.add(a_job(), device_name="NVIDIA H100 PCIe")
     assert roofline_of(night.rows, SHEETS).unknown == ("NVIDIA H100 PCIe",)
-
-
-def test_the_files_travel_with_the_package(tmp_path: Path) -> None:
-    """What an installer copies for this project, under whatever prefix, has them beside the module
-    that reads them; `pip install --target` keeps no files that lie elsewhere."""
-    from setuptools import Distribution
-    from setuptools.config.pyprojecttoml import apply_configuration
-
-    packaged = apply_configuration(Distribution(), ROOT / "pyproject.toml").package_data
-    copied = hardware.DIRECTORY.glob(*packaged["orchestrator.analysis"])
-    assert {"published.csv", "devices.csv"} <= {path.name for path in copied}

@@ -16,9 +16,9 @@ from measurements import row
 
 from orchestrator.analysis.metrics import (
     equal,
-    figure_of,
     figures_of,
     quality_note,
+    reported_figure,
     step_times_of,
 )
 from orchestrator.analysis.rankings import Leader
@@ -78,10 +78,10 @@ def test_a_function_that_fails_costs_its_figure_and_no_row(
 def test_a_row_from_before_the_metric_has_its_figure_all_the_same() -> None:
     old = replace(row(1), workload="text-generation", workload_metrics={})
     declared = {"slowest_s": metric()}
-    assert figure_of(old, "slowest_s", declared) == max(s.wall_s for _, s in old.samples)
+    assert reported_figure(old, "slowest_s", declared) == max(s.wall_s for _, s in old.samples)
     stored = replace(old, workload_metrics={"slowest_s": 42.0})
-    assert figure_of(stored, "slowest_s", declared) == 42.0
-    assert figure_of(replace(old, samples=()), "slowest_s", declared) is None
+    assert reported_figure(stored, "slowest_s", declared) == 42.0
+    assert reported_figure(replace(old, samples=()), "slowest_s", declared) is None
     assert "padding_share" in {metric.name for metric, _ in figures_of(old)}
 
 
@@ -250,6 +250,8 @@ def test_shares_are_of_the_timed_steps_alone() -> None:
     assert time.step_s == 2.0 and time.communication is None
     shares = (time.data, time.forward, time.backward, time.optimizer)
     assert shares == pytest.approx((0.05, 0.3, 0.5, 0.1))
+    failed = replace(trained(step(0, **PARTS)), state=State.FAILED)
+    assert step_times_of([trained(step(0)), failed]) == ()
 
 
 def test_waiting_for_cards_is_told_beside_the_parts() -> None:
@@ -263,8 +265,3 @@ def test_waiting_for_cards_is_told_beside_the_parts() -> None:
     )
     assert training.table.rows[0][-6:] == ("2.00 s", "5.0%", "25%", "50%", "10%", "20%")
     assert "part of" in training.note
-
-
-def test_rows_that_did_not_train_or_failed_have_no_parts() -> None:
-    failed = replace(trained(step(0, **PARTS)), state=State.FAILED)
-    assert step_times_of([trained(step(0)), failed]) == ()

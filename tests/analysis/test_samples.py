@@ -73,14 +73,11 @@ def test_two_humps_are_found_and_measured(count: int, share: float) -> None:
     assert sorted(found)[100] == pytest.approx(1.3, abs=0.02)
 
 
-def test_too_few_samples_say_nothing() -> None:
+def test_the_trend_by_hand_and_too_few_samples_say_nothing() -> None:
+    """Five rising values have ten rising pairs: S = 10, variance 50/3."""
     assert hump_ratio_of([1.0] * (LEAST_SAMPLES - 1)) is None
     assert hump_ratio_of([-1.0] * 20) is None and hump_ratio_of([0.0] * 20) is None
     assert hump_ratio_of([5.0] * 20) == 1.0 and mann_kendall([5.0] * 20) == 1.0
-
-
-def test_the_trend_by_hand() -> None:
-    """Five rising values have ten rising pairs: S = 10, variance 50/3."""
     assert mann_kendall([1, 2, 3, 4, 5]) == pytest.approx(math.erfc(9 / math.sqrt(50 / 3) / 2**0.5))
     assert mann_kendall([5, 4, 3, 2, 1]) == mann_kendall([1, 2, 3, 4, 5])
     assert slope_of([1, 3, 5, 7]) == 2.0

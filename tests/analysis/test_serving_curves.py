@@ -55,15 +55,12 @@ def test_a_curve_holds_the_loads_of_one_setting_of_servers() -> None:
     assert [p.load for p in one.points] == [1, 2, 4, 8, 16]
     assert one.load_name == "concurrency" and four.name == "vllm cards=4"
     assert [p.per_card for p in four.points] == [150, 250, 300]
-
-
-def test_the_number_of_requests_sets_no_curve_apart() -> None:
-    counted = [
+    counted = [  # the number of requests sets no curve apart
         replace(row, parameters=row.parameters | {"requests": 10 * 2**n})
         for n, row in enumerate(SLOW)
     ]
-    (found,) = served(*counted)
-    assert len(found.curves) == 1 and len(found.curves[0].points) == len(SLOW)
+    assert [len(curve.points) for curve in served(*counted)[0].curves] == [len(SLOW)]
+    assert served(measurements.row(0)) == (), "a row without a load is no point"
 
 
 def test_works_and_curves_are_named_by_what_sets_them_apart() -> None:
@@ -123,21 +120,14 @@ def test_tokens_cost_the_hours_of_their_cards_and_the_energy() -> None:
 
 
 @pytest.mark.parametrize(
-    "prices", [Prices(card_hour={}), Prices(card_hour={"H100": 1.0}), Prices(card_hour={"x": 1})]
+    ("hour", "emulated"), [({}, False), ({"H100": 1.0}, False), ({"default": 1.0}, True)]
 )
-def test_a_card_without_a_price_costs_nothing_and_no_column_says_so(prices: Prices) -> None:
-    (found,) = served(*SLOW, prices=prices)
+def test_a_card_without_a_price_or_that_is_emulated_costs_nothing_and_no_column_says_so(
+    hour: dict[str, float], emulated: bool
+) -> None:
+    rows = [replace(row, emulated=emulated) for row in SLOW]
+    (found,) = served(*rows, prices=Prices(card_hour=hour))
     assert found.currency == "" and found.curves[0].points[0].cost is None
-
-
-def test_emulated_cards_have_no_costs() -> None:
-    row = point(0, 1, 100, 0.01, emulated=True)
-    (found,) = served(row, prices=Prices(card_hour={"default": 1.0}))
-    assert found.curves[0].points[0].cost is None
-
-
-def test_a_row_without_a_load_is_no_point() -> None:
-    assert served(measurements.row(0)) == ()
 
 
 def test_a_row_that_its_client_limited_is_flagged_and_never_best() -> None:

@@ -258,6 +258,8 @@ def test_methods_are_the_lines_of_one_table() -> None:
     (table,) = summarize(rows).tables
     assert table.lines == ("method lora", "method qlora", "method full")  # the fastest first
     assert table.columns == ("1", "4") and len(table.cells) == 6 and len(table.best) == 3
+    summary = summarize(rows)  # a span of the timeline never loses its method
+    assert all(row.parameters["method"] in name for row in rows for name in summary.names(row))
 
 
 def test_two_settings_that_vary_alone_are_both_axes() -> None:
@@ -357,13 +359,6 @@ def test_a_label_names_method_and_rank_whatever_else_varies() -> None:
     ]
     words = [str(label) for label in labels_of(jobs).values()]
     assert len(set(words)) == len(jobs) and all("rank" in one for one in words)
-
-
-def test_a_span_of_the_timeline_never_loses_its_method() -> None:
-    rows = [trained(10.0, method) for method in ("lora", "qlora")]
-    summary = summarize(rows)
-    for row in rows:
-        assert all(str(row.parameters["method"]) in name for name in summary.names(row))
 
 
 def test_a_wide_table_becomes_records_in_a_narrow_terminal() -> None:

@@ -35,15 +35,13 @@ from orchestrator.store.store import Store
 # ---------------------------------------------------------------- what tells settings apart
 
 
+def a_setting(**changes: Any) -> Setting:
+    names = ("workload", "model", "dataset", "accelerator", "device", "isolation")
+    return Setting(**{**dict.fromkeys(names, "w"), "emulated": False, "cards": 1, **changes})
+
+
 def test_differences_are_what_some_settings_have_otherwise() -> None:
-    blank = Setting(
-        **dict.fromkeys(("workload", "model", "dataset", "accelerator", "device"), "w"),
-        engine="a",
-        isolation="warm",
-        emulated=False,
-        cards=1,
-        parameters=(("same", "1"), ("x_y", "1")),
-    )
+    blank = a_setting(engine="a", parameters=(("same", "1"), ("x_y", "1")))
     other = replace(blank, engine="b", parameters=(("same", "1"), ("z", "2")))
     apart = Differences.among([blank, other])
     assert varying_parameters([blank, other]) == {"x_y", "z"}
@@ -53,13 +51,9 @@ def test_differences_are_what_some_settings_have_otherwise() -> None:
 
 
 def test_a_default_of_a_choice_is_stated_only_against_another_value() -> None:
-    texts = dict.fromkeys(("model", "dataset", "accelerator", "device", "isolation"), "w")
-    one = Setting(
-        **texts,
+    one = a_setting(
         workload="text-generation",
         engine="transformers",
-        emulated=False,
-        cards=1,
         parameters=(("attention", "sdpa"), ("output_tokens", "128"), ("too_long", "error")),
     )
     training = replace(one, workload="pretraining", parameters=())
@@ -91,41 +85,29 @@ def calls(act: Callable[[], object]) -> int:
     return count
 
 
-def in_groups(count: int) -> list[Any]:
+def rows_of_all_kinds(count: int) -> list[Any]:
+    """Rows in groups of two, in one table, and failed with as many causes."""
     night = Night()
     for number in range(count):
         for precision in ("bf16", "fp16"):
             parameters = (("output_tokens", 16 + number),)
             night.add(a_job(precision=precision, parameters=parameters), items=1)
-    return night.rows
-
-
-def in_one_table(count: int) -> list[Any]:
-    night = Night()
-    for number in range(count):
-        night.add(a_job(batch_size=1 + number), items=0)
-    return night.rows
-
-
-def failed_alike(count: int) -> list[Any]:
-    night = Night()
-    for number in range(count):
-        job = a_job(batch_size=1 + number)
-        night.add(job, State.LOST, final=False)
+        night.add(a_job(dataset="table", batch_size=1 + number), items=0)
+        failed = a_job(dataset="failed", batch_size=1 + number)
+        night.add(failed, State.LOST, final=False)
         word = "".join(chr(97 + int(digit)) for digit in str(number))
-        night.add(job, State.FAILED, attempt=2, reason=f"no {word}")
+        night.add(failed, State.FAILED, attempt=2, reason=f"no {word}")
     return night.rows
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [in_groups, in_one_table, failed_alike])
-def test_the_work_grows_with_the_rows(make: Callable[[int], list[Any]]) -> None:
+def test_the_work_grows_with_the_rows() -> None:
     def report(rows: list[Any]) -> None:
         summary = summarize(rows)
         render(summary, rows)
         to_json(summary)
 
-    few, many = make(50), make(200)
+    few, many = rows_of_all_kinds(25), rows_of_all_kinds(100)
     report(few)  # imports and templates are loaded once
     assert calls(lambda: report(many)) < 4.4 * calls(lambda: report(few))
 

@@ -90,7 +90,9 @@ def test_columns_that_say_the_same_of_every_row_are_left_out(browser: Page, tmp_
     assert "chatglm3-6b" in browser.evaluate(UNFOLDED)
 
 
-def test_every_point_and_span_is_drawn(browser: Page, report: Path, summary: Summary) -> None:
+def test_every_point_and_span_is_drawn_and_a_cell_leads_to_its_row(
+    browser: Page, report: Path, summary: Summary
+) -> None:
     browser.open(report)
     points = browser.evaluate(
         "[...document.querySelectorAll('#scatter [data-precision]')]"
@@ -104,6 +106,13 @@ def test_every_point_and_span_is_drawn(browser: Page, report: Path, summary: Sum
     )
     spans = sum(len(lane.spans) for lane in summary.timeline.lanes)
     assert len(widths) == spans and min(widths) > 0
+    browser.evaluate(
+        "document.querySelector('.heat-map .first').dispatchEvent("
+        "new MouseEvent('click', {bubbles: true}))"
+    )
+    browser.settle()
+    assert browser.evaluate(COUNT) == "1 of 92 rows"
+    assert "Job id" in browser.evaluate(UNFOLDED)
 
 
 def test_filter_sort_and_page_the_rows(browser: Page, report: Path) -> None:
@@ -139,31 +148,16 @@ def test_a_row_unfolds_by_keyboard_and_its_texts_stay_texts(browser: Page, repor
     assert browser.errors == []
 
 
-def test_a_cell_leads_to_its_row(browser: Page, report: Path) -> None:
-    browser.open(report)
-    browser.evaluate(
-        "document.querySelector('.heat-map .first').dispatchEvent("
-        "new MouseEvent('click', {bubbles: true}))"
-    )
-    browser.settle()
-    assert browser.evaluate(COUNT) == "1 of 92 rows"
-    assert "Job id" in browser.evaluate(UNFOLDED)
-
-
 @pytest.mark.parametrize("touch", [False, True])
-def test_the_scatter_turns_by_dragging(browser: Page, report: Path, touch: bool) -> None:
+def test_the_scatter_turns_by_dragging_and_by_keyboard_and_returns(
+    browser: Page, report: Path, touch: bool
+) -> None:
     browser.open(report, touch=touch)
     middle = centre(browser, "#scatter")
-    before = browser.evaluate(VIEW)
-    browser.drag(middle, 120, touch=touch)
-    assert browser.evaluate(VIEW) != before
-
-
-def test_the_scatter_turns_by_keyboard_and_returns(browser: Page, report: Path) -> None:
-    browser.open(report)
-    centre(browser, "#scatter")
-    browser.evaluate("document.getElementById('scatter').focus({preventScroll: true})")
     first = browser.evaluate(VIEW)
+    browser.drag(middle, 120, touch=touch)
+    assert browser.evaluate(VIEW) != first
+    browser.evaluate("document.getElementById('scatter').focus({preventScroll: true})")
     for key in ("ArrowLeft", "ArrowUp", "+"):
         before = browser.evaluate(VIEW)
         browser.press(key)
@@ -210,8 +204,13 @@ def test_the_timeline_zooms_and_a_span_leads_to_its_row(browser: Page, report: P
     assert "Job id" in browser.evaluate(UNFOLDED)
 
 
-def test_every_control_has_a_name(browser: Page, report: Path) -> None:
-    browser.open(report)
+def test_every_control_has_a_name_and_the_table_of_all_rows_is_whole(
+    browser: Page, report: Path
+) -> None:
+    browser.open(report, width=1400)
+    table = "document.querySelector('#rows > .scroll')"
+    assert browser.evaluate(f"{table}.scrollWidth <= {table}.clientWidth")
+    assert browser.evaluate("document.documentElement.scrollWidth") == 1400
     browser.send("Accessibility.enable")
     nodes = browser.send("Accessibility.getFullAXTree")["nodes"]
     roles = {"button", "link", "combobox", "searchbox", "textbox", "image", "DisclosureTriangle"}
@@ -257,10 +256,3 @@ def test_looking_for_a_table_hides_tables_alone(browser: Page, tmp_path: Path) -
     assert (browser.evaluate(tables), browser.evaluate(scaling)) == (20, 16)
     enter(browser, "#find-table", "data-3")
     assert (browser.evaluate(tables), browser.evaluate(scaling)) == (2, 16)
-
-
-def test_the_table_of_all_rows_is_whole_in_a_usual_window(browser: Page, report: Path) -> None:
-    browser.open(report, width=1400)
-    table = "document.querySelector('#rows > .scroll')"
-    assert browser.evaluate(f"{table}.scrollWidth <= {table}.clientWidth")
-    assert browser.evaluate("document.documentElement.scrollWidth") == 1400

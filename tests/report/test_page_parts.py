@@ -65,11 +65,7 @@ def test_a_run_under_way_says_how_far_it_is(
     underway = underway_of(replace(STATUS, **changes), STATUS.at + silent_s)
     assert underway is not None and underway.sentence == sentence
     assert underway.stale is (silent_s > 1)
-
-
-def test_a_finished_or_unknown_run_is_told_by_its_rows() -> None:
-    assert underway_of(replace(STATUS, finished=True), 1e10) is None
-    assert underway_of(None, 0.0) is None
+    assert underway_of(replace(STATUS, finished=True), 1e10) is underway_of(None, 0.0) is None
 
 
 def test_a_row_that_cannot_be_read_is_counted_against_the_plan() -> None:
@@ -84,7 +80,13 @@ def test_a_row_that_cannot_be_read_is_counted_against_the_plan() -> None:
 
 def test_the_page_of_a_run_under_way(tmp_path: Path) -> None:
     with Store(tmp_path, "live") as store:
-        store.append(Night(run="live").add(a_job()))
+        night = Night(run="live")
+        store.append(night.add(a_job()))
+        page = write_page(store, *read_summary(store)).read_text(encoding="utf-8")
+        assert "The only job has an answer" in page
+        store.append(night.add(a_job(batch_size=16)))
+        page = write_page(store, *read_summary(store, lean=True)).read_text(encoding="utf-8")
+        assert "All 2 jobs have an answer" in page
         store.write_file("status.json", STATUS.to_json())
         text = write_page(store, *read_summary(store, lean=True)).read_text(encoding="utf-8")
         assert "17 of 48 jobs done" in text and 'aria-valuenow="17"' in text
@@ -206,13 +208,10 @@ def test_the_page_shows_the_first_image_of_each_job(tmp_path: Path) -> None:
     assert [one.image for one in with_raw(store.tables_path, lean, "items", "image")] == [PNG, None]
 
 
-def test_what_is_no_image_is_not_shown() -> None:
+def test_a_page_carries_so_many_bytes_of_images_and_nothing_else() -> None:
     """Rows come from files that anybody may have written."""
     odd = [row(0, image=b"<script>alert(1)</script>"), row(1, image=b""), row(2)]
     assert images_of(odd)["shown"] == []
-
-
-def test_a_page_carries_so_many_bytes_of_images() -> None:
     large = PNG + bytes(MOST_BYTES // 2)
     rows = [row(number, image=large) for number in range(3)] + [row(3, image=PNG)]
     images = images_of(rows)

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from measurement_factory import Night, a_job, every_state
+from measurement_factory import every_state
 
 from orchestrator.cli.main import main
-from orchestrator.report.run_report import read_summary, write_page
 from orchestrator.store.store import Store
 
 
@@ -52,29 +51,3 @@ def test_every_format_to_screen_and_file(
     assert main([*options, str(file)]) == 0
     assert file.read_text(encoding="utf-8").startswith(start)
     assert [path.name for path in file.parent.iterdir()] == [file.name]
-
-
-def test_what_cannot_be_reported_is_said(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    here = ["--results", str(results)]
-    for options, words in (
-        (["somke", *here], ["somke", "    smoke"]),  # the runs that exist
-        (["--results", str(tmp_path)], ["nightgrid run"]),
-        ([*here, "--format", "md", "--output", str(tmp_path)], ["cannot write"]),
-    ):
-        assert main(["report", *options]) == 4
-        error = capsys.readouterr().err
-        assert all(word in error for word in words)
-
-
-def test_a_running_run_can_be_reported(tmp_path: Path) -> None:
-    with Store(tmp_path, "live") as store:
-        night = Night(run="live")
-        store.append(night.add(a_job()))
-        reader = Store(tmp_path, "live")
-        page = write_page(reader, *read_summary(reader))
-        store.append(night.add(a_job(batch_size=16)))
-        assert "The only job has an answer" in page.read_text(encoding="utf-8")
-        write_page(store, *read_summary(store, lean=True))
-        assert "All 2 jobs have an answer" in page.read_text(encoding="utf-8")

@@ -33,6 +33,7 @@ def test_a_run_without_a_status_shows_its_rows(directory: RunDirectory) -> None:
 
 
 def test_a_run_under_way_says_how_far_it_is(directory: RunDirectory) -> None:
+    directory.append(*range(30))
     directory.status()
     state = RunFeed(directory.store).snapshot()
     json.dumps(state, allow_nan=False)
@@ -40,6 +41,7 @@ def test_a_run_under_way_says_how_far_it_is(directory: RunDirectory) -> None:
     assert state["status"]["assigned"] == 1
     assert state["status"]["jobs_per_h"] == pytest.approx(3600 * 15 / 65, rel=1e-3)
     assert state["emulated"] and not state["stale"]
+    assert state["row_count"] == 30 and state["states"] == state["status"]["counts"]
 
 
 def test_a_finished_run_is_never_stale(directory: RunDirectory) -> None:
@@ -153,11 +155,3 @@ def test_jobs_have_the_labels_of_the_report(directory: RunDirectory) -> None:
     labels = [str(label) for label in summary.labels.values()]
     assert set(shown) == set(labels) and len(shown) == 4 and len(set(labels)) == 3
     assert "output tokens 32" in max(labels, key=len) and row().model not in "".join(labels)
-
-
-def test_states_are_those_of_the_invocation_under_way(directory: RunDirectory) -> None:
-    directory.append(*range(30))
-    directory.status(done=17)
-    state = RunFeed(directory.store).snapshot()
-    assert state["row_count"] == 30
-    assert state["states"] == state["status"]["counts"]
