@@ -18,7 +18,7 @@ from orchestrator.driver import run
 from orchestrator.driver.options import RunOptions
 from orchestrator.store.store import Store
 from orchestrator.trackers import base
-from orchestrator.trackers.base import RowLog, TrackedRun, Tracker, close_all, tracked
+from orchestrator.trackers.base import RowLog, TrackedRun, Tracker, close_all
 
 
 @dataclass
@@ -233,19 +233,3 @@ def test_a_run_that_fails_brings_its_rows_before_it_says_so(tmp_path, monkeypatc
         run.run_grid(grid, options, said.append)
     assert attempts(kept) == [row(1).job_id]
     assert said[-1] == "every row is in Kept at there" and hurried == [True]
-
-
-def test_rows_that_are_there_already_are_not_made_again(store, monkeypatch) -> None:
-    with store:
-        store.append(row(1, run="night"))
-    converted: list[str] = []
-
-    def counting(each: Measurement) -> TrackedRun:
-        converted.append(each.job_id)
-        return tracked(each)
-
-    kept = Kept(runs=[tracked(row(0, run="night"))])
-    monkeypatch.setattr(base, "tracked", counting)
-    log = started(store, kept.tracker())
-    assert close(log) == "every row is in Kept at there"
-    assert converted == [row(1).job_id]
