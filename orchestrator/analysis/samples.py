@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 import numpy as np
 
+from orchestrator.analysis.raw import Numbers
 from orchestrator.core.measurement import (
     Metrics,
     Totals,
@@ -187,22 +187,18 @@ _CRITICAL = (
 
 def slope_of(values: Sequence[float]) -> float:
     """Return Theil and Sen's slope: the median change per step over all pairs of values."""
-    some = _averaged(values)
-    slopes = [
-        (later - earlier) / (j - i)
-        for i, earlier in enumerate(some)
-        for j, later in enumerate(some[i + 1 :], i + 1)
-    ]
-    return statistics.median(slopes) * len(some) / len(values)
+    some = np.array(_averaged(values))
+    earlier, later = np.triu_indices(len(some), 1)
+    slopes = (some[later] - some[earlier]) / (later - earlier)
+    return float(np.median(slopes)) * len(some) / len(values)
 
 
-def _averaged(values: Sequence[float]) -> Sequence[float]:
+def _averaged(values: Sequence[float]) -> list[float]:
     """Return means of neighbours, at most ``_MOST_PAIRED``."""
     together = math.ceil(len(values) / _MOST_PAIRED)
-    if together == 1:
-        return values
-    starts = range(0, len(values) - together + 1, together)
-    return [statistics.fmean(values[start : start + together]) for start in starts]
+    whole = len(values) // together * together
+    means: list[float] = np.reshape(values[:whole], (-1, together)).mean(axis=1).tolist()
+    return means
 
 
 def mann_kendall(values: Sequence[float]) -> float:
@@ -219,34 +215,28 @@ def hump_ratio_of(speeds: Sequence[float]) -> float | None:
     count = len(speeds)
     if count < LEAST_SAMPLES or min(speeds) <= 0:
         return None
-    index, at, ordered = cluster_index([math.log(speed) for speed in speeds])
+    index, slow, fast = cluster_index(np.log(speeds))
     if index >= critical_index(count):
         return 1.0
-    slow, fast = ordered[:at], ordered[at:]
-    apart = statistics.fmean(fast) - statistics.fmean(slow)
-    spread = math.sqrt(statistics.variance(slow) + statistics.variance(fast))
+    apart = float(fast.mean() - slow.mean())
+    spread = math.sqrt(slow.var(ddof=1) + fast.var(ddof=1))
     return math.exp(apart) if math.sqrt(2) * apart > _LEAST_APART * spread else 1.0
 
 
-def cluster_index(values: Sequence[float]) -> tuple[float, int, list[float]]:
-    """Return the least share of variance within two groups, the split, and the sorted values."""
-    ordered = sorted(values)
-    count = len(ordered)
-    middle = statistics.fmean(ordered)
-    centred = [value - middle for value in ordered]
-    whole = math.fsum(value * value for value in centred)
+def cluster_index(values: Numbers) -> tuple[float, Numbers, Numbers]:
+    """Return the least share of variance within two groups, and the two groups."""
+    ordered, count = np.sort(values), len(values)
+    middle = ordered.mean()
+    centred = ordered - middle
+    whole = centred @ centred
     least = max(3, math.ceil(_LEAST_SHARE * count))
     if whole <= 1e-18 * count * max(1.0, middle * middle) or 2 * least > count:
-        return 1.0, count // 2, ordered
-    best, place, below = 0.0, count // 2, 0.0
-    for at, value in enumerate(centred, 1):
-        below += value
-        if least <= at <= count - least:
-            # The variance between two groups whose means are this far apart.
-            between = below * below * count / (at * (count - at))
-            if between > best:
-                best, place = between, at
-    return 1 - best / whole, place, ordered
+        return 1.0, ordered[: count // 2], ordered[count // 2 :]
+    at = np.arange(least, count - least + 1)
+    # The variance between two groups whose means are this far apart.
+    between = np.cumsum(centred)[at - 1] ** 2 * count / (at * (count - at))
+    split = at[between.argmax()]
+    return float(1 - between.max() / whole), ordered[:split], ordered[split:]
 
 
 def critical_index(count: int) -> float:

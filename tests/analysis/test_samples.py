@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 from core_cases import a_sample as sample
 from hypothesis import given
@@ -86,7 +87,8 @@ def test_the_trend_by_hand_and_too_few_samples_say_nothing() -> None:
 
 
 def test_the_cluster_index_by_hand() -> None:
-    assert cluster_index([0, 1, 0, 1, 0, 1])[:2] == (0.0, 3)
+    index, *groups = cluster_index(np.array([0.0, 1.0, 0.0, 1.0, 0.0, 1.0]))
+    assert index == 0.0 and [list(group) for group in groups] == [[0, 0, 0], [1, 1, 1]]
     assert [critical_index(n) for n in (10, 100, 10_000)] == [0.092, 0.279, 0.349]
     assert 0.206 < critical_index(40) < 0.243
 
