@@ -157,34 +157,28 @@ def _one_there(args: argparse.Namespace) -> int:
         note_seen(server, jobs, [served])
     elif job is not None and not job.over:
         starts = time.time() - (job.started_at or math.inf) < _START_S
-    if args.json:
-        fields: dict[str, object] = {} if job is None else dataclasses.asdict(job)
-        fields["run_status"] = None
-        try:
-            if served is not None:
-                status = served.status
-                fields["run_status"] = _status_json(name, served.rows, status.final_rows, status)
-            elif not starts:
-                fields["run_status"] = ask_json(server, ["status", name], results, job)
-        except SubmitError:
-            if job is None:
-                raise
-        output.say_json(fields, indent=1)
-        return 0
-    if job is not None:
-        output.say(job_lines(job, details=True))
-    if served is not None:
-        output.say(status_lines(served))
-    elif starts:
-        output.say("  its driver has not reported yet")
-    else:
-        try:
-            output.say(ask_there(server, ["status", name], results, job))
-        except HeadJobFailed as error:
-            if job is None:
-                raise SubmitError(f"no job and no run '{args.id}' at {error}") from error
-            output.say(str(error))  # its driver has not come to its run yet
-    return 0
+    fields: dict[str, object] = {} if job is None else dataclasses.asdict(job)
+    fields["run_status"] = None
+    lines = [] if job is None else [job_lines(job, details=True)]
+    try:
+        if served is not None:
+            status = served.status
+            fields["run_status"] = _status_json(name, served.rows, status.final_rows, status)
+            lines.append(status_lines(served))
+        elif starts:
+            lines.append("  its driver has not reported yet")
+        elif args.json:
+            fields["run_status"] = ask_json(server, ["status", name], results, job)
+        else:
+            lines.append(ask_there(server, ["status", name], results, job))
+    except SubmitError as error:
+        failed = isinstance(error, HeadJobFailed)
+        if job is None and failed:
+            raise SubmitError(f"no job and no run '{args.id}' at {error}") from error
+        if job is None or not (failed or args.json):
+            raise
+        lines.append(str(error))  # its driver has not come to its run yet
+    return print_answer(args, fields, *lines, indent=1)
 
 
 def job_lines(job: JobInfo, *, details: bool, now: float | None = None) -> str:
