@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Nightgrid
 from core_cases import a_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +29,6 @@ from orchestrator.analysis.ratio import (
 )
 from orchestrator.analysis.samples import metrics_of
 from orchestrator.analysis.selection import settings_of
-from orchestrator.cli.main import main
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.store.store import Store
@@ -304,34 +303,31 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("same", ["--allow", "emulated"], 6),
     ],
 )
-def test_exit_codes(results: Path, after: str, options: list[str], code: int) -> None:
-    assert main(["compare", "a", after, "--results", str(results), *options]) == code
+def test_exit_codes(
+    results: Path, after: str, options: list[str], code: int, nightgrid: Nightgrid
+) -> None:
+    nightgrid("compare", "a", after, "--results", results, *options, code=code)
 
 
 def test_significant_changes_come_first_and_refused_rows_name_the_key(
-    results: Path, capsys: pytest.CaptureFixture[str]
+    results: Path, nightgrid: Nightgrid
 ) -> None:
-    main(["compare", "a", "slow", "--results", str(results)])
-    out = capsys.readouterr().out
+    out = nightgrid("compare", "a", "slow", "--results", results).out
     assert "12 jobs compared, 1 slower, 0 faster" in " ".join(out.split())
     assert "noise between runs" in out and "-9." in out
-    main(["compare", "a", "slow", "--all", "--results", str(results)])
-    every = capsys.readouterr().out.splitlines()
+    every = nightgrid("compare", "a", "slow", "--all", "--results", results).out.splitlines()
     lines = [line for line in every if "%" in line and " to " in line]
     assert len(lines) == 12 and "-9." in lines[0]
-    main(["compare", "a", "emulated", "--results", str(results)])
-    captured = capsys.readouterr()
-    assert "emulated differs in 12 jobs: false → true" in captured.out
-    assert "they differ in emulated" in captured.err
+    refused = nightgrid("compare", "a", "emulated", "--results", results, code=6)
+    assert "emulated differs in 12 jobs: false → true" in refused.out
+    assert "they differ in emulated" in refused.err
 
 
 def test_json_of_a_comparison_of_runs_given_by_path(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results: Path, tmp_path: Path, nightgrid: Nightgrid
 ) -> None:
-    paths = [str(results / "a"), str(results / "slow")]
-    options = ["--results", str(tmp_path), "--json", "--fail-on-regression", "5%"]
-    assert main(["compare", *paths, *options]) == 11
-    document = json.loads(capsys.readouterr().out)
+    options = ("--results", tmp_path, "--json", "--fail-on-regression", "5%")
+    document = nightgrid("compare", results / "a", results / "slow", *options, code=11).json
     assert [c["regression"] for c in document["changes"]] == [True] + [False] * 11
     assert document["changes"][0]["ratio"] == pytest.approx(1 / 1.1, abs=0.03)
     assert document["noise_estimated"] is True

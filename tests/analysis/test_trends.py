@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import Nightgrid
 from measurement_factory import START, Night, a_job, with_interval
 
 from orchestrator.analysis.ratio import ASSUMED_NOISE
 from orchestrator.analysis.trends import Trends, trends_of
-from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.all_runs import since_last, since_text
@@ -90,15 +90,14 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_page_over_all_runs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--all", "--results", str(results)]) == 0
-    out = capsys.readouterr().out
+def test_one_page_over_all_runs(results: Path, nightgrid: Nightgrid) -> None:
+    out = nightgrid("report", "--all", "--results", results).out
     headline = "1 of 2 jobs changed over 6 nights: b=2 is 0.70× since night-5."
     assert headline in out and out.rstrip().endswith(str(results / "report.html"))
     page = (results / "report.html").read_text(encoding="utf-8")
     assert f"<h1>{headline}</h1>" in page and page.count('class="curve spark"') == 2
     assert all(f"night-{n}" in page for n in range(6)) and "<script" not in page
-    assert main(["report", "night-5", "--all", "--results", str(results)]) == 4
+    nightgrid("report", "night-5", "--all", "--results", results, code=4)
 
 
 def test_the_notice_says_what_changed_since_the_last_run(results: Path) -> None:

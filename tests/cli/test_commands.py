@@ -225,7 +225,7 @@ WRONG = [
     ("submit nothing.yaml --address http://h:8265", 2, "No such file"),
     ("status nix", 4, "Newest first:"),
     ("status --results nowhere", 4, "nightgrid run GRID"),
-    ("report nix", 4, "Newest first:\n    one"),
+    ("report nix", 4, "Newest first:\n    two\n    one"),
     ("report --results nowhere", 4, "--results DIR or NIGHTGRID_RESULTS"),
     ("report one --output grid.yaml/x --format md", 4, "cannot write"),
     ("report one --format pdf", 2, "choose from"),

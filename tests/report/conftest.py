@@ -1,3 +1,2 @@
-"""A browser for tests of the page."""
-
-from headless_chromium import browser as browser
+from command_line import nightgrid  # noqa: F401 - a fixture
+from headless_chromium import browser  # noqa: F401 - a fixture

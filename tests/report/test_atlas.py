@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Nightgrid
 from hypothesis import given
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job
 
-from orchestrator.cli.main import main
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.grid.parser import load_grid
@@ -131,14 +131,12 @@ def test_a_cell_is_known_by_where_its_rows_ran() -> None:
     assert [one.date for one in found.cells[1].evidence] == ["2017-07-14"]
 
 
-def test_the_gaudi_atlas_is_made_merged_and_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gaudi_atlas_is_made_merged_and_kept(tmp_path: Path, nightgrid: Nightgrid) -> None:
     grid = ROOT / "grids/gaudi-atlas.yaml"
     jobs = load_grid(grid, check_data=False).jobs()
     assert len({each.model for each in jobs}) >= 25
     assert {each.engine for each in jobs} == {"optimum-habana", "vllm-gaudi"}
-    bundles = []
+    bundles, known = [], []
     for number, changes in enumerate(({}, {"emulated": True, "device_name": "GAUDI3 (stand-in)"})):
         night = Night(emulated=False)
         night.add(jobs[number], **changes, invocation_id=f"site-{number}")
@@ -146,29 +144,26 @@ def test_the_gaudi_atlas_is_made_merged_and_kept(
             for row in night.rows:
                 store.append(dataclasses.replace(row, run="gaudi-atlas"))
         bundle = tmp_path / f"{number}.json"
-        options = ["--atlas", str(grid), "--results", str(tmp_path / str(number))]
-        assert main(["export", str(bundle), *options, "--json"]) == 0
-        bundles.append((bundle, options))
-    told = [json.loads(line)["written"] for line in capsys.readouterr().out.splitlines()]
-    assert [(each[CARD], each[EMULATED]) for each in told] == [(1, 0), (0, 1)]
+        export = ("export", bundle, "--atlas", grid, "--results", tmp_path / str(number))
+        written = nightgrid(*export, "--json").json["written"]
+        known.append((written[CARD], written[EMULATED]))
+        bundles.append((bundle, export))
+    assert known == [(1, 0), (0, 1)]
     texts = []
-    for (bundle, options), (other, _) in zip(bundles, reversed(bundles), strict=True):
+    for (bundle, export), (other, _) in zip(bundles, reversed(bundles), strict=True):
         for _ in range(2):
-            assert main(["export", str(bundle), *options, "--merge", str(other)]) == 0
+            nightgrid(*export, "--merge", other)
         texts.append(bundle.read_text())
     assert texts[0] == texts[1]
     assert from_json(texts[0], "f").counts() == {CARD: 1, EMULATED: 1, NOBODY: len(jobs) - 2}
 
 
-def test_a_bundle_that_cannot_be_read_costs_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine.json").write_text("mine")
-    options = ["--atlas", str(ROOT / "grids/gaudi-atlas.yaml"), "--results", str(tmp_path / "none")]
+def test_a_bundle_that_cannot_be_read_costs_nothing(tmp_path: Path, nightgrid: Nightgrid) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text("mine")
+    grid = ("--atlas", ROOT / "grids/gaudi-atlas.yaml", "--results", tmp_path / "none")
     refusals = {"missing.json": "cannot read", "mine.json": "is not a valid atlas bundle"}
     for wrong, words in refusals.items():
-        merge = ["--merge", str(tmp_path / wrong)]
-        assert main(["export", str(tmp_path / "mine.json"), *options, *merge]) == 4
-        assert words in capsys.readouterr().err
-    assert (tmp_path / "mine.json").read_text() == "mine"
-    assert main(["export", "x", "--to", "datasets", "--merge", "y"]) == 4
+        assert words in nightgrid("export", mine, *grid, "--merge", tmp_path / wrong, code=4).err
+    assert mine.read_text() == "mine"
+    nightgrid("export", "x", "--to", "datasets", "--merge", "y", code=4)

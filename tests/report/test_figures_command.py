@@ -10,11 +10,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from command_line import Nightgrid
 from measurement_factory import Night, a_job, every_state, precision_grid
 
 from orchestrator.analysis.hardware import reference
 from orchestrator.analysis.summary import summarize
-from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.report.export import lengths, to_vendor_csv
 from orchestrator.report.figure_data import figure_csv, figure_records
@@ -40,12 +40,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_every_figure_has_a_picture_and_its_data(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results: Path, tmp_path: Path, nightgrid: Nightgrid
 ) -> None:
     pytest.importorskip("typst")
     directory = tmp_path / "figures"
-    options = ["report", "real", "--results", str(results), "--figures", str(directory)]
-    assert main(options) == 0
+    printed = nightgrid("report", "real", "--results", results, "--figures", directory)
     kinds = {"heat-map", "throughput-against-batch-size", "throughput-against-latency", "prompts",
              "techniques", "scaling", "roofline", "published", "cards"}  # fmt: skip
     kinds.discard("techniques")  # one precision and no technique: nothing to compare
@@ -57,7 +56,7 @@ def test_every_figure_has_a_picture_and_its_data(
         data = path.read_bytes()
         assert data.startswith(PNG) and len(data) > 5000, path.name
         assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF-"), path.name
-    assert f"data: {len(tables)} tables" in capsys.readouterr().out
+    assert f"data: {len(tables)} tables" in printed.out
     assert not (results / "real" / "report.html").exists()
 
 
@@ -88,20 +87,17 @@ def test_pictures_hold_the_pages_drawings_in_literal_colours() -> None:
 
 
 def test_without_typst_the_data_is_written_and_the_way_out_said(
-    results: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nightgrid: Nightgrid
 ) -> None:
     monkeypatch.setitem(sys.modules, "typst", None)
-    options = ["report", "real", "--results", str(results), "--figures", str(tmp_path)]
-    assert main(options) == 7
-    assert "pip install typst" in capsys.readouterr().err
+    options = ("report", "real", "--results", results, "--figures")
+    assert "pip install typst" in nightgrid(*options, tmp_path, code=7).err
     assert (tmp_path / "scaling.csv").exists()
     file = tmp_path / "afile"
     file.write_text("mine")
-    assert main([*options[:-1], str(file)]) == 4 and file.read_text() == "mine"
-    assert f"--figures {file}: a file has this name; give a folder's" in capsys.readouterr().err
+    refused = nightgrid(*options, file, code=4).err
+    assert f"--figures {file}: a file has this name; give a folder's" in refused
+    assert file.read_text() == "mine"
 
 
 def test_figure_data_is_whole() -> None:
@@ -133,11 +129,9 @@ def test_a_huge_grid_is_not_drawn_picture_by_picture() -> None:
     assert left_out == 5
 
 
-def test_the_vendors_table_has_their_columns(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", "real", "--results", str(results), "--format", "vendor"]) == 0
-    read = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+def test_the_vendors_table_has_their_columns(results: Path, nightgrid: Nightgrid) -> None:
+    printed = nightgrid("report", "real", "--results", results, "--format", "vendor")
+    read = list(csv.DictReader(io.StringIO(printed.out)))
     batches = [(line["cards"], line["batch_size"]) for line in read]
     assert batches == [("1", "8"), ("1", "32"), ("2", "16"), ("2", "64")]
     assert {(line["device"], line["length_kind"]) for line in read} == {("Gaudi2", "mean")}

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from command_line import Nightgrid
-from command_line import nightgrid as nightgrid
 from measurement_factory import Night, printed
 
 from orchestrator.core.job import Job, State

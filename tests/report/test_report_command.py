@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from command_line import Nightgrid
 from measurement_factory import every_state
 
-from orchestrator.cli.main import main
 from orchestrator.store.store import Store
 
 
@@ -20,9 +19,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_tables_and_page_by_default(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--results", str(results)]) == 0
-    out = capsys.readouterr().out
+def test_tables_and_page_by_default(results: Path, nightgrid: Nightgrid) -> None:
+    out = nightgrid("report", "--results", results).out
     page = results / "smoke" / "report.html"
     assert "Best setting for each model and device" in out
     assert out.rstrip().endswith(f"page: {page.resolve()}")
@@ -40,14 +38,13 @@ def test_tables_and_page_by_default(results: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_every_format_to_screen_and_file(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, start: str
+    results: Path, tmp_path: Path, nightgrid: Nightgrid, form: str, start: str
 ) -> None:
-    options = ["report", "smoke", "--results", str(results), "--format", form, "--output"]
-    assert main([*options, "-"]) == 0
-    screen = capsys.readouterr().out
-    assert screen.startswith(start)
-    assert form != "json" or json.loads(screen)["run"] == "smoke"  # nothing else is on it
+    options = ("report", "smoke", "--results", results, "--format", form, "--output")
+    screen = nightgrid(*options, "-")
+    assert screen.out.startswith(start)
+    assert form != "json" or screen.json["run"] == "smoke"  # nothing else is on it
     file = tmp_path / "out" / f"report.{form}"
-    assert main([*options, str(file)]) == 0
+    nightgrid(*options, file)
     assert file.read_text(encoding="utf-8").startswith(start)
     assert [path.name for path in file.parent.iterdir()] == [file.name]

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import tiny_workload
+from command_line import Nightgrid
 from example_grids import GRID
 from measurements import row
 
 from orchestrator.analysis.summary import summarize
-from orchestrator.cli.main import main
 from orchestrator.core.errors import NightgridError
 from orchestrator.core.job import State
 from orchestrator.watch.notify import (
@@ -50,10 +50,10 @@ NOTICE = Notice(
 
 @dataclass
 class Receiver:
+    port: int = 0
     answers: list[int] = field(default_factory=lambda: [200])
     bodies: list[dict[str, Any]] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
-    port: int = 0
 
     @property
     def url(self) -> str:
@@ -243,31 +243,27 @@ def test_the_notice_has_counts_and_the_best_results() -> None:
 
 
 @pytest.fixture
-def grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    tiny_workload.register(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NIGHTGRID_RESULTS", raising=False)
-    path = tmp_path / "grid.yaml"
+def grid(workplace: Path) -> Path:
+    path = workplace / "grid.yaml"
     path.write_text(GRID)
     return path
 
 
 def test_a_run_tells_that_it_has_finished(
-    grid: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+    grid: Path, receiver: Receiver, nightgrid: Nightgrid
 ) -> None:
-    hooks = ["--notify", receiver.url, "--notify", "false"]  # one that fails changes nothing
-    assert main(["run", str(grid), "--in-process", *hooks]) == 0
+    hooks = ("--notify", receiver.url, "--notify", "false")  # one that fails changes nothing
+    printed = nightgrid("run", grid, "--in-process", *hooks)
     (body,) = receiver.bodies
     assert (body["state"], body["counts"]) == ("finished", {"SUCCEEDED": 2})
     assert Path(body["report"]).is_file() and Path(body["rows"]).is_dir()
-    captured = capsys.readouterr()
-    assert "notified http://127.0.0.1" in captured.err
-    assert "the command false: it ended with 1" in captured.err
-    assert "secret" not in captured.out + captured.err
+    assert "notified http://127.0.0.1" in printed.err
+    assert "the command false: it ended with 1" in printed.err
+    assert "secret" not in printed.all
 
 
 def test_a_stopped_run_tells_why(
-    grid: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    grid: Path, receiver: Receiver, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = tiny_workload.run
 
@@ -277,27 +273,28 @@ def test_a_stopped_run_tells_why(
 
     monkeypatch.setattr(tiny_workload, "run", interrupting)
     grid.write_text(GRID.replace("[1, 2]", "[1, 2, 4, 8]"))
-    assert main(["run", str(grid), "--in-process", "--notify", receiver.url]) == 10
+    nightgrid("run", grid, "--in-process", "--notify", receiver.url, code=10)
     (body,) = receiver.bodies
     assert body["state"] == "stopped" and "SIGTERM" in body["reason"]
     assert body["counts"]["NOT_STARTED"] >= 1
 
 
-def test_a_run_that_cannot_go_on_tells_so(grid: Path, receiver: Receiver) -> None:
+def test_a_run_that_cannot_go_on_tells_so(
+    grid: Path, receiver: Receiver, nightgrid: Nightgrid
+) -> None:
     Path("results").write_text("a file is in the way")
-    assert main(["run", str(grid), "--in-process", "--notify", receiver.url]) == 4
+    nightgrid("run", grid, "--in-process", "--notify", receiver.url, code=4)
     (body,) = receiver.bodies
     assert (body["run"], body["state"], body["exit_code"]) == ("tiny-run", "failed", 4)
     assert "StoreError" in body["reason"] and "has failed" in body["text"]
 
 
 def test_a_refused_grid_or_hook_tells_nobody(
-    grid: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+    grid: Path, receiver: Receiver, nightgrid: Nightgrid
 ) -> None:
     grid.write_text("name: g\n")
-    assert main(["run", str(grid), "--in-process", "--notify", receiver.url]) == 2
+    run = ("run", grid, "--in-process", "--notify", receiver.url)
+    nightgrid(*run, code=2)
     grid.write_text(GRID)
-    bad = ["--notify", receiver.url, "--notify", "ftp://x"]
-    assert main(["run", str(grid), "--in-process", *bad]) == 1
+    assert "https://HOST/PATH" in nightgrid(*run, "--notify", "ftp://x", code=1).err
     assert receiver.bodies == [] and not Path("results").exists()
-    assert "https://HOST/PATH" in capsys.readouterr().err

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command_line import Nightgrid
 from patience import patience
 from run_directory import RunDirectory
-
-from orchestrator.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,16 +98,13 @@ def test_beyond_loopback_it_makes_a_token_and_refuses_without(tmp_path: Path) ->
     assert len(seen) == 2
 
 
-def test_what_cannot_be_served_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["watch", "--results", str(tmp_path)]) == 4
+def test_what_cannot_be_served_is_refused(tmp_path: Path, nightgrid: Nightgrid) -> None:
+    nightgrid("watch", "--results", tmp_path, code=4)
     RunDirectory(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        assert main(["watch", "--results", str(tmp_path), "--port", port]) == 1
-    assert "--port 0 takes a free port" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["watch", "--port", "65536"])
+        port = taken.getsockname()[1]
+        refused = nightgrid("watch", "--results", tmp_path, "--port", port, code=1)
+    assert "--port 0 takes a free port" in refused.err
+    nightgrid("watch", "--port", "65536", code=2)

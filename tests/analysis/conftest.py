@@ -1,0 +1,1 @@
+from command_line import nightgrid  # noqa: F401 - a fixture
