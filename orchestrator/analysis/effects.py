@@ -148,10 +148,8 @@ def _pairs(
 def _candidates(
     chosen: _Chosen, defaults: Choices
 ) -> Iterator[tuple[int, _Change, Technique, Measurement, Measurement]]:
-    """Yield rows with partners that differ in one choice, pairs of one experiment first.
-
-    Items: number of choices unlike the baseline, change, shared choices, row, partner.
-    """
+    """Yield rows with partners that differ in one choice, pairs of one experiment first. Items:
+    number of choices unlike the baseline, change, shared choices, row, partner."""
     experiments: dict[str, list[Choices]] = {}
     places: dict[tuple[str, str, Technique], Measurement] = {}  # rows of one place did the same
     for row, technique in chosen:

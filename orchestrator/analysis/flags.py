@@ -119,9 +119,7 @@ def _threads(row: Measurement) -> int:
 
 def kept_share(row: Measurement) -> float:
     """Return the least share of a row's timed part (0 to 1) that it would need without others.
-
-    Waits of its threads hold each other up, so they are added up; but what ran must run.
-    """
+    Waits of its threads hold each other up, so they are added up; but what ran must run."""
     lost = _waited(row) + _stolen(row)
     ran = (row.processor_cores or 0.0) / _threads(row)
     return min(1.0, max(1.0 - lost, ran))

@@ -5,9 +5,7 @@ decoding step reads all weights, so weight bytes over step time is a lower bound
 Compute share (MFU) is the tokens' operations (two per parameter and token; in training as the
 workload counted) over the card's peak, and separately in prefill. A row matches a published figure
 with the same task, model, precision, batch size per card, cards and named settings, on any device.
-Models match by what they are: family and parameters; a hub's repository also by its name. A user's
-own table is read too (``parse_published``): lines like ``published.csv``'s, or a table of served
-models with a line for each load, as dumps of InferenceX have it.
+A user's own table is read too (``parse_published``), such as a dump of InferenceX.
 """
 
 from __future__ import annotations

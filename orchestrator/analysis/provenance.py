@@ -96,10 +96,8 @@ def banners_of(
     far_below: Mapping[str, str] | None = None,
     drift: Drift | None = None,
 ) -> tuple[Banner, ...]:
-    """Return the banners that apply, most serious first.
-
-    Slow cards are shown even if no row used them. ``far_below`` has sentences by job id.
-    """
+    """Return the banners that apply, most serious first. Slow cards are shown even if no row used
+    them. ``far_below`` has sentences by job id."""
     ran, every = sum(row.state is State.SUCCEEDED for row in rows), len(rows)
     emulated = [row for row in rows if row.emulated]
     devices = _names(f"{r.accelerator} on {r.device_name}" for r in emulated if r.device_name)

@@ -91,10 +91,8 @@ def ratio_of(
     noise: float = 0.0,
     noise_degrees: float = KNOWN,
 ) -> Ratio:
-    """Return ``rate`` over ``base`` with its interval.
-
-    ``noise`` is the standard deviation, beyond repeats, of the log ratio of equals.
-    """
+    """Return ``rate`` over ``base`` with its interval. ``noise`` is the standard deviation, beyond
+    repeats, of the log ratio of equals."""
     value = rate.value / base.value
     if rate.error is None or base.error is None:
         return Ratio(value=value)
@@ -105,10 +103,8 @@ def ratio_of(
 def ratio_of_rows(
     row: Measurement, base: Measurement, bounds: Collection[str] = ()
 ) -> Ratio | None:
-    """Return the throughput of a row over the base's; None if either has none.
-
-    ``bounds`` are job ids of rows whose throughput is a lower bound.
-    """
+    """Return the throughput of a row over the base's; None if either has none. ``bounds`` are job
+    ids of rows whose throughput is a lower bound."""
     mine, other = rate_of(row), rate_of(base)
     if not mine or not other:
         return None
@@ -163,11 +159,8 @@ ENOUGH_JOBS = 8
 
 
 def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:
-    """Return the jobs' noise between runs, and its degrees of freedom.
-
-    The median absolute deviation of log ratios, which real or shared changes hardly move, less what
-    repeats explain.
-    """
+    """Return the jobs' noise between runs, and its degrees of freedom. The median absolute
+    deviation of log ratios, which real or shared changes hardly move, less what repeats explain."""
     changes = [(math.log(b.value / a.value), a.error, b.error) for a, b in pairs]
     known = [(log, a, b) for log, a, b in changes if a is not None and b is not None]
     if len(known) < ENOUGH_JOBS:
@@ -178,9 +171,7 @@ def between_runs(pairs: Sequence[tuple[Rate, Rate]]) -> tuple[float, float]:
 
 def excess_scatter(deviations: Sequence[tuple[float, float]], rows: int = 1) -> tuple[float, float]:
     """Return the scatter of one of ``rows`` beyond its error, and its degrees of freedom.
-
-    ``deviations`` are from their middle, each with its squared error.
-    """
+    ``deviations`` are from their middle, each with its squared error."""
     spread = 1.4826 * statistics.median(abs(deviation) for deviation, _ in deviations)
     within = statistics.median(error for _, error in deviations)
     noise = math.sqrt(max(0.0, spread**2 - within) / rows)

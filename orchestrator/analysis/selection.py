@@ -128,10 +128,8 @@ def _stands_for(row: Measurement, other: Measurement, *, newer: bool) -> bool:
 def settings_of(
     rows: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]] | None = None
 ) -> dict[str, Setting]:
-    """Return the setting of each row, by job id.
-
-    A row without a device gets that of the rows on the same kind of card, if they share one.
-    """
+    """Return the setting of each row, by job id. A row without a device gets that of the rows on
+    the same kind of card, if they share one."""
     homes: dict[Accelerator, set[tuple[bool, str]]] = {}
     for row in rows:
         if row.device_name:

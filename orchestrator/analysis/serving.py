@@ -156,9 +156,7 @@ def _abouts(works: Sequence[Setting]) -> dict[Setting, str]:
 
 def cost_of(row: Measurement, tokens_per_s: float, prices: Prices) -> float | None:
     """Return the cost of a million tokens: hours of the cards, and their energy where it is known.
-
-    None if the card has no price, or is emulated.
-    """
+    None if the card has no price, or is emulated."""
     hour = prices.of_card(row.device_name or str(row.accelerator))
     if hour is None or row.emulated or tokens_per_s <= 0:
         return None

@@ -124,11 +124,8 @@ HINT = (
 def read_runs(
     results: Path, runs: Sequence[str] = (), *, raw: bool = True
 ) -> tuple[pa.Table, tuple[str, ...]]:
-    """Return all rows of the runs (default: all) and the unreadable files.
-
-    Without ``raw``, raw columns are empty, which is much faster. Raise StoreError if runs are
-    missing or unreadable.
-    """
+    """Return all rows of the runs (default: all) and the unreadable files. Without ``raw``, raw
+    columns are empty, which is much faster. Raise StoreError if runs are missing or unreadable."""
     import pyarrow as pa
 
     names = list(runs) or sorted(existing_runs(results))

@@ -260,9 +260,7 @@ MOST_CONTENDERS = 3
 
 def contenders(ranking: Ranking, name: Callable[[Measurement], str]) -> str:
     """Name the fastest setting with all that may be as fast: ``A or B``, ``A or one of 5 others``.
-
-    The first alone would be an answer that a quieter machine contradicts.
-    """
+    The first alone would be an answer that a quieter machine contradicts."""
     names = [name(row) for row in ranking.first] or [name(ranking.fastest)]
     if len(names) > MOST_CONTENDERS:
         return f"{names[0]} or one of {len(names) - 1:,} others"

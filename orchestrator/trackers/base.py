@@ -293,10 +293,8 @@ HURRIED_S = 10.0
 
 
 class RowLog:
-    """Background writer of final rows, existing ones first.
-
-    Rows are on disk already, so ``nightgrid export`` can add what the tracker lacks.
-    """
+    """Background writer of final rows, existing ones first. Rows are on disk already, so
+    ``nightgrid export`` can add what the tracker lacks."""
 
     def __init__(
         self, store: Store, tracker: Tracker, destination: str, again_s: float = AGAIN_S
