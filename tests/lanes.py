@@ -1,10 +1,9 @@
 """Share the suite out among several pytest processes (``pytest -n 2``, pytest-xdist).
 
 A test file stays in one process, so that what its tests share is made once. Files with Ray clusters
-form two lanes, each of which stays in one process: in one a test and its cluster talk to each
-other within time limits; in the other commands start clusters on emulated cards, for as long as
-that takes. Both wait half of their time, in which the other processes compute. What takes long
-begins first.
+form two lanes, each of which stays in one process: one of those that start one cluster after
+another, one of those that mostly share theirs; both take about equally long, and wait half of their
+time, in which the other processes compute. What takes long begins first.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ def lane(file: Path) -> str:
     source = file.read_text()
     if "pytest.mark.ray" not in source:
         return ""
-    return "emulated clusters" if "--emulate" in source else "clusters"
+    many = "--emulate" in source or "ChaosCluster" in source
+    return "one cluster after another" if many else "shared clusters"
 
 
 @cache

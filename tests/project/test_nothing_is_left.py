@@ -76,7 +76,7 @@ def pytest_in(directory: Path, source: str, **options: Any) -> subprocess.Popen[
 
 @pytest.mark.slow
 def test_all_that_tests_start_ends_with_pytest(tmp_path: Path) -> None:
-    ways = {"INT": signal.SIGINT, "TERM": signal.SIGTERM, "KILL": signal.SIGKILL, "end": None}
+    ways = {"INT": signal.SIGINT, "KILL": signal.SIGKILL, "end": None}  # TERM is like KILL
     sessions = {}
     for way, number in ways.items():
         source = SESSION.replace("TOLD", str(tmp_path / way / "told"))
@@ -134,8 +134,8 @@ def test_every_test_with_a_cluster_waits_for_its_turn(request: pytest.FixtureReq
     assert rank(TESTS / "ray" / "test_telemetry_on_ray.py") == 0
     lanes = Lanes.__new__(Lanes)  # without processes
     lanes.config = request.config
-    first, second = ("tests/ray/test_telemetry_on_ray.py::test_a", "tests/chaos/test_chaos.py::b")
-    assert lanes._split_scope(first) == lanes._split_scope(second) == "clusters"
-    assert lanes._split_scope("tests/e2e/test_docs.py::test_c") == "emulated clusters"
+    first, second = ("tests/ray/test_telemetry_on_ray.py::test_a", "tests/ray/test_strangers.py::b")
+    assert lanes._split_scope(first) == lanes._split_scope(second) == "shared clusters"
+    assert lanes._split_scope("tests/chaos/test_chaos.py::test_c") == "one cluster after another"
     own = "tests/project/test_nothing_is_left.py"
     assert lanes._split_scope(f"{own}::test_d") == own

@@ -99,7 +99,7 @@ def test_a_server_that_does_not_start_says_why_and_is_gone(
     before = children()
     with pytest.raises(error, match=f"(?s){message}"):
         start(fault, limit_s=limit_s, silence_s=0.4)
-    assert children() == before
+    assert not children() - before  # an earlier test's may end meanwhile
 
 
 def children() -> set[int]:

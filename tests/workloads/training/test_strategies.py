@@ -58,7 +58,6 @@ AS_ONE: dict[int, Cases] = {
         "tensor": FULL | TENSOR,
         "tensor, lora": LORA | TENSOR,
         "masked words": PRETRAINING | HALF,
-        "pairs": SUMMARIES | HALF,
         "fsdp2": CLIPPED_TWICE | FSDP2 | {"held_out": 5, "save_model": "from-fsdp2"},
         "fsdp2, lora": LORA | HALF | FSDP2 | {"save_adapter": "from-fsdp2"},
         "pipeline, lora": LORA
@@ -75,7 +74,6 @@ AS_ONE: dict[int, Cases] = {
 BY_DEEPSPEED: dict[int, Cases] = {
     2: {
         "zero0": FULL | HALF | ZERO0,
-        "zero1": FULL | HALF | ZERO1,
         "zero2": FULL | HALF | ZERO2 | TWO_PASSES,
         "zero3": FULL | HALF | ZERO3,
         "zero3, all offloaded": FULL | HALF | ZERO3 | OFFLOADED,
@@ -213,8 +211,8 @@ def test_matrices_are_really_split(two: list[dict[str, Any]], gangs: Any) -> Non
 @needs_deepspeed
 def test_zero_divides_the_optimizer_state(two: Any, gangs: Any) -> None:
     state = "optimizer_state_bytes"
-    parts = [bytes_of(two, state, f"zero{stage}") for stage in (1, 2, 3)]
-    assert parts == pytest.approx([bytes_of(two, state, "zero0") / 2] * 3, rel=0.01)
+    parts = [bytes_of(two, state, f"zero{stage}") for stage in (2, 3)]
+    assert parts == pytest.approx([bytes_of(two, state, "zero0") / 2] * 2, rel=0.01)
     whole = bytes_of(gangs[4], state, "data x tensor")
     assert bytes_of(gangs[4], state, "tensor x zero1") == pytest.approx(whole / 2, rel=0.01)
 
