@@ -34,7 +34,6 @@ defaults:
 measure: {warmup: 1, warmup_limit_s: 1, time_limit_s: 600}
 experiments:
   - {name: gang, save_every: 2, save_mode: incremental}
-  - {name: undisturbed}
 """
 OPTIONS = ("--emulate", "1x4:HPU", "--no-restart")
 
@@ -90,8 +89,8 @@ class Training:
 def test_a_killed_and_a_stopped_rank_end_their_gang_and_the_job_goes_on(tmp_path: Path) -> None:
     """kill -9 on one rank: a row within seconds that names the signal and what became of the
     other. A rank that a signal has stopped: noticed by the state of its process, long before any
-    time limit. The third attempt goes on where that one was, and learns what an undisturbed job
-    learns, step by step."""
+    time limit. The third attempt goes on where that one was; that it learns what an undisturbed job
+    learns is seen where strategies are tested."""
     run = Training(tmp_path)
     try:
         first = run.workers_that_saved(1, 2)
@@ -108,8 +107,6 @@ def test_a_killed_and_a_stopped_rank_end_their_gang_and_the_job_goes_on(tmp_path
         run.process.kill()
     assert not any(map(alive, second.values()))
     rows = Store.existing(tmp_path / "results", "gang").measurements()
-    (undisturbed,) = [row for row in rows if row.job_id != run.job_id]
-    rows = [row for row in rows if row.job_id == run.job_id]
     killed, stopped, succeeded = sorted(rows, key=lambda row: row.attempt_number)
 
     assert killed.state is State.FAILED and not killed.final
@@ -130,8 +127,6 @@ def test_a_killed_and_a_stopped_rank_end_their_gang_and_the_job_goes_on(tmp_path
     assert len(before) > left >= 3
     assert succeeded.details["resumed"] == f"from step {len(before)} of 41"
     learned = [sample.loss for rank, sample in succeeded.samples if rank == 0]
-    plain = [sample.loss for rank, sample in undisturbed.samples if rank == 0]
-    whole = [*before, *learned]  # a warm-up that the limit cuts has no step: 40 or 41
-    count = min(len(whole), len(plain))
-    assert count >= 40 and whole[:count] == pytest.approx(plain[:count], rel=1e-4)
+    assert len(before) + len(learned) in (40, 41)  # a warm-up that the limit cuts has no step
+    assert learned[-1] < before[0]
     assert worker_pids(tmp_path) == {}
