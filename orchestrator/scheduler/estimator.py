@@ -41,6 +41,8 @@ USUAL_BATCH = 8
 FIXED_S, WARMUP_REPEATS, USUAL_REPEATS = 1.3, 2.5, 8
 #: The same for training, which makes samples, adapters and an optimizer.
 TRAINING_FIXED_S = 3.5
+#: The same for a load of requests, which starts its generator and waits for the last answer.
+SERVING_FIXED_S = 4.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ def nominal_s(
     # A batch that has begun is finished; a warm-up pass is not cut before its own limit.
     timed_s = min(repeats * repeat_s, max(measure.time_limit_s, repeat_s / max(1.0, calls)))
     warmup_s = min(WARMUP_REPEATS * repeat_s, measure.warmup_limit_s) if measure.warmup else 0.0
-    return ranks * (FIXED_S + warmup_s + max(timed_s, measure.least_s))
+    fixed_s = SERVING_FIXED_S if "concurrency" in settings else FIXED_S
+    return ranks * (fixed_s + warmup_s + max(timed_s, measure.least_s))
 
 
 #: Prior for loading a model when nothing is known, seconds.
