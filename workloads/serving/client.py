@@ -1,9 +1,9 @@
 """The load generator: sends a schedule to a server of OpenAI's protocol and records every event.
 
-It is a process of its own (``python -m workloads.serving.client``), pinned to its cores, so that
-neither the server's work nor the worker's delays its clock; ``run_process`` starts it and returns
-what it recorded. It measures itself too: CPU time, the delay of its event loop, and how much later
-than planned it sent (``statistics.client_figures`` judges them).
+It is a process of its own, pinned to its cores, so that neither the server's work nor the worker's
+delays its clock; ``run_process`` starts it and returns what it recorded. It measures itself too:
+CPU time, the delay of its event loop, and how much later than planned it sent
+(``statistics.client_figures`` judges them).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import gc
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ import aiohttp
 import pyarrow as pa
 
 from workloads.base import BadConfiguration, WorkloadError
-from workloads.serving.load import Arrival, Prompt, Schedule
+from workloads.serving.load import Planned, Prompt, Schedule
 from workloads.util.statistics import percentile
 
 #: The request table: a row for each request that was sent, in order of ``index``.
@@ -158,7 +159,8 @@ def summary_of(table: pa.Table) -> dict[str, Any]:
 class _Response:
     """One request and what came back; times are of ``time.perf_counter``."""
 
-    arrival: Arrival
+    index: int
+    request: Planned
     worker: int
     server: int
     sent: float
@@ -259,10 +261,10 @@ class _Load:
         self._on_progress = on_progress
         # Made beforehand: a long prompt's JSON would delay all other requests.
         self._bodies = [
-            target.body(arrival.prompt, arrival.output_tokens) for arrival in schedule.arrivals
+            target.body(request.prompt, request.output_tokens) for request in schedule.requests
         ]
         self._servers = cycle(enumerate(target.endpoints))
-        waited_for = {a.after for a in schedule.arrivals if a.after is not None}
+        waited_for = {one.after for one in schedule.requests if one.after is not None}
         self._ends = {index: asyncio.Event() for index in waited_for}
         self._responses: list[_Response] = []
         self._requests: set[asyncio.Task[None]] = set()
@@ -305,9 +307,10 @@ class _Load:
         if self._schedule.concurrency is None:
             await self._open_loop(session)
         else:
-            arrivals = iter(self._schedule.arrivals)
-            for worker in range(min(self._schedule.concurrency, len(self._schedule.arrivals))):
-                self._start_task(self._closed_loop(session, arrivals, worker))
+            requests = self._schedule.requests
+            numbered = enumerate(requests)
+            for worker in range(min(self._schedule.concurrency, len(requests))):
+                self._start_task(self._closed_loop(session, numbered, worker))
         while self._requests:
             await asyncio.wait(self._requests)
 
@@ -317,21 +320,21 @@ class _Load:
         task.add_done_callback(self._requests.discard)
 
     async def _closed_loop(
-        self, session: aiohttp.ClientSession, arrivals: Iterator[Arrival], worker: int
+        self, session: aiohttp.ClientSession, requests: Iterator[tuple[int, Planned]], worker: int
     ) -> None:
-        for arrival in arrivals:
+        for index, request in requests:
             if self._time_is_up():
                 return
-            await self._request(session, arrival, worker)
+            await self._request(session, index, request, worker)
 
     async def _open_loop(self, session: aiohttp.ClientSession) -> None:
-        for arrival in self._schedule.arrivals:
-            delay = (arrival.at_s or 0.0) - (time.perf_counter() - self._start)
+        for index, request in enumerate(self._schedule.requests):
+            delay = (request.at_s or 0.0) - (time.perf_counter() - self._start)
             if delay > 0:
                 await asyncio.sleep(delay)
             if self._time_is_up():
                 return
-            self._start_task(self._request(session, arrival, 0))
+            self._start_task(self._request(session, index, request, 0))
 
     def _time_is_up(self) -> bool:
         limit = self._limits.send_s
@@ -340,16 +343,18 @@ class _Load:
             return True
         return False
 
-    async def _request(self, session: aiohttp.ClientSession, arrival: Arrival, worker: int) -> None:
-        if arrival.after is not None:
-            await self._ends[arrival.after].wait()
+    async def _request(
+        self, session: aiohttp.ClientSession, index: int, request: Planned, worker: int
+    ) -> None:
+        if request.after is not None:
+            await self._ends[request.after].wait()
         server, url = next(self._servers)
-        response = _Response(arrival, worker, server, time.perf_counter())
+        response = _Response(index, request, worker, server, time.perf_counter())
         if len(self._responses) == self._ended:  # nothing was waiting: silence begins now
             self._last_event = response.sent
         self._responses.append(response)
         try:
-            async with session.post(url, data=self._bodies[arrival.index]) as answer:
+            async with session.post(url, data=self._bodies[index]) as answer:
                 response.status = answer.status
                 if answer.status != 200:
                     text = (await answer.read()).decode(errors="replace")
@@ -372,8 +377,8 @@ class _Load:
             self._last_event = time.perf_counter()
             self._ended += 1
             self._failed += response.error is not None
-            if arrival.index in self._ends:
-                self._ends[arrival.index].set()
+            if index in self._ends:
+                self._ends[index].set()
 
     async def _read_stream(self, content: aiohttp.StreamReader, response: _Response) -> None:
         rest = b""
@@ -430,9 +435,9 @@ class _Load:
 
     def _summary(self, wall_s: float, cpu_s: float) -> Summary:
         late = [
-            response.sent - self._start - response.arrival.at_s
+            response.sent - self._start - response.request.at_s
             for response in self._responses
-            if response.arrival.at_s is not None and response.arrival.after is None
+            if response.request.at_s is not None and response.request.after is None
         ]
         return Summary(
             wall_s=wall_s,
@@ -448,19 +453,19 @@ class _Load:
 
     def _table(self, summary: Summary) -> pa.Table:
         rows = []
-        for response in sorted(self._responses, key=lambda one: one.arrival.index):
+        for response in sorted(self._responses, key=lambda one: one.index):
             sent = response.sent - self._start
-            arrival, events = response.arrival, response.event_s
+            request, events = response.request, response.event_s
             counted = response.input_tokens
             rows.append(
                 {
-                    "index": arrival.index,
+                    "index": response.index,
                     "worker": response.worker,
-                    "planned_s": arrival.at_s,
+                    "planned_s": request.at_s,
                     "sent_s": sent,
                     "first_s": sent + events[0] if events else None,
                     "ended_s": None if response.ended is None else response.ended - self._start,
-                    "input_tokens": arrival.input_tokens if counted is None else counted,
+                    "input_tokens": request.input_tokens if counted is None else counted,
                     "output_tokens": response.output_tokens,
                     "token_s": events,
                     "tokens_per_event": response.tokens,
@@ -492,56 +497,6 @@ def _http_error(status: int, text: str) -> str:
 # ---------------------------------------------------------------- a process of its own
 
 
-def write_schedule(schedule: Schedule, path: Path) -> None:
-    """Write a schedule as an Arrow IPC file, for the client's process."""
-    rows = []
-    for arrival in schedule.arrivals:
-        row = {name: getattr(arrival, name) for name in _OF_ARRIVALS}
-        prompt = arrival.prompt
-        is_chat = isinstance(prompt, tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
-        row["text"] = prompt if isinstance(prompt, str) else None
-        row["messages"] = json.dumps(prompt) if is_chat else None
-        row["ids"] = None if is_chat or isinstance(prompt, str) else prompt
-        rows.append(row)
-    table = pa.Table.from_pylist(rows, schema=_SCHEDULE).replace_schema_metadata(
-        {"concurrency": json.dumps(schedule.concurrency)}
-    )
-    _write(table, path)
-
-
-_OF_ARRIVALS = ("index", "at_s", "output_tokens", "input_tokens", "after")
-_SCHEDULE = pa.schema(
-    [
-        ("index", pa.int32()),
-        ("at_s", pa.float64()),
-        ("output_tokens", pa.int32()),
-        ("input_tokens", pa.int32()),
-        ("after", pa.int32()),
-        ("text", pa.string()),
-        ("messages", pa.string()),
-        ("ids", pa.list_(pa.int32())),
-    ]
-)
-
-
-def read_schedule(path: Path) -> Schedule:
-    """Read what ``write_schedule`` wrote."""
-    table = read_table(path)
-    arrivals = []
-    for row in table.to_pylist():
-        prompt: Prompt = row["text"] if row["text"] is not None else tuple(row["ids"] or ())
-        if row["messages"] is not None:
-            prompt = tuple(json.loads(row["messages"]))
-        arrivals.append(Arrival(prompt=prompt, **{name: row[name] for name in _OF_ARRIVALS}))
-    concurrency = json.loads(table.schema.metadata[b"concurrency"])
-    return Schedule(arrivals=tuple(arrivals), concurrency=concurrency)
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-
-
 def read_table(path: Path) -> pa.Table:
     """Read an Arrow IPC file into memory."""
     with pa.OSFile(str(path), "rb") as source, pa.ipc.open_file(source) as reader:
@@ -563,28 +518,16 @@ def run_process(
 ) -> pa.Table:
     """Drive a schedule from a process of its own, and return the request table.
 
-    Args:
-        directory: for the schedule, the table and the process's stderr; its files are removed.
-        cores: that the process is pinned to; none: it may run on all.
-        on_progress: called about twice a second; what it raises ends the process.
-
-    Raises:
-        ClientFailed: the process ended without a result.
+    ``directory`` is for the table and the process's stderr, whose files are removed. The process is
+    pinned to ``cores``, if any. ``on_progress`` is called about twice a second; what it raises ends
+    the process. Raises ClientFailed if it ended without a result.
     """
-    inputs, output = directory / "schedule.arrow", directory / "requests.arrow"
-    errors = directory / "client.stderr"
-    write_schedule(schedule, inputs)
-    specification = {
-        "target": asdict(target),
-        "schedule": str(inputs),
-        "limits": asdict(limits),
-        "cores": list(cores),
-        "output": str(output),
-    }
+    output, errors = directory / "requests.arrow", directory / "client.stderr"
+    work = pickle.dumps((target, schedule, limits, cores, str(output)))
     try:
         with errors.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "workloads.serving.client"],
+                [sys.executable, "-c", "from workloads.serving.client import main; main()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -592,11 +535,10 @@ def run_process(
         try:
             assert process.stdin is not None and process.stdout is not None
             with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(json.dumps(specification).encode())
+                process.stdin.write(work)
             for line in process.stdout:
-                message = json.loads(line)
-                if "progress" in message and on_progress is not None:
-                    on_progress(Progress(**message["progress"]))
+                if on_progress is not None:
+                    on_progress(Progress(**json.loads(line)))
         finally:
             if process.poll() is None and sys.exc_info()[0] is not None:
                 process.kill()
@@ -608,31 +550,19 @@ def run_process(
             raise ClientFailed(f"the load generator exited with {process.returncode}: {text}")
         return read_table(output)
     finally:
-        for path in (inputs, output, errors):
+        for path in (output, errors):
             path.unlink(missing_ok=True)
 
 
 def main() -> None:
-    """Read a specification from stdin, drive its load, write the table; see ``run_process``.
-
-    Lines of stdout are JSON: progress about twice a second, the summary last.
-    """
-    specification = json.load(sys.stdin)
-    if specification["cores"]:
-        os.sched_setaffinity(0, specification["cores"])
-    target = dict(specification["target"])
-    if not isinstance(target["url"], str):
-        target["url"] = tuple(target["url"])
-    schedule = read_schedule(Path(specification["schedule"]))
+    """Drive the load that ``run_process`` pickled to stdin; print progress as JSON lines."""
+    target, schedule, limits, cores, output = pickle.load(sys.stdin.buffer)
+    if cores:
+        os.sched_setaffinity(0, cores)
 
     def report(progress: Progress) -> None:
-        print(json.dumps({"progress": asdict(progress)}), flush=True)
+        print(json.dumps(asdict(progress)), flush=True)
 
-    limits = Limits(**specification["limits"])
-    table = asyncio.run(drive(Target(**target), schedule, limits, report))
-    _write(table, Path(specification["output"]))
-    print(json.dumps(summary_of(table)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    table = asyncio.run(drive(target, schedule, limits, report))
+    with pa.OSFile(output, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)

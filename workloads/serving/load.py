@@ -36,45 +36,31 @@ Pattern = Literal["poisson", "constant", "gamma", "bursts", "ramp"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A request without its time."""
+    """A request, and its time in seconds from the load's start."""
 
     prompt: Prompt
     output_tokens: int  # most that are generated; exactly so many with ``ignore_eos``
     input_tokens: int | None = None  # of the prompt; None: only the server counts them
-    at_s: float | None = None  # of a recorded trace
+    at_s: float | None = None  # None: not known yet, or a closed loop sends it in turn
     after: int | None = None  # position of the request whose end it waits for: a chat's last turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A request and its time."""
-
-    index: int
-    at_s: float | None  # seconds from the load's start; None: a closed loop sends it in turn
-    prompt: Prompt
-    output_tokens: int
-    input_tokens: int | None = None
-    after: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The arrivals of a load, in order of index, and the requests in flight of a closed loop."""
+    """The requests of a load in order, and how many a closed loop keeps in flight."""
 
-    arrivals: tuple[Arrival, ...]
+    requests: tuple[Planned, ...]
     concurrency: int | None = None  # None: an open loop
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
             raise BadConfiguration(f"concurrency {self.concurrency}; at least 1 is needed")
-        if self.concurrency is None and any(arrival.at_s is None for arrival in self.arrivals):
-            raise BadConfiguration("an open loop needs the time of every arrival")
-        for position, arrival in enumerate(self.arrivals):
-            if arrival.index != position:
-                raise ValueError(f"arrival {position} has the index {arrival.index}")
-            if arrival.after is not None and not 0 <= arrival.after < position:
+        if self.concurrency is None and any(request.at_s is None for request in self.requests):
+            raise BadConfiguration("an open loop needs the time of every request")
+        for position, request in enumerate(self.requests):
+            if request.after is not None and not 0 <= request.after < position:
                 raise ValueError(
-                    f"arrival {position} waits for {arrival.after}, not an earlier one"
+                    f"request {position} waits for {request.after}, not an earlier one"
                 )
 
 
@@ -111,11 +97,8 @@ LENGTHS_HELP = (
 
 
 def parse_lengths(text: int | str) -> Lengths:
-    """Read ``512``, ``uniform(800, 1024)``, ``normal(512, 100)`` or ``lognormal(512, 0.8)``.
-
-    Raises:
-        BadConfiguration: it is none of these, or the numbers cannot be lengths.
-    """
+    """Read ``512``, ``uniform(800, 1024)``, ``normal(512, 100)`` or ``lognormal(512, 0.8)``; raises
+    BadConfiguration for anything else."""
     plain = str(text).strip()
     if plain.isdecimal() and int(plain) >= 1:
         return Lengths(kind="fixed", first=int(plain))
@@ -144,26 +127,20 @@ def random_requests(
     *,
     seed: int = 0,
     shared_prefix: int = 0,
-    prefixes: int = 1,
     special: Iterable[int] = (),
 ) -> list[Planned]:
     """Requests whose prompts are random token ids, so that no cached prefix helps but the shared.
 
-    Args:
-        count: of requests.
-        inputs, outputs: lengths in tokens; a prompt is never shorter than its shared prefix + 1.
-        vocabulary: ids are drawn uniformly from ``range(vocabulary)``.
-        shared_prefix: tokens at the start of each prompt that others have too, as a system prompt.
-        prefixes: different ones among which the requests are dealt out in turn.
-        special: ids that are never drawn, such as those of end-of-sequence and of images.
+    A prompt is never shorter than its ``shared_prefix`` + 1. Ids are drawn uniformly from
+    ``range(vocabulary)`` without the ``special`` ones, such as those of end-of-sequence and of
+    images.
     """
     ids = _drawer(vocabulary, special, generator(seed, "tokens"))
     lengths = inputs.draw(count, generator(seed, "inputs"))
     answers = outputs.draw(count, generator(seed, "outputs"))
-    starts = [ids(shared_prefix) for _ in range(prefixes if shared_prefix else 1)]
+    start = ids(shared_prefix)
     requests = []
-    for number, (length, answer) in enumerate(zip(lengths, answers, strict=True)):
-        start = starts[number % len(starts)]
+    for length, answer in zip(lengths, answers, strict=True):
         prompt = start + ids(max(1, length - len(start)))
         requests.append(Planned(prompt=prompt, input_tokens=len(prompt), output_tokens=answer))
     return requests
@@ -183,13 +160,8 @@ def random_chats(
     """Conversations of random token ids: each turn's prompt is the whole conversation before it.
 
     What stands for earlier answers is drawn too, so that every engine reads the same prompts. The
-    turns of all conversations are dealt out in rounds: round by round, each waits for the last.
-
-    Args:
-        count: of conversations; ``count * turns`` requests are returned.
-        inputs: tokens that a turn adds.
-        outputs: tokens of an answer.
-        shared_prefix: tokens at the start of every conversation: a system prompt.
+    ``turns`` of all conversations are dealt out in rounds: round by round, each waits for the last.
+    A turn adds ``inputs`` tokens, and every conversation begins with ``shared_prefix`` ones.
     """
     ids = _drawer(vocabulary, special, generator(seed, "tokens"))
     added = inputs.draw(count * turns, generator(seed, "inputs"))
@@ -214,33 +186,19 @@ def random_chats(
 def dataset_requests(
     examples: Sequence[Example],
     count: int,
-    output_tokens: Lengths | None,
-    count_tokens: Callable[[str], int] | None = None,
+    output_tokens: Lengths,
     *,
     chat: bool = True,
     seed: int = 0,
 ) -> list[Planned]:
     """Requests from a dataset's prompts, in its order and from its start again where it is shorter.
 
-    Args:
-        output_tokens: lengths of answers; None: each example's own answer, which
-            ``count_tokens`` counts.
-        chat: send messages, with earlier turns; else texts, joined.
-
-    Raises:
-        BadConfiguration: an example has no answer to take the length from.
+    ``chat``: send messages, with earlier turns; else texts, joined.
     """
-    if output_tokens is not None:
-        answers: Iterable[int] = output_tokens.draw(count, generator(seed, "outputs"))
-    elif count_tokens is None or not all(example.summary for example in examples[:count]):
-        raise BadConfiguration("the dataset has no answers whose length could be asked for")
-    else:
-        answers = itertools.cycle([count_tokens(example.summary) for example in examples[:count]])
+    answers = output_tokens.draw(count, generator(seed, "outputs"))
     return [
-        Planned(prompt=_prompt(example, chat), output_tokens=max(1, answer))
-        for example, answer in zip(
-            itertools.islice(itertools.cycle(examples), count), answers, strict=False
-        )
+        Planned(prompt=_prompt(example, chat), output_tokens=answer)
+        for example, answer in zip(itertools.cycle(examples), answers, strict=False)
     ]
 
 
@@ -276,11 +234,8 @@ def _drawer(
 
 
 def parse_pattern(text: str) -> tuple[Pattern, float]:
-    """Read ``poisson``, ``constant``, ``gamma(shape)``, ``bursts(size)`` or ``ramp(start rate)``.
-
-    Raises:
-        BadConfiguration: it is none of these.
-    """
+    """Read ``poisson``, ``constant``, ``gamma(shape)``, ``bursts(size)`` or ``ramp(start rate)``;
+    raises BadConfiguration for anything else."""
     match = re.fullmatch(r"(\w+)(?:\(\s*([\d.]+)\s*\))?", text.strip())
     name, number = match.groups() if match else ("", None)
     with_number = name in ("gamma", "bursts", "ramp")
@@ -348,10 +303,7 @@ def schedule(
     seed: int = 0,
 ) -> Schedule:
     """Give requests their times: a closed loop, an open loop at a rate, or a trace's own times.
-
-    Raises:
-        BadConfiguration: both or neither are given, and the requests have no times of their own.
-    """
+    Raises BadConfiguration for both, or for neither without times."""
     if concurrency is not None and request_rate is not None:
         raise BadConfiguration(
             "concurrency and request_rate exclude each other: one load, one loop"
@@ -368,24 +320,5 @@ def schedule(
                 "write concurrency (a closed loop) or request_rate (an open one); only recorded "
                 "traces have times of their own"
             )
-    return Schedule(
-        concurrency=concurrency,
-        arrivals=tuple(
-            Arrival(
-                index=index,
-                at_s=at_s,
-                prompt=request.prompt,
-                output_tokens=request.output_tokens,
-                input_tokens=request.input_tokens,
-                after=request.after,
-            )
-            for index, (request, at_s) in enumerate(zip(requests, times, strict=True))
-        ),
-    )
-
-
-def scaled(requests: Sequence[Planned], speed: float) -> list[Planned]:
-    """Return a trace's requests ``speed`` times as fast; BadConfiguration unless it is above 0."""
-    if not speed > 0:
-        raise BadConfiguration(f"a trace cannot be replayed at {speed:g} times its speed")
-    return [replace(r, at_s=None if r.at_s is None else r.at_s / speed) for r in requests]
+    timed = (replace(one, at_s=at_s) for one, at_s in zip(requests, times, strict=True))
+    return Schedule(concurrency=concurrency, requests=tuple(timed))

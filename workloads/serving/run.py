@@ -280,7 +280,8 @@ class Windows:
     def _drive(self, schedule: loads.Schedule, limit_s: float) -> pa.Table:
         """Run the client; ServerSilent or what ``Server.check`` raises if a server fails."""
         servers = self.load.serving.servers
-        silence_s = self._silence_s()
+        longest = self.resident.known.get("longest_first_token_s", 0.0)
+        silence_s = max(processes.SILENCE_S, processes.SILENCE_FACTOR * longest)
         counters = _Counters(servers, self.context.clock)
 
         def on_progress(_: Progress) -> None:
@@ -318,10 +319,6 @@ class Windows:
             text = f"no request was answered; the first error: {errors[0] if errors else 'none'}"
             refused = bool(errors) and all(error.startswith("refused") for error in errors)
             raise BadConfiguration(text) if refused else RuntimeError(text)
-
-    def _silence_s(self) -> float:
-        longest = self.resident.known.get("longest_first_token_s", 0.0)
-        return float(max(processes.SILENCE_S, processes.SILENCE_FACTOR * longest))
 
     def _note_first_tokens(self, table: pa.Table) -> None:
         sent, first = table["sent_s"].to_pylist(), table["first_s"].to_pylist()

@@ -228,17 +228,11 @@ def start(
 ) -> Server:
     """Start a server and wait until it has generated a token.
 
-    Args:
-        key: that requests must bear; "": a new one.
-        environment: variables beside this process's, such as those of its cards.
-        cores: that its processes may use; none: all.
-        limit_s: for it to be ready.
-        silence_s: for a first token once it says that it is healthy; the limit's rest if more.
-
-    Raises:
-        OutOfMemory, BadConfiguration, Unsupported, ...: what its stderr shows (``explain``).
-        ServerFailed: it ended for another reason.
-        ServerSilent: it is not ready in time.
+    Requests must bear the ``key`` ("": a new one). ``environment`` has variables beside this
+    process's, such as those of its cards; its processes may use these ``cores``, if any. It must be
+    ready in ``limit_s``, with a first token ``silence_s`` after it says that it is healthy. Raises
+    what its stderr shows (``explain``), else ServerFailed, or ServerSilent if it is not ready in
+    time.
     """
     for last in (False,) * (_PORT_TRIES - 1) + (True,):
         place = ServerPlace(

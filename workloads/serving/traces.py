@@ -1,4 +1,4 @@
-"""Recorded loads: Mooncake-like traces and ShareGPT's conversations.
+"""Recorded loads: Mooncake-like traces.
 
 "Random input length n" differs between tools. Read from their sources:
 
@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from workloads.base import DataMissing
 from workloads.data.records import BadExample
-from workloads.data.shapes import Example
 from workloads.serving.load import Planned, generator
 
 #: Tokens of a block that one hash id stands for.
@@ -36,20 +35,14 @@ _FIELDS = {
     "input_length": ("input_length", "input_tokens"),
     "output_length": ("output_length", "output_tokens"),
 }
-#: Limits of vLLM's ShareGPT sampling, in tokens: shorter and longer conversations are left out.
-SHAREGPT_LEAST, SHAREGPT_LONGEST_PROMPT, SHAREGPT_LONGEST = 4, 1024, 2048
 
 
 def read_trace(path: Path, vocabulary: int, *, count: int | None = None) -> list[Planned]:
-    """Read a Mooncake-like trace (JSON lines) as requests of token ids with their times.
+    """Read the first ``count`` requests (None: all) of a Mooncake-like trace (JSON lines), with
+    their times.
 
-    Args:
-        vocabulary: ids are drawn from ``range(vocabulary)``.
-        count: of requests from the start; None: all.
-
-    Raises:
-        DataMissing: the file cannot be read, or has no request.
-        BadExample: a line is no such request; the message names it.
+    Ids are drawn from ``range(vocabulary)``. Raises DataMissing if the file cannot be read or has
+    no request, and BadExample, which names the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -120,51 +113,3 @@ def _tokens(
 
 def _block(name: str, vocabulary: int, length: int) -> tuple[int, ...]:
     return tuple(generator(0, name).integers(0, vocabulary, length).tolist())
-
-
-def sharegpt_requests(
-    examples: Sequence[Example],
-    count_tokens: Callable[[str], int],
-    count: int,
-    *,
-    output_tokens: int | None = None,
-    seed: int = 0,
-) -> list[Planned]:
-    """Requests of ShareGPT conversations as vLLM samples them: question and answer length.
-
-    Conversations are shuffled by ``seed``; those with a prompt or answer below 4 tokens, a prompt
-    above 1,024 or more than 2,048 together are left out.
-
-    Args:
-        examples: conversations in any shape that ``workloads.data`` reads.
-        count_tokens: of a text by the model's tokenizer, without special tokens.
-        output_tokens: of every answer, instead of its recorded length.
-
-    Raises:
-        DataMissing: no conversation is left.
-    """
-    order = generator(seed, "conversations").permutation(len(examples)).tolist()
-    requests: list[Planned] = []
-    for position in order:
-        if len(requests) == count:
-            break
-        question, answer = _first_exchange(examples[position])
-        if not question or not answer:
-            continue
-        prompt, reply = count_tokens(question), output_tokens or count_tokens(answer)
-        if min(prompt, reply) < SHAREGPT_LEAST or prompt > SHAREGPT_LONGEST_PROMPT:
-            continue
-        if prompt + reply <= SHAREGPT_LONGEST:
-            requests.append(Planned(prompt=question, input_tokens=prompt, output_tokens=reply))
-    if not requests:
-        raise DataMissing("no conversation has a question and an answer of a usable length")
-    return requests
-
-
-def _first_exchange(example: Example) -> tuple[str, str]:
-    turns = [(turn.role, turn.text) for turn in example.earlier]
-    turns += [("user", example.content), ("assistant", example.summary)]
-    spoken = [(role, text) for role, text in turns if role in ("user", "assistant") and text]
-    if len(spoken) < 2 or [role for role, _ in spoken[:2]] != ["user", "assistant"]:
-        return "", ""
-    return spoken[0][1], spoken[1][1]

@@ -6,7 +6,6 @@ import asyncio
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -283,14 +282,3 @@ def test_a_slow_client_is_found(slow_server: str, monkeypatch: pytest.MonkeyPatc
         summary: dict[str, Any] = {**summary_of(table)}
         bound.append(client_figures(summary, found)["client_bound"])
     assert bound[1] == 1.0
-
-
-def test_a_schedule_travels_to_the_process_as_it_is(tmp_path: Path) -> None:
-    prompts: Sequence[Prompt] = ("text", (1, 2, 3), ({"role": "user", "content": "你好"},))
-    requests = [
-        Planned(prompt=prompt, output_tokens=n + 1, input_tokens=n, at_s=n / 3, after=None)
-        for n, prompt in enumerate(prompts)
-    ]
-    for plan in (schedule(requests), schedule(requests, concurrency=2)):
-        client.write_schedule(plan, tmp_path / "s.arrow")
-        assert client.read_schedule(tmp_path / "s.arrow") == plan

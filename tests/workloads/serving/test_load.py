@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from workloads.base import BadConfiguration
 from workloads.data.shapes import Example, Turn
 from workloads.serving.load import (
-    Arrival,
     Lengths,
     Planned,
     Schedule,
@@ -24,7 +23,6 @@ from workloads.serving.load import (
     parse_pattern,
     random_chats,
     random_requests,
-    scaled,
     schedule,
 )
 
@@ -60,20 +58,19 @@ def test_other_lengths_are_refused(text: str) -> None:
     count=st.integers(1, 20),
     length=st.integers(1, 30),
     prefix=st.integers(0, 40),
-    prefixes=st.integers(1, 3),
     seed=st.integers(0, 5),
 )
 def test_random_prompts_share_their_prefix_and_nothing_else(
-    count: int, length: int, prefix: int, prefixes: int, seed: int
+    count: int, length: int, prefix: int, seed: int
 ) -> None:
     lengths = Lengths(kind="fixed", first=length)
-    settings: dict[str, Any] = {"seed": seed, "shared_prefix": prefix, "prefixes": prefixes}
+    settings: dict[str, Any] = {"seed": seed, "shared_prefix": prefix}
     requests = random_requests(count, lengths, TEN, 1000, special={0, 7}, **settings)
     assert requests == random_requests(count, lengths, TEN, 1000, special={0, 7}, **settings)
-    for number, request in enumerate(requests):
+    for request in requests:
         assert request.input_tokens == len(request.prompt) == max(length, prefix + 1)
         assert not {0, 7} & set(request.prompt) and max(request.prompt) < 1000
-        assert request.prompt[:prefix] == requests[number % prefixes].prompt[:prefix]
+        assert request.prompt[:prefix] == requests[0].prompt[:prefix]
 
 
 def test_another_seed_changes_prompts_and_a_longer_answer_does_not() -> None:
@@ -100,25 +97,19 @@ def test_a_turn_repeats_its_conversation_and_comes_after_the_turn_before() -> No
             assert request.prompt[: len(before)] == before
 
 
-def test_dataset_prompts_are_messages_or_texts_with_their_answers_length() -> None:
+def test_dataset_prompts_are_messages_or_texts() -> None:
     examples = [
-        Example(
-            content="and now?",
-            summary="four words are here",
-            earlier=(Turn(role="user", text="hi"),),
-        ),
-        Example(content="one", summary="two words"),
+        Example(content="and now?", earlier=(Turn(role="user", text="hi"),)),
+        Example(content="one"),
     ]
-    chat = dataset_requests(examples, 3, None, lambda text: len(text.split()))
+    chat = dataset_requests(examples, 3, TEN)
     assert chat[0].prompt == (
         {"role": "user", "content": "hi"},
         {"role": "user", "content": "and now?"},
     )
-    assert [request.output_tokens for request in chat] == [4, 2, 4]
+    assert [r.output_tokens for r in chat] == [10] * 3 and chat[2].prompt == chat[0].prompt
     text = dataset_requests(examples, 2, TEN, chat=False)
     assert [r.prompt for r in text] == ["hi\nand now?", "one"]
-    with pytest.raises(BadConfiguration, match="no answers"):
-        dataset_requests([Example(content="a")], 1, None, len)
 
 
 @pytest.mark.parametrize("pattern", ["poisson", "constant", "gamma(0.5)", "gamma(4)", "bursts(8)"])
@@ -174,26 +165,12 @@ def test_one_load_has_one_loop() -> None:
         schedule(requests)
     with pytest.raises(BadConfiguration, match="at least 1"):
         schedule(requests, concurrency=0)
-    assert schedule(requests, concurrency=2).arrivals[0].at_s is None
+    assert schedule(requests, concurrency=2).requests[0].at_s is None
     assert schedule(requests, request_rate=2.0).concurrency is None
 
 
-def test_a_recorded_trace_is_replayed_faster() -> None:
-    trace = [Planned(prompt="a", output_tokens=1, at_s=float(n)) for n in range(3)]
-    arrivals = schedule(scaled(trace, 4)).arrivals
-    assert [arrival.at_s for arrival in arrivals] == [0, 0.25, 0.5]
-    with pytest.raises(BadConfiguration, match="0 times"):
-        scaled(trace, 0)
-
-
 def test_a_schedule_refuses_what_no_client_could_send() -> None:
-    def arrival(**changes: Any) -> Arrival:
-        values: dict[str, Any] = {"index": 0, "at_s": 0.0, "prompt": "a", "output_tokens": 1}
-        return Arrival(**(values | changes))
-
-    with pytest.raises(ValueError, match="index"):
-        Schedule(arrivals=(arrival(index=3),))
     with pytest.raises(ValueError, match="waits for"):
-        Schedule(arrivals=(arrival(after=0),))
+        Schedule(requests=(Planned(prompt="a", output_tokens=1, at_s=0.0, after=0),))
     with pytest.raises(BadConfiguration, match="needs the time"):
-        Schedule(arrivals=(arrival(at_s=None),))
+        Schedule(requests=(Planned(prompt="a", output_tokens=1),))

@@ -1,4 +1,4 @@
-"""Recorded loads: Mooncake-like traces and ShareGPT conversations."""
+"""Recorded loads: Mooncake-like traces."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from workloads.base import DataMissing
-from workloads.data.datasets import load_examples
 from workloads.data.records import BadExample
-from workloads.serving.traces import read_trace, sharegpt_requests
+from workloads.serving.traces import read_trace
 
 LINE = {"timestamp": 1000, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}
 
@@ -63,25 +62,3 @@ def test_a_trace_that_is_not_there_or_empty_is_missing(tmp_path: Path) -> None:
     for path in (tmp_path / "none.jsonl", written(tmp_path, "")):
         with pytest.raises(DataMissing):
             read_trace(path, 100)
-
-
-def test_sharegpt_is_sampled_as_vllm_does(tmp_path: Path) -> None:
-    def chat(*lengths: int) -> dict[str, Any]:
-        speakers = ("human", "gpt") * 3
-        turns = [
-            {"from": speaker, "value": " ".join(["word"] * length)}
-            for speaker, length in zip(speakers, lengths, strict=False)
-        ]
-        return {"id": "a", "conversations": turns}
-
-    path = tmp_path / "sharegpt.json"
-    chats = [chat(10, 20, 5, 6), chat(3, 20), chat(20, 3), chat(1100, 20), chat(900, 1200)]
-    path.write_text(json.dumps([*chats, chat(7, 8)]))
-    examples = load_examples(str(path))
-    requests = sharegpt_requests(examples, lambda text: len(text.split()), 10, seed=3)
-    assert sorted((r.input_tokens, r.output_tokens) for r in requests) == [(7, 8), (10, 20)]
-    assert len(sharegpt_requests(examples, lambda text: len(text.split()), 1)) == 1
-    fixed = sharegpt_requests(examples, lambda text: len(text.split()), 10, output_tokens=50)
-    assert {request.output_tokens for request in fixed} == {50}
-    with pytest.raises(DataMissing):
-        sharegpt_requests(examples[1:2], lambda text: len(text.split()), 10)
