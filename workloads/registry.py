@@ -55,11 +55,10 @@ class Declared(Mapping[str, T], Generic[T]):
     ) -> None:
         """Declare where specs of a kind are.
 
-        Args:
-            where: module per name; modules with ``SPECS``; or a package whose files but
-                ``base.py`` each have a ``SPEC`` named as the file, ``-`` for ``_``.
-            kind: class of the specs, or "module:Class"; a spec may also be a subclass of it.
-            group: entry points of other packages, e.g. ``nightgrid.engines``.
+        ``where`` is the module of each name; modules with ``SPECS``; or a package whose files but
+        ``base.py`` each have a ``SPEC`` named as the file, ``-`` for ``_``. ``kind`` is the specs'
+        class, or "module:Class", of which a spec may be a subclass. ``group`` names entry points of
+        other packages, e.g. ``nightgrid.engines``.
         """
         self.where = where
         self._kind_or_name = kind
@@ -387,7 +386,7 @@ def _joined(parameters: type[Settings], settings: type[Settings]) -> type[Settin
 WORKLOADS: Mapping[str, WorkloadSpec] = Declared(
     {
         "finetuning": "workloads.finetuning",
-        "fp8-calibration": "workloads.engines.calibration",
+        "fp8-calibration": "workloads.engines.optimum_habana",
         "onnx-calibration": "workloads.engines.onnxruntime",
         "pretraining": "workloads.pretraining",
         "quality-reference": "workloads.quality",

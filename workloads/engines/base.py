@@ -15,7 +15,7 @@ A workload runs on every engine with its ability (``WorkloadSpec.ability``); pac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,6 +27,9 @@ from workloads.settings import Settings, choice
 
 #: The mode that any process can run.
 ORDINARY_MODE = "eager"
+
+#: Names by which libraries call the types of plain weights.
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 #: For engines that run exported graphs.
@@ -94,6 +97,11 @@ class ServerCommand:
     past_end: Mapping[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
     #: Figure (``SERVER_FIGURES``) -> name of a gauge or counter in ``/metrics``.
     counters: Mapping[str, str] = field(default_factory=dict)
+
+
+def server_options(values: Mapping[str, object]) -> list[str]:
+    """Command line options ``--NAME=VALUE`` of the values that are not None."""
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
 
 #: Figures of a server's own counters: name -> title, what it is. Gauges are means over the load,
@@ -321,6 +329,14 @@ class ScheduledServerSettings(ServerSettings):
         min_length=1,
         description="A smaller model of the same tokenizer that guesses.",
     )
+
+
+def refuse_idle_draft(job: JobDescription) -> Iterator[Refusal]:
+    """Refuse a draft model without tokens to guess."""
+    if job.parameters.get("draft_model") and not job.parameters.get("speculative_tokens"):
+        yield Refusal(
+            setting="draft_model", reason="it guesses nothing", hint="write speculative_tokens"
+        )
 
 
 class CompileSettings(Settings):

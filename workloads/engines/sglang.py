@@ -7,29 +7,28 @@ from collections.abc import Iterator
 
 from workloads.base import JobDescription, OutOfMemory, Refusal, Request
 from workloads.engines.base import (
+    DTYPES,
     Ability,
     EngineSpec,
     Package,
     ScheduledServerSettings,
     ServerCommand,
     ServerPlace,
+    refuse_idle_draft,
+    server_options,
 )
 
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}
+_PRECISIONS = ("fp16", "bf16", "fp8")
 
 
 def _refuse(job: JobDescription) -> Iterator[Refusal]:
-    if job.precision not in _DTYPES:
+    if job.precision not in _PRECISIONS:
         yield Refusal(
             setting="precision",
-            reason=f"with SGLang this version asks for {', '.join(_DTYPES)}",
+            reason=f"with SGLang this version asks for {', '.join(_PRECISIONS)}",
             unsupported=True,
         )
-    draft, guesses = (job.parameters.get(name) for name in ("draft_model", "speculative_tokens"))
-    if draft and not guesses:
-        yield Refusal(
-            setting="draft_model", reason="it guesses nothing", hint="write speculative_tokens"
-        )
+    yield from refuse_idle_draft(job)
 
 
 def serve(request: Request, place: ServerPlace) -> ServerCommand:
@@ -46,7 +45,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         "host": place.host,
         "port": place.port,
         "api-key": place.key,
-        "dtype": _DTYPES[request.precision],
+        "dtype": DTYPES.get(request.precision, "bfloat16"),
         "load-format": "dummy" if source.entry.kind == "random" else None,
         "quantization": "fp8" if request.precision == "fp8" else None,
         "tp-size": settings.get("tensor_parallel"),
@@ -69,7 +68,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
     return ServerCommand(
         arguments=(
             *(sys.executable, "-m", "sglang.launch_server"),
-            *(f"--{name}={value}" for name, value in arguments.items() if value is not None),
+            *server_options(arguments),
             *(f"--{name}" for name in switches),
         ),
         model=request.model,

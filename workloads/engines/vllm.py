@@ -43,6 +43,7 @@ from workloads.data.datasets import load_dataset
 from workloads.devices import Texts
 from workloads.devices.base import Device
 from workloads.engines.base import (
+    DTYPES,
     Ability,
     EngineSpec,
     GaudiSettings,
@@ -52,6 +53,8 @@ from workloads.engines.base import (
     ServerCommand,
     ServerPlace,
     older,
+    refuse_idle_draft,
+    server_options,
 )
 from workloads.engines.loaded import Generated, Generation, SteppedEngine, Stepping, computed
 from workloads.inspection.checkpoints import read_config, source_files
@@ -94,10 +97,7 @@ def _refuse(job: JobDescription) -> Iterator[Refusal]:
 
 def _refuse_served(job: JobDescription) -> Iterator[Refusal]:
     yield from _refuse_precision(job)
-    if job.parameters.get("draft_model") and not job.parameters.get("speculative_tokens"):
-        yield Refusal(
-            setting="draft_model", reason="it guesses nothing", hint="write speculative_tokens"
-        )
+    yield from refuse_idle_draft(job)
 
 
 def _refuse_precision(job: JobDescription) -> Iterator[Refusal]:
@@ -254,7 +254,7 @@ _BLOCK = 128
 
 
 def _dtype(precision: str) -> str:
-    return {"fp32": "float32", "fp16": "float16"}.get(precision, "bfloat16")
+    return DTYPES.get(precision, "bfloat16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -492,7 +492,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
     return ServerCommand(
         arguments=(
             *(sys.executable, "-m", *_server(source.path)),
-            *(f"--{name}={value}" for name, value in arguments.items() if value is not None),
+            *server_options(arguments),
             *(f"--{'' if on else 'no-'}{name}" for name, on in switches.items()),
         ),
         environment={

@@ -300,20 +300,14 @@ def _qat(model: Any, step: str, belongs: Callable[[Any, str], bool]) -> None:
 
 
 def _fake_quantize(model: Any) -> None:
-    import torch
-
-    output = model.get_output_embeddings()
-
-    def belongs(module: Any, name: str) -> bool:
-        return isinstance(module, torch.nn.Linear) and module is not output
-
-    for name, module in model.named_modules():
-        if belongs(module, name) and module.in_features % QAT_GROUP:
+    layers = weights.hidden_layers(model)
+    for name, layer in layers.items():
+        if layer.in_features % QAT_GROUP:
             raise Unsupported(
                 f"quantization-aware training rounds in groups of {QAT_GROUP}, which do not "
                 f"divide the inputs of {name}"
             )
-    _qat(model, "prepare", belongs)
+    _qat(model, "prepare", lambda module, name: name in layers)
     if not _fake_quantized(model):
         raise BadConfiguration("torchao put fake quantization on none of the model's layers")
 

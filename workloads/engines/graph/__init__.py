@@ -29,6 +29,7 @@ from workloads.engines.base import (
     ServerCommand,
     ServerPlace,
     ServerSettings,
+    server_options,
 )
 
 _STORED = {
@@ -66,9 +67,11 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         "max-model-len": positions,
         "settings": json.dumps({n: v for n, v in settings.items() if v is not None}),
     }
-    options = (f"--{name}={value}" for name, value in arguments.items() if value is not None)
     return ServerCommand(
-        arguments=(sys.executable, "-m", "workloads.engines.graph.server", *options),
+        arguments=(
+            *(sys.executable, "-m", "workloads.engines.graph.server"),
+            *server_options(arguments),
+        ),
         environment={KEY_VARIABLE: place.key},
         model=request.model,
         counters={

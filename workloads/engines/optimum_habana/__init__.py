@@ -10,7 +10,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from workloads.base import JobDescription, Refusal, Request, Unsupported, supported, unsupported
+from workloads.base import (
+    TOKENS,
+    JobDescription,
+    Refusal,
+    Request,
+    Unsupported,
+    supported,
+    unsupported,
+)
+from workloads.data.datasets import DatasetParameters
 from workloads.devices.base import Device
 from workloads.devices.hpu import HpuDevice, lacks_mode
 from workloads.engines.base import Ability, EngineSpec, GaudiSettings, Modes, Package
@@ -23,8 +32,8 @@ from workloads.engines.images import (
 )
 from workloads.models import precision as precisions
 from workloads.models.loading import open_model
-from workloads.registry import task_for
-from workloads.settings import choice
+from workloads.registry import WorkloadSpec, task_for
+from workloads.settings import amount_in_id, choice
 from workloads.util.processes import variables
 
 
@@ -125,6 +134,17 @@ def _refuse_images(job: JobDescription) -> Iterator[Refusal]:
         yield Refusal(setting=name, reason=reason, hint=hint, unsupported=True)
 
 
+class Fp8CalibrationParameters(DatasetParameters):
+    """The measuring pass before fp8 on Gaudi; plans add such jobs by themselves."""
+
+    prompts: int = amount_in_id(
+        32, description="How many prompts of the dataset the model is measured on."
+    )
+    output_tokens: int = amount_in_id(32, description="How many tokens after each prompt.")
+
+
+_CALIBRATE = "workloads.engines.optimum_habana.generation:run"
+
 SPEC = EngineSpec(
     name="optimum-habana",
     also_called=("optimum", "habana", "gaudi"),
@@ -147,7 +167,7 @@ SPEC = EngineSpec(
             settings=GaudiSettings,
             attentions=None,  # refused by ``_refuse_training``
         ),
-        "calibrate": Ability(function="workloads.engines.optimum_habana.generation:run"),
+        "calibrate": Ability(function=_CALIBRATE),
         "images": Ability(
             function="workloads.engines.optimum_habana:load_pipeline",
             refuse=_refuse_images,
@@ -190,6 +210,19 @@ SPEC = EngineSpec(
     warmup_passes=3,  # a shape is compiled, captured and replayed
 )
 
+
+CALIBRATION = WorkloadSpec(
+    name="fp8-calibration",
+    function=_CALIBRATE,
+    parameters=Fp8CalibrationParameters,
+    summary="Largest values of every layer, which fp8 on Gaudi starts from.",
+    ability="calibrate",
+    tasks=("causal-lm",),
+    throughput=TOKENS,
+    implied=True,
+)
+
+SPECS = (SPEC, CALIBRATION)
 
 _version: list[str] = []
 

@@ -24,9 +24,14 @@ from workloads.data.datasets import load_dataset
 from workloads.devices.base import Device
 from workloads.devices.hpu import HpuDevice
 from workloads.devices.monitor.gaudi import fp8_scales
-from workloads.engines.calibration import Fp8CalibrationParameters
 from workloads.engines.loaded import Generated, Generation
-from workloads.engines.optimum_habana import SPEC, mode_of, prepare, quantization
+from workloads.engines.optimum_habana import (
+    SPEC,
+    Fp8CalibrationParameters,
+    mode_of,
+    prepare,
+    quantization,
+)
 from workloads.engines.passes import encoded_prompts, generate_once, result_of
 from workloads.engines.torch_models import (
     BUCKET,  # also the size of cache reads

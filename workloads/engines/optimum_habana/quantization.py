@@ -1,7 +1,7 @@
 """fp8 and 4 bits on a Gaudi card.
 
 *fp8*: the Intel Neural Compressor measures each layer's largest values in bf16, in a job of its own
-(``engines/calibration.py``) that fp8 jobs wait for, then replaces the layers. Files are valid for
+(``CALIBRATION``) that fp8 jobs wait for, then replaces the layers. Files are valid for
 one model, number of cards and card generation; they are in ``NIGHTGRID_CALIBRATIONS``, which nodes
 without a shared cache must set to a shared directory, else in the node's cache. *4 bits* come with
 the checkpoint (GPTQ, AWQ, AutoRound); the card expands them to bf16 for each product.

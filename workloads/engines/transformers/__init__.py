@@ -10,6 +10,7 @@ from typing import ClassVar
 from workloads.base import JobDescription, Refusal, Request, require_package
 from workloads.devices import device_spec
 from workloads.engines.base import (
+    DTYPES,
     Ability,
     CompileSettings,
     EngineSpec,
@@ -20,6 +21,7 @@ from workloads.engines.base import (
     ServerPlace,
     ServerSettings,
     is_encoder_decoder,
+    server_options,
 )
 from workloads.settings import Declaration, choice
 
@@ -52,7 +54,6 @@ class GenerationSettings(GaudiSettings, CompileSettings):
     )
 
 
-_PLAIN = ("fp32", "bf16", "fp16")  # precisions that torch.compile supports
 _SPARSE = ("bf16", "fp16")  # precisions of the 2:4 kernels
 
 
@@ -67,7 +68,7 @@ def _refuse_generation(job: JobDescription) -> Iterator[Refusal]:
     if name == "torch_compile" and modes:
         reason = f"on {device.title} the mode of execution says whether a model is compiled"
         hint = "write torch_compile: false and hpu_mode: compile"
-    elif job.precision not in _PLAIN:
+    elif job.precision not in DTYPES:
         reason = f"the kernels of {job.precision} run in eager mode"
     elif (job.parameters.get("tensor_parallel") or 1) > 1:
         reason = "this version compiles no model that is split over cards"
@@ -95,8 +96,8 @@ def _refuse_products(job: JobDescription) -> Iterator[Refusal]:
         )
     elif name == "sparse_kernels" and job.precision not in _SPARSE:
         reason = f"the kernels for 2:4 take {', '.join(_SPARSE)}, not {job.precision}"
-    elif job.precision not in _PLAIN:
-        reason = f"sums of atoms are in {', '.join(_PLAIN)}, not {job.precision}"
+    elif job.precision not in DTYPES:
+        reason = f"sums of atoms are in {', '.join(DTYPES)}, not {job.precision}"
     elif name == "dictionary_products" and not device.can("dynamic_shapes"):
         reason = f"on {device.title} nobody has tried sums of atoms"
     elif job.parameters.get("adapter") or (job.parameters.get("tensor_parallel") or 1) > 1:
@@ -118,15 +119,12 @@ class ServedSettings(ServerSettings):
     )
 
 
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-
-
 def _refuse_served(job: JobDescription) -> Iterator[Refusal]:
-    if job.precision not in _DTYPES:
+    if job.precision not in DTYPES:
         yield Refusal(
             setting="precision",
             reason=f"`transformers serve` loads plain weights, not {job.precision}",
-            hint=f"write {', '.join(_DTYPES)}",
+            hint=f"write {', '.join(DTYPES)}",
             unsupported=True,
         )
     for name in ("max_sequences", "max_model_len"):
@@ -150,7 +148,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
         "host": place.host,
         "port": place.port,
         "device": device_spec(place.device).torch_type or place.device,
-        "dtype": _DTYPES[request.precision],
+        "dtype": DTYPES[request.precision],
         "attn-implementation": "sdpa",
         "log-level": "error",
     }
@@ -158,7 +156,7 @@ def serve(request: Request, place: ServerPlace) -> ServerCommand:
     return ServerCommand(
         arguments=(
             *(sys.executable, "-m", "transformers.cli.transformers", "serve", path),
-            *(f"--{name}={value}" for name, value in arguments.items()),
+            *server_options(arguments),
             f"--{batching}continuous-batching",
         ),
         environment={"OMP_NUM_THREADS": str(place.threads)},
