@@ -111,16 +111,13 @@ def measure(
     together: bool = False,
     tight: Callable[[], bool] = lambda: True,
 ) -> Measured:
-    """Time ``run_batch(repeat, batch)`` for every batch, repeat after repeat.
+    """Time ``run_batch(repeat, batch)`` for each of a rank's ``batches``, repeat after repeat.
 
-    Args:
-        run_batch: repeats count from 0, warm-up included; the returned function is called when the
-            clock has stopped.
-        batches: of this rank in a repeat, at least 1.
-        counted: the engine compiles in this process, so its compilations can be counted.
-        together: ranks compute batches together, so they check the time limit together before
-            each; else each rank decides alone after the first batch of a repeat.
-        tight: tells if other figures are known as well as throughput must be.
+    Repeats count from 0, warm-up included; the function that ``run_batch`` returns is called when
+    the clock has stopped. ``counted``: the engine compiles in this process, where it can be
+    counted. ``together``: ranks compute batches together, so they check the time limit together
+    before each; else each rank decides alone after a repeat's first batch. ``tight`` tells if other
+    figures are known as well as throughput must be.
     """
     if batches < 1:
         raise ValueError("nothing to measure: a repeat needs at least one batch")

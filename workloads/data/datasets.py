@@ -119,12 +119,9 @@ EMBEDDED: dict[str, Dataset] = {
 def find_dataset(name: str, reading: Reading | None = None) -> Dataset:
     """Return the dataset of this name, path or hub id, its files' records looked at.
 
-    Args:
-        reading: if given, records must have its shape; not checked on the hub.
-
-    Raises:
-        DataMissing: unknown dataset; the message lists close matches.
-        BadConfiguration: the examples have no known shape, or not the named one.
+    With a ``reading`` records must have its shape, which is not checked on the hub. Raises
+    DataMissing with close matches, and BadConfiguration for examples of no known shape, or not the
+    named one.
     """
     entry = _entry(name)
     if entry.path is None:
@@ -175,11 +172,7 @@ class _Records:
 
     def take_all(self, found: Iterator[Placed], name: str, seconds: float = math.inf) -> bool:
         """Take all records, or as many as there is time for; return whether it was all of them.
-
-        Raises:
-            BadExample: one is none of this shape, or most are none that a job can use.
-            DataMissing: there is none.
-        """
+        Raises DataMissing without any, BadExample if one or most cannot be used."""
         until = time.monotonic() + seconds
         finished = True
         for number, (where, record) in enumerate(found, 1):
@@ -265,9 +258,8 @@ def _entry(name: str) -> Dataset:
 def load_dataset(name: str, reading: Reading | None = None) -> Dataset:
     """Read a whole dataset, merging an AdvertiseGen directory's files.
 
-    Raises:
-        DataMissing: there is no such dataset, it cannot be read, or it has no examples.
-        BadConfiguration: an example has another shape (with file and line), or none is known.
+    Raises DataMissing without such a dataset or any example in it, and BadConfiguration, with file
+    and line, for an example of another shape.
     """
     reading = reading or Reading()
     entry = _entry(name)

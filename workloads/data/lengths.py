@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,8 @@ def distribution(lengths: Sequence[int]) -> Distribution:
     ordered = sorted(lengths)
     low, high = ordered[0], ordered[-1]
     # The first bin starts at a multiple of the width, possibly below the shortest.
-    width = next(w for w in _round_widths() if high // w - low // w < _MOST_BINS)
+    widths = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
+    width = next(w for w in widths if high // w - low // w < _MOST_BINS)
     counts = Counter(length // width for length in ordered)
     return Distribution(
         count=len(ordered),
@@ -99,11 +100,6 @@ def distribution(lengths: Sequence[int]) -> Distribution:
             for number in range(low // width, high // width + 1)
         ),
     )
-
-
-def _round_widths() -> Iterator[int]:
-    """Yield 1, 2, 5, 10, 20, 50, …"""
-    return (step * 10**power for power in itertools.count() for step in (1, 2, 5))
 
 
 def sample_by_length(

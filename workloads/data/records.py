@@ -78,12 +78,8 @@ def ending_of(path: Path) -> str:
 
 
 def records(path: Path, split: str = "train") -> Iterator[Placed]:
-    """Yield the records of a file, or of a directory's files of a split; see ``data_files``.
-
-    Raises:
-        DataMissing: it cannot be read, or the directory has no such file.
-        BadConfiguration: malformed (BadExample), or the directory leaves open what to read.
-    """
+    """Yield the records of a file, or of a directory's files of a split; see ``data_files``. Raises
+    DataMissing, and BadConfiguration for what is malformed (BadExample) or ambiguous."""
     try:
         for file in data_files(path, split).files if path.is_dir() else [path]:
             yield from _records(file)
@@ -98,11 +94,8 @@ def data_files(directory: Path, split: str = "train") -> DataFiles:
     (the only one if there is no other and ``split`` is train), or all, if of one kind.
 
     Hidden files and those that tools leave beside data are none; if the directory itself has no
-    data file, directories below it are looked into.
-
-    Raises:
-        DataMissing: it has no data file.
-        BadConfiguration: it has no such split, files of several kinds, or several datasets.
+    data file, directories below it are looked into. Raises DataMissing without a data file, and
+    BadConfiguration without such a split, or for files of several kinds or datasets.
     """
     merged = tuple(directory / n for n in ADVERTISEGEN_FILES if (directory / n).is_file())
     if merged and split == "train":
@@ -471,17 +464,12 @@ def _table(path: Path, content: BinaryIO, encoding: str, separator: str) -> Iter
 def hub_records(
     name: str, split: str = "train", revision: str = "", subset: str = ""
 ) -> Iterator[Placed]:
-    """Yield the records of a hub dataset's split, from the local cache or over the network.
+    """Yield the records of a hub dataset's split, from the local cache or over the network; raises
+    DataMissing.
 
-    Code that comes with a dataset is never run: ``datasets`` dropped that in version 4.
-
-    Args:
-        split: in the syntax of ``datasets``, such as ``train[:1000]``.
-        revision: a branch, tag or commit; "" is the newest.
-        subset: its configuration; "" if it has only one.
-
-    Raises:
-        DataMissing: it cannot be loaded.
+    Code that comes with a dataset is never run: ``datasets`` dropped that in version 4. ``split``
+    is in its syntax, such as ``train[:1000]``; "" is the newest ``revision``, and the only
+    ``subset`` (configuration).
     """
     import datasets
     from datasets.exceptions import DatasetsError

@@ -152,10 +152,7 @@ def protected_files(directory: Path) -> list[Path]:
 
 def weight_files(directory: Path, *, protected: bool = False) -> list[Path]:
     """Return a checkpoint's weight files in transformers' order; ``protected`` allows encrypted.
-
-    Raises:
-        DataMissing: there are none, or a shard of the index is missing.
-    """
+    Raises DataMissing if there are none, or a shard of the index is missing."""
     if present := protected_files(directory):
         if protected:
             return _protected_weights(directory, present)

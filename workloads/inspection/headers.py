@@ -60,12 +60,8 @@ class TensorInfo:
 def describe_tensors(
     weights: Iterable[Path], *, torch_allowed: bool = True
 ) -> dict[str, TensorInfo]:
-    """Return every tensor's header in weight files, by name; no values are read.
-
-    Raises:
-        DataMissing: a file is truncated or not a weight file.
-        BadConfiguration: two files hold the same tensor.
-    """
+    """Return every tensor's header in weight files, by name; no values are read. Raises DataMissing
+    for a damaged file, and BadConfiguration if two hold the same tensor."""
     tensors: dict[str, TensorInfo] = {}
     for file in weights:
         for name, tensor in read_header(file, torch_allowed=torch_allowed).items():
@@ -80,12 +76,8 @@ class NeedsTorch(Exception):
 
 
 def read_header(file: Path, *, torch_allowed: bool = True) -> dict[str, TensorInfo]:
-    """Return the tensors of a weight file by name, in file order.
-
-    Raises:
-        DataMissing: it is missing, truncated, damaged or no weight file.
-        NeedsTorch: it is in the format before torch 1.6, and torch is not ``torch_allowed``.
-    """
+    """Return the tensors of a weight file by name, in file order. Raises DataMissing for a damaged
+    file, and NeedsTorch for the format before torch 1.6 unless torch is ``torch_allowed``."""
     size = 0
     stage(str(file))
     try:

@@ -64,15 +64,11 @@ def look(
     code_allowed: bool = False,
     own_loader: bool = False,
 ) -> Look:
-    """Look at a model's directory; remembered while its files are the same.
+    """Look at the directory of a model or a pipeline; remembered while its files are the same.
 
-    Args:
-        directory: of a model, or of a pipeline of several.
-        task: name of the task that loads it.
-        read_weights: false where a job makes fresh weights.
-        chats: whether jobs render its chat template.
-        code_allowed: whether its own Python code may run.
-        own_loader: the engine has its own loader, and its own list of families.
+    ``task`` is the one that loads it. ``read_weights`` is false where a job makes fresh ones; jobs
+    that are ``chats`` render its template; ``code_allowed`` lets its own Python code run; with an
+    ``own_loader`` the engine has its own list of families.
     """
     options = (task, read_weights, chats, code_allowed, own_loader)
     return _look(str(directory.absolute()), state_of(directory), options)

@@ -54,11 +54,8 @@ class Bounded:
         atexit.register(self.end)
 
     def call(self, function: str, **arguments: Any) -> Any:
-        """Return what ``module:function`` returns, both ways as JSON.
-
-        Raises:
-            Ended: it took too long or too much memory, or died.
-        """
+        """Return what ``module:function`` returns, both ways as JSON; raises Ended if it took too
+        long or too much memory, or died."""
         request = json.dumps([function, arguments, os.getcwd(), self.seconds]).encode()
         with self._lock:
             for _ in range(2):

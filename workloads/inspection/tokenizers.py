@@ -153,11 +153,8 @@ def _settings(directory: Path, rows: int | None) -> Iterator[Objection]:
 
 
 def chat_template(directory: Path) -> tuple[Path, str]:
-    """Return the file of a model's chat template, and the template; "" if it has none.
-
-    Raises:
-        UnusableFile: it is no text, or larger than a template is.
-    """
+    """Return the file of a model's chat template, and the template; "" if it has none. Raises
+    UnusableFile if it is no text, or larger than a template is."""
     file = directory / "chat_template.jinja"
     if file.is_file():
         stage(str(file))

@@ -66,13 +66,10 @@ def difference(
 ) -> Difference:
     """Compare names and shapes, under transformers' rules for old names, prefixes and ties.
 
-    Args:
-        expected: of the model, by name.
-        stored: of the checkpoint, by name.
-        prefix: name of the base model, which a checkpoint may have or lack before all names.
-        tied: names that share one tensor, of which one is enough.
-        packed: linear layers may hold other tensors in the place of their weight.
-        new: patterns of names that the task declares new.
+    ``expected`` are the model's and ``stored`` the checkpoint's, which may have or lack the base
+    model's name (``prefix``) before all names. Of ``tied`` names one is enough; in ``packed``
+    models linear layers may hold other tensors; ``new`` are patterns of names that the task
+    declares new.
     """
     renamed = {_renamed(name, expected, prefix): tuple(shape) for name, shape in stored.items()}
     if packed:  # its linear layers are there in any form
@@ -188,12 +185,8 @@ def objection(found: Difference, own: Iterable[str] = ()) -> tuple[str, str]:
 
 
 def require_loaded(found: Difference, where: str, own: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the tensors that the task declares new, all others having been read.
-
-    Raises:
-        DataMissing: a library made up a tensor that should have been in the checkpoint, or left out
-            one of the model's ``own`` layers.
-    """
+    """Return the tensors that the task declares new; raises DataMissing if a library made up any
+    other, or left out one of the model's ``own`` layers."""
     reason, hint = objection(found, own)
     if reason:
         raise DataMissing(f"{where}: {reason}; {hint}")

@@ -69,14 +69,10 @@ def xformers_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention function for transformers by ``memory_efficient_attention`` of xformers.
 
-    Args:
-        query: [batch, heads, positions, channels]; key, value: [batch, key/value heads, …].
-        attention_mask: additive, [batch, 1, positions, positions]; None: by ``is_causal``.
-        scaling: of the scores; None: 1 / sqrt(channels).
-        is_causal: None: as the layer says.
-
-    Returns:
-        [batch, positions, heads, channels], and no weights.
+    ``query`` is [batch, heads, positions, channels]; ``key`` and ``value`` have key/value heads;
+    the mask is additive, [batch, 1, positions, positions], None: by ``is_causal``, or as the layer
+    says. Scores are scaled by 1 / sqrt(channels) by default. Returns [batch, positions, heads,
+    channels], and no weights.
     """
     # A mask already contains the sliding window.
     refuse_unknown(

@@ -74,12 +74,8 @@ class ModelEntry:
 def find_model(name: str, *, weights: bool = True) -> ModelEntry:
     """Return the entry of an embedded name, a path or a hub id.
 
-    Args:
-        weights: require weights in a directory; else a configuration is enough.
-
-    Raises:
-        DataMissing: unknown or incomplete; the message lists close matches.
-        BadConfiguration: it is a ChatGLM other than ChatGLM2 and 3.
+    Without ``weights`` a configuration in a directory is enough. Raises DataMissing, with close
+    matches, and BadConfiguration for a ChatGLM other than ChatGLM2 and 3.
     """
     if name in EMBEDDED:
         return ModelEntry(

@@ -147,10 +147,8 @@ def protect(source: Path, destination: Path, key: bytes) -> tuple[list[Path], li
     """Copy a model's directory to a new one with its safetensors files encrypted by a 32-byte key.
 
     Returns the written files, and names of those left out (weights in other forms, in the clear).
-
-    Raises:
-        DataMissing: no such model, or its weights are not safetensors.
-        BadConfiguration: the destination exists. A failed copy is removed again.
+    Raises DataMissing without such weights, and BadConfiguration if the destination exists. A
+    failed copy is removed again.
     """
     read_config(source)
     weights = weight_files(source)

@@ -83,11 +83,8 @@ def open_model(
     """Return a model's source, built, fetched or converted if needed. Safe across processes.
 
     ``name`` and ``weights`` as in ``catalog.find_model``. ``layout`` is the engine's, of ChatGLM3's
-    two. ``protected`` accepts encrypted weights, which only this module's functions load.
-
-    Raises:
-        DataMissing: there is no such model, or it cannot be built or fetched.
-        BadConfiguration: it has no such layout, or is encrypted and cannot be opened.
+    two. ``protected`` accepts encrypted weights, which only this module's functions load. Raises
+    DataMissing if it cannot be had, BadConfiguration without such a layout or without its key.
     """
     entry = find_model(name, weights=weights)
     own_code = allowed(name)
@@ -125,12 +122,8 @@ def open_model(
 
 
 def load_config(source: ModelSource) -> Any:
-    """Load the config with transformers.
-
-    Raises:
-        DataMissing: it is missing or unknown to transformers.
-        BadConfiguration: it needs the model's own code, which is not allowed.
-    """
+    """Load the config with transformers. Raises DataMissing if it cannot be read, BadConfiguration
+    if it needs the model's own code, which is not allowed."""
     from transformers import AutoConfig
 
     with _reading(source, f"transformers cannot read the model in {source.path}"):
@@ -152,10 +145,8 @@ def _reading(source: ModelSource, failure: str) -> Iterator[None]:
 def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
     """Load a causal language model; ``arguments`` are those of ``from_pretrained``.
 
-    Raises:
-        DataMissing: a file is missing or truncated.
-        BadConfiguration: it is another kind of model, or needs its own code without permission.
-        Unsupported: it lacks this attention, or a package is missing.
+    Raises DataMissing for a missing or truncated file, BadConfiguration for another kind of model
+    or its own code without permission, Unsupported without this attention or a package.
     """
     from transformers import AutoModelForCausalLM
 

@@ -168,7 +168,6 @@ def finish_loading(model: Any, precision: str, device: str) -> None:
     """
     if "torchao" not in support(precision, device).packages or quantized_already(model.config):
         return
-    import torch
     from torchao import quantization
 
     if precision == "int8":
@@ -177,12 +176,8 @@ def finish_loading(model: Any, precision: str, device: str) -> None:
         config = quantization.Float8DynamicActivationFloat8WeightConfig()
     else:
         config = quantization.Float8WeightOnlyConfig()
-    output = model.get_output_embeddings()
-    quantization.quantize_(
-        model,
-        config,
-        lambda module, name: isinstance(module, torch.nn.Linear) and module is not output,
-    )
+    layers = hidden_layers(model)
+    quantization.quantize_(model, config, lambda module, name: name in layers)
 
 
 def quantized_already(config: Any) -> bool:

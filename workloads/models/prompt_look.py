@@ -150,11 +150,9 @@ def examine(
 ) -> dict[str, Any]:
     """Return a ``PromptLook`` as values; for the process that reads what strangers made.
 
-    Args:
-        count: prompts that a job reads.
-        room: most tokens of one; None: any number.
-        learned: whether the answers are rendered, too.
-        skips: whether a job reads another one in the place of one that is too long.
+    A job reads ``count`` prompts of at most ``room`` tokens (None: any number). ``learned``: the
+    answers are rendered, too; ``skips``: another prompt is read in the place of one that is too
+    long.
     """
     place, look = Path(directory), PromptLook()
     try:

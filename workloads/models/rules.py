@@ -463,12 +463,9 @@ ALL_LINEAR = "all-linear"
 def choose(targets: str | None, layers: Iterable[str]) -> tuple[str, ...]:
     """Return the last name components of the layers that get an adapter.
 
-    Args:
-        targets: comma-separated names, ``all-linear``, or None for the attention's inputs.
-        layers: full or last names of the model's linear layers without the output layer.
-
-    Raises:
-        BadConfiguration: a name is unknown, or None finds no attention.
+    ``targets`` are names separated by commas, ``all-linear``, or None for the attention's inputs;
+    ``layers`` are names of the linear layers without the output layer. Raises BadConfiguration for
+    an unknown name, or without an attention.
     """
     there = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
     if targets == ALL_LINEAR and there:

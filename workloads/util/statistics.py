@@ -68,16 +68,12 @@ def nested_interval(
 ) -> NestedInterval | None:
     """Interval of the mean over processes, all weighted alike; None for fewer than two.
 
-    Two-level random effects: repeat j of process i is m + a_i + e_ij. Process means vary by
-    var(a) + var(e) / repeats, so Student's t on them (processes - 1 degrees of freedom) is exact
-    for normal effects and equal numbers of repeats (T. Kalibera and R. Jones, Rigorous Benchmarking
-    in Reasonable Time, ISMM 2013). The spread of ``runs`` does not show in one run; half
-    widths add in squares (MOVER: G. Zou and A. Donner, Statistics in Medicine 2008).
-
-    Args:
-        means: one for each process.
-        errors: standard error of each mean from its own repeats; None if too few.
-        runs: spread of speed from run to run.
+    Two-level random effects: repeat j of process i is m + a_i + e_ij. Process means vary by var(a)
+    + var(e) / repeats, so Student's t on them (processes - 1 degrees of freedom) is exact for
+    normal effects and equal numbers of repeats (T. Kalibera and R. Jones, Rigorous Benchmarking in
+    Reasonable Time, ISMM 2013). The spread of ``runs``, of speed from run to run, does not show in
+    one run; half widths add in squares (MOVER: G. Zou and A. Donner, Statistics in Medicine 2008).
+    ``errors`` are the standard errors of the ``means`` from their own repeats, None for too few.
     """
     whole = mean_interval(means, confidence)
     if whole is None:

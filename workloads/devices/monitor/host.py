@@ -146,7 +146,8 @@ def occupation(card_index: int, use: CardUse, idle_bytes: int | None = None) -> 
     if use.holders:
         return f"card {card_index} is held by {', '.join(map(str, use.holders))}"
     taken = use.taken_bytes
-    if taken is None or taken <= _limit_bytes(use, idle_bytes):
+    most = math.inf if use.display else IDLE_MEMORY_BYTES
+    if taken is None or taken <= (most if idle_bytes is None else idle_bytes + SLACK_BYTES):
         return None
     if idle_bytes is None:
         compared = f"an idle one less than {IDLE_MEMORY_BYTES // _MIB}"
@@ -156,12 +157,6 @@ def occupation(card_index: int, use: CardUse, idle_bytes: int | None = None) -> 
         f"card {card_index} has {taken // _MIB} MiB in use ({compared}) by a process that is not "
         "seen from here"
     )
-
-
-def _limit_bytes(use: CardUse, idle_bytes: int | None) -> float:
-    if idle_bytes is not None:
-        return idle_bytes + SLACK_BYTES
-    return math.inf if use.display else IDLE_MEMORY_BYTES
 
 
 @dataclass(slots=True, kw_only=True)

@@ -79,17 +79,13 @@ def convert(
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = lambda done, total: None,
 ) -> Converted:
-    """Convert ``source`` into the new directory ``destination``.
+    """Convert ``source`` into the new directory ``destination``, replaced if it is a model's and
+    ``force`` is set.
 
-    Args:
-        source: config.json, weights (.bin or safetensors; one file, an index, or a numbered set)
-            and, if available, tokenizer.model in the original layout.
-        destination: replaced if it is a model's directory and ``force`` is set.
-        shard_bytes: size of a written file, held in memory.
-
-    Raises:
-        DataMissing: weights are missing or truncated.
-        BadConfiguration: the source is not ChatGLM3, or the destination cannot be written.
+    The source has config.json, weights (.bin or safetensors; one file, an index, or a numbered set)
+    and, if available, tokenizer.model. A written file has ``shard_bytes``, held in memory. Raises
+    DataMissing for weights that are missing or truncated, and BadConfiguration if the source is not
+    ChatGLM3, or the destination cannot be written.
     """
     source, destination = Path(source).expanduser(), Path(destination).expanduser()
     _check_destination(destination, source, force)
@@ -118,11 +114,7 @@ def convert(
 
 def in_layout(directory: Path, wanted: Layout) -> Path:
     """Return this model's directory in the ``wanted`` layout, converted into the cache if needed.
-
-    Raises:
-        DataMissing: weights are missing or truncated.
-        BadConfiguration: it is another ChatGLM, which has no counterpart.
-    """
+    Raises DataMissing for incomplete weights, BadConfiguration for another ChatGLM."""
     stored = layout.layout_of(read_config(directory))
     if stored is None or stored == wanted:
         return directory

@@ -49,12 +49,8 @@ class Piece:
 
 
 def read_pieces(model_file: Path) -> list[Piece]:
-    """Return the pieces of a ``tokenizer.model``.
-
-    Raises:
-        DataMissing: the file is missing or not a SentencePiece model (a Git LFS pointer).
-        BadConfiguration: its first ids are not ChatGLM3's.
-    """
+    """Return the pieces of a ``tokenizer.model``. Raises DataMissing if it is no SentencePiece
+    model (a Git LFS pointer), BadConfiguration if its first ids are not ChatGLM3's."""
     processor = _processor(model_file)
     if processor.get_piece_size() > _MOST_PIECES:
         raise BadConfiguration(f"{model_file} has more than {_MOST_PIECES:,} pieces")
