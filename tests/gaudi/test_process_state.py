@@ -17,7 +17,6 @@ from patience import patience, until
 from orchestrator.worker.spawn import PRELOAD, OwnSpawner
 from workloads.base import CompileFailed, OutOfMemory
 from workloads.devices import device_for, environment_for
-from workloads.engines import process_kind, process_kinds
 
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.timeout(300)
@@ -53,21 +52,6 @@ def test_a_lazy_process_keeps_no_parameter_but_the_mode_of_inference() -> None:
         shared = lazy_process("new", PT_HPU_WEIGHT_SHARING="1")
     assert shared == {"outlives": True, "inference": [False, True, True]}
     assert ours.result() == {"outlives": False, "inference": [False, True, True]}
-
-
-def test_what_fp8_switches_on_stays_so_it_has_processes_of_its_own() -> None:
-    kinds = {
-        (workload, precision): process_kind(
-            "optimum-habana", "hpu", {}, workload=workload, precision=precision
-        )
-        for workload in ("text-generation", "fp8-calibration")
-        for precision in ("bf16", "fp8")
-    }
-    plain = kinds.pop(("text-generation", "bf16"))
-    assert plain == "optimum-habana/lazy"
-    assert set(kinds.values()) == {"optimum-habana/fp8/lazy"}
-    assert {plain, *kinds.values()} <= set(process_kinds("hpu"))
-    assert environment_for("hpu", 0, kind="optimum-habana/fp8/lazy")["PT_HPU_LAZY_MODE"] == "1"
 
 
 def test_stock_torch_cannot_start_lazy(tmp_path: Path) -> None:

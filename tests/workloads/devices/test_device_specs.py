@@ -68,8 +68,10 @@ def test_a_device_has_a_name_in_capitals_and_one_variable_for_its_cards(spec: De
 
 KNOWN = """
 import sys
-from workloads.devices import all_devices
+from workloads.devices import all_devices, environment_for
+from workloads.models import precision
 print(*(spec.accelerator for spec in all_devices()))
+[environment_for(name, 0) for name in ("cpu", "cuda", "hpu")], precision.table()
 print(*sorted({"torch", "transformers"} & set(sys.modules)))
 """
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from generation_cases import request
 
 from workloads import engines
@@ -154,28 +153,6 @@ def test_both_passes_of_fp8_name_the_same_files(tmp_path) -> None:
     assert measure["dump_stats_path"] == quantize["dump_stats_path"]
     assert quantize["scale_method"] == "maxabs_hw" and "scale_method" not in measure
     assert quantize["blocklist"]["types"] == [] and chatglm["blocklist"]["types"] == ["KVCache"]
-
-
-def test_layers_are_packed_for_the_card_once() -> None:
-    """Whether AutoRound did it already shows in the shape; other layers are left alone."""
-
-    class Layer(torch.nn.Module):
-        QUANT_TYPE = "hpu"
-        infeatures = 64
-
-        def __init__(self, rows: int) -> None:
-            super().__init__()
-            self.qweight = torch.zeros(rows, 4, dtype=torch.int32)
-            self.packed = 0
-
-        def post_init(self) -> None:
-            self.packed += 1
-            self.qweight = torch.zeros(self.infeatures, 4, dtype=torch.int32)
-
-    fresh, done = Layer(8), Layer(64)
-    for _ in range(2):
-        quantization.pack_for_the_card(torch.nn.Sequential(fresh, done, torch.nn.Linear(1, 1)))
-    assert (fresh.packed, done.packed) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,8 @@ from generation_cases import Worker
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.plan import Action
-from orchestrator.core.topology import parse_emulation
-from orchestrator.grid.parser import parse_grid
-from orchestrator.planning.planner import make_plan
-from orchestrator.worker.environment import with_own_packages
 from workloads.base import BadConfiguration, Unsupported
 from workloads.devices import device_for
-from workloads.engines import find_engine
 from workloads.engines.loaded import ContinuousGeneration
 from workloads.engines.openvino.generation import OpenVinoEngine, Pipeline
 
@@ -125,18 +119,6 @@ def test_too_few_threads_are_said_before_the_library_dies_of_them(monkeypatch) -
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     with pytest.raises(Unsupported, match="fewer threads than 2, and this one has 1"):
         pipeline.take_threads()
-
-
-def test_the_plan_says_how_to_install_it(monkeypatch) -> None:
-    monkeypatch.setattr(
-        "orchestrator.worker.environment.versions", lambda: {"transformers": "5.23.0"}
-    )
-    nodes = with_own_packages(parse_emulation("1x2:CPU", ()))
-    text = "name: g\ndefaults: {model: tiny-chatglm3, accelerator: CPU, precision: fp32}\n"
-    body = "experiments: [{name: e, workload: text-generation, engine: openvino}]\n"
-    (item,) = make_plan(parse_grid((text + body).encode(), "g.yaml"), nodes, []).jobs
-    assert item.action is Action.UNSUPPORTED
-    assert find_engine("openvino").install in item.reason
 
 
 # ---------------------------------------------------------------- with the library

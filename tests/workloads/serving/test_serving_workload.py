@@ -48,12 +48,17 @@ def job(**changes: Any) -> Request:
 
 
 @pytest.mark.slow
-def test_one_start_serves_all_loads_and_each_row_has_its_requests(fault: list[str]) -> None:
+def test_one_start_serves_all_loads_and_each_row_has_its_requests(
+    fault: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing of a load lies around afterwards."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     worker = Worker()
     first = run(job(), worker.context())
     second = run(job(concurrency=4, requests=12), worker.context())
     (resident,) = worker.loaded.values()
     resident.engine.servers[0].stop()
+    assert list(tmp_path.iterdir()) == []
     assert first.load_s > 0 and second.load_s == 0
     assert [s.repeat for s in second.samples] == [0, 1, 2]
     assert [s.warmup for s in second.samples] == [True, False, False]
@@ -86,18 +91,6 @@ def test_a_server_that_falls_silent_is_ended_and_the_row_says_so(
         run(job(), worker.context())
     (resident,) = worker.loaded.values()
     assert resident.engine.servers[0].process.poll() is not None
-
-
-@pytest.mark.slow
-def test_nothing_of_a_load_lies_around_afterwards(
-    fault: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    worker = Worker()
-    run(job(), worker.context())
-    (resident,) = worker.loaded.values()
-    resident.engine.servers[0].stop()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
