@@ -154,7 +154,7 @@ def _of_pipeline(asked: JobDescription, facts: PipelineFacts) -> Iterator[Refusa
         )
         return
     scheduler = asked.parameters.get("scheduler") or OWN_SCHEDULER
-    if facts.flow_matching and scheduler != OWN_SCHEDULER:
+    if facts.scheduler.startswith("FlowMatch") and scheduler != OWN_SCHEDULER:
         yield Refusal(
             setting="scheduler",
             reason=f"{facts.class_name} was trained for flow matching ({facts.scheduler}), which "

@@ -310,7 +310,11 @@ def _in_one_object(path: Path, text: bytes, where: str) -> Iterator[Placed]:
         _json(text.split(b"\n", 1)[0], where)  # it is no line either: say so
         _json(text, where)
         raise
-    lists = {k: v for k, v in value.items() if isinstance(v, list) and v and _are_objects(v)}
+    lists = {
+        name: entries
+        for name, entries in value.items()
+        if isinstance(entries, list) and entries and all(isinstance(one, dict) for one in entries)
+    }
     if len(lists) != 1:
         raise BadExample(
             f"{path}: one JSON object with {', '.join(map(str, value)):.200}; expected a list of "
@@ -319,10 +323,6 @@ def _in_one_object(path: Path, text: bytes, where: str) -> Iterator[Placed]:
     (name,) = lists
     for number, record in enumerate(lists[name], 1):
         yield f"{path}: example {number} of {name!r}", record
-
-
-def _are_objects(values: list[Any]) -> bool:
-    return all(isinstance(value, dict) for value in values)
 
 
 _SPACE = re.compile(r"[ \t\r\n]*")

@@ -21,7 +21,6 @@ from workloads.models.precision import ModelWeights
 from workloads.util import files
 
 DENOISERS = ("unet", "transformer")  # a pipeline has one of these parts
-_FLOW = "FlowMatch"  # prefix of flow-matching schedulers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +32,6 @@ class PipelineFacts:
     reads_text: bool
     scheduler: str  # class of its own scheduler
     guided: bool  # takes a guidance scale; True if unknown
-
-    @property
-    def flow_matching(self) -> bool:
-        """True if trained for flow matching, which needs its own schedulers."""
-        return self.scheduler.startswith(_FLOW)
 
 
 def facts_of(model: str) -> PipelineFacts | None:

@@ -70,13 +70,15 @@ def picture_of(description: Description) -> Picture:
     head = 0 if a.tied else _sum(t for t in outside if t.name == "lm_head.weight")
     final = _sum(t for t in outside if _part(t) == "norm")
     table = _sum(outside) - head - final
+    form = f"{a.activation}(gate) × up" if a.gated else a.activation
+    unit = f"{a.hidden:,} → {a.intermediate:,} → {a.hidden:,}, {form}"
     return Picture(
         above=(
             Block(title="Embedding", lines=(f"{a.vocabulary:,} × {a.hidden:,}",), parameters=table),
         ),
         branches=(
             (half, Block(title="Attention", lines=_attention_lines(a), parameters=attention)),
-            (half, Block(title="MLP", lines=_mlp_lines(a), parameters=mlp)),
+            (half, Block(title="MLP", lines=(unit,), parameters=mlp)),
         ),
         residual=_is_plain_pre_norm(inside),
         layers=a.layers,
@@ -130,11 +132,6 @@ def _attention_lines(a: Architecture) -> tuple[str, ...]:
         else f"{'relative' if a.relative_positions else 'learned'} positions",
         "bias on queries, keys, values" if a.qkv_bias else "no bias",
     )
-
-
-def _mlp_lines(a: Architecture) -> tuple[str, ...]:
-    form = f"{a.activation}(gate) × up" if a.gated else a.activation
-    return (f"{a.hidden:,} → {a.intermediate:,} → {a.hidden:,}, {form}",)
 
 
 def short(count: int) -> str:
