@@ -99,7 +99,7 @@ def test_lengths_vary_and_batching_changes_nothing(tiny):
         lengths.append(stop)
         best = logits[row, :stop].topk(2).values
         assert (best[:, 0] - best[:, 1]).min() > 1e-4  # batching moves logits by some 3e-6
-        if row % 4 == 0:
+        if row % 8 == 0:
             single, _ = generate(model, [prompt], 48)
             assert single[0][:stop] == batched[row][:stop]
     assert min(lengths) < 10

@@ -250,9 +250,7 @@ def test_data_of_ones_own_is_learned_from(tmp_path, record, columns, learned) ->
     ("changes", "error", "words"),
     [
         ({"batch_size": 0}, BadConfiguration, "batch size 0"),
-        ({"max_length": 9000}, BadConfiguration, "more than the model's 8,192 positions"),
         ({"targets": "w_pack"}, BadConfiguration, "no linear layer is named w_pack; there is: "),
-        ({"method": "full", "rank": 4}, BadConfiguration, "method full has no adapter"),
         ({"precision": "int8"}, Unsupported, "weights in int8 have no gradients"),
         ({"method": "full", "freeze_layers": 4}, BadConfiguration, "the model has 4 layers"),
     ],
