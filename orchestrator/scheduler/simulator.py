@@ -73,7 +73,7 @@ class VirtualCluster:
         self.processes: dict[str, _Process] = {}
         self.running: dict[str, tuple[RunAttempt, float]] = {}
         self.nodes: dict[str, Node] = {}
-        self._losses = list(settings.faults.node_losses)
+        self._losses: list[float] = []
         self.bad: set[Card] = set()
         self.sequence = self.events = self.commands = self.other_rows = 0
         self.workers = 0
@@ -85,6 +85,11 @@ class VirtualCluster:
         """Queue an event for a time."""
         self.sequence += 1
         heappush(self.queue, (at, self.sequence, event))
+
+    def lose_node_at(self, at: float) -> None:
+        """Queue the loss of some node for a time."""
+        self._losses.append(at)
+        self.later(at, Tick(at=at))
 
     def run(self) -> None:
         """Process events until the schedule says that the run is finished."""
@@ -370,7 +375,7 @@ def simulate(
     for event in extra_events:
         cluster.later(event.at, event)
     for at in settings.faults.node_losses:
-        cluster.later(at, Tick(at=at))
+        cluster.lose_node_at(at)
     cluster.later(0.0, Tick(at=0.0))
     cluster.run()
     to_run = [p.job for p in jobs if p.action in (Action.RUN, Action.UNSUPPORTED)]
