@@ -291,12 +291,13 @@ class SearchOrder:
         return chosen or self.search.propose(count, barred=barred)
 
     def _open(self, now: float) -> list[Inquiry]:
-        """Unsure questions of which some cell has no result, the least sure first."""
+        """Unsure questions that cells without a result may settle, the least sure first. Those that
+        measured cells alone keep open wait for the repeats of these."""
         by_question = zip(self.verdicts(now), self.questions, strict=True)
         return [
             inquiry
             for verdict, inquiry in sorted(by_question, key=lambda it: it[0].answered.probability)
-            if not verdict.answered.reached
+            if not verdict.settled
             and any(
                 len(self._states.get(int(row), ())) < len(self.cells[row]) for row in inquiry.rows
             )
@@ -330,7 +331,7 @@ class SearchOrder:
         if settings.questions and self.questions and not self._open(now):
             count = len(self.questions)
             sure = sum(verdict.answered.reached for verdict in self.verdicts(now))
-            rest = "; of the others every cell is measured" if sure < count else ""
+            rest = "; of the others all that may be the best is measured" if sure < count else ""
             of = f"{sure} of {plural(count, 'question')}"
             return f"the search ended: {of} reached the confidence asked for{rest}"
         return ""

@@ -53,6 +53,7 @@ class Verdict(NamedTuple):
 
     answered: Answered
     row: int | None
+    settled: bool  # whether the cells that are not measured leave it its confidence
     #: The measured cell that is likeliest to be better, while it is too close to call.
     rival: int | None
 
@@ -136,7 +137,13 @@ class Inquiry:
         close = np.where(cells.measured, better, 0.0)
         rival = int(close.argmax())
         again = close[rival] >= _CLOSE and not answered.reached
-        return Verdict(answered, int(cells.rows[best]), int(cells.rows[rival]) if again else None)
+        others = float(np.prod(1.0 - better[~cells.measured]))
+        return Verdict(
+            answered,
+            row=int(cells.rows[best]),
+            settled=answered.reached or (sure and others >= question.confidence),
+            rival=int(cells.rows[rival]) if again else None,
+        )
 
     @property
     def _metrics(self) -> list[Metric]:
@@ -296,4 +303,4 @@ class Inquiry:
             reached=sure and none >= self.question.confidence,
             changes=(*changes, *base.changes),
         )
-        return Verdict(answered, None, None)
+        return Verdict(answered, row=None, settled=answered.reached, rival=None)

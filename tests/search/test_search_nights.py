@@ -11,6 +11,7 @@ from schedule_cases import Fixed, job, nodes, planned
 
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Job, State
+from orchestrator.core.measurement import Doubt
 from orchestrator.core.plan import PlannedJob
 from orchestrator.grid.objectives import Constraint, Question, SearchSettings
 from orchestrator.scheduler.simulator import Faults, SimulationResult, SimulationSettings, simulate
@@ -194,6 +195,17 @@ def test_a_search_ends_when_its_questions_have_their_confidence() -> None:
     for answer, model in zip(order.answers(), ("m1", "m2"), strict=True):
         assert answer.reached
         assert answer.value >= 0.98 * best([one for one in JOBS if one.model == model])
+
+
+def test_a_search_ends_when_measured_cells_alone_keep_its_questions_open() -> None:
+    """Two settings are too close to call: they are measured again, not all others once."""
+    order = with_questions()
+    order.doubt = lambda row: Doubt({"throughput": 0.15})
+    result = night(order)
+    rows = by_state(result)
+    assert all("0 of 2 questions reached" in row.reason for row in rows[State.NOT_STARTED])
+    assert len(rows[State.SUCCEEDED]) < len(JOBS) / 2
+    assert result.repeats == 4
 
 
 def test_a_search_may_go_on_after_its_questions() -> None:
