@@ -47,6 +47,8 @@ _TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 _FULL = re.compile(r"no space left|quota exceeded", re.IGNORECASE)
+#: All but the newest three of the versions that pip lists.
+_OLDER = re.compile(r"(\(from versions: )(?:[^,()]+, )+(?=(?:[^,()]+, ){2}[^,()]+\))")
 _NEW = re.compile(r"^ \+ (\S+==\S+)$", re.MULTILINE)  # as uv lists what it would install
 
 #: Refusals of this process's node that another try cannot change, by layer.
@@ -198,7 +200,7 @@ def _call(software: str, arguments: Sequence[str], stopped: Stopped = lambda: Fa
 def _refusal(software: str, text: str) -> Exception:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("error:")]
-    reason = one_line("; ".join(errors or lines[-3:]), 1000)
+    reason = one_line(_OLDER.sub(r"\1…, ", "; ".join(errors or lines[-3:])), 1000)
     message = f"{software} cannot be installed: {reason}"
     if _FULL.search(text):
         return NodeStorage(message)
