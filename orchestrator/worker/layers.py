@@ -201,10 +201,12 @@ def _refusal(software: str, text: str) -> Exception:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("error:")]
     reason = one_line(_OLDER.sub(r"\1…, ", "; ".join(errors or lines[-3:])), 1000)
-    message = f"{software} cannot be installed: {reason}"
+    message = f"{software} cannot be installed: "
     if _FULL.search(text):
-        return NodeStorage(message)
-    return ImportError(message) if _TRANSIENT.search(text) else BadConfiguration(message)
+        return NodeStorage(message + reason)
+    if causes := [line for line in lines if _TRANSIENT.search(line)]:
+        return ImportError(f"{message}the index did not answer: {one_line(causes[-1], 1000)}")
+    return BadConfiguration(message + reason)
 
 
 def jobs_by_layer(jobs: Iterable[Job]) -> Counter[str]:

@@ -93,7 +93,8 @@ def test_an_index_that_does_not_answer_may_be_asked_again(
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
-    with pytest.raises(ImportError, match=r"planted==4\.0 cannot be installed"):
+    silent = r"planted==4\.0 cannot be installed: the index did not answer: .*Connection refused"
+    with pytest.raises(ImportError, match=silent):
         make_layer("planted==4.0")
     make_wheel(wheels, "planted", "4.0", "")
     assert layer_versions(make_layer("planted==4.0")) == {"planted": "4.0"}
