@@ -199,7 +199,8 @@ def _call(software: str, arguments: Sequence[str], stopped: Stopped = lambda: Fa
 
 def _refusal(software: str, text: str) -> Exception:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("error:")]
+    complaints = [line for line in lines if line.lower().startswith(("error:", "cause:"))]
+    errors = [line.partition(":")[2].strip() for line in complaints]
     reason = one_line(_OLDER.sub(r"\1…, ", "; ".join(errors or lines[-3:])), 1000)
     message = f"{software} cannot be installed: "
     if _FULL.search(text):
