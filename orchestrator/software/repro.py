@@ -74,7 +74,7 @@ figures = metrics_of(
     throughput=registry.throughput_of({workload!r}),
 )
 value, low, high = figures.throughput, {low!r}, {high!r}
-if value is None:
+if value is None or not figures.repeats:
     raise SystemExit("no repeat was completed in time")
 verdict = "inside" if low <= value <= high else "OUTSIDE"
 own = figures.relative_half_width
