@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import StoreError
+from orchestrator.core.status import RunStatus
 from orchestrator.store import disk, files
 from orchestrator.store.identity import id_at
 from orchestrator.store.lock import is_held
@@ -42,6 +43,8 @@ INTERVAL_S = 10.0
 MARKER = "mirror.json"
 MARK = "NIGHTGRID-TRANSFER-1"
 PART_BYTES = 48 * 1024
+#: Time for the supervisor of a driver that died to start the next one.
+NEXT_DRIVER_S = 120.0
 
 
 def travelling_files(run: Path) -> list[str]:
@@ -372,8 +375,13 @@ def main(arguments: list[str] | None = None) -> int:
     except StoreError as error:
         output.say(f"{MARK} refused {json.dumps(str(error))}")
         return StoreError.exit_code
+    driver_seen_at = time.monotonic()
     while True:
         goes_on = is_held(store.path)
+        if goes_on:
+            driver_seen_at = time.monotonic()
+        elif time.monotonic() < driver_seen_at + NEXT_DRIVER_S:
+            goes_on = not _has_finished(store.path)
         sent = digests(store.path)
         for line in lines_of(store.path, have):
             output.say(line)
@@ -381,6 +389,13 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         have = sent
         time.sleep(args.every)
+
+
+def _has_finished(run: Path) -> bool:
+    try:
+        return RunStatus.from_json(read_text(run / files.STATUS)).finished
+    except (OSError, ValueError, StoreError):
+        return True
 
 
 if __name__ == "__main__":

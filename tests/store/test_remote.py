@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tiny_workload
+from driver_cases import STATUS
 from example_grids import NOTEBOOK_GRID
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -279,6 +283,33 @@ def test_a_file_whose_name_was_changed_on_its_way_is_damaged(tmp_path: Path, run
         assert receiver.damaged == [changed] and name not in digests(copy)
         transfer(run, copy)
         assert digests(copy) == digests(run)
+
+
+def test_files_are_sent_until_the_run_has_finished_though_no_driver_has_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As between a driver that was killed and the next one, which its supervisor starts."""
+    store = run_of(tmp_path, 1)
+
+    def say(finished: bool) -> None:
+        with store:
+            status = dataclasses.replace(STATUS, run="night", finished=finished)
+            store.write_file(run_files.STATUS, status.to_json())
+
+    say(finished=False)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        say(finished=len(waits) > 1)
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    monkeypatch.setattr(remote, "time", clock)  # of this module alone: other threads sleep, too
+    assert print_files(["night", "--results", str(tmp_path), "--every", "3"]) == 0
+    assert waits == [3.0, 3.0]
+    copy = copy_in(tmp_path / "there")
+    copy.feed(capsys.readouterr().out)
+    assert '"finished": true' in (tmp_path / "there" / run_files.STATUS).read_text()
 
 
 def test_a_refusal_is_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
