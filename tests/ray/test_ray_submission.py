@@ -17,7 +17,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -229,12 +230,23 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
-def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path) -> None:
-    """From a workstation with neither Ray nor torch."""
+@pytest.mark.timeout(1800)
+def test_a_submitted_grid_is_found_again_and_followed_though_its_driver_is_killed(
+    head: Head, tmp_path: Path
+) -> None:
+    """From a workstation with neither Ray nor torch, while somebody elsewhere watches the run. Its
+    driver is killed while it works, and started again. The rehearsal kills 20 drivers of one run at
+    random moments of their lives: every other one after it has written rows, those between perhaps
+    before they hold the run, since a supervisor waits twice as long after each driver in a row that
+    achieved nothing."""
+    kills = 20 if "NIGHTGRID_REHEARSAL" in os.environ else 1
+    sizes = [*range(1, 1 + 6 * kills)]
     there = tmp_path / "workstation"
     there.mkdir()
     nightgrid = partial(head.nightgrid, environment=workstation(head, there))
-    (tmp_path / "grid.yaml").write_text(GRID.replace("advertisegen-synthetic", "own/prompts.jsonl"))
+    text = GRID.replace("advertisegen-synthetic", "own/prompts.jsonl")
+    text = text.replace("output_tokens: 4", "output_tokens: 128").replace("[1, 2]", str(sizes))
+    (tmp_path / "grid.yaml").write_text(text)
     (tmp_path / "own").mkdir()
     example = json.dumps({"content": "类型#裙*风格#简约", "summary": "简约的裙子"})
     (tmp_path / "own" / "prompts.jsonl").write_text(f"{example}\n" * 4)
@@ -257,51 +269,92 @@ def test_a_submitted_grid_is_found_again_and_followed(head: Head, tmp_path: Path
     other = head.here(*submit, "--run", "other", cwd=tmp_path)
     assert other.returncode == 5 and "another command" in other.stderr
 
-    followed = nightgrid("logs", "night-1", "--address", head.url, "--follow")
-    assert followed.returncode == 0, followed.stdout + followed.stderr
-    assert "\x1b[" not in followed.stdout and "\r" not in followed.stdout
-    assert followed.stdout.count("] SUCCEEDED  ") == 2
-    assert "UNSUPPORTED" in followed.stdout and not followed.stderr, followed.stdout
-    for package in uploaded(head):
+    run = results / "submitted"
+    assert until((run / "status.json").is_file, 90)
+    for package in uploaded(head):  # before a watcher's list of what it has
         assert {name.split("/")[0] for name in package} <= {
             *("orchestrator", "workloads", "results", "grid.yaml", "own")
         }
+    with watched(head, "submitted", tmp_path) as finished:
+        measured_then = kill_drivers(run, kills)
+        followed = nightgrid("logs", "night-1", "--address", head.url, "--follow", timeout_s=900)
+        assert followed.returncode == 0, followed.stdout + followed.stderr
+        assert until(finished, 30)
+    assert "store.remote" not in jobs_of(head)  # the job that sent the watched files is gone
+    assert "\x1b[" not in followed.stdout and "\r" not in followed.stdout
+    assert followed.stdout.count("killed by SIGKILL. What was measured is safe") == kills
+    assert "] SUCCEEDED  " in followed.stdout and "UNSUPPORTED" in followed.stdout
+    assert not followed.stderr
 
+    jobs = 2 * len(sizes)  # half of them in fp8
     jobs_before = job_logs(head)
-    status = nightgrid("status", "submitted", "--address", head.url)
+    status = head.here("status", "submitted", "--address", head.url)
     assert status.returncode == 0 and "night-1  SUCCEEDED  run submitted" in status.stdout
-    assert "exit code 0" in status.stdout and "submitted: 4/4 jobs" in status.stdout
+    assert "exit code 0" in status.stdout and f"submitted: {jobs}/{jobs} jobs" in status.stdout
     where = ("--address", head.url, "--results", str(results))
     listed = json.loads(nightgrid("runs", *where, "--json").stdout)
-    assert [(run["run"], run["state"], run["succeeded"]) for run in listed] == [
-        ("submitted", "FINISHED", 2)
+    assert [(each["run"], each["state"], each["succeeded"]) for each in listed] == [
+        ("submitted", "FINISHED", len(sizes))
     ]
     assert job_logs(head) == jobs_before  # both were read over HTTP; no job was started
     fetched = nightgrid("fetch", "night-1", "--address", head.url, cwd=tmp_path / "own")
     assert fetched.returncode == 0 and not fetched.stderr, fetched.stderr
-    assert digests(tmp_path / "own" / "results" / "submitted") == digests(results / "submitted")
-    there = ("submitted", "--address", head.url, "--results", str(tmp_path / "copy"))
-    reported = head.nightgrid("report", *there, cwd=tmp_path)
-    assert "All 4 jobs have an answer; 2 measured" in reported.stdout, reported.stderr
-    assert (tmp_path / "copy" / "submitted" / "report.html").is_file()
+    assert digests(tmp_path / "own" / "results" / "submitted") == digests(run)
+    there = ("submitted", "--address", head.url, "--results", str(tmp_path / "copied"))
+    reported = head.here("report", *there, cwd=tmp_path)
+    told = f"All {jobs} jobs have an answer; {len(sizes)} measured"
+    assert told in reported.stdout, reported.stderr
+    assert (tmp_path / "copied" / "submitted" / "report.html").is_file()
 
     rows = Store(results, "submitted").measurements()
-    states = sorted(str(row.state) for row in rows)
-    assert states == ["SUCCEEDED", "SUCCEEDED", "UNSUPPORTED", "UNSUPPORTED"]
+    final = {row.job_id: row.state for row in rows if row.final}  # each driver refuses fp8
+    assert Counter(final.values()) == dict.fromkeys(set(final.values()), len(sizes))
+    assert set(final.values()) == {State.SUCCEEDED, State.UNSUPPORTED}
     measured = [row for row in rows if row.state is State.SUCCEEDED]
+    assert len({row.job_id for row in measured}) == len(measured) == len(sizes)
+    assert measured_then and measured_then <= {row.attempt_id for row in measured}
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     assert {(r.nodes, r.emulated, r.niceness) for r in measured} == {(("hpu-1",), True, niceness)}
 
 
-def test_a_run_of_a_cluster_is_watched_from_elsewhere(head: Head, tmp_path: Path) -> None:
-    there = ("--address", head.url, "--results", str(tmp_path / "there"))
-    (tmp_path / "grid.yaml").write_text(GRID.replace("submitted", "watched"))
-    assert head.nightgrid("submit", "grid.yaml", *there, cwd=tmp_path).returncode == 0
-    assert until(lambda: (tmp_path / "there" / "watched" / "status.json").is_file(), 90)
-    words = ["watch", "watched", "--address", head.url, "--port", "0", "--results", "copy"]
+def kill_drivers(run: Path, kills: int) -> set[str]:
+    """Kill so many drivers of a submitted run; the attempts that were measured then."""
+    assert until(lambda: supervisor_of(run.name), 60)
+    supervisor = supervisor_of(run.name)
+    assert supervisor is not None
+    moments = random.Random(4)
+
+    def drivers() -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):  # one ended meanwhile
+            return [child for child in supervisor.children() if "run" in child.cmdline()]
+        return []
+
+    def measured() -> set[str]:
+        rows = Store.existing(run.parent, run.name).measurements()
+        return {row.attempt_id for row in rows if row.state is State.SUCCEEDED}
+
+    seen: set[str] = set()
+    for kill in range(kills):
+        assert until(drivers, 60), f"no driver after kill {kill}"
+        (driver,) = drivers()
+        works = kill % 2 == 0
+        if works:
+            assert until(lambda: measured() - seen, 120), f"no row after kill {kill}"
+        time.sleep(moments.uniform(0, 0.5 if works else 10))
+        driver.kill()
+        driver.wait()
+        seen.update(measured())
+    return seen
+
+
+@contextlib.contextmanager
+def watched(head: Head, run: str, cwd: Path) -> Iterator[Callable[[], bool]]:
+    """`nightgrid watch` of a cluster's run whose results are not here; whether its page says that
+    the run has finished."""
+    words = ["watch", run, "--address", head.url, "--port", "0", "--results", "copy"]
     watching = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", *words],
-        cwd=tmp_path,
+        cwd=cwd,
         env=head.environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -315,14 +368,28 @@ def test_a_run_of_a_cluster_is_watched_from_elsewhere(head: Head, tmp_path: Path
                 status = json.load(answer)["status"]
             return status is not None and status["finished"]
 
-        assert until(finished, 120)
+        yield finished
     finally:
         watching.send_signal(signal.SIGTERM)
         assert watching.wait(patience(30)) == 0
+
+
+def jobs_of(head: Head) -> str:
+    """What the head says of its jobs."""
     token = {"Authorization": f"Bearer {(head.home / 'token').read_text()}"}
-    jobs = urllib.request.Request(f"{head.url}/api/jobs/", headers=token)
-    with urllib.request.urlopen(jobs, timeout=patience(10)) as answer:
-        assert "store.remote" not in answer.read().decode()  # the job that sent the files is gone
+    request = urllib.request.Request(f"{head.url}/api/jobs/", headers=token)
+    with urllib.request.urlopen(request, timeout=patience(10)) as answer:
+        return str(answer.read().decode())
+
+
+def supervisor_of(run: str) -> psutil.Process | None:
+    """The process of a submitted run's job."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if {"run", "--run", run} <= set(words) and process.children():
+                return process
+    return None
 
 
 def test_rays_own_submit_works_from_a_checkout(head: Head, tmp_path: Path) -> None:
@@ -617,66 +684,3 @@ def test_the_next_submission_goes_on_with_the_run_of_a_head_that_died(head, tmp_
     assert len({row.invocation_id for row in final}) == 2  # some before, some after
     assert {row.attempt_id for row in rows} >= measured.keys()
     assert all("died while it ran" in row.reason for row in rows if not row.final)
-
-
-def supervisor_of(run: str) -> psutil.Process | None:
-    """The process of a submitted run's job."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            if {"run", "--run", run} <= set(words) and process.children():
-                return process
-    return None
-
-
-@pytest.mark.timeout(1800)
-def test_a_submitted_driver_that_is_killed_is_started_again(head: Head, tmp_path: Path) -> None:
-    """While it works. The rehearsal kills 20 drivers of one run at random moments of their lives:
-    every other one after it has written rows, those between perhaps before they hold the run, since
-    a supervisor waits twice as long after each driver in a row that achieved nothing."""
-    kills = 20 if "NIGHTGRID_REHEARSAL" in os.environ else 1
-    text = GRID.replace("submitted", "killed").replace("[fp32, fp8]", "fp32")
-    text = text.replace("output_tokens: 4", "output_tokens: 128")
-    sizes = [*range(1, max(10, 6 * kills))]
-    text = text.replace("[1, 2]", str(sizes))
-    (tmp_path / "grid.yaml").write_text(text)
-    there = ("--address", head.url)
-    submit = ("submit", "grid.yaml", *there, "--results", str(tmp_path / "results"))
-    sent = head.nightgrid(*submit, "--submission-id", "killed-1", cwd=tmp_path)
-    assert sent.returncode == 0, sent.stderr
-    assert until(lambda: supervisor_of("killed"), 60)
-    supervisor = supervisor_of("killed")
-    assert supervisor is not None
-    moments = random.Random(4)
-    run = tmp_path / "results" / "killed"
-
-    def drivers() -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):  # one ended meanwhile
-            return [child for child in supervisor.children() if "run" in child.cmdline()]
-        return []
-
-    def attempts() -> set[str]:
-        if not list(run.glob("rows/*.parquet")):
-            return set()
-        return {row.attempt_id for row in Store(run.parent, "killed").measurements()}
-
-    seen: set[str] = set()  # attempts with a row when a driver was killed
-    for kill in range(kills):
-        assert until(drivers, 60), f"no driver after kill {kill}"
-        (driver,) = drivers()
-        works = kill % 2 == 0
-        if works:
-            assert until(lambda: attempts() - seen, 120), f"no row after kill {kill}"
-        time.sleep(moments.uniform(0, 1 if works else 10))
-        driver.kill()
-        driver.wait()
-        seen.update(attempts())
-    followed = head.nightgrid("logs", "killed-1", *there, "--follow", timeout_s=900)
-    assert followed.returncode == 0, followed.stdout + followed.stderr
-    rows = Store(run.parent, "killed").measurements()
-    final = [row for row in rows if row.final]
-    assert {row.state for row in final} == {State.SUCCEEDED}, followed.stdout
-    assert len({row.job_id for row in final}) == len(final) == len(sizes)
-    assert len({row.attempt_id for row in rows}) == len(rows)
-    assert seen and seen <= {row.attempt_id for row in rows}
-    assert followed.stdout.count("killed by SIGKILL. What was measured is safe") == kills
