@@ -252,9 +252,9 @@ class Search:
         return np.array([*add, *rows], dtype=np.intp)
 
     def _untried(self, rows: NDArray[np.intp], chosen: Sequence[int]) -> NDArray[np.bool_]:
-        """Which rows to choose from: those with most values of categories that no other cell has,
-        next to the best cell in all sizes, so that engines and precisions are compared where it
-        matters; all rows if every value was tried."""
+        """Mark the rows to choose from: those with most values of categories that no other cell
+        has, next to the best cell in all sizes, so that engines and precisions are compared where
+        it matters; all rows if every value was tried."""
         new = self.space.new_categories(rows, sorted(self.known.union(chosen)))
         some = new == new.max()
         measured = self._keeping() or self._measured

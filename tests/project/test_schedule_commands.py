@@ -31,7 +31,7 @@ def functions(source: str) -> list[ast.FunctionDef]:
 def gives_commands(function: ast.FunctionDef) -> bool:
     """Tell by its annotation if a function yields commands or returns one."""
     returns = ast.unparse(function.returns) if function.returns else ""
-    found = re.match(r"(?:(?:Iterator|Iterable|Generator)\[)?(\w+)", returns)
+    found = re.match(r"(?:(?:Iterator|Iterable|Generator)\[)?(?:events\.)?(\w+)", returns)
     return found is not None and found[1] in COMMANDS
 
 
