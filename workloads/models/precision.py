@@ -70,7 +70,8 @@ def support(precision: str, device: str, engine: str = "", ability: str | None =
         return entry
     plural = "s" if len(others) > 1 else ""
     verb = "generate" if ability == "generate" else "work"
-    does = f"the engine{plural} {' and '.join(others)} {verb}{'' if plural else 's'} in it there"
+    names = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
+    does = f"the engine{plural} {names} {verb}{'' if plural else 's'} in it there"
     return replace(entry, reason=f"{entry.reason}; {does}")
 
 
