@@ -375,7 +375,7 @@ def watched(head: Head, run: str, cwd: Path) -> Iterator[Callable[[], bool]]:
 
 
 def jobs_of(head: Head) -> str:
-    """What the head says of its jobs."""
+    """Return what the head says of its jobs."""
     token = {"Authorization": f"Bearer {(head.home / 'token').read_text()}"}
     request = urllib.request.Request(f"{head.url}/api/jobs/", headers=token)
     with urllib.request.urlopen(request, timeout=patience(10)) as answer:
