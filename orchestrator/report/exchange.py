@@ -214,7 +214,9 @@ def from_llm_d(report: Mapping[str, Any]) -> Exchange:
     """Read llm-d's benchmark report 0.2 or 0.2.1; raises KeyError, TypeError or ValueError."""
     aggregate = report["results"]["request_performance"]["aggregate"]
     stack = [one["standardized"] for one in report["scenario"].get("stack") or ()]
-    engine = next((one for one in stack if one.get("kind") == "inference_engine"), {})
+    engine: Mapping[str, Any] = next(
+        (one for one in stack if one.get("kind") == "inference_engine"), {}
+    )
     load = _at(report, "scenario.load.standardized") or {}
     throughput, latency = aggregate.get("throughput") or {}, aggregate.get("latency") or {}
     total, failures = _at(aggregate, "requests.total"), _at(aggregate, "requests.failures")

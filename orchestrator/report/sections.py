@@ -334,7 +334,8 @@ def _replicates(summary: Summary) -> Section:
         if mean and cell.spread is not None:
             count = f"{row.metrics.processes} of {len(cell.replicates)}"
             parts = (cell.spread.between, cell.spread.within)
-            between, within = (units.percent(part / mean, 2) for part in parts)
+            shares = (None if part is None else part / mean for part in parts)
+            between, within = (units.percent(share, 2) for share in shares)
         rate = rate if mean else STATES[row.state].short
         rows.append((summary.label(row), count, rate, between, within))
     return Section(

@@ -352,8 +352,9 @@ def entry_lines(entries: Sequence[RunEntry], now: float) -> list[str]:
         jobs = "" if entry.total is None else f"{entry.done}/{entry.total}"
         if entry.state in _ENDED and entry.succeeded is not None:
             jobs = f"{entry.succeeded} of {entry.total} succeeded"
-        etas = (entry.eta_s, entry.eta_low_s, entry.eta_high_s)
-        left = "" if entry.eta_s is None else left_text(*etas)
+        left = ""
+        if entry.eta_s is not None:
+            left = left_text(entry.eta_s, entry.eta_low_s, entry.eta_high_s)
         heard = "" if entry.at is None else f"{duration(now - entry.at)} ago"
         rows.append((entry.run, entry.state or "?", jobs, left, heard))
         below.append([text for text in (entry.best, entry.note) if text])
