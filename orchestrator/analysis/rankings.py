@@ -34,8 +34,9 @@ from workloads.registry import Metric
 #: Largest factor by which a throughput without an interval is taken to be off.
 UNKNOWN_FACTOR = 2.0
 #: Largest factor by which a process runs slower while others share its host's caches, memory and
-#: the other thread of its core, and while its threads spin, beyond the time that it waits.
-BESIDE_OTHERS = 4.0
+#: the other thread of its core, and while its threads spin, beyond the time that it waits; and for
+#: how many times that time others may run beside it, on other cores.
+BESIDE_OTHERS, BESIDE_WAITS = 4.0, 3.0
 
 #: The same for a process that hardly ran, in questions.
 _LARGEST_FACTOR = 100.0
@@ -190,7 +191,8 @@ def range_of(row: Measurement, bounds: Collection[str] = frozenset()) -> tuple[f
     """Return the least and the most that a row's setting can reach, by what is known of it.
 
     A row in ``bounds`` reaches its lower end without others on its host, or more: up to what it
-    would have reached in the part of its time that it kept, ``BESIDE_OTHERS`` times faster.
+    would have reached in the part of its time that it kept, and there ``BESIDE_OTHERS`` times
+    faster while others ran.
     """
     low, high = interval(row)
     if row.metrics.throughput_low is None:
@@ -199,7 +201,9 @@ def range_of(row: Measurement, bounds: Collection[str] = frozenset()) -> tuple[f
         high *= UNKNOWN_FACTOR
     if row.job_id in bounds:
         kept = kept_share(row)
-        high = high * BESIDE_OTHERS / kept if kept > 0 else math.inf
+        beside = min(1.0, BESIDE_WAITS * (1.0 - kept))
+        alone = kept * (1.0 - beside * (1.0 - 1.0 / BESIDE_OTHERS))
+        high = high / alone if alone > 0 else math.inf
     return low, high
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from measurement_factory import Night, a_job, with_interval
 
+from orchestrator.analysis.rankings import Verdict
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.export import document
@@ -171,3 +172,21 @@ def test_no_answer_leaves_out_the_fastest_of_a_quiet_machine(
         assert f"or one of {len(named) - 1} others" in head
     else:
         assert set(head.replace(" or ", ", ").split(", ")) == {summary.chosen(r) for r in named}
+
+
+@pytest.mark.parametrize(("rate", "waited", "may_win"), [(60, 0.1, False), (80, 0.1, True)])
+def test_a_row_that_waited_little_is_no_rival_of_one_much_faster(
+    rate: float, waited: float, may_win: bool
+) -> None:
+    """Others slow it by more than its wait only while they run: by 1.43 where it waited 10 %."""
+    (ranking,) = summarize(
+        rows_of([Case(100.0, 0.01, None, 0), Case(rate, 0.01, waited, 0)])
+    ).rankings
+    assert (ranking.verdict is not Verdict.CLEAR_WINNER) == may_win
+
+
+def test_a_row_that_waited_for_a_third_may_be_as_much_faster_as_any() -> None:
+    (ranking,) = summarize(
+        rows_of([Case(100.0, 0.01, None, 0), Case(20.0, 0.01, 0.34, 0)])
+    ).rankings
+    assert ranking.verdict is Verdict.PROVISIONAL
