@@ -10,6 +10,8 @@ Compared are the medians of TTFT and TPOT and the output tokens/s. TPOT is infer
 AIPerf and GuideLLM call it inter-token latency, and GuideLLM's time per output token is the whole
 latency over all tokens, which is something else. Throughput is tokens over the time from the first
 request to the last end, except that GuideLLM and inference-perf choose the time themselves.
+inference-perf reports 47 to 64 of 80 requests: its collector ends at a marker that overtakes the
+records of the last second, which its worker process has not sent yet.
 
 Before that, the client's own capacity is taken: requests/s and events/s on a server without delays,
 each side pinned to a core, and the same for a second of the client's processor time, which other
