@@ -89,6 +89,8 @@ def query(results: Path, sql: str, runs: Sequence[str] = ()) -> Answer:
     except ImportError as error:
         raise ExtraMissing("duckdb", wanted_for="Queries") from error
     raw = re.search(r"\b(samples|items|measurements)\b", sql, re.IGNORECASE) is not None
+    if sql != sql.encode("utf-8", "replace").decode():  # of a command line in another encoding
+        raise QueryError(f"{sql!r:.60} is no UTF-8\n{HINT}")
     flags = _may_read_flags(sql)
     table, damaged = read_runs(results, runs, raw=raw or flags)
     if flags:

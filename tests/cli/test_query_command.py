@@ -124,6 +124,7 @@ VIEWS = "rows, jobs, samples and items"
         ("copy rows to 'out.csv'", VIEWS),
         ("set enable_external_access = true", VIEWS),
         ("attach 'x.db'", VIEWS),
+        ("select '\udc80'", "is no UTF-8"),
     ],
 )
 def test_a_statement_that_changes_rows_or_reaches_outside_is_refused(
