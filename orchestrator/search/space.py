@@ -38,8 +38,6 @@ KINDS = {
     "length": (Role.INPUT, Role.OUTPUT),
     "layout": (Role.CARDS, Role.SIZE),
 }
-
-
 #: Squared distance of cells that differ in one category.
 _FAR_CATEGORY = 4.0
 
@@ -80,8 +78,8 @@ class Space:
             for kind, columns in features.items()
         }
         self._codes = np.stack(codes, axis=1) if codes else np.zeros((self.size, 0), dtype=np.intp)
-        numbers = np.concatenate([self._features[kind] for kind in KINDS], axis=1)
-        parts = {**self._features, "size": numbers, "category": self._codes}
+        self._sizes = np.concatenate([self._features[kind] for kind in KINDS], axis=1)
+        parts = {**self._features, "size": self._sizes, "category": self._codes}
         self._numbers = {part: _numbered(columns) for part, columns in parts.items()}
 
     @property
@@ -131,8 +129,7 @@ class Space:
 
     def spread_out(self, count: int, first: int) -> list[int]:
         """Rows of a space-filling choice: each is the farthest from those before it."""
-        features = np.concatenate([self._features[kind] for kind in KINDS], axis=1)
-        features = features / np.maximum(features.std(axis=0), 1e-9)
+        features = self._sizes / np.maximum(self._sizes.std(axis=0), 1e-9)
         rows, chosen = np.arange(self.size), [first]
         nearest = np.full(self.size, np.inf)
         while len(chosen) < min(count, self.size):

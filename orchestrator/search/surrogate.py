@@ -3,9 +3,9 @@
 The kernel is a sum: effects of layout, load, lengths and of each category alone, of layout with
 load, and of all together. Sums of effects need far fewer measurements than one product of all. Its
 amplitudes and lengths are fixed, with priors from published measurements; a few factors on
-amplitude and noise are weighed by their marginal likelihood, and predictions are averaged over
-them, which keeps intervals honest while little is known. Intervals are widened or narrowed by
-leave-one-out errors of the cells measured.
+amplitude, noise and the length of load are weighed by their marginal likelihood, and predictions
+are averaged over them, which keeps intervals honest while little is known. Intervals are widened or
+narrowed by leave-one-out errors of the cells measured.
 """
 
 from __future__ import annotations
@@ -76,19 +76,19 @@ def _bell(space: Space, kind: str, rows: Rows, others: Rows, doublings: float) -
 
 
 class Scale(NamedTuple):
-    """Factors on the kernel's amplitudes and on its noise, and on the length of load."""
+    """Factors on the kernel's amplitudes, on its noise and on its length of load."""
 
     amplitude: float
     noise: float
-    load_doublings: float = 1.0
+    load_length: float = 1.0
 
 
 #: The last are of grids whose curves over load turn within a doubling, as where caches end.
 SCALES = (
     *(Scale(*pair) for pair in ((0.6, 1), (1.2, 1), (2.5, 1), (5, 1), (2.5, 4), (5, 4))),
-    *(Scale(*pair, load_doublings=0.5) for pair in ((5, 4), (5, 8))),
+    *(Scale(*pair, load_length=0.5) for pair in ((5, 4), (5, 8))),
 )
-#: Pairs of factors that later fits still weigh, once so many cells are known.
+#: Scales that later fits still weigh, once so many cells are known.
 _LIKELIEST, _ENOUGH = 2, 24
 #: Steps to a mean's parameters, and their largest and last size in prior deviations.
 _STEPS, _LONGEST_STEP, _CLOSE = 8, 1.5, 0.02
@@ -159,8 +159,7 @@ class Surrogate:
     def _believe(self, fits: Mapping[Scale, _Fit], rows: Rows, at: Rows) -> Belief:
         across = self._covariances(fits, at, rows)
         beliefs = [
-            self._predict(scale, fit, at, across[scale.load_doublings])
-            for scale, fit in fits.items()
+            self._predict(scale, fit, at, across[scale.load_length]) for scale, fit in fits.items()
         ]
         weights = np.array([fit.weight for fit in fits.values()])
         means = np.stack([belief.mean for belief in beliefs])
@@ -171,19 +170,18 @@ class Surrogate:
     def _covariances(
         self, scales: Iterable[Scale], rows: Rows, others: Rows
     ) -> dict[float, Floats]:
-        """Covariances by the factor on the length of load."""
-        length = self._kernel.load_doublings
-        return {
-            factor: replace(self._kernel, load_doublings=length * factor).between(
-                self._space, rows, others
-            )
-            for factor in {scale.load_doublings for scale in scales}
-        }
+        """Covariances by the factor on the length of load, each shape (rows, others)."""
+        covariances = {}
+        for factor in {scale.load_length for scale in scales}:
+            doublings = self._kernel.load_doublings * factor
+            kernel = replace(self._kernel, load_doublings=doublings)
+            covariances[factor] = kernel.between(self._space, rows, others)
+        return covariances
 
     def _learn(self, rows: Rows, logs: Floats) -> None:
         among = self._covariances(self._scales, rows, rows)
         fits = {
-            scale: self._fit_scaled(scale, rows, logs, among[scale.load_doublings])
+            scale: self._fit_scaled(scale, rows, logs, among[scale.load_length])
             for scale in self._scales
         }
         evidence = np.array([fit.evidence for fit in fits.values()])
