@@ -1,12 +1,12 @@
 """Rows of every workload, each run again by its ``nightgrid repro`` folder in a fresh process.
 
-    python -m benchmarks.repro_rows --json OUT              measures GRID on this machine first
-    python -m benchmarks.repro_rows RUN --results DIR       rows of a run that is there
+    python -m benchmarks.repro_rows --json OUT          measures GRID on this machine first, twice
+    python -m benchmarks.repro_rows RUN --results DIR   rows of a run that is there
 
 Prints the share of rows whose second figure lies in the interval that the folder expects (one in
-twenty lies outside by chance), and what `nightgrid compare` says of all together, which learns from
-them how processes differ. A loaded host slows the second process or the first; the load is printed
-beside each row.
+twenty lies outside by chance; two runs show how processes differ), and what `nightgrid compare`
+says of all together, which learns from them how processes differ. A loaded host slows the second
+process or the first; the load is printed beside each row.
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     if args.run is None:
-        night = run(Grid.from_text(GRID), emulate="1x1:CPU", results=args.results)
+        grid = Grid.from_text(GRID)
+        run(grid, name=f"{grid.name}-before", emulate="1x1:CPU", results=args.results)
+        night = run(grid, emulate="1x1:CPU", results=args.results)
     else:
         night = load(args.run, results=args.results)
     history = rows_of_runs(args.results)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from pprint import pformat
 from textwrap import indent
@@ -36,6 +37,8 @@ from workloads.engines import split_kind, variables_of
 SCRIPT, PACKAGES, PROMPTS = "repro.py", "requirements.txt", "prompts.jsonl"
 #: Larger datasets stay where they are.
 _MOST_CHARACTERS = 16 * 10**6
+#: Pairs of runs of one job that all jobs' noise counts for, beside those of a job's kind.
+_PRIOR_PAIRS = 4
 #: Newest runs of a results directory that show how processes differ.
 _MOST_RUNS = 20
 #: What is in a row's versions and no package of an index.
@@ -143,12 +146,31 @@ def folder_of(row: Measurement, history: Iterable[Measurement] = ()) -> dict[str
 
 def noise_of(row: Measurement, history: Iterable[Measurement]) -> tuple[float, float]:
     """Standard deviation of the log ratio of two equals on the row's machine, beyond their repeats,
-    and its degrees of freedom: of jobs that ``history`` has in several runs, else assumed."""
-    place = (row.device_name, row.emulated, row.nodes)
-    trends = trends_of(r for r in history if (r.device_name, r.emulated, r.nodes) == place)
-    if trends.noise_degrees == KNOWN:
-        return ASSUMED_NOISE, KNOWN
-    return math.sqrt(2) * trends.noise, trends.noise_degrees
+    and its degrees of freedom: as jobs of the row's kind differ from run to run in ``history``, and
+    all jobs, which count as ``_PRIOR_PAIRS`` of the kind; assumed without such runs.
+
+    Kinds differ in it: weights that just fit into a cache that others share vary by half, where
+    half as many bytes do not."""
+    here = [r for r in history if _place(r) == _place(row)]
+    trends = trends_of(here)
+    noise, degrees = math.sqrt(2) * trends.noise, trends.noise_degrees
+    if degrees == KNOWN:
+        noise = ASSUMED_NOISE
+    kin = trends_of(r for r in here if _kind(r) == _kind(row)).trends
+    pairs = [pair for trend in kin for pair in pairwise(trend.points)]
+    if not pairs:
+        return noise, degrees
+    excess = sum(math.log(b.value / a.value) ** 2 - a.error**2 - b.error**2 for a, b in pairs)
+    count = _PRIOR_PAIRS + len(pairs)
+    return math.sqrt((_PRIOR_PAIRS * noise**2 + max(0.0, excess)) / count), count
+
+
+def _place(row: Measurement) -> tuple[object, ...]:
+    return row.device_name, row.emulated, row.nodes
+
+
+def _kind(row: Measurement) -> tuple[object, ...]:
+    return row.workload, row.engine, row.precision
 
 
 def rows_of_runs(results: Path) -> list[Measurement]:

@@ -104,6 +104,21 @@ def test_what_is_expected_follows_from_both_errors_and_the_noise_between_runs() 
     assert expected(replace(quiet, nodes=("another",)), nights) == expected(quiet)
 
 
+def test_a_kind_of_job_that_varies_from_run_to_run_expects_more() -> None:
+    chance = random.Random(0)
+    spreads = [("transformers", 0.5)] * 12 + [("graph", 20.0)] * 3
+    nights = [
+        replace(
+            with_interval(row(number, engine=engine), chance.gauss(100, spread), 0.1, repeats=5),
+            invocation_id=f"i{night}",
+        )
+        for night in range(2)
+        for number, (engine, spread) in enumerate(spreads)
+    ]
+    steady, moody = expected(nights[0], nights), expected(nights[-1], nights)
+    assert steady[1] < 1.05 < 1.2 < moody[1]
+
+
 def test_a_figure_that_is_a_lower_bound_may_be_exceeded() -> None:
     alone = with_interval(a_row(), 100.0, 0.1, repeats=5)
     beside = replace(alone, processor_wait_share=0.5, processor_cores=0.5)
