@@ -3,8 +3,8 @@
     python -m benchmarks.repro_rows --json OUT          measures GRID on this machine first, twice
     python -m benchmarks.repro_rows RUN --results DIR   rows of a run that is there
 
-Prints the share of rows whose second figure lies in the interval that the folder expects (one in
-twenty lies outside by chance; two runs show how processes differ), and what `nightgrid compare`
+Prints the share of rows whose second figure lies in the interval that the folder expects (one in a
+hundred lies outside by chance; two runs show how processes differ), and what `nightgrid compare`
 says of all together, which learns from them how processes differ. A loaded host slows the second
 process or the first; the load is printed beside each row.
 """

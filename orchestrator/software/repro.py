@@ -1,7 +1,7 @@
 """A folder that runs one job of a row again, in one process and without a cluster.
 
 It holds a script in plain calls of the workload, the versions of the row's packages, the prompts,
-and the interval in which 95 % of fresh processes with the same software on the same card land: by
+and the interval in which 99 % of fresh processes with the same software on the same card land: by
 the errors of both from their repeats and by how equals differ, as ``nightgrid compare`` judges.
 """
 
@@ -35,6 +35,8 @@ from workloads.devices import environment_for
 from workloads.engines import split_kind, variables_of
 
 SCRIPT, PACKAGES, PROMPTS = "repro.py", "requirements.txt", "prompts.jsonl"
+#: Share of fresh processes inside: one outside is to mean something when a night's rows are tried.
+_EXPECTED = 0.99
 #: Larger datasets stay where they are.
 _MOST_CHARACTERS = 16 * 10**6
 #: Pairs of runs of one job that all jobs' noise counts for, beside those of a job's kind.
@@ -51,7 +53,7 @@ _TEXT = '''\
     python {script}
 
 Measured {when} on {where}: {measured}.
-Expected: {low:.5g} to {high:.5g}, by the errors of both and {noise}.
+Expected of 99 processes in 100: {low:.5g} to {high:.5g}, by the errors of both and {noise}.
 {note}"""
 
 import os
@@ -107,7 +109,7 @@ def folder_of(row: Measurement, history: Iterable[Measurement] = ()) -> dict[str
             f"{row.job_id} took what another job saved ({taken}); run both by `nightgrid run`"
         )
     noise, degrees = noise_of(row, history)
-    reach = ratio_of(rate, rate, noise=noise, noise_degrees=degrees)
+    reach = ratio_of(rate, rate, confidence=_EXPECTED, noise=noise, noise_degrees=degrees)
     width = reach.high if reach.high is not None else math.exp(3 * noise)
     doubt = doubt_of(row)
     better = math.exp(doubt.better_by.get("throughput", 0.0))
@@ -149,8 +151,8 @@ def noise_of(row: Measurement, history: Iterable[Measurement]) -> tuple[float, f
     and its degrees of freedom: as jobs of the row's kind differ from run to run in ``history``, and
     all jobs, which count as ``_PRIOR_PAIRS`` of the kind; assumed without such runs.
 
-    Kinds differ in it: weights that just fit into a cache that others share vary by half, where
-    half as many bytes do not."""
+    Kinds differ in it: on a shared host what reads its memory drifts by a fifth within seconds,
+    what stays in the caches does not."""
     here = [r for r in history if _place(r) == _place(row)]
     trends = trends_of(here)
     noise, degrees = math.sqrt(2) * trends.noise, trends.noise_degrees

@@ -86,7 +86,7 @@ def expected(row: Measurement, history: Sequence[Measurement] = ()) -> tuple[flo
 
 def test_what_is_expected_follows_from_both_errors_and_the_noise_between_runs() -> None:
     exact = with_interval(a_row(), 100.0, 0.0, repeats=5)
-    assert expected(exact) == pytest.approx((math.exp(-0.0392), math.exp(0.0392)), abs=1e-4)
+    assert expected(exact) == pytest.approx((math.exp(-0.0515), math.exp(0.0515)), abs=1e-4)
     rough = with_interval(a_row(), 100.0, 1.0, repeats=5)
     assert expected(rough)[1] > expected(exact)[1]
     chance = random.Random(0)
