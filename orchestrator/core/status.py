@@ -17,6 +17,8 @@ from pydantic import Field, TypeAdapter
 from orchestrator.util.format import number
 
 STATUS_VERSION = 1
+#: Probability below which an answer is only the best so far.
+UNLIKELY = 0.05
 #: Numbers that JavaScript, and a time, can hold.
 _LIMITS = Field(ge=-(2**53), le=2**53)
 Real: TypeAlias = Annotated[float, _LIMITS]
@@ -95,11 +97,15 @@ class Answered:
     def sentence(self) -> str:
         """``int8 b=64 with probability 0.93, 2.1% ahead of int8 b=32``, with its figure."""
         if not self.job:
+            if not (self.measured or self.predicted or self.flagged):
+                return f"no measured setting has all figures of the question ({self.figure})"
             end = f": there is none with probability {self.chance}"
             return "no measured setting keeps the limits" + end
         lead = f", {self.lead_text} ahead of {self.next}" if self.next else ""
         best = f"within {100 * self.within:.3g}% of the best" if self.within else "the best"
         figure = f"{self.figure} {self.bound} {number(self.value)}".replace("  ", " ")
+        if self.probability < UNLIKELY:
+            best = f"the best so far, and {best}"
         return f"{self.job} ({figure}), {best} with probability {self.chance}{lead}"
 
     @property

@@ -424,16 +424,19 @@ def _worse(doubt: Doubt, other: Doubt) -> bool:
 
 def _joined(every: Sequence[_Measured]) -> _Measured:
     """Means of the figures of a cell, with the doubt about them: that of each row, and the spread
-    between rows."""
+    between rows. Of bounds the least disturbed counts alone, and none beside a figure that is no
+    bound."""
     figures, deviations, better_by = {}, {}, {}
     for name in {name for one in every for name in one.figures}:
         known = [one for one in every if name in one.figures]
+        more = min(one.doubt.better_by.get(name, 0.0) for one in known)
+        known = [one for one in known if one.doubt.better_by.get(name, 0.0) == more]
         figures[name] = mean(one.figures[name] for one in known)
         if not (known := [one for one in known if one.figures[name] > 0]):
             continue
         own = mean(one.doubt.deviations.get(name, UNKNOWN_DEVIATION) for one in known)
         spread = pstdev([log(one.figures[name]) for one in known])
         deviations[name] = hypot(own / len(known) ** 0.5, spread / max(len(known) - 1, 1) ** 0.5)
-        if more := min(one.doubt.better_by.get(name, 0.0) for one in known):
+        if more:
             better_by[name] = more
     return _Measured(figures, Doubt(deviations, better_by))

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.measurement import Doubt
-from orchestrator.core.status import Answered
+from orchestrator.core.status import UNLIKELY, Answered
 from orchestrator.grid.objectives import Question
 from orchestrator.search.acquisition import normal_cdf
 from orchestrator.search.search import Metric, Search
@@ -44,7 +44,7 @@ _MOST_CHANGES = 3
 #: Rivals that are looked at first.
 _LIKELIEST = 100
 #: Chance from which a measured cell may be the best.
-_CLOSE = 0.05
+_CLOSE = UNLIKELY
 _CERTAIN = Doubt()
 
 

@@ -110,7 +110,7 @@ def test_answers_to_questions_come_first_with_what_they_rest_on() -> None:
     for shown in (page, text, to_markdown(summary).replace("\\", "")):
         assert "cells: 2 measured, 5 predicted; confidence 0.90 reached" in shown
         assert "int8, predicted at 150 ±20%, is better with probability 0.03" in shown
-        assert "no measured setting keeps the limits" in shown
+        assert "no measured setting has all figures of the question (ttft_s)" in shown
         assert "answer-1.yaml; as a server: python -m server --model=m" in shown
     first, second = json.loads(to_json(summary))["answers"]
     assert first["probability"] == 0.97 and first["file"] == "answer-1.yaml"

@@ -159,6 +159,34 @@ def test_a_second_measurement_of_a_winner_is_averaged_and_widens_the_doubt() -> 
     assert order.answers() == (after,)
 
 
+def test_of_two_lower_bounds_the_less_disturbed_counts_and_none_beside_an_exact_figure() -> None:
+    order = SearchOrder.of(JOBS[:1], None, seed=0, questions=[BEST])
+    (one,) = JOBS[:1]
+
+    def value_after(throughput: float, better_by: float) -> float:
+        doubt = Doubt(exactly().deviations, {"throughput": better_by} if better_by else {})
+        order.know(one.job_id, State.SUCCEEDED, {"throughput": throughput}, doubt, again=True)
+        return order.answers()[0].value
+
+    assert value_after(728.0, 0.5) == pytest.approx(728.0)
+    assert value_after(389.0, 0.9) == pytest.approx(728.0)
+    assert value_after(780.0, 0.2) == pytest.approx(780.0)
+    assert value_after(800.0, 0.0) == pytest.approx(800.0)
+
+
+def test_a_best_setting_that_hardly_is_the_best_is_called_the_best_so_far() -> None:
+    disturbed = Doubt(exactly().deviations, {"throughput": 3.0})
+    values = dict.fromkeys(JOBS, 100.0)
+    answer = answered(BEST, dict.fromkeys(JOBS, disturbed), values)
+    assert answer.probability < 0.05 and ", the best so far, and the best with" in answer.sentence
+
+
+def test_a_figure_that_no_row_has_is_said() -> None:
+    question = Question(best="latency_p95_s", more_is_better=False)
+    answer = answered(question, dict.fromkeys(JOBS, exactly()))
+    assert answer.sentence.startswith("no measured setting has all figures of the question")
+
+
 def test_a_second_measurement_may_lack_the_figure() -> None:
     question = Question(best="latency_p50_s", more_is_better=False)
     order = SearchOrder.of(JOBS, None, seed=0, questions=[question])
