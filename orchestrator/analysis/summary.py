@@ -57,6 +57,7 @@ from orchestrator.core.card_check import SlowCard
 from orchestrator.core.job import UNANSWERED, State
 from orchestrator.core.labels import Label, batch_word, labels_of
 from orchestrator.core.measurement import Measurement, Prediction
+from orchestrator.core.plan import SEARCH_ENDED
 from orchestrator.core.status import Answered, RunStatus
 from orchestrator.util.format import moment, plural, seconds
 from workloads.util.statistics import ALIKE, Spread
@@ -293,7 +294,13 @@ class Summary:
     @property
     def unsettled(self) -> int:
         """Number of jobs without an answer: failed, timed out, lost or not started."""
-        return sum(count for state, count in self.counts.items() if state not in SETTLED)
+        without = sum(count for state, count in self.counts.items() if state not in SETTLED)
+        return without - self.left_out
+
+    @property
+    def left_out(self) -> int:
+        """Number of jobs that a search did not need for its answer."""
+        return sum(row.reason.startswith(SEARCH_ENDED) for row in self.rows)
 
     @property
     def measured(self) -> int:
@@ -317,6 +324,12 @@ class Summary:
             why = f"; {damaged} could not be read" if self.damaged else ""
             planned = f"{missing} of {self.planned:,} planned have no row{why}"
             return f"{planned}; {self.measured:,} measured."
+        if self.left_out:
+            chosen = jobs - self.left_out
+            lost = f"{self.unsettled:,} of them without an answer; " if self.unsettled else ""
+            return (
+                f"The search chose {chosen:,} of {jobs:,} jobs: {lost}{self.measured:,} measured."
+            )
         if not self.unsettled:
             every = "The only job has" if jobs == 1 else f"All {jobs:,} jobs have"
             return f"{every} an answer; {self.measured:,} measured."

@@ -40,6 +40,8 @@ NOTHING = Span(0.0, 0.0, 0.0)
 
 #: Detail of a row that identifies the saved things its job loaded by name.
 TOOK = "took"
+#: Beginning of the reason of cells that a search left out when it had its answer.
+SEARCH_ENDED = "the search ended"
 #: Detail of a row that names the lost cards of its node.
 LOST = "lost_cards"
 

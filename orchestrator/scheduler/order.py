@@ -12,7 +12,7 @@ from typing import Protocol
 
 from orchestrator.core.events import Command, RecordRow
 from orchestrator.core.job import Accelerator, State
-from orchestrator.core.plan import PlannedJob
+from orchestrator.core.plan import SEARCH_ENDED, PlannedJob
 from orchestrator.scheduler.ledger import Ledger
 from orchestrator.scheduler.pool import Pool
 from orchestrator.scheduler.queues import needed
@@ -112,7 +112,7 @@ class OrderedJobs:
                     pools[record.job.accelerator].enqueue(record)
             if released or not stuck:
                 return
-            reason = "the search ended: it has nothing to choose from"
+            reason = f"{SEARCH_ENDED}: it has nothing to choose from"
         for record in filter(None, map(self._let_go, list(self.held))):
             if record.phase is Phase.HELD:
                 pool = pools[record.job.accelerator]

@@ -20,6 +20,7 @@ from orchestrator.core.events import RecordRow
 from orchestrator.core.job import UNANSWERED, Accelerator, Job, Scalar, State
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Doubt
+from orchestrator.core.plan import SEARCH_ENDED
 from orchestrator.core.status import Answered
 from orchestrator.grid.objectives import COMMON, Constraint, Question, SearchSettings
 from orchestrator.scheduler.repeats import WON
@@ -314,18 +315,18 @@ class SearchOrder:
             return ""
         lasted = now - self._began if self._began is not None else 0.0
         if settings.hours is not None and lasted >= settings.hours * 3600:
-            return f"the search ended: its {settings.hours:g} hours are over"
+            return f"{SEARCH_ENDED}: its {settings.hours:g} hours are over"
         if settings.cells is not None:
             most = settings.cells * size if settings.cells_are_share else settings.cells
             known = len(self.search.known)
             if known >= most:
-                return f"the search ended: {known} of {size} cells were tried"
+                return f"{SEARCH_ENDED}: {known} of {size} cells were tried"
         if settings.within is not None:
             answer = self.answer()
             enough = self._measured() >= LEAST_MEASURED
             if answer is not None and enough and answer.probability >= SURE:
                 return (
-                    f"the search ended: no other cell is more than {settings.within:.0%} better, "
+                    f"{SEARCH_ENDED}: no other cell is more than {settings.within:.0%} better, "
                     f"with probability {answer.probability:.2f}"
                 )
         if settings.questions and self.questions and not self._open(now):
@@ -333,7 +334,7 @@ class SearchOrder:
             sure = sum(verdict.answered.reached for verdict in self.verdicts(now))
             rest = "; of the others all that may be the best is measured" if sure < count else ""
             of = f"{sure} of {plural(count, 'question')}"
-            return f"the search ended: {of} reached the confidence asked for{rest}"
+            return f"{SEARCH_ENDED}: {of} reached the confidence asked for{rest}"
         return ""
 
     def left_out(self, job_id: str) -> bool:

@@ -18,6 +18,7 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.analysis.timeline import timeline_of, union
 from orchestrator.core.job import MAX, Accelerator, State
 from orchestrator.core.measurement import Measurement
+from orchestrator.core.plan import SEARCH_ENDED
 from orchestrator.report import wording
 from orchestrator.report.interactive import cards_figure
 from orchestrator.report.svg import nice_top
@@ -90,6 +91,17 @@ def test_out_of_memory_and_its_kin_are_answers() -> None:
     assert summarize(night.rows).verdict == "All 3 jobs have an answer; 0 measured."
     night.add(a_job(batch_size=9), State.LOST)
     assert "1 job of 4 ended without an answer" in summarize(night.rows).verdict
+
+
+def test_cells_that_a_search_left_out_are_not_without_an_answer() -> None:
+    night = Night()
+    night.add(a_job(batch_size=1))
+    night.add(a_job(batch_size=2), State.FAILED)
+    night.add(a_job(batch_size=3), State.NOT_STARTED, reason=f"{SEARCH_ENDED}: all are tried")
+    summary = summarize(night.rows)
+    assert (summary.unsettled, summary.left_out) == (1, 1)
+    chosen = "The search chose 2 of 3 jobs: 1 of them without an answer; 1 measured."
+    assert summary.verdict == chosen
 
 
 def test_unequal_work_is_not_in_one_table_nor_ranked_together() -> None:
