@@ -153,6 +153,7 @@ def test_rates_and_times_are_those_of_their_definitions(ranked: list[tuple[int, 
     parts = complete or [timed]
     counted = [sample for pairs in parts for _, sample in pairs]
     generated = [sum(s.output_tokens for _, s in pairs) / _wall_s(pairs) for pairs in parts]
+    read = [sum(s.input_tokens for _, s in pairs) / _wall_s(pairs) for pairs in parts]
     done = [sum(s.items for _, s in pairs) / _wall_s(pairs) for pairs in parts]
     generates = any(sample.output_tokens for sample in counted)
     items = any(sample.items for _, sample in timed)
@@ -162,6 +163,8 @@ def test_rates_and_times_are_those_of_their_definitions(ranked: list[tuple[int, 
     assert found.generated_tokens_per_s == (
         pytest.approx(math.fsum(generated) / len(parts)) if generates else None
     )
+    total = math.fsum([*generated, *read]) / len(parts)
+    assert found.total_tokens_per_s == pytest.approx(total)
     assert found.items_per_s == (pytest.approx(math.fsum(done) / len(parts)) if items else None)
     assert found.throughput_unit == (TOKENS if generates else SAMPLES).unit
     assert found.throughput == (found.generated_tokens_per_s if generates else found.items_per_s)
