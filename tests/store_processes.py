@@ -18,6 +18,10 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["pytest", "pandas", "pyarrow.parquet", "measurements"])
 
 
+class Killed(BaseException):
+    """A driver is dead: nothing of it may catch this."""
+
+
 def log_rows(results: Path, count: int, every: int) -> None:
     """Append ``count`` rows and make Parquet of them now and then."""
     with Store(results, "night") as store:

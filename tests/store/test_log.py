@@ -6,7 +6,6 @@ import contextlib
 import errno
 import itertools
 import logging
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faulty_disk import Killed
 from hypothesis import given
 from hypothesis import strategies as st
 from measurements import journal_row, numbers, row
 from patience import patience
-from store_processes import CONTEXT, log_rows
+from store_processes import CONTEXT, Killed, log_rows
 
 from orchestrator.core.errors import SchemaMismatch, StoreError, StoreLocked
 from orchestrator.store import disk, reader, schema
@@ -129,16 +127,6 @@ def test_a_line_of_a_newer_program_is_refused() -> None:
 
 
 # ---------------------------------------------------------------- appending
-
-
-def test_a_full_disk_gets_no_log_at_each_try(tmp_path, monkeypatch) -> None:
-    with Store(tmp_path, "night") as store:
-        with monkeypatch.context() as broken:
-            broken.setattr(disk, "write", away)
-            for _ in range(5):
-                with pytest.raises(StoreError):
-                    store.append(row(0))
-        assert os.listdir(store.tables_path) == []
 
 
 def test_a_writer_whose_log_was_removed_says_so(tmp_path, caplog) -> None:
