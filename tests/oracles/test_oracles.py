@@ -15,8 +15,6 @@ from tools.oracles.golden import differences, load
 
 #: One case in so many; of all others, every case. The report of a run takes longer than a night.
 SAMPLED = {"nights": 20, "reports": 6, "comparisons": 4}
-#: Elsewhere: tests/core/test_frozen_identities.py has all ids.
-HERE = [name for name in ORACLES if name != "ids"]
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize("oracle", HERE)
+@pytest.mark.parametrize("oracle", ORACLES)
 @pytest.mark.usefixtures("settled")
 def test_what_must_not_change_is_as_it_was(oracle: str) -> None:
     golden, cases = load(oracle), ORACLES[oracle]()
