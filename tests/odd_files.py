@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from pathlib import Path
+
+import pytest
 
 
 def a_directory(path: Path) -> None:
@@ -14,6 +17,13 @@ def a_directory(path: Path) -> None:
 
 def a_pipe(path: Path) -> None:
     os.mkfifo(path)
+
+
+def a_device(path: Path) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
+    except PermissionError:
+        pytest.skip("this process may not make a device")
 
 
 def a_link_to_a_device(path: Path) -> None:

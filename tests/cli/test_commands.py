@@ -224,6 +224,7 @@ WRONG = [
     ("run grid.yaml --in-process --run ../x", 4, "../x"),
     ("submit nothing.yaml --address http://h:8265", 2, "No such file"),
     ("status nix", 4, "Newest first:"),
+    ("status --results=--", 2, "--results: expected one argument"),  # a list to argparse
     ("status --results nowhere", 4, "nightgrid run GRID"),
     ("report nix", 4, "Newest first:\n    two\n    one"),
     ("report --results nowhere", 4, "--results DIR or NIGHTGRID_RESULTS"),
@@ -235,7 +236,10 @@ WRONG = [
     ("compare one two --fail-on-regression five", 2, "such as 5%"),
     ("compare one two --fail-on-regression 100%", 2, "share between 0 and 1"),
     ("compare one two --allow speed", 6, "can be allowed"),
+    ("query ''", 2, "no statement"),
+    ("query '-- nothing;'", 2, "no statement"),
     ("query 'drop everything'", 2, "nightgrid schema results"),
+    ("query 'select 1' --run onee", 4, "\n    one"),
     ("query 'select 1' --results nowhere", 4, "nightgrid run GRID"),
     ("export grid.yaml --to datasets", 4, "grid.yaml"),
     ("export out --atlas ''", 2, "cannot be read"),

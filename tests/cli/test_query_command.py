@@ -150,23 +150,6 @@ def test_without_a_package_the_way_out_is_said(
     assert f"pip install {package}" in refused.err
 
 
-def test_an_unknown_run_is_refused(query: Queries) -> None:
-    unknown = ("--results", query.results, "--run", "onee")
-    assert "\n    one" in query.refusal("select 1", *unknown, code=4)
-
-
-def test_a_damaged_file_is_named_and_left_out(tmp_path: Path, nightgrid: Nightgrid) -> None:
-    for number in (0, 1):
-        with Store(tmp_path, "torn") as store:
-            store.append(row(number))
-            path = store.to_parquet()
-    assert path is not None
-    path.write_bytes(path.read_bytes()[:-9])
-    sql = "select count(*) from rows"
-    printed = nightgrid("query", sql, "--csv", "--results", tmp_path)
-    assert printed.out.splitlines()[1] == "1" and path.name in printed.err
-
-
 def test_the_exported_dataset_opens_with_its_own_library_and_has_a_card(
     results: Path, tmp_path: Path, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from example_grids import GRID
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import RunStatus
+from orchestrator.store.disk import digest
 from orchestrator.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -85,6 +86,16 @@ def test_only_what_is_new_is_measured_and_the_change_is_named(run: Run) -> None:
     assert sorted(row.batch_size or 0 for row in rows()) == [1, 2, 4]
     larger = run(GRID.replace("[1, 2]", "[1, 2, 4, 8]"))
     assert "1 run, 3 reuse" in larger and len(rows()) == 4
+
+
+def test_a_run_goes_on_beside_a_foreign_file(run: Run) -> None:
+    run(GRID)
+    name = f"x-1-{digest(b'PAR1')}.parquet"
+    Path("results/tiny-run/rows", name).write_bytes(b"PAR1")
+    Path("results/tiny-run/report.html").unlink()
+    printed = run(GRID)
+    assert "0 run, 2 reuse" in printed and name in printed
+    assert Path("results/tiny-run/report.html").exists()
 
 
 def test_an_altogether_other_grid_is_refused_the_run_of_another(run: Run) -> None:

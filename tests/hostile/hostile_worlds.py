@@ -1,13 +1,15 @@
-"""Directories that nobody meant well with: results, side files, models, datasets, grids."""
+"""Directories that nobody meant well with: results, side files, models, datasets, grids; and
+command lines drawn from the parser of the program itself: every command, every option."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -15,9 +17,7 @@ from random import Random
 import pyarrow.parquet as pq
 import yaml
 from command_line import parsers
-from hostile_commands import CommandLines, reads_results
-from hostile_tables import hostile_file
-from hostile_values import damaged, json_text, mutated, side_file, text
+from hostile_values import TEXTS, damaged, hostile_file, json_text, mutated, side_file
 from measurements import journal_row, row
 from odd_files import FILES as ODD_FILES
 from odd_models import ODD, write_odd
@@ -26,7 +26,7 @@ from orchestrator.core.status import CardStatus, FailedAttempt, Rate, RunStatus
 from orchestrator.store import disk
 from orchestrator.store.store import Store
 
-#: Probes of what is no command: see ``hostile_worker.py``.
+#: Probes of what is no command: see ``hostile.py``.
 FEED, WRITER = "(feed of the live view)", "(the next driver)"
 MODEL_COMMANDS = ("describe", "convert", "plan", "dataset", "verify", "simulate")
 #: Commands that are there to change a run's directory; all others leave it as it is.
@@ -44,7 +44,6 @@ experiments:
     cards: 2
     zip: {rank: [4, 8], steps: [1, 2]}
 """
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,22 +234,6 @@ class Worlds:
         _grid_for(place, "tiny-chatglm3", dataset=str(dataset))
         return f"{file.name} line {at}", ["dataset", "dataset", "plan"]
 
-    def reference(self, random: Random, place: Path) -> tuple[str, list[str]]:
-        self._results(place)
-        name = random.choice(["published.csv", "devices.csv"])
-        content = (ROOT / "orchestrator" / "analysis" / name).read_bytes()
-        lines = content.decode().splitlines()
-        if random.random() < 0.7:
-            at = random.randrange(len(lines))
-            cells = lines[at].split(",")
-            cells[random.randrange(len(cells))] = text(random)[:2000]
-            lines[at] = ",".join(cells)
-            content = "\n".join(lines).encode("utf-8", "surrogatepass")
-        else:
-            content = damaged(random, content)
-        (place / name).write_bytes(content)
-        return name, ["report"]
-
     def grids(self, random: Random, place: Path) -> tuple[str, list[str]]:
         self._results(place)
         data = _grid(random)
@@ -271,7 +254,6 @@ KINDS: dict[str, tuple[float, Callable[..., tuple[str, list[str]]]]] = {
     "place": (9, Worlds.places),
     "model": (6, Worlds.models),
     "dataset": (2, Worlds.datasets),
-    "reference": (2, Worlds.reference),
     "grid": (8, Worlds.grids),
     "command line": (15, Worlds.command_lines),
 }
@@ -351,3 +333,124 @@ def force_remove(path: Path) -> None:
             if not os.path.islink(os.path.join(directory, name)):
                 os.chmod(os.path.join(directory, name), 0o700)
     shutil.rmtree(path)
+
+
+#: Arguments by what is right for them.
+ROLES: Mapping[str, str] = {
+    **dict.fromkeys(("run_name", "run_names", "before", "after"), "run"),
+    **dict.fromkeys(("model", "tokenizer", "remote_code"), "model"),
+    **dict.fromkeys(("output", "figures", "svg", "tiny", "destination"), "new"),
+    **dict.fromkeys(("results", "there"), "results"),
+    **dict.fromkeys(("grid", "grids"), "grid"),
+    "source": "model",
+    "directory": "dataset",
+    "sql": "sql",
+    "id": "run",
+    "emulate": "emulate",
+    "address": "address",
+    "submission_id": "word",
+    "deadline": "deadline",
+    "budget": "budget",
+    "host": "host",
+    "working_dir": "results",
+    "shared": "results",
+}
+SQL = (
+    *("", "/* */", "select 'a\\0b'", "select '\x1b[31m' as x", f"select {'(' * 500}1{')' * 500}"),
+    *(Path(__file__).with_name("statements.sql").read_text().splitlines()),
+)
+_DEADLINES = "08:00 24:00 25:61 2026-11-22T08:00+01:00 9999-12-31T23:59 0001-01-01"
+WORDS: Mapping[str, Sequence[str]] = {
+    "sql": SQL,
+    "emulate": [
+        *("1x2:HPU", "2x8", "1x1:CPU", "0x8", "2x8:", ":", "9x9x9", "-1x8", "1x8,1x8:GPU", "²x8"),
+    ],
+    "address": ["http://127.0.0.1:1", "127.0.0.1:1", "http://[::1", "http://", "ftp://127.0.0.1:1"],
+    "word": ["x", "../x", "", "a b"],
+    "deadline": _DEADLINES.split(),
+    "budget": ["9h", "1h30m", "0m", "-1h", "999999999999h", "1e9s", "²h", "h"],
+    "host": ["127.0.0.1", "::1", "256.1.1.1", "nowhere.invalid", ""],
+}
+NUMBERS = [
+    *("0", "1", "-1", "8", "0.5", "5%", "100%", "nan", "inf", "-inf", "1e309", "1e-320", "²", "٣"),
+    *("9" * 20, "9" * 400, "9" * 5000, "0x10", "1_000", " 1", "+1", "1,5"),
+]
+#: In the place of any value.
+BAD = [
+    *(*TEXTS, *NUMBERS, *(word for words in WORDS.values() for word in words), "z" * 5000),
+    *("/", ".", "..", "-", "--", "@", "~", "~nobody/x", "/dev/null", "/dev/zero", "/dev/full"),
+    *(
+        "/proc/self/mem",
+        "/proc/kmsg",
+        "/nowhere/x",
+        "a/" * 3000,
+        "\udcff",
+        "\udc80x",
+        "*",
+        "--json",
+    ),
+]
+
+
+def reads_results(name: str) -> bool:
+    return any(action.dest == "results" for action in parsers()[name]._actions)
+
+
+@dataclass(frozen=True)
+class CommandLines:
+    """Draws command lines: ``right`` has values that are right, by role, and ``hostility`` is the
+    share of values from the pool of bad ones."""
+
+    random: Random
+    right: Mapping[str, Sequence[str]]
+    hostility: float
+
+    def of(self, name: str) -> list[str]:
+        return [name, *self._arguments(parsers()[name])]
+
+    def _arguments(self, parser: argparse.ArgumentParser) -> list[str]:
+        random = self.random
+        options: list[list[str]] = []
+        positionals: list[list[str]] = []
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                name = random.choice([*action.choices, *["nonsense"] * (self.hostility > 0.1)])
+                kind = action.choices.get(name)
+                positionals.append([name, *(self._arguments(kind) if kind else [])])
+            elif isinstance(action, argparse._HelpAction | argparse._VersionAction):
+                if random.random() < self.hostility / 20:
+                    options.append([random.choice(action.option_strings)])
+            elif not action.option_strings:
+                positionals.append(self._positional(action))
+            elif random.random() < (0.97 if action.dest == "results" else 0.2) or action.required:
+                options.append(self._option(action))
+        random.shuffle(options)
+        words = [word for part in [*positionals, *options] for word in part]
+        if random.random() < self.hostility / 5:
+            words.insert(random.randrange(len(words) + 1), random.choice(BAD))
+        return words
+
+    def _positional(self, action: argparse.Action) -> list[str]:
+        if action.nargs in ("?", "*") and self.random.random() < 0.3:
+            return []
+        if self.random.random() < self.hostility / 4:
+            return []
+        word = self._word(action)
+        dashes = word.startswith("-") and word != "-" and self.random.random() < 0.7
+        return ["--", word] if dashes else [word]
+
+    def _option(self, action: argparse.Action) -> list[str]:
+        flag = self.random.choice(action.option_strings)
+        if action.nargs == 0 or not flag.startswith("--"):
+            return [flag]
+        return [f"{flag}={self._word(action)}"]
+
+    def _word(self, action: argparse.Action) -> str:
+        if self.random.random() < self.hostility:
+            return self.random.choice(BAD)
+        if action.choices is not None:
+            return str(self.random.choice(list(action.choices)))
+        role = ROLES.get(action.dest, "")
+        if known := self.right.get(role) or WORDS.get(role):
+            return self.random.choice(known)
+        return self.random.choice(NUMBERS if self.random.random() < 0.8 else TEXTS)

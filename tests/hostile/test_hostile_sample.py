@@ -10,8 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from hostile import SEED, Findings, preload
-from hostile_worker import run_cases
+from hostile import SEED, Findings, preload, run_cases
 
 #: Inputs of every kind; ten thousand are asked in the rehearsal.
 SAMPLE = 60

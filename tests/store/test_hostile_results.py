@@ -21,15 +21,13 @@ from odd_files import a_directory, a_link_to_a_device, a_pipe
 
 from orchestrator.analysis import hardware
 from orchestrator.cli.main import main
-from orchestrator.core.errors import MEANINGS, StoreLocked
+from orchestrator.core.errors import MEANINGS
 from orchestrator.driver.options import RunOptions, with_cards_of
 from orchestrator.store import files as run_files
 from orchestrator.store.disk import digest
 from orchestrator.store.store import Store
 from workloads.base import BadConfiguration, DataMissing
-from workloads.data.records import records
-from workloads.inspection.checkpoints import index_shards, read_config
-from workloads.inspection.headers import read_header
+from workloads.inspection.checkpoints import index_shards
 from workloads.models.chatglm3.layout import from_original_config, sizes_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -129,7 +127,6 @@ def rows_of(results: Path, run: str = "night") -> list[Path]:
 # ---------------------------------------------------------------- rows
 
 
-@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     which=st.integers(0, ROWS - 1),
@@ -138,7 +135,7 @@ def rows_of(results: Path, run: str = "night") -> list[Path]:
     cut=st.none() | st.integers(0, 10**6),
     junk=st.binary(max_size=20),
 )
-def test_a_rotten_row_is_left_out_and_named(
+def test_a_rotten_row_is_left_out(
     sound: Path,
     tmp_path_factory: pytest.TempPathFactory,
     which: int,
@@ -154,8 +151,6 @@ def test_a_rotten_row_is_left_out_and_named(
     if cut is not None:
         del data[cut % len(data) :]
     victim.write_bytes(bytes(data) + junk)
-    said = check_all(results, {name: COMMANDS[name] for name in ("report", "compare")})
-    assert victim.name in said
     contents = Store.existing(results, "night").read()
     assert len(contents.measurements) == ROWS - 1
     assert [damage.path for damage in contents.damaged] == [victim]
@@ -198,15 +193,8 @@ FOREIGN: dict[str, Callable[[Path], bytes]] = {
     "a state that is none": lambda r: _with(r, "state", pa.array(["SUCEEDED"])),
     "text for numbers": lambda r: _with(r, "batch_size", pa.array(["many"])),
     "parameters 5,000 deep": lambda r: _with(r, "parameters", _parameter("[" * 5000 + "]" * 5000)),
-    "samples of something else": lambda r: _with(r, "samples", pa.array([[{"x": 1}]])),
-    "an infinite time": lambda r: _with(r, "load_s", pa.array([float("inf")])),
-    "a throughput that is no number": lambda r: _with(r, "throughput", pa.array([float("nan")])),
     "text that is not UTF-8": lambda r: _with(
         r, "reason", pa.array([b"\xff"], pa.binary()).view(pa.string())
-    ),
-    "no job": lambda r: _with(r, "job_id", pa.array([None], pa.string())),
-    "a time beyond all": lambda r: _with(
-        r, "started_at", pa.array([2**62], pa.timestamp("us", "UTC"))
     ),
     "columns twice": lambda r: foreign(
         pa.Table.from_arrays(
@@ -239,12 +227,6 @@ def test_foreign_files_with_fitting_names_are_survived(results: Path) -> None:
         store.append(row(ROWS))
     assert all(path.read_bytes() == data for path, data in paths.items()), "they stay as they are"
     assert len(Store.existing(results, "night").measurements()) == ROWS + 1
-
-
-def test_the_name_of_a_file_cannot_write_to_the_terminal(results: Path) -> None:
-    (results / "night" / "rows" / "\x1b[31mred\x07.parquet").write_bytes(b"x")
-    said = check_all(results, COMMANDS | SLOW)
-    assert r"\x1b[31mred\x07.parquet" in said and not {"\x1b", "\x07"} & set(said)
 
 
 # ---------------------------------------------------------------- things in the place of files
@@ -284,23 +266,10 @@ def test_other_things_in_the_place_of_files(results: Path, put: Callable[[Path],
 @pytest.mark.parametrize("content", JSON_TRAPS, ids=range(len(JSON_TRAPS)))
 def test_side_files_may_hold_anything(results: Path, content: bytes) -> None:
     """They are for the eyes only; the rows say what is."""
-    for name in ("status.json", "options.json"):
+    for name in ("status.json", "options.json", "driver.lock"):
         (results / "night" / name).write_bytes(content)
     commands = {"status": COMMANDS["status"], "newest": SLOW["status of the newest"]}
     check_all(results, commands)
-
-
-@pytest.mark.slow
-@settings(max_examples=30)
-@given(content=st.binary(max_size=200) | st.sampled_from(JSON_TRAPS))
-def test_a_lock_that_cannot_be_understood_refuses_the_run(sound, tmp_path_factory, content) -> None:
-    """It may be a living driver's, so nobody takes it over."""
-    results = Path(shutil.copytree(sound, tmp_path_factory.mktemp("lock") / "results"))
-    (results / "night" / "driver.lock").write_bytes(content)
-    run = ["run", "GRID", "--emulate", "1x2:HPU", "--run", "night"]
-    code, said = ask(results, run)
-    assert code == 4 and "driver.lock" in said, said
-    check_all(results, {"status": COMMANDS["status"], "report": COMMANDS["report"]})
 
 
 @pytest.fixture
@@ -310,6 +279,7 @@ def ruined(results: Path) -> Iterator[Path]:
     (results / "night" / "rows" / "stranger.parquet").mkdir()
     (results / "night" / "rows" / f".{rows[1].name}.partial").write_bytes(b"half a row")
     (results / "night" / "status.json").write_bytes(b"[" * 100_000)
+    (results / "night" / "driver.lock").write_bytes(b"\xff{")
     (results / "night" / "quarantine").mkdir()
     (results / "night" / "quarantine" / "old.parquet").write_bytes(b"old")
     (results / "not a run").mkdir()
@@ -321,28 +291,12 @@ def ruined(results: Path) -> Iterator[Path]:
 
 def test_every_command_survives_a_ruin(ruined: Path) -> None:
     victim = rows_of(ruined)[0].name
-    said = check_all(ruined, COMMANDS | SLOW)
-    assert victim in said
+    for name in ("report", "query"):
+        assert victim in check_all(ruined, {name: COMMANDS[name]}), name
+    check_all(ruined, COMMANDS | SLOW)
     page = (ruined / "night" / "report.html").read_text()
     assert victim in page and "files of this run could not be read" in page
     assert len(Store.existing(ruined, "night").measurements()) >= 1
-
-
-def test_a_lock_with_numbers_that_cannot_be_is_not_understood(results: Path) -> None:
-    with Store(results, "night") as store:
-        lock = json.loads((store.path / "driver.lock").read_text())
-    for name in ("locked_at", "process_started", "pid"):
-        for value in ("1e400", "-1e400", "NaN", "9" * 400, "-1"):
-            text = json.dumps(lock | {name: "PLACE"}).replace('"PLACE"', value)
-            (store.path / "driver.lock").write_text(text)
-            with pytest.raises(StoreLocked, match=r"driver\.lock"):
-                store.refuse_if_held()
-
-
-@pytest.mark.parametrize("sql", ["", " ", ";", "-- nothing"])
-def test_a_query_without_a_statement_is_refused(results: Path, sql: str) -> None:
-    code, said = ask(results, ["query", sql])
-    assert code == 2 and "no statement" in said
 
 
 @pytest.mark.parametrize("output", ["/", "", "DEVICE", "."])
@@ -353,34 +307,6 @@ def test_a_report_is_not_written_over_what_is_no_file(results, tmp_path, output)
     code, said = ask(results, words)
     assert code == 4 and "write" in said
     assert pipe.is_fifo()
-
-
-# ---------------------------------------------------------------- a run that goes on
-
-
-def test_a_run_goes_on_beside_a_foreign_file(results: Path) -> None:
-    from orchestrator.grid.parser import parse_grid
-
-    (job,) = parse_grid(GRID.encode(), "grid.yaml").jobs()
-    assert isinstance(job.batch_size, int)
-    with Store(results, "again") as store:
-        store.append(
-            row(
-                0,
-                job_id=job.job_id,
-                attempt_id=f"{job.job_id}-1",
-                precision=job.precision,
-                batch_size=job.batch_size,
-                parameters=dict(job.parameters),
-            )
-        )
-    data = FOREIGN["a state that is none"](results)
-    name = f"x-1-{digest(data)}.parquet"
-    (results / "again" / "rows" / name).write_bytes(data)
-    code, said = ask(results, ["run", "GRID", "--emulate", "1x2:HPU", "--run", "again", "--quiet"])
-    assert code == 0 and "0 run, 1 reuse" in said, said
-    assert name in said
-    assert (results / "again" / "report.html").exists()
 
 
 # ---------------------------------------------------------------- foreign
@@ -428,22 +354,6 @@ def test_an_index_leads_nowhere_else(tmp_path: Path, names: list[Any]) -> None:
         index_shards(index)
 
 
-@pytest.mark.parametrize("name", ["config.json", "train.json", "model.safetensors", "grid.yaml"])
-def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str, capsys: Any) -> None:
-    os.mkfifo(tmp_path / name)
-    if name == "grid.yaml":
-        assert main(["plan", str(tmp_path / name)]) == 2
-        assert "pipe" in capsys.readouterr().err
-        return
-    with pytest.raises(DataMissing):
-        if name == "config.json":
-            read_config(tmp_path)
-        elif name == "train.json":
-            list(records(tmp_path / name))
-        else:
-            read_header(tmp_path / name)
-
-
 @pytest.mark.parametrize("name", ["published.csv", "devices.csv"])
 @pytest.mark.parametrize(
     "damage",
@@ -487,11 +397,3 @@ def test_options_of_a_run_that_make_no_sense_are_left_out(tmp_path: Path, conten
     assert with_cards_of(tmp_path, options) == options
     (tmp_path / run_files.OPTIONS).write_text('{"emulate": "1x2:HPU", "address": null}')
     assert with_cards_of(tmp_path, options).emulate == "1x2:HPU"
-
-
-def test_an_option_without_its_value_is_refused(capsys: Any) -> None:
-    """``--results=--`` would be a list to argparse."""
-    with pytest.raises(SystemExit) as ended:
-        main(["status", "--results=--"])
-    assert ended.value.code == 2
-    assert "--results: expected one argument" in capsys.readouterr().err

@@ -14,11 +14,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import store_processes
 from driver_cases import STATUS
+from hypothesis import example, given
+from hypothesis import strategies as st
 from measurements import journal_row, row
 from patience import patience
 from store_processes import CONTEXT
@@ -125,12 +128,35 @@ def test_an_orderly_end_leaves_no_lock(tmp_path: Path) -> None:
         assert store.taken_over_from is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "\0\0"])
-def test_a_lock_that_cannot_be_read_is_respected(tmp_path: Path, content: str) -> None:
-    (tmp_path / "night").mkdir()
-    (tmp_path / "night" / run_files.LOCK).write_text(content)
-    with pytest.raises(StoreLocked, match="delete the file"), Store(tmp_path, "night"):
-        pass
+#: Numbers of a lock that no process can have.
+IMPOSSIBLE = [
+    f'"{name}": {value}'
+    for name in ("locked_at", "process_started", "pid")
+    for value in ("1e400", "-1e400", "NaN", "9" * 400, "-1")
+]
+
+
+@given(content=st.binary(max_size=200) | st.sampled_from([b"", b"[]", b"{", b"[" * 50_000]))
+@example(content=b'{"pid": 1}')
+def test_a_lock_that_cannot_be_understood_is_respected(content: bytes) -> None:
+    """It may be a living driver's, so nobody takes it over."""
+    with TemporaryDirectory() as directory:
+        lock_file = Path(directory, "night", run_files.LOCK)
+        lock_file.parent.mkdir()
+        lock_file.write_bytes(content)
+        with pytest.raises(StoreLocked, match="delete the file"), Store(Path(directory), "night"):
+            pass
+        assert lock_file.read_bytes() == content
+
+
+@pytest.mark.parametrize("number", IMPOSSIBLE)
+def test_a_lock_with_an_impossible_number_is_not_understood(tmp_path: Path, number: str) -> None:
+    with Store(tmp_path, "night") as store:
+        text = (store.path / run_files.LOCK).read_text()
+    text = json.dumps(json.loads(text))[:-1]  # without its end; the last of two values counts
+    (store.path / run_files.LOCK).write_text(f"{text}, {number}}}")
+    with pytest.raises(StoreLocked, match=r"driver\.lock"):
+        store.refuse_if_held()
 
 
 def test_a_writer_whose_lock_was_taken_away_stops_writing(tmp_path: Path) -> None:
