@@ -28,13 +28,12 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("results")
-    with Store(directory, "every") as store:
-        store.append(*every_state(items=2))
     night = Night(emulated=False, run="real")
     for cards in (1, 2):
         precision_grid(night, cards=cards, sizes=(8, 32), precisions=("bf16",), items=3)
-    with Store(directory, "real") as store:
-        store.append(*night.rows)
+    for run, rows in (("real", night.rows), ("smoke", every_state(items=2))):
+        with Store(directory, run) as store:
+            store.append(*rows)
     return directory
 
 
@@ -145,3 +144,34 @@ def test_lengths_are_fixed_only_where_the_job_fixed_them() -> None:
     assert lengths(replace(row, parameters=fixed)) == (128, 64, "fixed")
     assert lengths(replace(row, parameters={**fixed, "ignore_eos": False}))[2] == "mean"
     assert lengths(replace(row, parameters={}, items=())) == (None, None, "")
+
+
+def test_tables_and_page_by_default(results: Path, nightgrid: Nightgrid) -> None:
+    out = nightgrid("report", "--results", results).out
+    page = results / "smoke" / "report.html"
+    assert "Best setting for each model and device" in out
+    assert out.rstrip().endswith(f"page: {page.resolve()}")
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(
+    ("form", "start"),
+    [
+        ("terminal", "Run smoke"),
+        ("md", "# Run smoke"),
+        ("csv", "schema_version,"),
+        ("json", "{"),
+        ("html", "<!DOCTYPE html>"),
+    ],
+)
+def test_every_format_to_screen_and_file(
+    results: Path, tmp_path: Path, nightgrid: Nightgrid, form: str, start: str
+) -> None:
+    options = ("report", "smoke", "--results", results, "--format", form, "--output")
+    screen = nightgrid(*options, "-")
+    assert screen.out.startswith(start)
+    assert form != "json" or screen.json["run"] == "smoke"  # nothing else is on it
+    file = tmp_path / "out" / f"report.{form}"
+    nightgrid(*options, file)
+    assert file.read_text(encoding="utf-8").startswith(start)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]

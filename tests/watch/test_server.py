@@ -1,19 +1,26 @@
-"""The watch server over real HTTP: five addresses, a token beyond loopback, nothing else."""
+"""The watch server over real HTTP, and `nightgrid watch` as a user types it."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
-import stat
+import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from command_line import Nightgrid
 from measurement_factory import every_state
+from odd_files import a_device, a_directory, a_pipe, a_sparse_file
+from patience import patience
 from run_directory import RunDirectory
 
 from orchestrator.analysis.summary import summarize
@@ -140,30 +147,24 @@ def test_the_report_is_served_once_there_is_one(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "kind", ["a link", "a pipe", "a device", "a directory", "larger than 256 MiB"]
+    ("put", "kind"),
+    [
+        (lambda path: path.symlink_to("../../secret"), b""),
+        (a_pipe, b"a pipe"),
+        (a_device, b"a device"),
+        (a_directory, b"a directory"),
+        (a_sparse_file, b"larger than 256 MiB"),
+    ],
 )
 def test_a_report_that_is_no_file_of_its_own_is_neither_shown_nor_waited_for(
-    directory: RunDirectory, server: WatchServer, kind: str, tmp_path: Path
+    directory: RunDirectory, server: WatchServer, put: Callable[[Path], object], kind: bytes
 ) -> None:
     """Others may write results too: a link would show them what only the watcher may read."""
-    path = directory.store.path / "report.html"
-    if kind == "a link":
-        path.symlink_to(tmp_path / "secret")
-    elif kind == "a pipe":
-        os.mkfifo(path)
-    elif kind == "a directory":
-        path.mkdir()
-    elif kind == "a device":
-        try:
-            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
-        except PermissionError:
-            pytest.skip("this process may not make a device")
-    else:
-        with path.open("wb") as file:
-            file.truncate(2**40)
+    report = directory.store.path / "report.html"
+    put(report)
     status, _, body = get(server, "/report")
-    assert status == 404 and b"secret" not in body
-    assert kind == "a link" or kind.encode() in body
+    assert status == 404 and b"secret" not in body and kind in body
+    assert not report.is_symlink() or report.read_text() == "secret"
     assert get(server, "/state")[0] == 200
 
 
@@ -222,3 +223,95 @@ def test_with_a_token_only_the_token_lets_in(
     headers: dict[str, str], query: str, verdict: Verdict
 ) -> None:
     assert CLOSED.verdict(headers, query) is verdict
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def watching(
+    results: Path, *options: str, end: signal.Signals = signal.SIGINT, deaf: bool = False
+) -> Iterator[str]:
+    """The command in a process of its own; the address that it prints. ``deaf`` to SIGINT is what
+    a shell starts in the background."""
+    command = [sys.executable, "-m", "orchestrator", "watch", "--results", str(results)]
+    process = subprocess.Popen(
+        [*command, "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if deaf else None,
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, line + process.stdout.read()
+        yield found[0]
+        if deaf:
+            process.send_signal(signal.SIGINT)
+            assert status_of(found[0]) == 200
+        process.send_signal(end)
+        assert process.wait(timeout=patience(20)) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=patience(10)) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def test_it_serves_the_newest_run_on_loopback_until_ctrl_c(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).status()
+    with watching(tmp_path) as url:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
+        assert status_of(url) == 200 and status_of(f"{url}state") == 200
+
+
+def test_in_the_background_it_ends_on_sigterm(tmp_path: Path) -> None:
+    """Where a shell has SIGINT ignored, as `nightgrid watch &` in a script; the port is free."""
+    RunDirectory(tmp_path).status()
+    with watching(tmp_path, end=signal.SIGTERM, deaf=True) as url:
+        port = int(url.rstrip("/").rpartition(":")[2])
+        assert status_of(url) == 200
+    with socket.socket() as asking:
+        assert asking.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.slow
+def test_beyond_loopback_it_makes_a_token_and_refuses_without(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).status()
+    seen = set()
+    for _ in range(2):
+        with watching(tmp_path, "--host", "0.0.0.0") as url:
+            found = re.fullmatch(r"http://[^:]+:(\d+)/\?token=([\w-]{32})", url)
+            assert found, url
+            port, token = found.groups()
+            assert status_of(f"http://127.0.0.1:{port}/state") == 401
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/state", headers={"Authorization": f"Bearer {token}"}
+            )
+            with urllib.request.urlopen(request, timeout=patience(10)) as answer:
+                assert answer.status == 200
+            seen.add(token)
+    assert len(seen) == 2
+
+
+def test_what_cannot_be_served_is_refused(tmp_path: Path, nightgrid: Nightgrid) -> None:
+    nightgrid("watch", "--results", tmp_path, code=4)
+    RunDirectory(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = nightgrid("watch", "--results", tmp_path, "--port", port, code=1)
+    assert "--port 0 takes a free port" in refused.err
+    nightgrid("watch", "--port", "65536", code=2)
