@@ -38,8 +38,6 @@ KINDS = {
     "length": (Role.INPUT, Role.OUTPUT),
     "layout": (Role.CARDS, Role.SIZE),
 }
-#: Squared distance of cells that differ in one category.
-_FAR_CATEGORY = 4.0
 
 
 class Space:
@@ -126,21 +124,6 @@ class Space:
         for codes in self._codes.T:
             total += ~np.isin(codes[rows], codes[known])
         return total
-
-    def spread_out(self, count: int, first: int) -> list[int]:
-        """Rows of a space-filling choice: each is the farthest from those before it."""
-        features = self._sizes / np.maximum(self._sizes.std(axis=0), 1e-9)
-        rows, chosen = np.arange(self.size), [first]
-        nearest = np.full(self.size, np.inf)
-        while len(chosen) < min(count, self.size):
-            last = chosen[-1]
-            # A category that differs is as far as two standard deviations of a size.
-            distance = np.square(features - features[last]).sum(axis=1)
-            distance += _FAR_CATEGORY * self.mismatches(rows, [last])[:, 0]
-            nearest = np.minimum(nearest, distance)
-            nearest[chosen] = -1.0
-            chosen.append(int(nearest.argmax()))
-        return chosen
 
 
 def _numbered(features: NDArray[Any]) -> NDArray[np.intp]:

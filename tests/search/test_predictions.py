@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import product
 from math import exp
 
 import numpy as np
 import pytest
-from schedule_cases import job
+from search_cases import cells, throughput
 
 from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Prediction
 from orchestrator.search.predictions import Known, predict
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-SPEED = {"fp32": 1.0, "bf16": 1.9, "int8": 1.4, "m1": 1.0, "m2": 0.5}
-JOBS = [
-    job(model=model, precision=precision, batch_size=batch)
-    for model, precision, batch in product(("m1", "m2"), ("fp32", "bf16", "int8"), BATCHES)
-]
+JOBS = cells("m1", "m2")
 NOISE = 0.01
-
-
-def throughput(of: Job, draw: float = 0.0) -> float:
-    """Tokens/s that saturate with the batch, with some noise."""
-    size = float(of.batch_size)
-    return 100 * SPEED[of.precision] * SPEED[of.model] * size / (1 + size / 20) * exp(NOISE * draw)
 
 
 def known(jobs: Iterable[Job], *, seed: int = 0, earlier: bool = False) -> list[Known]:
@@ -36,7 +24,7 @@ def known(jobs: Iterable[Job], *, seed: int = 0, earlier: bool = False) -> list[
         Known(
             job=one,
             state=State.SUCCEEDED,
-            figures={"throughput": throughput(one, draw.normal())},
+            figures={"throughput": throughput(one) * exp(NOISE * draw.normal())},
             earlier=earlier,
         )
         for one in jobs

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
-from schedule_cases import job
+from search_cases import cells, figures
 
 from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Doubt
@@ -16,20 +15,9 @@ from orchestrator.core.status import Answered
 from orchestrator.grid.objectives import Constraint, Question
 from orchestrator.search.order import SearchOrder
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-JOBS = [
-    job(precision=precision, batch_size=batch)
-    for precision, batch in product(("fp32", "bf16", "int8"), BATCHES)
-]
-SPEED = {"fp32": 1.0, "bf16": 1.9, "int8": 1.4}
+JOBS = cells("tiny")
 BEST = Question(best="throughput", more_is_better=True)
 QUICK = Constraint(figure="latency_p50_s", at_most=True, bound=0.02)
-
-
-def figures(job: Job) -> dict[str, float]:
-    size = float(job.batch_size)
-    rate = 100 * SPEED[job.precision] * size / (1 + size / 20)
-    return {"throughput": rate, "latency_p50_s": size / rate}
 
 
 def answered(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 
 import pytest
+import search_cases
 from schedule_cases import Fixed, job, nodes, planned
+from search_cases import cells, throughput
 
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Job, State
@@ -17,23 +18,11 @@ from orchestrator.grid.objectives import Constraint, Question, SearchSettings
 from orchestrator.scheduler.simulator import Faults, SimulationResult, SimulationSettings, simulate
 from orchestrator.search.order import SearchOrder
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-JOBS = [
-    job(model=model, precision=precision, batch_size=batch)
-    for model, precision, batch in product(("m1", "m2"), ("fp32", "bf16", "int8"), BATCHES)
-]
-SPEED = {"tiny": 1.0, "fp32": 1.0, "bf16": 1.9, "int8": 1.4, "m1": 1.0, "m2": 0.5}
-
-
-def throughput(job: Job) -> float:
-    """Tokens/s that saturate with the batch."""
-    size = float(job.batch_size)
-    return 100 * SPEED[job.precision] * SPEED[job.model] * size / (1 + size / 20) * job.cards**0.9
+JOBS = cells("m1", "m2")
 
 
 def figures(row: RecordRow) -> dict[str, float]:
-    rate = throughput(row.job)
-    return {"throughput": rate, "latency_p50_s": float(row.job.batch_size) / rate}
+    return search_cases.figures(row.job)
 
 
 def order_of(

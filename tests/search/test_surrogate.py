@@ -16,7 +16,7 @@ from orchestrator.search.acquisition import (
     front,
     probability_below,
 )
-from orchestrator.search.roofline import PARAMETERS, Mean, Plane, Roofline
+from orchestrator.search.roofline import PARAMETERS, Mean, Roofline
 from orchestrator.search.search import Metric, Search
 from orchestrator.search.space import Role, Space
 from orchestrator.search.surrogate import Belief, Surrogate
@@ -65,16 +65,6 @@ def test_the_roofline_has_the_shape_of_the_hardware() -> None:
                 assert times[other] > times[row]
 
 
-@given(st.permutations([0, 3, 9, 14, 21, 30]))
-def test_beliefs_do_not_depend_on_the_order_of_cells(order: list[int]) -> None:
-    logs = np.sin(np.arange(SPACE.size)) * 0.1
-    one = Surrogate(SPACE, Plane(SPACE)).fit(order, logs[order], EVERY)
-    rows = sorted(order)
-    other = Surrogate(SPACE, Plane(SPACE)).fit(rows, logs[rows], EVERY)
-    assert np.allclose(one.mean, other.mean, atol=1e-6)
-    assert np.allclose(one.deviation, other.deviation, atol=1e-6)
-
-
 def test_a_measured_cell_is_nearly_known() -> None:
     rows = [0, 5, 11, 18, 26]
     logs = Roofline(SPACE).linear(Roofline(SPACE).start + 0.5, EVERY)[0]
@@ -83,12 +73,6 @@ def test_a_measured_cell_is_nearly_known() -> None:
     assert np.abs(after.mean - logs)[rows].max() < 0.05
     assert (after.deviation <= before.deviation).all()
     assert after.deviation[rows].max() < 0.2 * before.deviation.min()
-
-
-def test_three_cells_on_a_roofline_foretell_the_others() -> None:
-    logs = Roofline(SPACE).linear(Roofline(SPACE).start + 0.4, EVERY)[0]
-    belief = Surrogate(SPACE, Roofline(SPACE)).fit([0, 15, 30], logs[[0, 15, 30]], EVERY)
-    assert np.median(np.abs(belief.mean - logs)) < 0.12
 
 
 def test_intervals_cover_draws_from_the_noise() -> None:
@@ -154,12 +138,6 @@ def test_settings_without_numbers_are_categories() -> None:
     assert space.categories == 1
     assert space.mismatches([0], [1, 2]).tolist() == [[1.0, 1.0]]
     assert space.squared_distances("layout", [0], [1])[0, 0] > 0
-
-
-def test_a_spread_of_cells_has_every_category_before_it_repeats_one() -> None:
-    chosen = SPACE.spread_out(SPACE.size, 0)
-    assert sorted(chosen) == list(EVERY)
-    assert {GRID[row]["engine"] for row in chosen[:2]} == {"a", "b"}
 
 
 @pytest.mark.parametrize("seed", range(4))
