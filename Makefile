@@ -62,7 +62,7 @@ test-gaudi: $(GAUDI_VENV)/.installed
 	PYTHONPATH=$(CURDIR)/tests/gaudi/standin $(GAUDI_VENV)/bin/python -m pytest tests/gaudi
 
 quick: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n $(QUICK_PROCESSES) --hypothesis-profile=quick -m "not ray and not slow and not real"
+	$(VENV)/bin/python -m pytest -n $(QUICK_PROCESSES) --hypothesis-profile=quick --durations=20 --durations-min=1 -m "not ray and not slow and not real"
 
 # One after the other, since each takes the whole machine; `make -k rehearsal` does all in any case.
 rehearsal:

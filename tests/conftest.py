@@ -10,6 +10,7 @@ import gc
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cost import Cost
 from guardian import guard_this_process
 from hypothesis import HealthCheck, settings
 from patience import patience
@@ -55,7 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Have all that tests start end with this process. A shell starts what it puts in the
     background with SIGINT ignored, which programs would inherit: one that has a handler, even one
     that does nothing, is theirs by default again."""
-    config.pluginmanager.register(Cost())
     logging.getLogger().addHandler(logging.NullHandler())  # else warnings go to standard error
     guard_this_process()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -65,6 +64,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure() -> None:
     """Remove the file of turns, if this process has made it, and not one that it is a part of."""
     OWN_TURNS.unlink(missing_ok=True)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which every test is left out: some load libraries for seconds."""
+    expression = str(config.option.markexpr)
+    if collection_path.suffix != ".py" or not re.fullmatch(r"not \w+( and not \w+)*", expression):
+        return None
+    left_out = "|".join(re.findall(r"not (\w+)", expression))
+    whole = rf"^pytestmark = .*\bmark\.(?:{left_out})\b"
+    return True if re.search(whole, collection_path.read_text(), re.MULTILINE) else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from core_cases import a_job, a_sample, a_worker
+from core_cases import Clock, a_job, a_sample, a_worker
 
 from orchestrator.core.events import (
     AttemptEnded,
@@ -100,14 +100,10 @@ def result(wall_s: float = 2.0) -> Result:
     )
 
 
-class FakeClock:
+class FakeClock(Clock):
     """Seconds since the epoch that pass only when somebody waits."""
 
-    def __init__(self) -> None:
-        self.now = MOMENT
-
-    def __call__(self) -> float:
-        return self.now
+    now = MOMENT
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds

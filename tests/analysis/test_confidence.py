@@ -97,15 +97,6 @@ def test_the_nested_interval_covers_whatever_the_two_parts_are(
     assert 0.90 <= covered / 2000 <= 0.98
 
 
-def test_an_interval_within_one_process_does_not_cover_what_processes_differ_by() -> None:
-    """The check of the check: repeats of a single process, where processes differ five times as
-    much as repeats do."""
-    chance = np.random.default_rng(1)
-    values = 1 + 0.05 * chance.standard_normal((500, 1)) + 0.01 * chance.standard_normal((500, 8))
-    intervals = [mean_interval(row) for row in values.tolist()]
-    assert sum(i is not None and i.low <= 1 <= i.high for i in intervals) < 200
-
-
 def test_the_parts_of_the_variance_are_told_apart() -> None:
     chance = np.random.default_rng(2)
     means = 100 + 3 * chance.standard_normal(4000) + chance.standard_normal(4000)

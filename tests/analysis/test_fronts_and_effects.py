@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,21 +14,17 @@ from planted_lies import rows_of_the_card
 
 from orchestrator.analysis.effects import baseline, effects_of, scalings_of
 from orchestrator.analysis.rankings import (
-    Verdict,
     fronts_of,
     latency,
     pareto,
-    rankings_of,
     throughput,
 )
 from orchestrator.analysis.selection import settings_of
 from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.job import MAX, State
 from orchestrator.core.measurement import Measurement
-from orchestrator.grid.parser import parse_grid
 from orchestrator.report.charts import LABEL_CHARACTERS, effects_chart
 
-LAYOUTS = Path(__file__).resolve().parents[2] / "grids" / "parallelism.yaml"
 ONE = Night().add(a_job())
 
 
@@ -287,16 +282,3 @@ def test_scaling_tells_speedup_and_efficiency_of_equal_batches_only() -> None:
         night.add(a_job(cards=2, precision="fp32"), State.OUT_OF_MEMORY),
     ]
     assert scalings_of(rows, settings_of(rows)) == ()
-
-
-def test_all_layouts_of_the_grid_meet_in_one_ranking() -> None:
-    night = Night(emulated=False)
-    rows = [
-        with_interval(night.add(job), 100.0 + number * 10, 1.0)
-        for number, job in enumerate(parse_grid(LAYOUTS.read_bytes(), LAYOUTS.name).jobs())
-    ]
-    (ranking,) = rankings_of(rows, settings_of(rows))
-    assert ranking.contenders == len(rows) == 9 and ranking.verdict is Verdict.CLEAR_WINNER
-    strategies = {row.parameters["strategy"] for row in ranking.ranked}
-    assert strategies == {"ddp", "fsdp2", "zero1", "pipeline"}
-    assert ranking.fastest.parameters["strategy"] == "pipeline"

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 from grid_cases import grid
 from measurement_factory import Night, a_job, precision_grid
 
@@ -98,16 +96,7 @@ def test_a_row_below_half_of_what_its_card_is_known_to_do_is_named(
 def test_the_published_figures_are_there_with_their_speedups() -> None:
     assert len(PUBLISHED) == 18
     comparisons = against_published([], PUBLISHED)
-    assert [one.about.task for one in comparisons] == [
-        "pretraining",
-        "text-to-image",
-        "summarization-finetuning",
-        "text-generation",
-        "causal-lm-finetuning",
-        "causal-lm-finetuning",
-        "text-to-image",
-    ]
-    bert, _, t5_lines, *_ = comparisons
+    bert, of_images, t5_lines, *_ = comparisons
     assert t5_lines.lines[0].speedup("A100-80GB") == "2.44× best against best"  # of 1 and of 16
     by_batch = {(line.figure.device, line.figure.batch_size): line for line in bert.lines}
     texts = {key: {d: line.speedup(d) for d in line.speedups} for key, line in by_batch.items()}
@@ -118,12 +107,12 @@ def test_the_published_figures_are_there_with_their_speedups() -> None:
     assert by_batch["Gaudi2", 64].training == "20,000 in 1 h 33 min"
     assert by_batch["A100-80GB", 64].training == ""
     images = {
-        (line.figure.device, line.figure.precision): line.speedups for line in comparisons[1].lines
+        (line.figure.device, line.figure.precision): line.speedups for line in of_images.lines
     }
     assert images["Gaudi2", "bf16"] == {"Gaudi1": pytest.approx(3.25 / 0.925)}
     assert images["Gaudi2", "bf16-mixed"] == {"Gaudi1": pytest.approx(4.34 / 1.19)}
     assert not images["A100-80GB", "fp16"]  # it is doubtful, and nothing is compared with it
-    assert any("TITAN RTX" in note and "3.41" in note for note in comparisons[1].notes)
+    assert any("TITAN RTX" in note and "3.41" in note for note in of_images.notes)
 
 
 def test_what_is_told_of_a_figure_is_what_it_was() -> None:
@@ -237,17 +226,6 @@ def test_a_row_of_the_grid_stands_beside_each_published_figure(figure: Published
     mine = next(line for line in one.lines if line.ours)
     value = 0.01 if one.about.metric == "latency" else 100.0 * mine.figure.cards
     assert mine.figure.value == value
-
-
-@pytest.mark.slow
-def test_published_sizes_are_those_of_the_models_configurations() -> None:
-    sizes = {one.model: one.parameters for one in PUBLISHED}
-    t5_3b = {"d_ff": 16_384, "d_kv": 128, "d_model": 1024, "num_heads": 32, "num_layers": 24}
-    with torch.device("meta"):
-        bert = transformers.BertForMaskedLM(transformers.BertConfig())
-        t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**t5_3b))
-    for name, model in (("bert-base-uncased", bert), ("t5-3b", t5)):
-        assert sum(parameter.numel() for parameter in model.parameters()) == sizes[name]
 
 
 @pytest.mark.parametrize(

@@ -139,26 +139,6 @@ def test_settings_are_lines_where_precision_or_size_leaves_an_axis(
 
 
 @pytest.mark.parametrize(
-    ("choices", "contenders"),
-    [
-        (
-            [{}, {"parameters": (("attention", "eager"), ("output_tokens", 128))}, {"engine": "o"}],
-            [3],
-        ),
-        ([{"parameters": (("steps", steps),)} for steps in (10, 20)], [1, 1]),
-    ],
-    ids=["attention and engine are free choices", "an unknown parameter is work"],
-)
-def test_settings_that_do_the_same_work_compete(
-    choices: list[dict[str, Any]], contenders: list[int]
-) -> None:
-    night = Night()
-    for changes in choices:
-        night.add(a_job(**changes))
-    assert [one.contenders for one in summarize(night.rows).rankings] == contenders
-
-
-@pytest.mark.parametrize(
     ("halves", "verdict", "marks"),
     [
         ((5.0, 3.0, 3.5), "tied", ("~", "~", "")),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import node, nodes
 
-from orchestrator.core.job import Accelerator, default_accelerator
+from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import legal_card_sets, legal_groups
 
 HPU, GPU = Accelerator.HPU, Accelerator.GPU
@@ -38,10 +38,6 @@ def test_no_other_text_is_one(name: str) -> None:
     with pytest.raises(ValueError, match="there is: HPU, GPU, CPU"):
         Accelerator(name)
     assert not hasattr(Accelerator, "TPU")
-
-
-def test_the_default_is_one() -> None:
-    assert default_accelerator() in set(Accelerator)
 
 
 @pytest.mark.parametrize(

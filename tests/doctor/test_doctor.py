@@ -105,14 +105,6 @@ def memory(used: int) -> MemoryUse:
     return MemoryUse(used_bytes=used, limit_bytes=100, killed_from=0.95)
 
 
-def test_packages_that_quantised_checkpoints_need_are_noted() -> None:
-    probe = gaudi_probe(versions={**GAUDI_VERSIONS, "torchao": "0.18.0", "auto-round": "0.16.1"})
-    (found,) = judge(cluster(gaudi(probe=probe)))
-    assert (found.check, found.level) == ("quantization", Level.NOTE)
-    assert "checkpoints of compressed-tensors become UNSUPPORTED" in found.message
-    assert found.remedy == "pip install compressed-tensors"
-
-
 def test_a_cluster_as_it_should_be_has_no_findings() -> None:
     software = {"nightgrid": "0.1.0", "ray": "2.60.0", "torch": "2.13.0"}
     probe = gaudi_probe(versions=software, driver_version="580.65.06")
@@ -131,6 +123,13 @@ NODES: list[tuple[NodeFacts, str, Level, str]] = [
     (
         gaudi(cards={Accelerator.HPU: 8, Accelerator.GPU: 2}, cards_free=10),
         *("cards", E, "GPU and HPU cards"),
+    ),
+    # Two- and four-card jobs then have fewer groups to run on.
+    (
+        gaudi(
+            probe=gaudi_probe(cards=cards(range(4, 8))), cards={Accelerator.HPU: 4}, cards_free=4
+        ),
+        *("cards", N, "4 of a Gaudi server's 8 cards"),
     ),
     *(
         (dataclasses.replace(gaudi(), probe=None, clock=None, **changes), *finding)
@@ -208,6 +207,10 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"memory": memory(96)}, "memory", E, "96% of 0.0 GiB"),
     ({"python": "3.12.1"}, "ray-version", E, "it has Ray 2.60.0 and Python 3.12.1"),
     ({"python": "3.10.14"}, "ray-version", W, "and Python 3.10.14"),
+    (
+        {"versions": GAUDI_VERSIONS | {"torchao": "0.18.0", "auto-round": "0.16.1"}},
+        *("quantization", N, "checkpoints of compressed-tensors become UNSUPPORTED"),
+    ),
 ]
 NODES += [(gaudi(probe=gaudi_probe(**changes)), *finding) for changes, *finding in PROBES]
 
@@ -278,15 +281,6 @@ def test_a_clock_within_the_bound_of_its_measurement_is_no_finding() -> None:
     assert judge(cluster(gaudi(clock=ClockOffset(offset_s=3.0, bound_s=2.9)))) == []
 
 
-def test_half_a_server_is_worth_knowing() -> None:
-    """Two- and four-card jobs then have fewer groups to run on."""
-    half = gaudi_probe(cards=cards(range(4, 8)))
-    node = gaudi(probe=half, cards={Accelerator.HPU: 4}, cards_free=4)
-    (found,) = judge(cluster(node))
-    assert found.level is N and "4 of a Gaudi server's 8 cards" in found.message
-    assert '"HPU": 8' in found.remedy
-
-
 def test_emulated_cards_are_not_taken_for_real_ones() -> None:
     host = gaudi_probe(cards=(), driver_version=None, hugepages_total=0, open_files=256)
     node = gaudi(probe=host, emulated=True)
@@ -324,13 +318,6 @@ def test_the_workstation_has_the_clusters_ray(version: str, levels: list[Level])
 def test_the_exit_code_is_that_of_the_worst_finding(levels: list[Level], code: int) -> None:
     found = [Finding("c", "m", "r", level, where="w") for level in levels]
     assert exit_code(found) == code
-
-
-def test_one_node_is_a_node_and_a_head_is_named_once() -> None:
-    head = NodeFacts(name="head", node_id="head", head=True, probe=gaudi_probe(cards=()))
-    first, second = summary_lines(cluster(head))
-    assert first.startswith("1 node at ")
-    assert second.startswith("  head, no cards")
 
 
 def test_json_carries_every_fact_and_finding() -> None:

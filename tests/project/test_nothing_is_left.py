@@ -9,10 +9,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from guardian import VARIABLE
 from lanes import Lanes, rank
 from patience import alive, until
 
@@ -59,7 +57,7 @@ def listens(port: int) -> bool:
         return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
-def pytest_in(directory: Path, source: str, **options: Any) -> subprocess.Popen[str]:
+def pytest_in(directory: Path, source: str) -> subprocess.Popen[str]:
     """A pytest of its own over one file, with the real conftest."""
     directory.mkdir(exist_ok=True)
     (directory / "test_session.py").write_text(source)
@@ -70,7 +68,6 @@ def pytest_in(directory: Path, source: str, **options: Any) -> subprocess.Popen[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        **options,
     )
 
 
@@ -104,27 +101,6 @@ def test_all_that_tests_start_ends_with_pytest(tmp_path: Path) -> None:
         for pid, _ in itertools.chain(*children.values()):
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
-
-
-def test_what_tests_start_hears_ctrl_c(tmp_path: Path) -> None:
-    """Also where pytest itself was started in the background of a shell, which has it ignored."""
-    source = (
-        "import subprocess, sys\n"
-        "def test_child():\n"
-        "    code = 'import signal as s; assert s.getsignal(s.SIGINT) is s.default_int_handler'\n"
-        "    assert subprocess.run([sys.executable, '-c', code]).returncode == 0\n"
-    )
-    ignoring = pytest_in(
-        tmp_path, source, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
-    )
-    output, _ = ignoring.communicate()
-    assert ignoring.returncode == 0, output
-
-
-def test_what_tests_start_is_marked() -> None:
-    code = f"import os; print(os.environ[{VARIABLE!r}])"
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == os.environ[VARIABLE] != ""
 
 
 def test_every_test_with_a_cluster_waits_for_its_turn(request: pytest.FixtureRequest) -> None:

@@ -100,11 +100,12 @@ def test_a_permission_for_no_model_of_the_grid_is_refused(
     assert "no job has this model" in refused.err and not (tmp_path / "r").exists()
 
 
-@pytest.mark.parametrize("part", ["rows", "quarantine", "logs"])
+@pytest.mark.parametrize("part", ["", "rows", "quarantine", "logs"])
 def test_no_part_of_a_run_may_lead_elsewhere(tmp_path: Path, part: str) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "results" / "night").mkdir(parents=True)
-    (tmp_path / "results" / "night" / part).symlink_to(tmp_path / "elsewhere")
+    link = tmp_path / "results" / "night" / part
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="leads out of"):
         Store(tmp_path / "results", "night")
 

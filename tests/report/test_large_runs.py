@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,13 +13,6 @@ from typing import Any
 import pytest
 from measurement_factory import Night, a_job, every_state, large_run
 
-from orchestrator.analysis.selection import (
-    Differences,
-    Setting,
-    shared_facts,
-    stated_parameters,
-    varying_parameters,
-)
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
 from orchestrator.report import html, interactive
@@ -31,40 +23,6 @@ from orchestrator.store import reader
 from orchestrator.store.codec import from_table
 from orchestrator.store.reader import with_raw
 from orchestrator.store.store import Store
-
-# ---------------------------------------------------------------- what tells settings apart
-
-
-def a_setting(**changes: Any) -> Setting:
-    names = ("workload", "model", "dataset", "accelerator", "device", "isolation")
-    return Setting(**{**dict.fromkeys(names, "w"), "emulated": False, "cards": 1, **changes})
-
-
-def test_differences_are_what_some_settings_have_otherwise() -> None:
-    blank = a_setting(engine="a", parameters=(("same", "1"), ("x_y", "1")))
-    other = replace(blank, engine="b", parameters=(("same", "1"), ("z", "2")))
-    apart = Differences.among([blank, other])
-    assert varying_parameters([blank, other]) == {"x_y", "z"}
-    assert apart.of(blank) == {"engine": "a", "x y": "1"}
-    assert apart.of(other) == {"engine": "b", "z": "2"}
-    assert Differences.among([blank]).of(blank) == {}
-
-
-def test_a_default_of_a_choice_is_stated_only_against_another_value() -> None:
-    one = a_setting(
-        workload="text-generation",
-        engine="transformers",
-        parameters=(("attention", "sdpa"), ("output_tokens", "128"), ("too_long", "error")),
-    )
-    training = replace(one, workload="pretraining", parameters=())
-    cut = replace(one, parameters=(*one.parameters[:2], ("too_long", "cut")))
-    assert stated_parameters(one) == {"output_tokens": "128"}
-    assert "output tokens" in shared_facts([one])
-    assert "too long" not in shared_facts([one])
-    assert varying_parameters([one, training]) == {"output_tokens"}
-    assert varying_parameters([one, cut]) == {"too_long"}
-    assert Differences.among([one, cut]).of(one) == {"too long": "error"}
-
 
 # ---------------------------------------------------------------- how the work grows
 

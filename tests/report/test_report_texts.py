@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -37,15 +38,18 @@ def test_a_failure_writes_no_control_codes(summary: Summary) -> None:
     assert not set(printed(summary)) & set("\x1b\x00")
 
 
-def test_the_terminal_shows_every_state_and_figure(summary: Summary) -> None:
-    text = printed(summary)
+@pytest.mark.parametrize("form", [printed, to_markdown, lambda one: render(one, one.rows)])
+def test_every_form_shows_every_state_and_figure(
+    summary: Summary, form: Callable[[Summary], str]
+) -> None:
+    text = form(summary)
     for state in State:
         if state.terminal and state is not State.SUCCEEDED:
             assert STATES[state].short in text
     for row in summary.rows:
         if row.state is State.SUCCEEDED:
             assert units.number(row.metrics.throughput) in text
-    assert "synStatus=26" in text and "log: hpu-1:smoke/logs" in text
+    assert "synStatus=26" in text and "hpu-1:smoke/logs" in text
     assert "provisional best" in text
 
 

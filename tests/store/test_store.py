@@ -11,15 +11,15 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from core_cases import a_past_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measurement_strategies import measurements
 from measurements import job, numbers, row
 
 from orchestrator.core.errors import SchemaMismatch, StoreError, StoreFull
-from orchestrator.core.job import Accelerator, State
+from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.core.plan import PastRow
 from orchestrator.core.settings import as_declared
 from orchestrator.store import disk
 from orchestrator.store import files as run_files
@@ -91,13 +91,6 @@ def test_a_run_that_must_exist_is_looked_for(tmp_path: Path) -> None:
         Store.existing(tmp_path / "nowhere", "night")
 
 
-def test_rows_of_one_job_in_two_invocations_are_two_rows(tmp_path: Path) -> None:
-    with Store(tmp_path, "night") as store:
-        store.append(row())
-        store.append(row(invocation_id="i2"))
-    assert len(store.measurements()) == 2
-
-
 def test_writing_needs_the_lock(tmp_path: Path) -> None:
     store = filled(tmp_path, 1)
     with pytest.raises(StoreError, match="only by the holder"):
@@ -111,37 +104,13 @@ def test_history_is_what_planning_needs(tmp_path: Path) -> None:
     with Store(tmp_path, "night") as store:
         store.append(row(1, state=State.FAILED, reason="x", started_at=None, final=False))
         store.append(row(0, attempt_number=2, details={"took": "adapter here-x-1", "other": "y"}))
+    shared = {"dataset": "advertisegen-synthetic", "load_s": 1.5}
+    shared["parameters"] = tuple(sorted(as_now.items()))
+    succeeded = {"took": "adapter here-x-1", "attempt_number": 2, "reason": "measured"}
+    failed = {"state": State.FAILED, "final": False, "attempt_number": 1, "reason": "x"}
     assert store.history() == [
-        PastRow(
-            job_id=row(0).job_id,
-            state=State.SUCCEEDED,
-            final=True,
-            emulated=True,
-            workload="text-generation",
-            model="tiny-chatglm3",
-            dataset="advertisegen-synthetic",
-            precision="bf16",
-            batch_size=1,
-            accelerator=Accelerator.HPU,
-            cards=1,
-            took="adapter here-x-1",
-            busy_s=9.5,
-            load_s=1.5,
-            reason="measured",
-            attempt_number=2,
-            parameters=tuple(sorted(as_now.items())),
-        ),
-        dataclasses.replace(
-            store.history()[0],
-            job_id=row(1).job_id,
-            state=State.FAILED,
-            final=False,
-            batch_size=2,
-            took="",
-            busy_s=None,
-            reason="x",
-            attempt_number=1,
-        ),
+        a_past_row(job(batch_size=1), 9.5, **shared, **succeeded),
+        a_past_row(job(batch_size=2), None, **shared, **failed),
     ]
 
 
@@ -155,14 +124,6 @@ def test_a_run_name_cannot_leave_the_results_directory(tmp_path: Path, name: str
     with pytest.raises(StoreError, match="run name"):
         Store(tmp_path, name)
     assert Store(tmp_path, "2025-11-21_夜间.c++").path.parent == tmp_path
-
-
-def test_a_run_that_is_a_link_to_elsewhere_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "night").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="leads out of"):
-        Store(tmp_path / "results", "night")
 
 
 def test_side_files_stay_beside_the_rows(tmp_path: Path) -> None:
@@ -273,6 +234,11 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, room: int, code: int) -> None:
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, room, code) -> None:
     with Store(tmp_path, "night") as store:
+        with monkeypatch.context() as patch:
+            fail_writes(patch, room, code)
+            with pytest.raises(StoreFull, match="cannot write"):
+                store.append(row(0))
+            assert os.listdir(store.tables_path) == []
         store.append(row(0))
         with monkeypatch.context() as patch:
             fail_writes(patch, room, code)
@@ -314,7 +280,7 @@ def test_what_the_file_system_says_at_the_start_is_an_error_of_the_store(
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.lists(st.lists(measurements, min_size=1, max_size=3), min_size=2, max_size=4))
+@given(st.lists(st.lists(measurements, min_size=1, max_size=2), min_size=2, max_size=3))
 def test_any_rows_are_the_same_afterwards(files: list[list[Measurement]]) -> None:
     with TemporaryDirectory() as directory, Store(Path(directory), "night") as store:
         for rows in files:

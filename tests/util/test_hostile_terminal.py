@@ -113,20 +113,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 COMMANDS = """\
 status night
 status
-status nihgt
 status HOSTILE
 status ID --address HOSTILE
 logs HOSTILE --address http://HOSTILE:1
-plan grid.yaml --emulate 1x2:HPU
-plan grid.yaml --emulate HOSTILE
 plan grid.yaml --run HOSTILE
 plan wrong.yaml
 plan HOSTILE.yaml
-plan HOSTILE/none.yaml
-simulate grid.yaml --emulate 1x2:HPU
 run wrong.yaml --in-process
 run --resume --in-process
-run grid.yaml --in-process --remote-code HOSTILE
 run grid.yaml --in-process --notify @HOSTILE
 verify wrong.yaml
 submit wrong.yaml --address http://HOSTILE
@@ -136,26 +130,19 @@ report night --format md
 report night --format csv
 report night --format vendor
 report HOSTILE
-report night --format HOSTILE
 report night --output /proc/HOSTILE/x
 compare night other --all
 compare night HOSTILE
-compare night other --allow HOSTILE
 query select*from'HOSTILE'
 query SELECT
-query SELECT --run night
 query SELECT --csv --run night
 export /proc/HOSTILE --to datasets
 describe model
 describe HOSTILE
-describe HOSTILE-none
-describe ./HOSTILE-none/x
 convert model out
 convert HOSTILE out
-convert none-HOSTILE out
 dataset advertisegen data
 dataset advertisegen HOSTILE
-doctor --emulate HOSTILE
 doctor --address http://HOSTILE:1
 watch night --host HOSTILE
 schema HOSTILE

@@ -14,7 +14,7 @@ from driver_cases import STATUS
 from headless_chromium import Page, needs_chromium
 from measurement_factory import every_state
 from run_directory import RunDirectory
-from test_server import TOKEN, serving
+from test_server import serving
 
 from orchestrator.analysis.summary import STALE_AFTER_S, summarize
 from orchestrator.core.job import State
@@ -162,18 +162,3 @@ def test_the_report_works_in_its_own_origin(browser: Page, directory: RunDirecto
         browser.open(f"{origin}report")
         assert browser.evaluate("document.title") == "ours"
         assert browser.errors != []  # the browser says what it refused
-
-
-def test_the_printed_address_lets_a_browser_in_for_good(
-    browser: Page, directory: RunDirectory
-) -> None:
-    with serving(directory, TOKEN) as server:
-        origin = f"http://127.0.0.1:{server.server_address[1]}/"
-        browser.open(origin)
-        assert "protected" in text(browser, "body")
-        browser.open(f"{origin}?token={TOKEN}")
-        browser.wait_for(ROWS.format(2))
-        assert browser.evaluate("location.href") == origin
-        browser.open(origin)
-        browser.wait_for(ROWS.format(2))
-        browser.evaluate("location.replace('about:blank')")
