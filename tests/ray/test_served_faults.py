@@ -44,7 +44,7 @@ experiments:
         - port-taken
   - name: slow
     fault: slow=600
-    start_limit_s: 2
+    start_limit_s: 1
   - name: several servers
     cards: 2
 """
@@ -57,7 +57,7 @@ ENDS = {
     "empty-after=0": (["FAILED", "TIMED_OUT"], "answers without a token"),
     "no-memory": (["OUT_OF_MEMORY"], "can't allocate memory"),
     "port-taken": (["SUCCEEDED"], "measured"),
-    "slow=600": (["FAILED", "TIMED_OUT"], "not ready after 2 s"),
+    "slow=600": (["FAILED", "TIMED_OUT"], "not ready after 1 s"),
 }
 
 

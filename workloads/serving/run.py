@@ -443,10 +443,11 @@ class _Counters:
         self._first = self._sums()
 
     def look(self) -> None:
-        """Read them, if it is time."""
+        """Read them, if it is time. A server that is stuck answers nothing: what waits for it here
+        delays the news of its silence."""
         if self._clock() - self._last_at >= _COUNTERS_EVERY_S:
+            self._looks.append(self._sums(timeout_s=_COUNTERS_EVERY_S))
             self._last_at = self._clock()
-            self._looks.append(self._sums())
 
     def figures(self) -> dict[str, float]:
         """Figures of the window, by the names of ``SERVER_FIGURES``."""
@@ -460,8 +461,8 @@ class _Counters:
                 result[name] = sum(look.get(name, 0.0) for look in looks) / len(looks)
         return result
 
-    def _sums(self) -> dict[str, float]:
-        parts = [server.counters() for server in self._servers]
+    def _sums(self, timeout_s: float = processes.REQUEST_S) -> dict[str, float]:
+        parts = [server.counters(timeout_s) for server in self._servers]
         return {
             name: sum(part.get(name, 0.0) for part in parts)
             / (len(parts) if name == "server_kv_cache" else 1)

@@ -44,8 +44,8 @@ SILENCE_FACTOR = 5.0
 
 _PORT_TRIES = 3
 _POLL_S = 0.1
-_REQUEST_S = 30.0  # for /health and /metrics
-_END_S = 10.0  # of an orderly end, then of a killed process
+REQUEST_S = 30.0  # for /health and /metrics
+END_S = 10.0  # of an orderly end, then of a killed process
 _QUOTED_LINES = 20
 _QUOTED_CHARACTERS = 3000
 _QUOTED_LINE = 500
@@ -138,13 +138,13 @@ class Server:
             text = error.read().decode(errors="replace")[:500]
             raise _HTTPStatus(error.code, f"HTTP {error.code}: {text}") from None
 
-    def counters(self) -> dict[str, float]:
+    def counters(self, timeout_s: float = REQUEST_S) -> dict[str, float]:
         """Its own counters by name (``SERVER_FIGURES``); empty if it has none or is too busy."""
         names = self.command.counters
         if not names:
             return {}
         try:
-            text = self.ask("/metrics", timeout_s=_REQUEST_S)
+            text = self.ask("/metrics", timeout_s=timeout_s)
         except OSError:
             return {}
         sums = prometheus_sums(text)
@@ -311,7 +311,7 @@ def _wait_until_ready(server: Server, *, limit_s: float, silence_s: float) -> No
             # A stranger that has the port may never answer, and this server die meanwhile.
             if owned or server.listens():
                 owned = True
-                server.ask(server.command.health, timeout_s=_REQUEST_S)
+                server.ask(server.command.health, timeout_s=REQUEST_S)
                 break
             last = "another process has its port"
         except OSError as error:
@@ -382,7 +382,7 @@ def _end(process: subprocess.Popen[bytes], memory: set[str]) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+            process.wait(END_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     for stat in family:
@@ -390,8 +390,8 @@ def _end(process: subprocess.Popen[bytes], memory: set[str]) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(stat.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_END_S)
-    until = time.monotonic() + _END_S
+        process.wait(END_S)
+    until = time.monotonic() + END_S
     while time.monotonic() < until and any(
         started_ticks(stat.pid) == stat.started_ticks for stat in family
     ):

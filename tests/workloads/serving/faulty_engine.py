@@ -20,7 +20,8 @@ from workloads.serving import servers
 from workloads.settings import Settings, choice
 
 SCRIPT = Path(__file__).with_name("faulty_server.py")
-SILENCE_S = 2.0
+#: A minute and ten seconds otherwise.
+SILENCE_S, END_S = 2.0, 1.0
 
 
 class FaultSettings(Settings):
@@ -37,7 +38,7 @@ def command(fault: str, place: ServerPlace) -> ServerCommand:
 
 
 def serve(request: Request, place: ServerPlace) -> ServerCommand:
-    servers.SILENCE_S = SILENCE_S  # a minute otherwise
+    servers.SILENCE_S, servers.END_S = SILENCE_S, END_S
     fault = str(request.settings.get("fault") or "")
     if fault == "port-taken" or fault.startswith("once:"):
         first = _is_first(fault)

@@ -56,7 +56,8 @@ def test_only_a_servers_own_key_opens_it() -> None:
         second.stop()
 
 
-def test_nothing_of_a_server_outlives_it() -> None:
+def test_nothing_of_a_server_outlives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "END_S", 1.0)
     server = start("leaves-behind")
     found = re.search(r"left (\d+) (\S+)", server.quoted())
     assert found is not None and server.process is not None
