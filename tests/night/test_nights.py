@@ -15,14 +15,14 @@ FIRST = int(os.environ.get("NIGHTGRID_SEED", "0"))
 
 @pytest.mark.slow
 def test_nights_with_many_events() -> None:
-    """Twenty; `make rehearsal-events` has as many as make a million events."""
-    for seed in range(FIRST, FIRST + 20):
+    """A dozen; `make rehearsal-events` has as many as make a million events."""
+    for seed in range(FIRST, FIRST + 12):
         run_night(seed)
 
 
 @pytest.mark.slow
 def test_nights_with_the_real_store_on_a_disk_that_fails() -> None:
-    for seed in range(FIRST, FIRST + 4):
+    for seed in range(FIRST, FIRST + 2):
         run_night(seed, on_disk=True)
 
 
