@@ -73,7 +73,7 @@ rehearsal:
 rehearsal-night: $(VENV)/.installed-test
 	$(VENV)/bin/python tests/chaos/rehearsal.py --output rehearsal
 	NIGHTGRID_REHEARSAL=1 $(VENV)/bin/python -m pytest tests/ray/test_ray_submission.py \
-		-k "next_submission or busy_cluster or driver_is_killed"
+		-k "next_submission or busy_cluster or found_again or paths"
 	NIGHTGRID_REHEARSAL=1 $(VENV)/bin/python -m pytest tests/workloads/engines \
 		tests/workloads/inspection tests/workloads/data \
 		tests/workloads/training/test_techniques_in_effect.py

@@ -11,6 +11,7 @@ import http.client
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ MORE_METHODS = (
 )
 
 
+@cache
 def methods() -> list[str]:
     generated = Path(ray.__file__).parent / "core" / "generated"
     found = set(MORE_METHODS)

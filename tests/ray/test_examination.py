@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import ray
 from patience import patience
 from ray_bench import Bench
 
@@ -42,8 +44,14 @@ def examined(bench, shared, tmp_path_factory):
     (broken / "fake_workers.py").write_text("raise ImportError('gone')\n", encoding="ascii")
     path = os.pathsep.join([str(broken), os.environ["PYTHONPATH"]])
     cluster = bench.cluster
-    for name, variables in (("lacking", {"PYTHONPATH": path}), ("frozen", {})):
-        cluster.add_ray_node(name, num_cpus=0, resources={"emulated": 1}, env_vars=variables)
+    with ThreadPoolExecutor() as side_by_side:
+        for name, variables in (("lacking", {"PYTHONPATH": path}), ("frozen", {})):
+            resources = {"emulated": 1, name: 1}
+            side_by_side.submit(
+                cluster.add_ray_node, name, num_cpus=0, resources=resources, env_vars=variables
+            )
+    # A node's first process starts for seconds; the frozen one gets four times the slowest's time.
+    ray.get(ray.remote(num_cpus=0, resources={"lacking": 0.1})(lambda: None).remote())
     raylet = cluster.ray_nodes["frozen"].all_processes["raylet"][0].process.pid
     os.kill(raylet, signal.SIGSTOP)
     patience = pytest.MonkeyPatch()
@@ -127,8 +135,6 @@ def test_the_shared_directory_is_found_shared_and_left_clean(examined, shared) -
 
 def test_the_shortest_round_trip_bounds_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of trips of 1.0, 0.2 and 0.6 s the second says most: two seconds less half of it."""
-    import ray
-
     monkeypatch.setattr(ray, "get", lambda value, timeout: value)
     monkeypatch.setattr("orchestrator.on_ray.examination.ROUND_TRIPS", 3)
     times = iter([50.0, 51.0, 60.0, 60.2, 70.0, 70.6])

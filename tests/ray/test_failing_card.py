@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
@@ -47,8 +48,7 @@ experiments:
 """
 
 
-def nightgrid(directory: Path, *words: str, codes: Collection[int] = (0,)) -> str:
-    command = started(*words, cwd=directory)
+def output_of(command: subprocess.Popen[str], codes: Collection[int] = (0,)) -> str:
     output, _ = command.communicate(timeout=patience(180))
     assert command.returncode in codes, output
     return output
@@ -63,7 +63,8 @@ def test_a_card_that_fails_every_job_is_named_and_the_night_succeeds(tmp_path: P
     (tmp_path / "sick_card.py").write_text(WORKLOAD)
     offer(tmp_path, {"sick": "sick_card:SPEC"}, "nightgrid.workloads")
     (tmp_path / "grid.yaml").write_text(GRID.replace("NUMBERS", str(list(range(12)))))
-    output = nightgrid(tmp_path, "run", "grid.yaml", "--emulate", "1x3:HPU", "--no-restart")
+    words = ("run", "grid.yaml", "--emulate", "1x3:HPU", "--no-restart")
+    output = output_of(started(*words, cwd=tmp_path))
     rows = Store.existing(tmp_path / "results", "sick").measurements()
     failed = [row for row in rows if row.state is State.FAILED]
     assert failed and all(row.card_indices == (1,) for row in failed)
@@ -121,10 +122,16 @@ def test_a_card_goes_on_without_the_lost_one_and_plan_doctor_and_report_name_tha
         points.write("[nightgrid.devices]\nboard = board:SPEC\n")
     grid = GRID.replace("NUMBERS", "[0, 1]").replace("HPU", "BOARD")
     (tmp_path / "grid.yaml").write_text(grid)
-    plan = answered(nightgrid(tmp_path, "plan", "grid.yaml", "--json"))
+    commands = (
+        ("run", "grid.yaml", "--no-restart"),
+        ("plan", "grid.yaml", "--json"),
+        ("doctor", "--import", "csv", "--json"),
+    )
+    run, planning, examining = [started(*words, cwd=tmp_path) for words in commands]
+    plan = answered(output_of(planning))
     assert plan["nodes"][0]["cards"] == 1
     [noted] = [note for note in plan["host_notes"] if LOST in note]
-    output = nightgrid(tmp_path, "run", "grid.yaml", "--no-restart")
+    output = output_of(run)
     columns = ["state", "card_indices", "details"]
     rows = pq.read_table(tmp_path / "results" / "sick" / "rows", columns=columns).to_pylist()
     assert {row["state"] for row in rows} == {"SUCCEEDED"} and len(rows) == 2
@@ -135,6 +142,5 @@ def test_a_card_goes_on_without_the_lost_one_and_plan_doctor_and_report_name_tha
         assert details["has now"] == "1"
     assert f"note: {noted}" in output
     assert "! Lost cards in 2 of 2 rows" in output and LOST in output
-    words = ("doctor", "--import", "csv", "--json")
-    doctor = answered(nightgrid(tmp_path, *words, codes=(CLUSTER_DOUBTFUL, CLUSTER_UNFIT)))
+    doctor = answered(output_of(examining, codes=(CLUSTER_DOUBTFUL, CLUSTER_UNFIT)))
     assert any("card 0 is lost" in finding["message"] for finding in doctor["findings"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from command_line import started
+from command_line import Nightgrid, started
 from patience import patience, until
 from refusing_proxy import refusing_proxy
 
@@ -49,19 +49,19 @@ MIXED = (
     + """\
   - name: gangs
     accelerator: HPU
-    output_tokens: 40
+    output_tokens: 24
     ignore_eos: true
     axes:
       cards: [1, 2]
   - name: other
     accelerator: GPU
-    output_tokens: 40
+    output_tokens: 24
     ignore_eos: true
     axes:
       batch_size: [1, 2]
   - name: twice
     accelerator: HPU
-    output_tokens: 40
+    output_tokens: 24
     ignore_eos: true
     batch_size: 2
     replicates: 2
@@ -239,7 +239,9 @@ def test_a_run_that_has_everything_starts_nothing(night: Night) -> None:
     assert night.rows == before
 
 
-def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) -> None:
+def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(
+    tmp_path: Path, nightgrid: Nightgrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Signals reach the whole process group, SIGTERM as `timeout` sends it: the first keeps the
     cluster alive and what runs, the second stops that too. Every job has a row, and is run again
     the next time."""
@@ -264,9 +266,9 @@ def test_interrupts_end_a_run_in_order_and_leave_nothing_behind(tmp_path: Path) 
     lost = states.count(State.LOST)
     assert lost in (1, 2) and states == [State.LOST] * lost + [State.NOT_STARTED] * (4 - lost)
     assert processes_naming(str(tmp_path)) == []
-    command = "plan grid.yaml --emulate 1x2:HPU --run stopped"
-    plan, _ = started(*command.split(), cwd=tmp_path).communicate()
-    assert "4 run, 0 reuse, 0 skip" in plan
+    monkeypatch.chdir(tmp_path)
+    plan = nightgrid(*["plan", "grid.yaml", "--emulate", "1x2:HPU", "--run", "stopped"])
+    assert "4 run, 0 reuse, 0 skip" in plan.out
 
 
 def test_nothing_that_dead_drivers_started_lives_on(night: Night) -> None:
