@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def template_objections(directory: Path) -> Iterator[Objection]:
     asked = "What is a card?"
     stage(f"the chat template in {file}")
     try:
-        text = compiled(template, tokens)([{"role": "user", "content": asked}])
+        text = compiled(template)([{"role": "user", "content": asked}], tokens)
     except MemoryError:
         raise
     except Exception as error:  # templates raise anything
@@ -222,9 +223,10 @@ def fixed_date(form: str) -> str:
     return datetime(*TEMPLATE_DATE).strftime(form)
 
 
-def compiled(template: str, tokens: Mapping[str, str]) -> Callable[..., str]:
-    """Return a function from turns to text, up to where an answer begins unless ``answers=False``,
-    with transformers' filters and limits of output."""
+@lru_cache(maxsize=16)
+def compiled(template: str) -> Callable[..., str]:
+    """Return a function from turns and special tokens to text, up to where an answer begins unless
+    ``answers=False``, with transformers' filters and a limit of output."""
     import jinja2
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -251,12 +253,14 @@ def compiled(template: str, tokens: Mapping[str, str]) -> Callable[..., str]:
     environment.filters["random"] = lambda _: refuse("random: its prompts differ every night")
     environment.globals |= {"raise_exception": refuse, "strftime_now": fixed_date}
     program = environment.from_string(template)
-    always = {"tools": None, "documents": None, **tokens}
+    always = {"tools": None, "documents": None}
 
-    def render(turns: Sequence[Mapping[str, Any]], *, answers: bool = True) -> str:
+    def render(
+        turns: Sequence[Mapping[str, Any]], tokens: Mapping[str, Any], *, answers: bool = True
+    ) -> str:
         pieces, size = [], 0
         given = {"messages": turns, "add_generation_prompt": answers}
-        for piece in program.generate(**always, **given):
+        for piece in program.generate({**always, **tokens, **given}):
             pieces.append(piece)
             size += len(piece)
             if size > _MOST_OUTPUT:

@@ -196,8 +196,8 @@ def _renderer(place: Path) -> Callable[[Sequence[Turn], bool], str]:
     _, template = chat_template(place)
     if not template:
         return lambda turns, answers: "\n\n".join(turn.text for turn in turns)
-    render = compiled(template, special_tokens(place))
-    return lambda turns, answers: render([message_of(turn) for turn in turns], answers=answers)
+    render, tokens = compiled(template), special_tokens(place)
+    return lambda turns, answers: render([message_of(t) for t in turns], tokens, answers=answers)
 
 
 def _lengths(place: Path) -> Callable[[str], int]:

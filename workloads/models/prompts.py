@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from workloads.base import BadConfiguration
 from workloads.data.shapes import Turn
-from workloads.inspection.tokenizers import TEMPLATE_DATE, fixed_date, has_tokenizer
+from workloads.inspection.tokenizers import compiled, fixed_date, has_tokenizer
 from workloads.models.chatglm3 import layout as chatglm3_layout
 from workloads.models.chatglm3.conversion import tokenizer_directory
 from workloads.models.chatglm3.tokenizer import PROMPT_LAYOUT
@@ -47,7 +46,7 @@ def encode_prompt(
     if layout == "chatglm3":
         return encode_turns(tokenizer, turns)
     if layout == "chat-template":
-        return _ids(tokenizer, _rendered(tokenizer, turns, add_generation_prompt=True))
+        return _ids(tokenizer, _rendered(tokenizer, turns))
     ids = _ids(tokenizer, "\n\n".join(turn.text for turn in turns))
     if tokenizer.bos_token_id is not None:
         ids = [tokenizer.bos_token_id, *ids]
@@ -103,41 +102,17 @@ def _id(tokenizer: Any, token: str) -> int:
     return int(number)
 
 
-def _rendered(tokenizer: Any, turns: Sequence[Turn], *, add_generation_prompt: bool) -> str:
+def _rendered(tokenizer: Any, turns: Sequence[Turn], *, answers: bool = True) -> str:
+    """Render as ``apply_chat_template`` does, but on one day: a prompt is the same every night."""
     messages = [message_of(turn) for turn in turns]
     try:
-        with _fixed_day():
-            return str(
-                tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=add_generation_prompt, tokenize=False
-                )
-            )
+        render = compiled(tokenizer.get_chat_template())
+        return render(messages, tokenizer.special_tokens_map, answers=answers)
     except Exception as error:  # e.g. system turns are not supported; templates raise anything
         roles = ", ".join(turn.role for turn in turns)
         raise NotRendered(
             f"the model's chat template refuses the turns {roles}: {error}"
         ) from error
-
-
-class _FixedDay:
-    """Stands for the class from which transformers' templates take the day."""
-
-    @staticmethod
-    def now() -> datetime:
-        return datetime(*TEMPLATE_DATE)
-
-
-@contextlib.contextmanager
-def _fixed_day() -> Iterator[None]:
-    """Give templates one day, so that a prompt is the same every night."""
-    from transformers.utils import chat_template_utils
-
-    names = vars(chat_template_utils)
-    before, names["datetime"] = names["datetime"], _FixedDay
-    try:
-        yield
-    finally:
-        names["datetime"] = before
 
 
 def message_of(turn: Turn) -> dict[str, Any]:
@@ -164,9 +139,9 @@ def prompt_details(tokenizer: Any) -> dict[str, str]:
 
 def _answer_from_template(tokenizer: Any, turns: Sequence[Turn], answer: str) -> str:
     """Return the template's text after the prompt: the answer and the turn's end."""
-    prompt = _rendered(tokenizer, turns, add_generation_prompt=True)
+    prompt = _rendered(tokenizer, turns)
     answered = (*turns, Turn(role="assistant", text=answer))
-    whole = _rendered(tokenizer, answered, add_generation_prompt=False)
+    whole = _rendered(tokenizer, answered, answers=False)
     if not whole.startswith(prompt):  # the template rewrites answered prompts
         return answer + (tokenizer.eos_token or "")
     return whole[len(prompt) :]
