@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workloads.base import WorkloadError
 from workloads.data.cache import cached_directory
@@ -38,11 +38,20 @@ _ANSWER = "answer.json"
 _LIBRARYS = "is in no table of shapes"
 #: Stands in remedies for the model's name, which only the job knows.
 MODEL = "MODEL"
-#: Task -> transformers' loader; the tensors that it makes anew where the checkpoint lacks them.
-LOADERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "causal-lm": ("AutoModelForCausalLM", ()),
-    "masked-lm": ("AutoModelForMaskedLM", weights.NEW_HEADS),
-    "seq2seq-lm": ("AutoModelForSeq2SeqLM", ()),
+
+
+class Loader(NamedTuple):
+    """The loading of a task's models as transformers does it."""
+
+    name: str  # of its automatic class
+    kind: str  # of the models, in a description
+    new: tuple[str, ...] = ()  # patterns of tensors made anew where a checkpoint lacks them
+
+
+LOADERS = {
+    "causal-lm": Loader("AutoModelForCausalLM", "decoder"),
+    "masked-lm": Loader("AutoModelForMaskedLM", "encoder", weights.NEW_HEADS),
+    "seq2seq-lm": Loader("AutoModelForSeq2SeqLM", "encoder and decoder"),
 }
 
 
@@ -199,7 +208,7 @@ def _tensors(place: Path, task: str) -> tuple[list[Objection], str]:
         prefix=described.prefix,
         tied=described.tied,
         packed=packed,
-        new=LOADERS[task][1],
+        new=LOADERS[task].new,
     )
     whole = {name: (info.dtype, info.shape) for name, info in stored.items()}
     if not packed and (cut := weights.without_fractions(whole)):
@@ -224,7 +233,7 @@ def _by_library(directory: str, options: Sequence[Any], later: str) -> tuple[lis
     quantised = checkpoints.read_config(place).get("quantization_config")
     if quantised or first.suffix != ".safetensors" or _LIBRARYS not in later:
         return [], later
-    loader, new = LOADERS[task]
+    loader, _, new = LOADERS[task]
     versions = f"{version('torch')} {version('transformers')}"
     key = hashlib.sha256(f"{directory} {state_of(place)} {loader} {versions}".encode()).hexdigest()
 

@@ -19,11 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from workloads.base import BadConfiguration, WorkloadError
 from workloads.inspection import configuration, process
 from workloads.inspection.checkpoints import read_config, read_object
 from workloads.inspection.headers import describe_tensors
-from workloads.inspection.look import look
+from workloads.inspection.look import LOADERS, look
 from workloads.models import hub
 from workloads.models.catalog import EMBEDDED, find_model
 from workloads.models.chatglm3 import layout
@@ -73,21 +75,21 @@ class Architecture:
     """Sizes and choices that a picture of the model shows."""
 
     name: str
-    vocabulary: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rotary_dim: int  # rotated channels of a head; 0 without rotary embedding
-    intermediate: int
-    activation: str
-    gated: bool
-    norm: str  # "RMSNorm"
-    epsilon: float | None
-    qkv_bias: bool
-    tied: bool
-    positions: int | None
+    vocabulary: int = 0
+    hidden: int = 0
+    layers: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    rotary_dim: int = 0  # rotated channels of a head; 0 without rotary embedding
+    intermediate: int = 0
+    activation: str = ""
+    gated: bool = False
+    norm: str = ""  # "RMSNorm"
+    epsilon: float | None = None
+    qkv_bias: bool = False
+    tied: bool = False
+    positions: int | None = None
     kind: str = "decoder"  # "encoder", "encoder and decoder", or "pipeline" of several models
     relative_positions: bool = False  # learned, by distance
 
@@ -122,22 +124,13 @@ def describe_model(name: str, *, lora_rank: int = 8) -> Description:
         _LIBRARY.call(f"{__name__}:import_libraries")
         _LIBRARY.seconds = process.SECONDS
         values = _LIBRARY.call(
-            f"{__name__}:read_model", config=config, directory=place, lora_rank=lora_rank
+            f"{__name__}:read_model", name=name, config=config, directory=place, rank=lora_rank
         )
     except process.Ended as error:
         raise BadConfiguration(f"{place or name}: {error}") from error
     if isinstance(values, str):
         raise BadConfiguration(f"{place or name}: {values}")
-    return Description(
-        model=name,
-        random_weights=bool(config.get("random_weights")),
-        parameters=values["parameters"],
-        architecture=Architecture(**values["architecture"]),
-        tensors=tuple(Tensor(**_tuples(tensor)) for tensor in values["tensors"]),
-        memory=tuple(Memory(**memory) for memory in values["memory"]),
-        adapters=tuple(Adapter(**_tuples(adapter)) for adapter in values["adapters"]),
-        prompt=Prompt(**_tuples(values["prompt"])),
-    )
+    return TypeAdapter(Description).validate_python(values)  # JSON has no tuples
 
 
 def _is_pipeline(name: str) -> bool:
@@ -172,26 +165,11 @@ def _describe_pipeline(name: str) -> Description:
             )
     total = sum(tensor.parameters for tensor in tensors)
     index = read_object(directory / "model_index.json") or {}
-    sizes: dict[str, Any] = dict.fromkeys(
-        ("vocabulary", "hidden", "layers", "heads", "kv_heads"), 0
-    )
-    sizes |= dict.fromkeys(("head_dim", "rotary_dim", "intermediate"), 0)
     return Description(
         model=name,
-        random_weights=find_model(name).random_weights,
+        random_weights=entry.random_weights,
         parameters=total,
-        architecture=Architecture(
-            name=str(index.get("_class_name")),
-            **sizes,
-            activation="",
-            gated=False,
-            norm="",
-            epsilon=None,
-            qkv_bias=False,
-            tied=False,
-            positions=None,
-            kind="pipeline",
-        ),
+        architecture=Architecture(name=str(index.get("_class_name")), kind="pipeline"),
         tensors=tuple(tensors),
         memory=tuple(
             Memory(precision=precision, weight_bytes=each * total, cache_bytes_per_token=None)
@@ -202,11 +180,6 @@ def _describe_pipeline(name: str) -> Description:
     )
 
 
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields as dataclasses have them, after JSON made lists of their tuples."""
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-
-
 def import_libraries() -> None:
     """Import what ``read_model`` needs; this takes seconds that are no fault of a model."""
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
@@ -214,9 +187,9 @@ def import_libraries() -> None:
 
 
 def read_model(
-    config: dict[str, Any], directory: str | None, lora_rank: int
+    name: str, config: dict[str, Any], directory: str | None, rank: int
 ) -> dict[str, Any] | str:
-    """Return a description's parts as JSON takes them, or why there is none; for a process."""
+    """Return a ``Description`` as values, or why there is none; for a process."""
     process.stage("config.json")
     try:
         original = layout.is_original(config)
@@ -226,25 +199,27 @@ def read_model(
         return str(error)
     linears = linear_layers(model)
     process.stage("the tokenizer")
-    prompt = example_prompt(native, None if directory is None else Path(directory))
-    return {
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "architecture": asdict(_architecture(model)),
-        "tensors": [asdict(tensor) for tensor in _tensors(model)],
-        "memory": [asdict(memory) for memory in _memory(model, linears)],
-        "adapters": [asdict(adapter) for adapter in lora_sizes(linears, lora_rank)],
-        "prompt": asdict(prompt),
-    }
+    description = Description(
+        model=name,
+        random_weights=bool(config.get("random_weights")),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        architecture=_architecture(model),
+        tensors=_tensors(model),
+        memory=_memory(model, linears),
+        adapters=lora_sizes(linears, rank),
+        prompt=example_prompt(native, None if directory is None else Path(directory)),
+    )
+    return asdict(description)
 
 
 def refuse_odd(config: Mapping[str, Any], directory: Path | None) -> None:
     """Raise BadConfiguration for what would make a library hang or take all memory."""
     found = list(configuration.objections(config))
     if directory is not None and not found:
-        options = {"read_weights": False, "chats": True, "code_allowed": True}
-        task = _task(config)
-        options["chats"] = task.name == "causal-lm"
-        found = list(look(directory, task=task.name, **options).objections)
+        task = _task(config).name
+        chats = task == "causal-lm"
+        seen = look(directory, task=task, read_weights=False, chats=chats, code_allowed=True)
+        found = list(seen.objections)
     for one in found[:1]:
         where = directory / one.file if directory is not None else one.file
         raise BadConfiguration(f"{where}: {one.reason}")
@@ -265,18 +240,10 @@ def _resolve(name: str) -> tuple[dict[str, Any], Path | None]:
     return read_config(path), path
 
 
-#: Task -> transformers' class that builds its models, and their kind.
-_BUILT_BY = {
-    "causal-lm": ("AutoModelForCausalLM", "decoder"),
-    "masked-lm": ("AutoModelForMaskedLM", "encoder"),
-    "seq2seq-lm": ("AutoModelForSeq2SeqLM", "encoder and decoder"),
-}
-
-
 def _task(config: Mapping[str, Any]) -> TaskSpec:
     """The task that takes a model; a causal language model's if none is known to."""
     task = task_of(kind_of(config))
-    return task if task is not None and task.name in _BUILT_BY else TASKS["causal-lm"]
+    return task if task is not None and task.name in LOADERS else TASKS["causal-lm"]
 
 
 def build_on_meta(config: Mapping[str, Any]) -> Any:
@@ -285,7 +252,7 @@ def build_on_meta(config: Mapping[str, Any]) -> Any:
     import transformers
 
     task = _task(config)
-    builder = getattr(transformers, _BUILT_BY[task.name][0])
+    builder = getattr(transformers, LOADERS[task.name].name)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         try:
@@ -375,7 +342,7 @@ def _architecture(model: Any) -> Architecture:
 
     hidden = first("hidden_size", "n_embd", "d_model", "dim", default=0)
     heads = first("num_attention_heads", "n_head", "num_heads", "n_heads", default=0)
-    kind = _BUILT_BY[_task(config.to_dict() | {"architectures": [type(model).__name__]}).name][1]
+    kind = LOADERS[_task(config.to_dict() | {"architectures": [type(model).__name__]}).name].kind
     layers = int(first("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=0))
     if kind == "encoder and decoder":
         layers += int(first("decoder_layers", "num_decoder_layers", default=0))

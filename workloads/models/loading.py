@@ -23,15 +23,17 @@ from workloads.inspection.checkpoints import (
     weight_files,
 )
 from workloads.inspection.headers import NeedsTorch, describe_tensors, read_header
+from workloads.inspection.look import LOADERS
 from workloads.inspection.process import stage
 from workloads.inspection.tokenizers import has_tokenizer
-from workloads.inspection.weights import NEW_HEADS, objection, reported, require_loaded
+from workloads.inspection.weights import objection, reported, require_loaded
 from workloads.models import encryption, hub, precision, random_weights, rules
 from workloads.models.catalog import MADE, SMOLLM2, ModelEntry, find_model
 from workloads.models.chatglm3.conversion import in_layout, tokenizer_directory
 from workloads.models.chatglm3.layout import Layout
 from workloads.models.embedded import smollm2
 from workloads.models.rules import VARIABLE, allowed
+from workloads.registry import TASKS
 from workloads.util import files
 from workloads.util.processes import variables
 
@@ -148,23 +150,17 @@ def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
     Raises DataMissing for a missing or truncated file, BadConfiguration for another kind of model
     or its own code without permission, Unsupported without this attention or a package.
     """
-    from transformers import AutoModelForCausalLM
-
-    return _load(AutoModelForCausalLM, "a causal language model", source, arguments)
+    return _load("causal-lm", source, arguments)
 
 
 def load_seq2seq_model(source: ModelSource, **arguments: Any) -> Any:
     """Load a sequence-to-sequence model; see ``load_causal_model``."""
-    from transformers import AutoModelForSeq2SeqLM
-
-    return _load(AutoModelForSeq2SeqLM, "a sequence-to-sequence model", source, arguments)
+    return _load("seq2seq-lm", source, arguments)
 
 
 def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
     """Load a masked language model; its ``new_weights`` names weights that the checkpoint lacks."""
-    from transformers import AutoModelForMaskedLM
-
-    return _load(AutoModelForMaskedLM, "a masked language model", source, arguments, NEW_HEADS)
+    return _load("masked-lm", source, arguments)
 
 
 def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) -> Any:
@@ -179,22 +175,20 @@ def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) ->
     if keyword:  # drawn in fp32: every precision starts from the same numbers
         arguments[keyword] = torch.float32
     torch.manual_seed(0)
-    with _explained(source, "a masked language model", arguments):
+    with _explained(source, "masked-lm", arguments):
         arguments = _with_attention(AutoModelForMaskedLM, config, arguments)
         model = AutoModelForMaskedLM.from_config(config, **arguments)
     model.new_weights = ("all",)
     return model.to(dtype)
 
 
-def _load(
-    loader: Any,
-    title: str,
-    source: ModelSource,
-    arguments: Mapping[str, Any],
-    new: Sequence[str] = (),
-) -> Any:
-    """Load a model; raise DataMissing if a tensor was made up that is not declared ``new``."""
-    with _explained(source, title, arguments):
+def _load(task: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
+    """Load a task's model; raise DataMissing if a tensor was made up that is not declared new."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # a worker's log is no terminal
+    loader, new = getattr(transformers, LOADERS[task].name), LOADERS[task].new
+    with _explained(source, task, arguments):
         if arguments.get("attn_implementation") == "sdpa":
             config = arguments.get("config") or load_config(source)
             arguments = _with_attention(loader, config, arguments)
@@ -270,8 +264,8 @@ def with_new_weights(source: ModelSource, new: Sequence[str]) -> ModelSource:
 
 
 @contextlib.contextmanager
-def _explained(source: ModelSource, title: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Translate transformers' errors while loading a model as ``title``."""
+def _explained(source: ModelSource, task: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Translate transformers' errors while loading a task's model."""
     try:
         yield
     except OSError as error:
@@ -287,7 +281,7 @@ def _explained(source: ModelSource, title: str, arguments: Mapping[str, Any]) ->
             raise Unsupported(f"this model has no attention '{attention}': {text}") from error
         if "Unrecognized configuration class" in text:
             raise BadConfiguration(
-                f"the model in {source.path} is not {title}: {text.splitlines()[0]}"
+                f"the model in {source.path} is not {TASKS[task].title}: {text.splitlines()[0]}"
             ) from error
         raise _unloadable(source, error) from error
     except Exception as error:

@@ -71,9 +71,6 @@ class BaseModel:
 def load_base(workload: str, name: str, precision: str, loading: Loading) -> BaseModel:
     """Load a model in ``precision`` with the arguments of method and techniques; Unsupported if the
     card lacks the precision, or the model the attention."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
     device = loading.device
     if lacking := device.lacks(precision):
         raise Unsupported(f"{precision}: {lacking}")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from workloads.base import Request, Unsupported
 from workloads.devices.base import Device
@@ -83,7 +82,6 @@ class GraphEngine(GenerationEngine):
 
 def load(request: Request, device: Device) -> GraphEngine:
     """Load ``request.model`` in ``request.precision``; see ``EngineLoader``."""
-    transformers_logging.disable_progress_bar()  # a worker's log is no terminal
     means = precisions.require(request.precision, device.name, request.engine).means
     by_mode = find_engine(request.engine).mode(device.name, request.settings) == "compile"
     compiled = device.records or by_mode or bool(request.settings.get("torch_compile"))

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
@@ -134,7 +133,6 @@ def greedy(
 
 def load(request: Request, device: Device) -> GenerationEngine:
     """Open the graphs of ``request.model``, exported if missing; see ``EngineLoader``."""
-    transformers_logging.disable_progress_bar()
     source = open_model(request.model)
     tokenizer = load_tokenizer(source)
     pair = task_for(request.workload, source.entry).encoder_decoder

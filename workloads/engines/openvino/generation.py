@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.utils import logging as transformers_logging
 
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.devices.base import Device
@@ -436,7 +435,6 @@ class OpenVinoEngine(SteppedEngine):
 
 def load(request: Request, device: Device) -> OpenVinoEngine:
     """Open the graph of ``request.model``, converted if missing; see ``EngineLoader``."""
-    transformers_logging.disable_progress_bar()
     means = precisions.require(request.precision, device.name, request.engine).means
     computes_in = _computing_type(request.precision)
     source = open_model(request.model)

@@ -129,7 +129,6 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     from optimum.habana.transformers.generation import GaudiGenerationConfig
 
     transformers_logging.set_verbosity_error()  # it logs its defaults at every call
-    transformers_logging.disable_progress_bar()
     hpu: HpuDevice = device  # type: ignore[assignment]  # prepare() takes no other
     precisions.require(request.precision, device.name, ENGINE)
     mode = mode_of(request, hpu)

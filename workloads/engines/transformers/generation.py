@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
-from transformers.utils import logging as transformers_logging
 
 from workloads.base import BadConfiguration, Request, Unsupported
 from workloads.compression import dictionary, pruning
@@ -122,7 +121,6 @@ def load_model(request: Request, device: Device, attention: str) -> dict[str, An
     """Load ``request.model`` in ``request.precision``; return the fields ``model``, ``tokenizer``,
     ``source``, ``weights`` and ``details`` of its engine. Unsupported if this device lacks the
     precision or the attention."""
-    transformers_logging.disable_progress_bar()
     arguments = precisions.loading_arguments(request.precision, device.name)
     if lacking := device.lacks(request.precision):
         raise Unsupported(f"{request.precision}: {lacking}")
