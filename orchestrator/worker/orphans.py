@@ -17,8 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +25,12 @@ from workloads.util.processes import (
     OwnedDirectory,
     ProcessStat,
     abandoned_directories,
+    descendants,
+    kill,
     make_owned_directory,
     owned_directory,
-    process_stat,
+    processes,
     remove_unmarked,
-    started_ticks,
     variables,
 )
 
@@ -55,44 +55,6 @@ def variable_of(pid: int, name: str) -> str | None:
             if equals and key == name:
                 return value
     return None
-
-
-def kill(process: ProcessStat) -> None:
-    """Kill this process, but none that has reused its id."""
-    if started_ticks(process.pid) == process.started_ticks:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process.pid, signal.SIGKILL)
-
-
-def processes(*, ended: bool = False) -> dict[int, ProcessStat]:
-    """Running processes of this host by id, with zombies if ``ended``; none without ``/proc``."""
-    table: dict[int, ProcessStat] = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc"):
-            stat = process_stat(int(name)) if name.isdecimal() else None
-            if stat is not None and (ended or not stat.ended):
-                table[stat.pid] = stat
-    return table
-
-
-def descendants(
-    root: int,
-    table: Mapping[int, ProcessStat],
-    *,
-    leave_out: Callable[[ProcessStat], bool] = lambda _: False,
-) -> list[ProcessStat]:
-    """All descendants of ``root``, less those left out and their children."""
-    children: dict[int, list[ProcessStat]] = defaultdict(list)
-    for process in table.values():
-        children[process.parent].append(process)
-    beneath: dict[int, ProcessStat] = {}
-    parents = [root]
-    while parents:
-        for child in children[parents.pop()]:
-            if child.pid not in beneath and not leave_out(child):
-                beneath[child.pid] = child
-                parents.append(child.pid)
-    return list(beneath.values())
 
 
 # ---------------------------------------------------------------- trees of processes

@@ -24,7 +24,7 @@ import urllib.error
 import urllib.request
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from workloads.base import BadConfiguration, OutOfMemory, ServerSilent, Workload
 from workloads.devices.base import Device, by_text
 from workloads.engines import find_engine
 from workloads.engines.base import ServerCommand, ServerPlace
-from workloads.util.processes import ProcessStat, process_stat, started_ticks
+from workloads.util.processes import descendants, kill, processes, started_ticks
 
 HOST = "127.0.0.1"
 #: Seconds without a token, while requests wait, after which a server counts as stuck; and how many
@@ -168,7 +168,8 @@ class Server:
             return True
         port = int(self.url.rpartition(":")[2])
         socket.create_connection((HOST, port), 1.0).close()  # cheaper than what follows
-        pids = {self.process.pid, *(stat.pid for stat in descendants(self.process.pid))}
+        beneath = descendants(self.process.pid, processes())
+        pids = {self.process.pid, *(stat.pid for stat in beneath)}
         listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
         return any(c.pid in pids for c in listening if c.laddr.port == port)
 
@@ -179,7 +180,8 @@ class Server:
     def note_shared_memory(self) -> None:
         """Remember the files of shared memory that its processes use, for ``stop``."""
         if self.process is not None:
-            for pid in (self.process.pid, *(s.pid for s in descendants(self.process.pid))):
+            beneath = descendants(self.process.pid, processes())
+            for pid in (self.process.pid, *(stat.pid for stat in beneath)):
                 self.memory.update(_shared_memory_of(pid))
 
 
@@ -359,23 +361,9 @@ def explain(error: ServerFailed, engine: str, device: Device) -> WorkloadError:
 # ---------------------------------------------------------------- end
 
 
-def descendants(pid: int) -> Iterator[ProcessStat]:
-    """Processes that come from this one, by their parents."""
-    children: dict[int, list[ProcessStat]] = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc"):
-            if name.isdecimal() and (stat := process_stat(int(name))) is not None:
-                children.setdefault(stat.parent, []).append(stat)
-    waiting = [pid]
-    while waiting:
-        for child in children.get(waiting.pop(), ()):
-            waiting.append(child.pid)
-            yield child
-
-
 def _end(process: subprocess.Popen[bytes], memory: set[str]) -> None:
     """End a process in order, then by force with what it started, and remove shared memory."""
-    family = list(descendants(process.pid))
+    family = descendants(process.pid, processes())
     if process.poll() is None:
         for pid in (process.pid, *(stat.pid for stat in family)):
             memory.update(_shared_memory_of(pid))
@@ -386,9 +374,7 @@ def _end(process: subprocess.Popen[bytes], memory: set[str]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     for stat in family:
-        if started_ticks(stat.pid) == stat.started_ticks:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(stat.pid, signal.SIGKILL)
+        kill(stat)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
     until = time.monotonic() + END_S

@@ -16,7 +16,8 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -78,6 +79,44 @@ def started_ticks(pid: int) -> int | None:
     """Start of a process in clock ticks since boot; None if it has ended."""
     stat = process_stat(pid)
     return None if stat is None or stat.ended else stat.started_ticks
+
+
+def kill(process: ProcessStat) -> None:
+    """Kill this process, but none that has reused its id."""
+    if started_ticks(process.pid) == process.started_ticks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def processes(*, ended: bool = False) -> dict[int, ProcessStat]:
+    """Running processes of this host by id, with zombies if ``ended``; none without ``/proc``."""
+    table: dict[int, ProcessStat] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            stat = process_stat(int(name)) if name.isdecimal() else None
+            if stat is not None and (ended or not stat.ended):
+                table[stat.pid] = stat
+    return table
+
+
+def descendants(
+    root: int,
+    table: Mapping[int, ProcessStat],
+    *,
+    leave_out: Callable[[ProcessStat], bool] = lambda _: False,
+) -> list[ProcessStat]:
+    """All descendants of ``root``, less those left out and their children."""
+    children: dict[int, list[ProcessStat]] = defaultdict(list)
+    for process in table.values():
+        children[process.parent].append(process)
+    beneath: dict[int, ProcessStat] = {}
+    parents = [root]
+    while parents:
+        for child in children[parents.pop()]:
+            if child.pid not in beneath and not leave_out(child):
+                beneath[child.pid] = child
+                parents.append(child.pid)
+    return list(beneath.values())
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

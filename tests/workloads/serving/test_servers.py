@@ -21,7 +21,7 @@ from workloads.devices import device_for
 from workloads.engines.base import ServerCommand, ServerPlace
 from workloads.serving import servers
 from workloads.serving.servers import Server, ServerFailed
-from workloads.util.processes import started_ticks
+from workloads.util.processes import descendants, processes, started_ticks
 
 
 def faulty(fault: str = "") -> Callable[[Any, ServerPlace], ServerCommand]:
@@ -104,7 +104,7 @@ def test_a_server_that_does_not_start_says_why_and_is_gone(
 
 
 def children() -> set[int]:
-    return {stat.pid for stat in servers.descendants(os.getpid()) if not stat.ended}
+    return {stat.pid for stat in descendants(os.getpid(), processes())}
 
 
 @pytest.fixture(params=["bound", "listening"])
