@@ -19,6 +19,7 @@ class Nvml:
     virtual machines."""
 
     NVML_TEMPERATURE_GPU = 0
+    NVML_CLOCK_SM = 1
     nvmlMemory_v2 = 33554472
 
     def __init__(self) -> None:
@@ -60,8 +61,8 @@ class Nvml:
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
         return {1: 1440}[kind]
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
-        return 0x1 | 0x4 | 0x40  # a package that has the older name alone
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        return 0x1 | 0x4 | 0x40
 
     def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
         if self.mig is None:
@@ -94,14 +95,14 @@ class Nvml:
     def nvmlDeviceGetDisplayActive(self, handle: int | str) -> int:
         return 0
 
-    def nvmlSystemGetProcessName(self, pid: int) -> bytes:
-        return self.processes[pid].encode()
+    def nvmlSystemGetProcessName(self, pid: int) -> str:
+        return self.processes[pid]
 
-    def nvmlDeviceGetUUID(self, handle: int) -> bytes:
-        return b"GPU-8DCB4B4C-0000-1111-2222-333344445555"
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return "GPU-8DCB4B4C-0000-1111-2222-333344445555"
 
     def nvmlDeviceGetPciInfo(self, handle: int) -> Any:
-        return SimpleNamespace(busId=b"00000000:3B:00.0")
+        return SimpleNamespace(busId="00000000:3B:00.0")
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -312,12 +311,7 @@ class HostMemoryPeak:
         self.bytes = max(self.bytes, now or 0, resident_bytes())
         return self.bytes
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._sampler is not None:
             self._stop.set()
             self._sampler.join()

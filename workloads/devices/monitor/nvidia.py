@@ -33,8 +33,6 @@ _T = TypeVar("_T")
 _OPENED: list[Any] = []
 _CALLS = LibraryCalls()
 
-_SM_CLOCK = 1  # NVML_CLOCK_SM
-
 #: NVML's throttle reasons by bit, without idle and user-set clocks.
 _THROTTLED = {
     0x04: "power cap",
@@ -80,8 +78,8 @@ def identity(index: int) -> CardIdentity | None:
             return None
         pci = attempt(nvml.nvmlDeviceGetPciInfo, handle)
         return CardIdentity(
-            uuid=_text(attempt(nvml.nvmlDeviceGetUUID, handle)),
-            bus_id=_text(getattr(pci, "busId", None)),
+            uuid=attempt(nvml.nvmlDeviceGetUUID, handle) or "",
+            bus_id="" if pci is None else pci.busId,
         )
 
     return _ask_nvml(read)
@@ -127,7 +125,7 @@ def _card_at(nvml: Any, index: int) -> CardTelemetry:
         if card == CardTelemetry():  # then it may have been lost since
             nvml.nvmlDeviceGetMemoryInfo(handle)
     except Exception as error:
-        return CardTelemetry(lost=_text(str(error)) or type(error).__name__)
+        return CardTelemetry(lost=str(error) or type(error).__name__)
     return card
 
 
@@ -138,11 +136,8 @@ def _card(nvml: Any, handle: Any) -> CardTelemetry:
     temperature = attempt(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
     utilization = attempt(nvml.nvmlDeviceGetUtilizationRates, handle)
     memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle)
-    clock = _call(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK)
-    # Packages before 12.535 have only the older name.
-    reasons = _call(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
-    if reasons is None:
-        reasons = _call(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+    clock = attempt(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+    reasons = attempt(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     return CardTelemetry(
         power_w=None if power_mw is None else power_mw / 1000,
         energy_j=None if energy_mj is None else energy_mj / 1000,
@@ -162,26 +157,25 @@ def throttle_names(reasons: int) -> frozenset[str]:
 
 def _computing(nvml: Any, handle: Any) -> Any:
     """Return the handle of the GPU, or of its first MIG instance, which a process gets."""
-    mode = _call(nvml, "nvmlDeviceGetMigMode", handle)
+    mode = attempt(nvml.nvmlDeviceGetMigMode, handle)
     if not mode or not mode[0]:
         return handle
-    instance = _call(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, 0)
+    instance = attempt(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, 0)
     return handle if instance is None else instance
 
 
 def _use(nvml: Any, handle: Any) -> CardUse:
     # Version 2 reports the driver's share separately; version 1 includes it.
-    version = getattr(nvml, "nvmlMemory_v2", None)
-    memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version else None
+    memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     reserved = 0 if memory is None else int(memory.reserved)
     if memory is None:
         memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle)
-    drawing = _call(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle)
+    drawing = attempt(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
     return CardUse(
         holders=tuple(_holders(nvml, handle)),
         used_bytes=None if memory is None else int(memory.used) + reserved,
         reserved_bytes=reserved,
-        display=bool(drawing) or bool(_call(nvml, "nvmlDeviceGetDisplayActive", handle)),
+        display=bool(drawing) or bool(attempt(nvml.nvmlDeviceGetDisplayActive, handle)),
     )
 
 
@@ -189,21 +183,10 @@ def _holders(nvml: Any, handle: Any) -> list[Holder]:
     processes = []
     for process in attempt(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
         pid = int(process.pid)
-        name = Path(_text(attempt(nvml.nvmlSystemGetProcessName, pid)) or "unknown").name
+        name = Path(attempt(nvml.nvmlSystemGetProcessName, pid) or "unknown").name
         if pid != os.getpid() and name != _BROKER:
             processes.append(Holder(pid=pid, name=name))
     return sorted(processes, key=lambda holder: holder.pid)
-
-
-def _call(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Call a function that older packages lack; None if missing or failing."""
-    function = getattr(nvml, name, None)
-    return None if function is None else attempt(function, *arguments)
-
-
-def _text(value: Any) -> str:
-    """Decode text; older package versions return bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
 
 
 # Read GPUs by ``nvidia-smi``, which opens no context, where NVML's package is missing.
