@@ -13,7 +13,6 @@
 Optional:
 
     loads         jobs with unequal values cannot share a loaded model
-    loads_with    another setting that counts as ``loads`` where this one is not its default
     length        a size that only makes the same work longer
     produces      kind of product (``adapter``) that a job saves under this name
     consumes      kind of product named here: the job waits for the one that produces it
@@ -29,7 +28,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -50,13 +49,12 @@ class Declaration:
     description: str
     default: Any = ...  # ``...``: it has none
     loads: bool = False
-    loads_with: str = ""
     length: bool = False
     produces: str = ""
     consumes: str = ""
     always_in_id: bool = False
-    renamed: tuple[tuple[str, str], ...] = ()  # values: the old name, the new one
-    also_called: tuple[tuple[str, str], ...] = ()  # others' name of a value, the value
+    renamed: Mapping[str, str] = field(default_factory=dict)  # old name of a value -> new one
+    also_called: Mapping[str, str] = field(default_factory=dict)  # others' name -> the value
     instead: str = ""  # replacement for a removed setting
 
     def __post_init__(self) -> None:
@@ -68,9 +66,7 @@ class Declaration:
 
     def current(self, value: Value) -> Value:
         """Return the value under its current name."""
-        if not self.renamed:
-            return value
-        return next((new for old, new in self.renamed if old == value), value)
+        return self.renamed.get(value, value) if isinstance(value, str) else value
 
     def is_default(self, value: Value) -> bool:
         """Tell if this is the default; 1, 1.0 and True are three values."""
@@ -82,41 +78,18 @@ class Declaration:
 
     def value_in_id(self, value: Value) -> Value:
         """The value as job ids spell it: under its first name."""
-        if not self.renamed:
-            return value
-        return next((old for old, new in self.renamed if new == value), value)
+        return next((old for old, new in self.renamed.items() if new == value), value)
 
 
-def setting(
-    default: Any = ...,
-    *,
-    role: Role,
-    description: str,
-    loads: bool = False,
-    loads_with: str = "",
-    length: bool = False,
-    produces: str = "",
-    consumes: str = "",
-    always_in_id: bool = False,
-    renamed: Mapping[str, str] | None = None,
-    also_called: Mapping[str, str] | None = None,
-    **limits: Any,
-) -> Any:
-    """Declare a field (see the module docstring); TypeError for an unknown role or limit."""
-    declaration = Declaration(
-        role=role,
-        description=description,
-        default=default,
-        loads=loads,
-        loads_with=loads_with,
-        length=length,
-        produces=produces,
-        consumes=consumes,
-        always_in_id=always_in_id,
-        renamed=tuple((renamed or {}).items()),
-        also_called=tuple((also_called or {}).items()),
-    )
-    return Field(default, description=description, json_schema_extra=declaration, **limits)
+_TRAITS = frozenset(one.name for one in fields(Declaration))
+
+
+def setting(default: Any = ..., **options: Any) -> Any:
+    """Declare a field by a ``Declaration``'s fields and pydantic's limits (see the module
+    docstring); TypeError without a description, for an unknown role or limit."""
+    traits = {name: options.pop(name) for name in _TRAITS & options.keys()}
+    made = Declaration(default=default, **traits)
+    return Field(default, description=made.description, json_schema_extra=made, **options)
 
 
 #: An amount of work: 1 or more.

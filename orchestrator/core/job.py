@@ -195,13 +195,8 @@ class Job:
         model, or all settings of an unknown workload."""
         key = "|".join(str(getattr(self, name)) for name, field in FIELDS.items() if field.loads)
         declared = registry.declared_in_rows(self.workload, self.engine)
-        loaded_with = {
-            declared[name].loads_with
-            for name, value in self.parameters
-            if name in declared and not declared[name].is_default(value)
-        }
         for name, value in self.parameters:
-            if name not in declared or declared[name].loads or name in loaded_with:
+            if name not in declared or declared[name].loads:
                 key += f"|{name}={value}"
         return key
 

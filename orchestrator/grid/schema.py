@@ -177,7 +177,7 @@ def _with_old_names(schema: Schema, declaration: Declaration | None) -> Schema:
         return schema
     old = [
         {"const": before, "deprecated": True, "description": f"It is called {now} now."}
-        for before, now in declaration.renamed
+        for before, now in declaration.renamed.items()
     ]
     return {"default": schema.get("default"), "anyOf": [_undescribed(schema), *old]}
 

@@ -381,7 +381,7 @@ def _validated(model: type[BaseModel], name: str, value: Scalar) -> tuple[Scalar
     except ValidationError as error:
         details: list[Any] = [d for d in error.errors(include_url=False) if d["loc"][:1] == (name,)]
         declared = model.model_fields[name].json_schema_extra
-        meant = dict(declared.also_called) if isinstance(declared, Declaration) else {}
+        meant = declared.also_called if isinstance(declared, Declaration) else {}
         return value, explain(details, value, meant) if details else None
     return made.model_dump(mode="json")[name], None
 

@@ -341,7 +341,7 @@ RENAMED = [
     (workload, name, old, new)
     for workload, entry in WORKLOADS.items()
     for name, declaration in entry.declared(entry.engines[0]).items()
-    for old, new in declaration.renamed
+    for old, new in declaration.renamed.items()
 ]
 
 
