@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +12,12 @@ from typing import Any
 
 from workloads.base import BadConfiguration, DataMissing, WorkloadError
 from workloads.devices.base import Device
+from workloads.inspection.checkpoints import UnusableFile, read_object
 from workloads.inspection.weights import reported, require_loaded
 from workloads.models import precision as precisions
 from workloads.models.catalog import find_model, pipeline_index
 from workloads.models.loading import ModelSource
 from workloads.models.precision import ModelWeights
-from workloads.util import files
 
 DENOISERS = ("unet", "transformer")  # a pipeline has one of these parts
 
@@ -44,7 +43,10 @@ def facts_of(model: str) -> PipelineFacts | None:
     if index is None:
         return None
     denoiser = next((part for part in DENOISERS if _class_of(index, part)), "")
-    config = _config(directory / denoiser) if denoiser else {}
+    config: Mapping[str, Any] = {}
+    if denoiser:
+        with contextlib.suppress(UnusableFile):  # loading names it
+            config = read_object(directory / denoiser / "config.json") or {}
     return PipelineFacts(
         class_name=str(index.get("_class_name") or "unknown"),
         denoiser=denoiser,
@@ -57,15 +59,6 @@ def facts_of(model: str) -> PipelineFacts | None:
 def _class_of(index: Mapping[str, Any], part: str) -> str:
     entry = index.get(part)
     return str(entry[-1] or "") if isinstance(entry, list) and entry else ""
-
-
-def _config(part: Path) -> Mapping[str, Any]:
-    file = part / "config.json"
-    try:
-        config = json.loads(files.read_text(file)) if file.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
 
 
 #: Setting -> diffusers' class.

@@ -193,7 +193,7 @@ def find_calibration(name: str) -> Calibration:
         )
     there = sorted(file.parent.name for file in root.glob(f"*/{ORIGIN}"))
     close = difflib.get_close_matches(name, there, n=2, cutoff=0.5)
-    known = f"; did you mean {' or '.join(close)}?" if close else ""
+    known = f"; did you mean {' or '.join(close)}?" if close else "."
     raise DataMissing(
         f"no calibration {name!r} in {root} on this machine{known} A job of "
         f"onnx-calibration keeps one with save_calibration: {name}; nodes without shared "

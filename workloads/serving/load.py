@@ -89,7 +89,8 @@ class Lengths:
         return [max(1, round(float(value))) for value in values]
 
 
-_LENGTHS = re.compile(r"(uniform|normal|lognormal)\(\s*([\d.]+)\s*,\s*([\d.]+)\s*\)")
+_NUMBER = r"\s*(\d+\.?\d*|\.\d+)\s*"
+_LENGTHS = re.compile(rf"(uniform|normal|lognormal)\({_NUMBER},{_NUMBER}\)")
 LENGTHS_HELP = (
     "a number of tokens, uniform(least, largest), normal(mean, deviation), or lognormal(median, "
     "deviation of the logarithm)"
@@ -103,17 +104,13 @@ def parse_lengths(text: int | str) -> Lengths:
     if plain.isdecimal() and int(plain) >= 1:
         return Lengths(kind="fixed", first=int(plain))
     match = _LENGTHS.fullmatch(plain)
-    numbers = [float(number) for number in match.groups()[1:]] if match and _numbers(match) else []
-    if match is None or not numbers or numbers[0] < 1:
+    numbers = [float(number) for number in match.groups()[1:]] if match else [0.0]
+    if match is None or numbers[0] < 1:
         raise BadConfiguration(f"{plain!r} is no length; write {LENGTHS_HELP}")
     kind: Any = match.group(1)
     if kind == "uniform" and numbers[1] < numbers[0]:
         raise BadConfiguration(f"{plain}: the largest length is below the least")
     return Lengths(kind=kind, first=numbers[0], second=numbers[1])
-
-
-def _numbers(match: re.Match[str]) -> bool:
-    return all(number.count(".") <= 1 and number != "." for number in match.groups()[1:])
 
 
 # ---------------------------------------------------------------- requests
@@ -236,17 +233,13 @@ def _drawer(
 def parse_pattern(text: str) -> tuple[Pattern, float]:
     """Read ``poisson``, ``constant``, ``gamma(shape)``, ``bursts(size)`` or ``ramp(start rate)``;
     raises BadConfiguration for anything else."""
-    match = re.fullmatch(r"(\w+)(?:\(\s*([\d.]+)\s*\))?", text.strip())
+    match = re.fullmatch(rf"(\w+)(?:\({_NUMBER}\))?", text.strip())
     name, number = match.groups() if match else ("", None)
     with_number = name in ("gamma", "bursts", "ramp")
-    if name in get_args(Pattern) and (number is not None) is with_number:
-        try:
-            value = float(number or 0)
-        except ValueError:
-            value = 0.0
-        if value > 0 or not with_number:
-            pattern: Any = name
-            return pattern, value
+    value = float(number or 0)
+    if name in get_args(Pattern) and (value > 0 if with_number else number is None):
+        pattern: Any = name
+        return pattern, value
     raise BadConfiguration(
         f"{text!r} is no pattern of arrivals; write poisson, constant, gamma(0.5) for gaps that "
         "vary more than Poisson's (below 1) or less, bursts(8) for eight at once, or ramp(1) for a "
