@@ -14,7 +14,7 @@ from workloads.models.loading import open_model
 @pytest.mark.slow
 def test_each_way_has_a_row_with_figures_or_the_reason(tmp_path: Path) -> None:
     path = str(open_model("tiny-chatglm3").path)
-    finetuning.main(path, str(tmp_path), "60", "cpu", "2", "one row;one row, Liger")
+    finetuning.main(path, str(tmp_path), "60", "cpu", "1", "one row;one row, Liger")
     first, *rows = map(json.loads, (tmp_path / "finetuning.jsonl").read_text().splitlines())
     assert first["card"] and first["torch"]
     lora, liger, qlora = rows

@@ -85,9 +85,7 @@ def _benchmark(
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
-def test_a_benchmark_that_is_ended_ends_its_contender(
-    number: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_benchmark_that_is_ended_ends_its_contender(number, tmp_path) -> None:
     with _benchmark(tmp_path) as benchmark:
         benchmark.send_signal(number)
         assert until(lambda: benchmark.poll() is not None, 30)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -51,9 +51,7 @@ def test_a_ratio_is_the_median_over_turns_and_its_spread_their_extremes() -> Non
         ("within", 0.02, 1.0, None, None),
     ],
 )
-def test_goals_on_both_sides_of_their_edges(
-    kind: str, value: float, ratio: float, interval: tuple[float, float] | None, met: bool | None
-) -> None:
+def test_goals_on_both_sides_of_their_edges(kind, value, ratio, interval, met) -> None:
     assert Goal(kind=kind, value=value).met(ratio, interval) is met
     assert Goal().met(0.1) is None
 
@@ -71,17 +69,6 @@ def test_an_interval_leaves_no_more_out_than_95_percent_allow(many: int) -> None
     assert coverage(left_out) >= 0.95 > coverage(left_out + 1)
 
 
-@pytest.mark.parametrize("many", [6, 15, 40])
-def test_an_interval_of_the_median_holds_in_95_of_100(many: int) -> None:
-    """However skewed the ratios are."""
-    chance = random.Random(many)
-    holds = 0
-    for _ in range(1000):
-        low, high = line(*(chance.lognormvariate(0.0, 1.0) for _ in range(many))).interval or (0, 0)
-        holds += low <= 1.0 <= high
-    assert holds / 1000 >= 0.94
-
-
 def test_few_turns_have_no_interval() -> None:
     """Five ratios lie on one side of their median in 1 case of 16."""
     assert line(*[1.0] * 5).interval is None
@@ -96,25 +83,19 @@ def test_rates_and_cpu_ratios_come_from_work_and_time() -> None:
     assert cpu_ratio(ours, [{"work": 10, "wall_s": 1.0, "cpu_s": None}]) is None
 
 
-def outcome(**changes: object) -> dict[str, object]:
-    lost = Line(
-        what="things", against="peer", unit="x/s", ours=(1.0,), theirs=(2.0,),
-        goal=Goal(kind="at least", value=2.0), note="a|b",
-    )  # fmt: skip
-    told = Outcome(
-        name="n", title="Title", about="By `x`.", lines=(lost,), facts={"size": 7}, took_s=1.0
-    )
-    host = {
-        "processor": "P", "cores": 2, "memory_gib": 4, "system": "S", "python": "3", "accelerator":
-        "none", "fast_arithmetic": ["avx2"],
-    }  # fmt: skip
-    return json.loads(json.dumps(told.to_json())) | {
-        "machine": host, "versions": {"nightgrid": {"torch": "2"}}, "finished_at": "now", **changes,
-    }  # fmt: skip
+def outcome(**changes: object) -> dict[str, Any]:
+    goal = Goal(kind="at least", value=2.0)
+    sides = {"against": "peer", "unit": "x/s", "ours": (1.0,), "theirs": (2.0,)}
+    lost = Line(what="things", goal=goal, note="a|b", **sides)
+    made = Outcome(name="n", title="T", about="By `x`.", lines=(lost,), facts={}, took_s=1.0)
+    names = ("processor", "system", "python", "accelerator", "fast_arithmetic")
+    host = dict.fromkeys(names, "P") | {"cores": 2, "memory_gib": 4}
+    versions = {"nightgrid": {"torch": "2"}}
+    whole = made.to_json() | {"machine": host, "versions": versions, "finished_at": "now"}
+    return json.loads(json.dumps(whole)) | changes
 
 
 def test_a_page_has_the_lines_that_lose_and_names_what_is_missing() -> None:
-    """With its ratio, its goal and that it was not met; bars in notes do not break the table."""
     text = page([outcome()], ["n", "other"])
     (row,) = [line for line in text.splitlines() if line.startswith("| things")]
     assert "0.5" in row and "≥ 2: **no**" in row and "a\\|b" in row
@@ -130,24 +111,16 @@ CODE = {"commit": "abc", "changed_files": 0}
     ("changes", "texts"),
     [
         ([{"code": CODE, "run": "1"}] * 2, ["One run of abc; 0 minutes"]),
-        (
-            [{"code": CODE, "run": "1"}, {"code": CODE, "run": "2"}],
-            ["**Put together from 2 runs** of abc"],
-        ),
-        (
-            [{"code": CODE, "run": "1"}, {"code": CODE | {"commit": "d"}, "run": "1"}],
-            ["**Put together", "abc, d"],
-        ),
-        ([{"code": CODE | {"changed_files": 3}, "run": "1"}], ["in no commit**: n."]),
+        ([{"code": CODE, "run": run} for run in "12"], ["**Put together from 2 runs** of abc"]),
+        ([{"code": CODE | {"commit": c}} for c in ("abc", "d")], ["**Put together", "abc, d"]),
+        ([{"code": CODE | {"changed_files": 3}}], ["in no commit**: n."]),
         ([{"code": None}], ["an unknown commit"]),
         ([{"others": 0.3}], ["other programs used 0.3 of 2 cores"]),
+        # A virtual machine can be starved by its neighbours with no load to be seen.
         ([{"stolen": 0.35}], ["35% of the time was stolen"]),
     ],
 )
-def test_a_page_says_whose_code_made_it_and_who_disturbed_it(
-    changes: list[dict[str, object]], texts: list[str]
-) -> None:
-    """A virtual machine can be starved by its neighbours with no load to be seen."""
+def test_a_page_says_whose_code_made_it_and_who_disturbed_it(changes, texts) -> None:
     text = page([outcome(**one) for one in changes])
     assert all(part in text for part in texts)
     assert "not alone" not in page([outcome(others=0.1, stolen=0.01)])
@@ -169,7 +142,7 @@ def test_code_knows_its_commit_and_its_changes(tmp_path: Path) -> None:
 
 def row_of(line: Line) -> str:
     made = Outcome(name="n", title="T", about="", lines=(line,), facts={}, took_s=1.0).to_json()
-    return table([outcome(lines=json.loads(json.dumps(made["lines"])))]).splitlines()[-1]
+    return table([outcome(**json.loads(json.dumps(made)))]).splitlines()[-1]
 
 
 def test_an_open_goal_tells_the_turns_that_it_needs() -> None:
@@ -185,23 +158,20 @@ def test_an_open_goal_tells_the_turns_that_it_needs() -> None:
     ("ours", "told"),
     [
         ([1.1, 1.2], "yes"),
-        ([0.9, 1.2], "yes, not clearly"),
+        ([0.9, 1.2], "yes, not clearly"),  # without an interval every turn counts, with one its end
         ([0.7, 0.8, 1.2], "**no**, not clearly"),
         ([0.9, *[1.1] * 9], "yes"),  # which the interval leaves out
         ([*[0.9] * 3, *[1.1] * 7], "yes, not clearly"),
     ],
 )
 def test_a_goal_that_turns_meet_and_miss_is_not_met_clearly(ours: list[float], told: str) -> None:
-    """Without an interval every turn counts; with one its ends."""
     goal = Goal(kind="at least", value=1.0)
     row = row_of(line(*ours, theirs=(1.0,) * len(ours), goal=goal))
     assert row.split(" | ")[-2] == f"≥ 1: {told}"
 
 
 @pytest.mark.parametrize("used", [(0.1, 0.7), (0.7, 0.1)])
-def test_what_others_use_is_looked_for_before_and_after(
-    used: tuple[float, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_others_use_is_looked_for_before_and_after(used, monkeypatch, tmp_path) -> None:
     found, done = iter(used), SimpleNamespace(TITLE="T", run=lambda setting: ((), {}))
     monkeypatch.setattr(runner, "cores_used", lambda: next(found))
     monkeypatch.setattr(runner, "takes_s", lambda name, quick: 1.0)

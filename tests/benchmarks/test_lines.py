@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import orchestration
 from benchmarks.contender import ROOT
 from benchmarks.estimates import FILES, NOTHING_KNOWN, PARTLY_MEASURED, SAME_GRID, cases
 from benchmarks.grid import OUTPUT_TOKENS, Turn, line_of_cells, ratios_of_cells
 from benchmarks.measuring import lines_of
 from benchmarks.past_runs import runs_in
-from benchmarks.setting import Setting
 
 
 def test_what_a_cell_costs_besides_its_timed_passes() -> None:
@@ -52,9 +46,7 @@ SCRIPT: dict[str, float] = {
         (5, 1.0, 1.0, None),  # too few for an interval
     ],
 )
-def test_warm_and_fresh_workers_are_compared_by_an_interval(
-    jobs: int, warm: float, fresh: float, met: bool | None
-) -> None:
+def test_warm_and_fresh_workers_are_compared_by_an_interval(jobs, warm, fresh, met) -> None:
     attempts: list[dict[str, float | None]] = [
         {**SCRIPT, "start_s": start_s, "tokens_per_s": speed}
         for start_s, speed in [(1.0, fresh), (None, warm)] * jobs
@@ -69,61 +61,6 @@ def test_the_start_of_a_worker_stands_beside_that_of_the_script() -> None:
     lines = {line.what: line for line in lines_of(attempts, [script] * 3, 4.0)}
     start = lines["start of a worker's process"]
     assert not start.theirs and "starts in 4.0 s and loads the model at first in 3.0" in start.note
-
-
-class Started:
-    """A contender that was told its arguments and tells of as many jobs."""
-
-    def __init__(self, name: str, jobs: int, workers: int) -> None:
-        self.name = name
-        driver_s = None if name == "hydra-ray-launcher" else 0.1
-        self.told = {"work": jobs, "wall_s": 2.0, "cpu_s": driver_s, "rows_per_file": 4.0}
-        self.told |= {"whole_jobs": workers + jobs, "whole_s": 30.0}
-
-    def ready(self) -> float:
-        return 5.0
-
-
-def started(setting: Setting, stack: object, name: str, *arguments: Any) -> Started:
-    _python, _program, jobs, nodes, cards, *_ = arguments
-    return Started(name, jobs, nodes * cards)
-
-
-def turns_of(
-    setting: Setting, contenders: Sequence[Started], *, turns: int, warm_ups: int
-) -> Mapping[str, list[dict[str, Any]]]:
-    return {each.name: [each.told] * turns for each in contenders}
-
-
-def night(
-    grid: Path, name: str, results: Path, *, emulate: str, variables: object
-) -> tuple[float, list[None]]:
-    jobs = len(json.loads(grid.read_text())["experiments"][0]["axes"]["batch_size"])
-    return 7.0, [None] * jobs
-
-
-@pytest.mark.parametrize("quick", [False, True])
-def test_peers_are_compared_warm_and_cold(
-    quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, fake in (("started", started), ("turns_of", turns_of)):
-        monkeypatch.setattr(Setting, name, fake)
-    monkeypatch.setattr(orchestration, "night", night)
-    setting = Setting(
-        scratch=tmp_path, peers_python=Path("python"), quick=quick, say=lambda _: None
-    )
-    lines, facts = orchestration.run(setting)
-    found = {(line.what.partition(",")[0], line.against): line for line in lines}
-    assert found["jobs/s", "Ray Tune, class, reuse_actors"].cpu_ratio is not None
-    cold = found["48 jobs", "hydra-ray-launcher"]
-    assert (cold.ours, cold.theirs) == ((7.0,), (35.0,))
-    if quick:
-        assert ("jobs/s", "hydra-ray-launcher") not in found
-        return
-    assert found["48 jobs", "Ray Tune, class, reuse_actors"].theirs == (35.0,)
-    warm = found["jobs/s", "hydra-ray-launcher"]
-    assert warm.theirs == (32.0,) and warm.cpu_ratio is None and not warm.note
-    assert facts["jobs of each peer after as many as there are cards"][warm.against] == 64
 
 
 def test_nine_of_ten_promises_hold_and_they_are_about_the_runs() -> None:

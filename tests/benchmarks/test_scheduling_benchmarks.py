@@ -36,11 +36,6 @@ def test_a_long_search_finds_the_best_of_all_orders(jobs: list[tuple[int, int]])
     assert shortest(jobs, 1, 2, tries=3000, least=bound(jobs, 2)) <= min(every)
 
 
-def test_a_search_replays() -> None:
-    jobs = [(1 + at % 3, 10.0 + at * 7 % 13) for at in range(20)]
-    assert shortest(jobs, 2, 4, tries=200, seed=3) == shortest(jobs, 2, 4, tries=200, seed=3)
-
-
 def test_wrong_estimates_cost_little() -> None:
     """Durations off by a lognormal factor of sigma 1 cost 9 % over the bound, where all wide jobs
     before all narrow ones cost 29 %."""
@@ -54,13 +49,6 @@ def test_a_gang_is_charged_the_start_of_its_processes_alone() -> None:
     found = simulate(planned, [node_of(f"n{n}") for n in range(4)], Known(), settings=settings)
     assert found.gathered_s
     assert max(found.gathered_s.values()) <= settings.start_s + 1e-6
-
-
-def test_first_fit_slips_past_what_fifo_waits_for() -> None:
-    jobs = [(3, 10.0), (4, 10.0), (1, 10.0)]
-    assert makespan(jobs, 1, 4, "fifo") == 30.0
-    assert makespan(jobs, 1, 4, "first fit") == 20.0
-    assert bound(jobs, 4) == 20.0
 
 
 def test_a_job_that_fits_nowhere_is_refused() -> None:

@@ -39,9 +39,7 @@ def test_the_newest_row_of_a_cell_counts_and_bad_rows_are_left_out(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_figures_of_a_table_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_figures_of_a_table_are_written(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(search_replay, "STARTS", 1)
     monkeypatch.setattr(search_replay, "decision_s", dict)
     out = tmp_path / "out.json"

@@ -135,9 +135,7 @@ def test_a_figure_that_is_a_lower_bound_may_be_exceeded() -> None:
     ],
     ids=["failed", "gang", "takes"],
 )
-def test_a_row_that_one_process_cannot_repeat_is_refused(
-    changes: dict[str, object], reason: str
-) -> None:
+def test_a_row_that_one_process_cannot_repeat_is_refused(changes, reason) -> None:
     with pytest.raises(NotComparable, match=reason):
         folder_of(replace(a_row(), **changes))
 

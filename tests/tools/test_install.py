@@ -14,9 +14,7 @@ import install
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_program_is_compiled_once_it_is_installed(
-    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_program_is_compiled_once_it_is_installed(fails, tmp_path, monkeypatch) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.touch()

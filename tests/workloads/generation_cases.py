@@ -28,6 +28,23 @@ PROMPTS = [
     "类型#裙*风格#简约*图案#条纹*图案#线条*图案#撞色*裙型#鱼尾裙*裙袖长#无袖",
 ]
 
+#: Small sizes by the names that families have for them; no two shapes are equal by chance.
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "pad_token_id": 0,
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 24),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim"), 40),
+    **dict.fromkeys(("intermediate_size", "d_ff", "hidden_dim", "ffn_dim", "encoder_ffn_dim"), 48),
+    "decoder_ffn_dim": 56,
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    "encoder_layers": 2,
+    **dict.fromkeys(("num_decoder_layers", "decoder_layers"), 3),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    "num_key_value_heads": 2,
+    **dict.fromkeys(("head_dim", "d_kv"), 6),
+}
+
 
 def write_dataset(path: Path, prompts: list[str] = PROMPTS) -> str:
     """A JSON-lines dataset of these prompts; its path as a dataset's name."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.cli.main import main
 from orchestrator.core.job import State
 from orchestrator.store.store import Store
 
@@ -42,15 +41,17 @@ experiments:
 
 
 @pytest.mark.slow
-def test_a_fine_tuning_grid_gives_rows_and_an_adapter_for_inference(tmp_path, monkeypatch, capsys):
+def test_a_fine_tuning_grid_gives_rows_and_an_adapter(tmp_path, monkeypatch, nightgrid) -> None:
     monkeypatch.setenv("NIGHTGRID_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("NIGHTGRID_ADAPTERS", raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     results = tmp_path / "results"
-    for name, text in (("training", TRAINING), ("inference", INFERENCE)):
+
+    def run(name: str, text: str, code: int = 0) -> str:
         (tmp_path / f"{name}.yaml").write_text(text)
-    run = ["run", "--in-process", "--results", str(results)]
-    assert main([*run, str(tmp_path / "training.yaml")]) == 0
+        options = ("--in-process", "--results", results)
+        return nightgrid("run", *options, tmp_path / f"{name}.yaml", code=code).err
+
+    run("training", TRAINING)
     rows = Store.existing(results, "training").measurements()
     rows_of = {(row.experiment, row.parameters["method"]): row for row in rows}
     refused = rows_of.pop(("optimizers", "lora"))
@@ -68,12 +69,9 @@ def test_a_fine_tuning_grid_gives_rows_and_an_adapter_for_inference(tmp_path, mo
         assert share == 1 if row.experiment == "methods" else 0 < share < 1 / 50
     assert "samples/s" in (results / "training" / "report.html").read_text()
 
-    untrained = tmp_path / "untrained.yaml"
-    untrained.write_text(INFERENCE.replace("night", "day"))
-    assert main([*run, str(untrained)]) == 2
-    assert "no job of this grid saves adapter 'day'" in capsys.readouterr().err
-
-    assert main([*run, str(tmp_path / "inference.yaml")]) == 0
+    unsaved = INFERENCE.replace("night", "day")
+    assert "no job of this grid saves adapter 'day'" in run("untrained", unsaved, code=2)
+    run("inference", INFERENCE)
     rows = Store.existing(results, "inference").measurements()
     made = {row.parameters["adapter"]: row for row in rows if row.final}
     assert made[None].state is made["night"].state is State.SUCCEEDED

@@ -27,7 +27,7 @@ from workloads.models.loading import load_config, load_masked_model, load_tokeni
 from workloads.registry import TASKS
 from workloads.registry import metrics_of as declared
 from workloads.training.data import NOT_LEARNED, SampleFormat
-from workloads.training.masking import Chunk, cut, encode, masked
+from workloads.training.masking import Chunk, encode, masked
 from workloads.training.parallel.layout import Layout
 from workloads.training.step import batch_maker, plan_data
 
@@ -53,16 +53,6 @@ def form() -> SampleFormat:
         pad_token_id=0,
         context_length=512,
     )
-
-
-@given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 12))
-def test_chunks_are_the_corpus_less_its_rest(ids: list[int], length: int) -> None:
-    found = cut(ids, [number % 3 == 0 for number in ids], length)
-    assert all(chunk.tokens == length for chunk in found)
-    joined = [int(token) for chunk in found for token in chunk.ids]
-    assert joined == ids[: len(joined)] and len(ids) - len(joined) < length
-    marks = [bool(mark) for chunk in found for mark in chunk.special]
-    assert marks == [number % 3 == 0 for number in joined]
 
 
 def test_texts_are_joined_as_the_tokenizer_begins_and_ends_them(form: SampleFormat) -> None:
@@ -274,18 +264,6 @@ def test_a_pretrained_encoder_gets_a_new_head() -> None:
     result = train(**{**LEARNING, **asked_for})
     assert result.details["new_weights"] == ", ".join(model.new_weights)
     assert result.random_weights and losses(result)[-1] < losses(result)[0]
-
-
-def test_the_embedded_checkpoint_is_whole() -> None:
-    source = open_model("tiny-bert")
-    assert load_masked_model(source).new_weights == ()
-    tokenizer = load_tokenizer(source)
-    text = "The weavers of the town have bought wool, and young people learn how to dye it."
-    tokens = tokenizer.tokenize(text)
-    assert "[UNK]" not in tokens and len(tokens) < 1.3 * len(text.split())
-    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True).startswith(
-        "the weavers of the town"
-    )
 
 
 def refused(**changes: Any) -> list[tuple[str, str]]:

@@ -120,12 +120,11 @@ def test_the_plain_path_agrees_with_itself_and_others_as_far_as_they_do(worker, 
 @pytest.mark.slow
 @pytest.mark.usefixtures("reference")
 def test_out_of_memory_while_comparing_costs_no_row(worker, dataset, monkeypatch) -> None:
-    rows(worker, dataset)
-    worker.loaded[f"{MODEL}|fp32|transformers"].known.clear()
-
     def full(*arguments: Any, **options: Any) -> None:
         raise OutOfMemory("tried to allocate 3 GiB")
 
+    rows(worker, dataset)
+    worker.loaded[f"{MODEL}|fp32|transformers"].known.clear()
     monkeypatch.setattr(quality, "generate_once", full)
     result = rows(worker, dataset)
     assert result.samples and not result.metrics
@@ -133,18 +132,17 @@ def test_out_of_memory_while_comparing_costs_no_row(worker, dataset, monkeypatch
 
 
 def test_other_prompts_have_another_reference(tmp_path: Path) -> None:
-    dataset = str(tmp_path / "data.jsonl")
-    Path(dataset).write_text('{"content": "one"}\n')
+    dataset = tmp_path / "data.jsonl"
+    dataset.write_text('{"content": "one"}\n')
     usual = QualityReferenceParameters()
     seen = [
-        (dataset, Reading(), usual),
-        (dataset + "2", Reading(), usual),
-        (dataset, Reading(split="test"), usual),
-        (dataset, Reading(), QualityReferenceParameters(prompts=9)),
+        (str(dataset), Reading(), usual),
+        (f"{dataset}2", Reading(), usual),
+        (str(dataset), Reading(split="test"), usual),
+        (str(dataset), Reading(), QualityReferenceParameters(prompts=9)),
     ]
     names = {quality.reference_directory(MODEL, *each).name for each in seen}
-    with open(dataset, "a") as file:
-        file.write('{"content": "another"}\n')
+    dataset.write_text('{"content": "one"}\n{"content": "another"}\n')
     names.add(quality.reference_directory(MODEL, *seen[0]).name)
     assert len(names) == 5
 
@@ -253,11 +251,3 @@ def test_texts_of_one_token_are_flagged_where_the_plain_path_s_are_not(
     details = rows(worker, dataset).details
     assert details[ONE_TOKEN].startswith("each of")
     assert NOT_FINITE not in details
-
-
-@pytest.mark.parametrize(
-    ("ids", "start"),
-    [((), 0), ((5,), 1), ((5, 5), 0), ((1, 2, 5, 5), 2), ((1, 2, 3, 5, 5), 5), ((1, 5, 5, 2), 4)],
-)
-def test_the_token_repeated_at_a_text_s_end_is_half_of_it(ids: tuple[int, ...], start: int) -> None:
-    assert quality.end_run(ids) == start

@@ -19,7 +19,7 @@ from workloads import registry
 from workloads.base import BadConfiguration
 from workloads.engines import ENGINES
 from workloads.registry import WORKLOADS, Declared, WorkloadSpec
-from workloads.settings import ROLES, WorkloadParameters, declarations, setting
+from workloads.settings import WorkloadParameters, setting
 
 
 def test_a_setting_without_one_of_the_three_roles_does_not_import() -> None:
@@ -32,19 +32,6 @@ def test_a_setting_without_one_of_the_three_roles_does_not_import() -> None:
             )
     with pytest.raises(TypeError, match="'free' of a setting is none of work, choice, neutral"):
         setting(1, role="free", description="Lines.")
-
-
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_every_setting_is_declared_once_and_whole(workload: str) -> None:
-    entry = WORKLOADS[workload]
-    declared = declarations(entry.parameters)
-    assert entry.validate({}), "a grid may leave all of them out"
-    assert list(declared) == list(entry.parameters.model_fields)
-    for name, declaration in declared.items():
-        info = entry.parameters.model_fields[name]
-        assert [role for role in ROLES if declaration.role == role] == [declaration.role], name
-        assert declaration.description == info.description and declaration.description, name
-        assert declaration.default == info.default, name
 
 
 class FirstEdition(WorkloadParameters):

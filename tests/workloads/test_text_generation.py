@@ -125,15 +125,6 @@ def test_a_checkpoints_own_generation_settings_do_not_count(worker, dataset, tmp
     assert [i.output_text for i in other.items] == [i.output_text for i in plain.items]
 
 
-@pytest.mark.slow
-def test_a_resident_model_is_not_loaded_again(worker: Worker, dataset: str) -> None:
-    mine = Worker()
-    first, second = mine.run(dataset), mine.run(dataset, batch_size=4)
-    assert first.load_s > 0 and second.load_s == 0
-    assert second.baseline_host_memory_bytes == first.baseline_host_memory_bytes
-    assert mine.phases == ["load", "warmup", "measure", "finish"] * 2
-
-
 def test_a_small_dataset_is_gone_through_until_a_batch_is_full(worker, tmp_path) -> None:
     three = write_dataset(tmp_path / "three.json", PROMPTS[:3])
     result = worker.run(three, batch_size=7, prompts=2, output_tokens=2)
@@ -164,20 +155,11 @@ def test_the_result_says_what_it_is(worker: Worker, dataset: str) -> None:
     assert all(item.output_ids is None for item in fixed.items)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "words"),
-    [
-        ({"engine": "vlm"}, BadConfiguration, "no engine 'vlm'. There is: transformers"),
-        ({"model": "tiny-chatglm4"}, DataMissing, "tiny-chatglm4"),
-        ({"attention": "flash_attention_2"}, Unsupported, "no cpu kernels"),
-        ({"output_tokens": 9000}, BadConfiguration, "more than the model's 8192 positions"),
-        ({"batch_size": 0}, BadConfiguration, "batch size 0"),
-    ],
-)
-def test_what_cannot_run_says_why(changes, error, words, worker, dataset) -> None:
-    fresh = worker if "output_tokens" in changes else Worker()
-    with pytest.raises(error, match=words):
-        fresh.run(dataset, **changes)
+def test_what_cannot_run_says_why(worker, dataset) -> None:
+    with pytest.raises(BadConfiguration, match="more than the model's 8192 positions"):
+        worker.run(dataset, output_tokens=9000)
+    with pytest.raises(Unsupported, match="no cpu kernels"):
+        Worker().run(dataset, attention="flash_attention_2")
 
 
 def test_an_engine_without_the_model_s_window_writes_up_to_it(worker, dataset, monkeypatch) -> None:
@@ -296,9 +278,7 @@ def test_prompts_without_room_are_cut_or_left_out_and_counted(
     assert result.details[name].startswith(detail)
 
 
-def test_a_conversation_that_the_chat_template_refuses_is_left_out(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_that_the_chat_template_refuses_is_left_out(worker, tmp_path, monkeypatch):
     encode = TransformersEngine.encode
 
     def refusing(self: Any, text: str, earlier: Sequence[Any] = ()) -> list[int]:

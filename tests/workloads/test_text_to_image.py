@@ -12,8 +12,6 @@ import numpy
 import pytest
 import torch
 from generation_cases import Worker, request
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -30,7 +28,6 @@ from workloads.text_to_image import (
     MOST_SIDE,
     Painting,
     TextToImageParameters,
-    numbers_of,
     one_colour,
     png_of,
 )
@@ -131,16 +128,6 @@ def test_two_cards_paint_what_one_does(worker: Worker, stock: list[Any]) -> None
     first, second = (painted(worker, 2, 1, rank=rank, cards=2) for rank in (0, 1))
     for place, one in ((0, first[0]), (2, first[1]), (1, second[0]), (3, second[1])):
         assert difference(one, stock[place]) < 0.1
-
-
-@given(repeats=st.integers(1, 5), batch_size=st.integers(1, 9), cards=st.sampled_from([1, 2, 3, 8]))
-def test_every_image_is_painted_once(repeats: int, batch_size: int, cards: int) -> None:
-    found: list[int] = []
-    for repeat in range(repeats):
-        batch = [n for rank in range(cards) for n in numbers_of(repeat, batch_size, rank, cards)]
-        assert min(batch) == len(found) if found else min(batch) == 0
-        found += sorted(batch)
-    assert found == list(range(repeats * batch_size * cards))
 
 
 def test_the_parts_of_a_batch_add_up_and_figures_are_of_the_timed_ones(base: Result) -> None:

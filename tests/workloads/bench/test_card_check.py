@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,8 @@ from orchestrator.core.card_check import CardCheck, slow_cards
 
 pytestmark = pytest.mark.slow  # a card in a process of its own
 
-#: A card: measures itself for each line that it is sent, and says how long that took.
+#: Measures itself for each line that it is sent, and says how long that took: the processor stands
+#: in for all cards of a node, so that they are equally fast.
 CARD = """
 import json, sys, time
 from workloads.devices import device_for
@@ -25,7 +29,6 @@ import torch
 torch.set_num_threads(1)
 device = device_for("cpu")
 check_card(device)
-print(json.dumps({}), flush=True)
 for _ in sys.stdin:
     began = time.process_time()
     figures = check_card(device)
@@ -33,49 +36,34 @@ for _ in sys.stdin:
 """
 
 
-class Card:
-    """A process on the processor that stands in for all cards of a node, so that they are equally
-    fast."""
+def measured(card: subprocess.Popen[str]) -> dict[str, float]:
+    """The next figures of a card."""
+    assert card.stdin is not None and card.stdout is not None
+    card.stdin.write("go\n")
+    card.stdin.flush()
+    return dict(json.loads(card.stdout.readline()))
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CARD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        self._answer()
 
-    def measure(self) -> dict[str, float]:
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        return self._answer()
+@contextlib.contextmanager
+def throttled(card: subprocess.Popen[str], run_s: float, stop_s: float) -> Iterator[None]:
+    """A card that is stopped and goes on again and again, as one does that protects itself from
+    heat."""
+    over = threading.Event()
 
-    def _answer(self) -> dict[str, float]:
-        assert self.process.stdout is not None
-        return dict(json.loads(self.process.stdout.readline()))
+    def throttle() -> None:
+        while not over.is_set():
+            card.send_signal(signal.SIGSTOP)
+            time.sleep(stop_s)
+            card.send_signal(signal.SIGCONT)
+            time.sleep(run_s)
 
-    def measure_throttled(self, run_s: float, stop_s: float) -> dict[str, float]:
-        """Its figures while it is stopped and continued again and again, as a card does that
-        protects itself from heat."""
-        over = threading.Event()
-
-        def throttle() -> None:
-            while not over.is_set():
-                self.process.send_signal(signal.SIGSTOP)
-                time.sleep(stop_s)
-                self.process.send_signal(signal.SIGCONT)
-                time.sleep(run_s)
-
-        thread = threading.Thread(target=throttle)
-        thread.start()
-        try:
-            return self.measure()
-        finally:
-            over.set()
-            thread.join()
+    thread = threading.Thread(target=throttle)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def check(index: int, figures: dict[str, float], at: float = 0.0) -> CardCheck:
@@ -93,12 +81,13 @@ def check(index: int, figures: dict[str, float], at: float = 0.0) -> CardCheck:
 
 
 def test_a_planted_slow_card_is_found_beside_others_and_by_its_own_history() -> None:
-    """It runs for a sixth of the time. A node with one card has no neighbours to compare with."""
-    card = Card()
-    sound, slow = [card.measure() for _ in range(3)], card.measure_throttled(0.002, 0.010)
-    assert card.process.stdin is not None
-    card.process.stdin.close()
-    card.process.wait(30)
+    """It runs for a quarter of the time. A node with one card has no neighbours to compare with."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, "-c", CARD], env=alone, **pipes) as card:
+        sound = [measured(card) for _ in range(3)]
+        with throttled(card, run_s=0.003, stop_s=0.009):
+            slow = measured(card)
     assert min(figures["cpu_s"] for figures in sound) < 1.0
 
     found = slow_cards([check(index, figures) for index, figures in enumerate([*sound, slow])])

@@ -37,13 +37,6 @@ def test_figures_of_ranks_become_one_as_declared(values: list[float]) -> None:
     assert found["other"] == found["mean"]  # nobody declares it
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_every_workload_declares_its_throughput_and_figures(name: str) -> None:
-    assert registry.throughput_of(name) is not None
-    for metric in registry.metrics_of(name).values():
-        assert metric.title and metric.description.endswith(".")
-
-
 def record_of(*metrics: dict[str, float], workload: str = "text-generation") -> RecordRow:
     asked = replace(job(cards=len(metrics)), workload=workload)
     tried = attempt(asked, cards=len(metrics))
@@ -186,7 +179,5 @@ def test_a_static_batch_pads_to_its_longest_prompt_and_text(lengths: list[tuple[
         ({"computed_tokens": 10}, None),  # fewer than are needed
     ],
 )
-def test_padding_is_known_where_positions_are_counted(
-    tokens: dict[str, int], share: float | None
-) -> None:
+def test_padding_is_known_where_positions_are_counted(tokens, share) -> None:
     assert PADDING_SHARE(Timed(samples=[sample(**tokens)] * 2, items=[])) == share

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from finetuning_cases import losses, train, training_of
-from generation_cases import Worker, write_dataset
+from generation_cases import Worker
 
 from workloads.bench.profiling import Operator, figures
 from workloads.training.loop import profile_steps
@@ -28,8 +27,8 @@ STEPS: dict[str, Any] = {
 
 
 @pytest.mark.slow
-def test_a_profiled_job_learns_what_it_would_have_learned() -> None:
-    plain, seen = train(**STEPS), train(**STEPS, profile=True)
+def test_a_profiled_job_learns_what_it_would_have_learned(small_model: str) -> None:
+    plain, seen = (train(**STEPS, model=small_model, profile=profile) for profile in (False, True))
     assert losses(seen) == losses(plain)
     assert {**seen.metrics} == {**plain.metrics} and "held_out_loss" in seen.metrics
     operators = seen.details["profile_operators"].split("; ")
@@ -75,11 +74,9 @@ def test_a_profile_uses_up_no_random_numbers(divided: bool) -> None:
     assert (torch.rand(3).tolist(), random.random()) == (expected[0].tolist(), expected[1])
 
 
-def test_generation_is_profiled_over_a_prompt_and_a_token(tmp_path: Path) -> None:
-    prompts = write_dataset(tmp_path / "prompts.json")
-    worker = Worker()
-    plain = worker.run(prompts, output_tokens=4)
-    seen = worker.run(prompts, output_tokens=4, profile=True)
+def test_generation_is_profiled_over_a_prompt_and_a_token(dataset, small_model) -> None:
+    worker, small = Worker(), {"model": small_model, "output_tokens": 4}
+    plain, seen = (worker.run(dataset, **small, profile=profile) for profile in (False, True))
     assert [i.output_text for i in seen.items] == [i.output_text for i in plain.items]
     assert len(seen.samples) == len(plain.samples)
     assert seen.trace is not None and "aten::" in seen.details["profile_operators"]

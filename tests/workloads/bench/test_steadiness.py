@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.bench.warmup import LEAST_STEPS, TOLERANCE, Step, drift, settled
+from workloads.bench.warmup import LEAST_STEPS, TOLERANCE, Step, drift
 
 
 def of(times: list[float], tokens: float = 64.0) -> list[Step]:
@@ -31,35 +31,18 @@ def test_constant_steps_are_steady(count: int, seconds: float, seed: int) -> Non
     assert drift(of(noisy([seconds] * count, seed))) == 0
 
 
-@given(count=st.integers(12, 40), factor=st.floats(2, 10), seconds=scales, seed=seeds)
-def test_steps_that_change_their_speed_all_the_time_drift_with_a_sign(
-    count: int, factor: float, seconds: float, seed: int
-) -> None:
+@given(count=st.integers(6, 40), factor=st.floats(2, 10), seconds=scales, seed=seeds)
+def test_steps_that_change_their_speed_all_the_time_drift_with_a_sign(count, factor, seconds, seed):
     """A series that falls evenly from ``factor`` to 1 has no steady part; one that rises is of a
     card that throttles, and no warm-up ends it."""
     times = [seconds * (1 + (factor - 1) * n / (count - 1)) for n in range(count)]
     slower, faster = drift(of(noisy(times, seed))), drift(of(noisy(times[::-1], seed)))
-    assert slower is not None and slower < -TOLERANCE
     assert faster is not None and faster > TOLERANCE
+    assert count < 12 or (slower is not None and slower < -TOLERANCE)
 
 
-@given(count=st.integers(6, 11), factor=st.floats(1.7, 10), seed=seeds)
-def test_few_steps_that_become_faster_are_not_steady(count: int, factor: float, seed: int) -> None:
-    times = [factor - (factor - 1) * n / (count - 1) for n in range(count)]
-    found = drift(of(noisy(times, seed)))
-    assert found is not None and found > TOLERANCE
-
-
-@given(
-    count=lengths,
-    slow=st.integers(1, 4),
-    factor=st.floats(2, 100),
-    seconds=scales,
-    seed=seeds,
-)
-def test_a_slow_beginning_is_found_and_its_cost_told(
-    count: int, slow: int, factor: float, seconds: float, seed: int
-) -> None:
+@given(count=lengths, slow=st.integers(1, 4), factor=st.floats(2, 100), seconds=scales, seed=seeds)
+def test_a_slow_beginning_is_found_and_its_cost_told(count, slow, factor, seconds, seed) -> None:
     slow = min(slow, count // 2)
     times = [seconds * factor] * slow + [seconds] * (count - slow)
     cost = slow * (factor - 1) / count
@@ -72,9 +55,7 @@ def test_a_slow_beginning_is_found_and_its_cost_told(
 
 
 @given(count=st.integers(4, 40), at=st.integers(1, 39), factor=st.floats(0.1, 100), seed=seeds)
-def test_one_outlier_after_the_first_step_is_no_drift(
-    count: int, at: int, factor: float, seed: int
-) -> None:
+def test_one_outlier_after_the_first_step_is_no_drift(count, at, factor, seed) -> None:
     times = [1.0] * count
     times[min(at, count - 1)] = factor
     assert drift(of(noisy(times, seed))) == 0
@@ -91,9 +72,7 @@ def test_two_humps_are_no_drift_unless_one_comes_first() -> None:
 
 
 @given(seed=seeds, count=lengths, factor=st.floats(2, 50))
-def test_steps_of_many_shapes_are_compared_by_shape_or_by_token(
-    seed: int, count: int, factor: float
-) -> None:
+def test_steps_of_many_shapes_are_compared_by_shape_or_by_token(seed, count, factor) -> None:
     tokens = [64.0 * (count - n) for n in range(count)]  # shrinking
     once = [Step(n, 1e-3 * size, size) for n, size in enumerate(tokens)]
     assert drift(once) == 0
@@ -106,25 +85,6 @@ def test_steps_of_many_shapes_are_compared_by_shape_or_by_token(
     assert found > 0 or (factor - 1) / count < 1.2 * TOLERANCE
 
 
-@given(times=st.lists(st.floats(0.1, 10), max_size=30), scale=scales)
-def test_a_verdict_hangs_on_no_unit_and_is_none_for_few(times: list[float], scale: float) -> None:
-    found, scaled = drift(of(times)), drift(of([scale * time for time in times]))
-    if len(times) < LEAST_STEPS:
-        assert found is None and scaled is None
-    else:
-        assert found is not None and found >= -0.5
-        assert scaled == pytest.approx(found, abs=1e-6) or 0 in (found, scaled)
-
-
-def test_meetings_of_a_shape_settle_when_they_stop_becoming_faster() -> None:
-    assert not settled([])
-    assert not settled([1.0])
-    assert settled([1.0, 0.95])
-    assert settled([1.0, 3.0])
-    assert not settled([10.0, 1.0])
-    assert settled([10.0, 1.0, 1.0])
-
-
-@pytest.mark.parametrize("times", [[1.0, 1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0] * 4])
-def test_times_of_nothing_say_nothing(times: list[float]) -> None:
+@pytest.mark.parametrize("times", [[1.0, 1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [1.0] * 2])
+def test_times_of_nothing_and_of_few_steps_say_nothing(times: list[float]) -> None:
     assert drift(of(times)) is None

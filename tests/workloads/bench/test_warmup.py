@@ -71,14 +71,6 @@ def test_a_time_limit_cuts_no_first_meeting_of_a_shape() -> None:
     assert (warmth.shapes, warmth.shapes_unmet, warmth.timed_compilations) == (4, 0, 0)
 
 
-def test_where_the_limit_of_warm_up_runs_out_the_row_says_so() -> None:
-    settings = MeasureSettings(time_limit_s=100.0, warmup_limit_s=50.0, max_repeats=3)
-    done = Compiling(["a", "b", "c"], work_s=0.5, compile_s=60.0).run(settings)
-    warmth = done.warmth
-    assert (warmth.warmup_end, warmth.shapes, warmth.shapes_unmet) == ("limit", 3, 2)
-    assert warmth.timed_parts == 2 and warmth.timed_compilations == 0
-
-
 def test_a_timed_part_that_compiled_is_repeated_once_and_then_tells() -> None:
     settings = MeasureSettings(min_repeats=4, max_repeats=4)
 
@@ -237,12 +229,3 @@ def test_what_learns_is_run_again_whole_where_it_compiled() -> None:
     assert (again.warmup_s, again.warmup_steps) == (12.0, 7)
     assert job(2, 2).timed_compilations == 2
     assert job(2, warmup=0).timed_parts == 1
-
-
-def test_counters_since_a_reading() -> None:
-    before = Compilations(graphs=2, cpu_fallbacks=None, named={"a": 2, "b": 1})
-    after = Compilations(graphs=5, cpu_fallbacks=3, named={"a": 2, "b": 4, "c": 1})
-    grown = after.since(before)
-    assert (grown.graphs, grown.cpu_fallbacks) == (3, None)
-    assert grown.as_text() == "b 3, c 1"
-    assert Compilations().since(before).graphs is None

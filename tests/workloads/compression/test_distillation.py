@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from finetuning_cases import asked, losses, refuse, train, trained, training_of
+from finetuning_cases import asked, losses, refuse, train, trained
 
 from workloads.compression import distillation
-from workloads.compression.distillation import Taught
 from workloads.data.datasets import load_dataset
 from workloads.models.loading import load_causal_model, load_tokenizer, open_model
 from workloads.training.data import encode_samples, padded
@@ -83,29 +81,13 @@ def test_a_row_tells_of_teacher_and_student() -> None:
     assert metrics["held_out_loss"] > 0 and metrics["teacher_held_out_loss"] > 0
 
 
-@pytest.mark.parametrize("first_step", [0, 5])
-def test_an_attempt_counts_steps_whose_beginning_it_knows_and_only_the_first_the_student_before(
-    first_step: int,
-) -> None:
-    training = training_of(torch.nn.Linear(2, 2))
-    training.first_step = first_step
-    training.held_out_loss = lambda objective=None: 1.0
-    taught = Taught(teacher=None, directory=Path(), training=training)
-    taught.look_at_held_out()
-    assert ("held_out_kl_before" in training.metrics) == (first_step == 0)
-    assert training.metrics["teacher_held_out_loss"] == 1.0
-    for step in (5, 6, 7):
-        taught.stamps.append((float(step), step + 0.5))
-        taught.end_step()
-    assert taught.counted == [(6.0, 6.5), (7.0, 7.5)]
-
-
 @pytest.mark.slow
 def test_divergences_are_of_one_arithmetic_and_of_the_model_that_remains() -> None:
     still = {**SMALL, "steps": 1, "learning_rate": 1e-12}
     metrics = train(**still, autocast="bf16").metrics
     assert metrics["held_out_kl_before"] == metrics["held_out_kl"]
-    shared = train(**SMALL, cluster_bits=2, save_model="of-few-values").metrics
+    few = {"cluster_bits": 2, "cluster_steps": 1, "save_model": "of-few-values"}
+    shared = train(**SMALL, **few).metrics
     again = {**still, "student_layers": None, "model": "of-few-values"}
     found = train(**again, teacher="tiny-chatglm3").metrics
     assert found["held_out_kl_before"] == pytest.approx(shared["held_out_kl"], rel=1e-5)

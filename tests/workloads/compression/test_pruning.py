@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from workloads import text_generation
 from workloads.base import BadConfiguration
 from workloads.compression import dictionary, pruning, sharing
-from workloads.compression.pruning import Pruned, share_at
+from workloads.compression.pruning import Pruned
 from workloads.devices import device_for
 from workloads.engines.transformers import generation as engine
 from workloads.models.loading import load_causal_model, open_model
@@ -47,14 +47,6 @@ def test_magnitude_counts_to_the_weight_and_takes_the_smallest(rows, columns, sh
         assert weight[~mask].abs().max() <= weight[mask].abs().min()
 
 
-def test_two_of_every_four_inputs_stay() -> None:
-    weight = torch.randn(12, 32)
-    kept = (weight * pruning.two_of_four_mask(weight)).view(12, -1, 4)
-    assert ((kept != 0).sum(2) == 2).all()
-    largest = weight.abs().view(12, -1, 4).topk(2, dim=2).values.sum(2)
-    torch.testing.assert_close(kept.abs().sum(2), largest)
-
-
 def test_sparse_kernels_take_what_is_two_of_four_and_nothing_else() -> None:
     weight = torch.randn(8, 16)
     assert not engine.is_two_of_four(weight)
@@ -67,13 +59,6 @@ def test_sparse_kernels_take_what_is_two_of_four_and_nothing_else() -> None:
         job = replace(asked(device=device), parameters=parameters)
         found = [one for one in refuse(job, "text-generation") if one.setting == "sparse_kernels"]
         assert bool(found) is refused_there and all(one.unsupported for one in found)
-
-
-@given(st.integers(1, 60), st.floats(0.01, 0.99))
-def test_the_gradual_share_grows_to_its_end(steps: int, final: float) -> None:
-    shares = [share_at(step, steps, final) for step in range(steps)]
-    assert shares == sorted(shares) and shares[-1] == pytest.approx(final)
-    assert shares[min(steps - 1, max(1, round(steps * 0.75)) - 1)] == pytest.approx(final)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=3000), st.integers(0, 3))
@@ -131,59 +116,9 @@ def test_shared_values_learn_by_the_gradients_of_their_weights() -> None:
         for optimizer in optimizers:
             optimizer.step()
         shared.tie()
-        torch.testing.assert_close(layer.weight.detach(), fixed_of(values, unique)[numbers])
+        learned = torch.where(unique == 0, 0.0, values.detach())[numbers]
+        torch.testing.assert_close(layer.weight.detach(), learned)
     assert not torch.equal(layer.weight, plain)
-
-
-def fixed_of(values: torch.Tensor, unique: torch.Tensor) -> torch.Tensor:
-    return torch.where(unique == 0, 0.0, values.detach())
-
-
-def test_a_coded_file_opens_into_the_same_weights_and_others_are_refused() -> None:
-    torch.manual_seed(1)
-    layers = {f"model.{n}.proj": torch.nn.Linear(40, 8 + n).bfloat16() for n in range(3)}
-    coded = sharing.SharedLayers(layers, 3).coded()
-    opened = sharing.read_layers(coded.data)
-    assert opened.keys() == layers.keys()
-    for name, layer in layers.items():
-        assert torch.equal(torch.from_numpy(opened[name]).bfloat16(), layer.weight)
-    for wrong in (b"", coded.data[1:], coded.data[:-1], coded.data[:60]):
-        with pytest.raises(BadConfiguration, match="no file of coded layers"):
-            sharing.read_layers(wrong)
-
-
-def _greedy(vector: np.ndarray, atoms: np.ndarray, terms: int) -> tuple[list[int], np.ndarray]:
-    """Orthogonal matching pursuit as textbooks have it: one vector, least squares at each step."""
-    places: list[int] = []
-    rest, values = vector, np.zeros(0)
-    for _ in range(terms):
-        scores = np.abs(atoms @ rest)
-        scores[places] = -1
-        places.append(int(scores.argmax()))
-        values = np.linalg.lstsq(atoms[places].T, vector, rcond=None)[0]
-        rest = vector - values @ atoms[places]
-    return places, values
-
-
-def test_codes_are_those_of_a_pursuit_vector_by_vector() -> None:
-    torch.manual_seed(2)
-    atoms = torch.nn.functional.normalize(torch.randn(40, 9), dim=1)
-    vectors = torch.randn(60, 9)
-    places, values = dictionary.pursue(vectors, atoms, 3)
-    for number, vector in enumerate(vectors.double().numpy()):
-        wanted, numbers = _greedy(vector, atoms.double().numpy(), 3)
-        assert places[number].tolist() == wanted
-        np.testing.assert_allclose(values[number], numbers, rtol=1e-3, atol=1e-4)
-
-
-def test_a_dictionary_is_learned_from_what_was_made_with_one() -> None:
-    """Vectors of two atoms of 12, learned with 18: most of the 12 are there again."""
-    torch.manual_seed(3)
-    truth = torch.nn.functional.normalize(torch.randn(12, 16), dim=1)
-    codes = torch.randn(4000, 12) * (torch.rand(4000, 12).argsort(1) < 2)
-    atoms = dictionary.learn(codes @ truth, 18, 2)
-    likeness = (truth @ atoms.T).abs().amax(1)
-    assert int((likeness > 0.99).sum()) >= 9, likeness
 
 
 def test_linear_and_convolution_layers_come_back_from_the_file_of_a_dictionary() -> None:
@@ -290,14 +225,18 @@ def test_a_momentum_from_before_brings_no_weight_back() -> None:
 
 
 @pytest.mark.slow
-def test_prune_share_and_code() -> None:
+def test_prune_share_and_code(small_model: str) -> None:
     gradual = {"sparsity": "magnitude", "sparsity_share": 0.6, "sparsity_schedule": "gradual"}
-    result = train(**PLAIN, **gradual, steps=4, cluster_bits=3, cluster_steps=1, save_model="coded")
+    shared = {"cluster_bits": 3, "cluster_steps": 1, "save_model": "coded"}
+    result = train(**PLAIN, **gradual, **shared, model=small_model, steps=4)
     metrics = result.metrics
     assert metrics["zero_share"] == pytest.approx(0.6, abs=1e-3)
     file = product_root("model") / "coded" / sharing.CODED_FILE
     assert file.stat().st_size == metrics["layer_bytes_after"]
-    opened = sharing.read_layers(file.read_bytes())
+    opened = sharing.read_layers(data := file.read_bytes())
+    for wrong in (b"", data[1:], data[:-1], data[:60]):
+        with pytest.raises(BadConfiguration, match="no file of coded layers"):
+            sharing.read_layers(wrong)
     for name, layer in _layers("coded").items():
         assert len(layer.weight.unique()) <= 9, name
         assert torch.equal(torch.from_numpy(opened[name]), layer.weight), name
@@ -309,10 +248,10 @@ def test_prune_share_and_code() -> None:
 
 
 @pytest.mark.slow
-def test_a_dictionary_of_kernels_and_products_by_it() -> None:
+def test_a_dictionary_of_kernels_and_products_by_it(small_model: str) -> None:
     """The saved model writes the same tokens through the dictionary as through its matrices."""
     made = {"dictionary_atoms": 64, "dictionary_terms": 3, "dictionary_length": 8}
-    result = train(**PLAIN, **made, steps=1, save_model="atoms")
+    result = train(**PLAIN, **made, model=small_model, steps=1, save_model="atoms")
     metrics, layers = result.metrics, _layers("atoms")
     file = product_root("model") / "atoms" / dictionary.DICTIONARY_FILE
     assert file.stat().st_size == metrics["layer_bytes_after"] < 0.4 * metrics["layer_bytes_before"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.main import main
 from workloads.data.datasets import load_examples
 from workloads.data.lengths import write_synthetic
 from workloads.data.shapes import Example, write_json_lines
@@ -42,16 +41,9 @@ def directory(tmp_path: Path) -> Path:
     return directory
 
 
-def run(*arguments: object) -> int:
-    return main(["dataset", *map(str, arguments)])
-
-
 @pytest.mark.usefixtures("by_character")
-def test_files_in_tiny_out(
-    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("advertisegen", directory, "--tiny", tmp_path / "tiny.json") == 0
-    printed = capsys.readouterr().out
+def test_files_in_tiny_out(directory, tmp_path, nightgrid) -> None:
+    printed = nightgrid("dataset", "advertisegen", directory, "--tiny", tmp_path / "tiny.json").out
     assert "301 examples (train.json 300, dev.json 1)" in printed
     assert "SYNTHETIC" not in printed
     line = next(words for words in map(str.split, printed.splitlines()) if words[:1] == ["total"])
@@ -65,97 +57,68 @@ def test_files_in_tiny_out(
 
 
 @pytest.mark.usefixtures("by_character")
-def test_json_for_machines(
-    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny = tmp_path / "tiny.json"
-    assert run("advertisegen", directory, "--tiny", tiny, "--count", 7, "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+def test_json_for_machines(directory, tmp_path, nightgrid) -> None:
+    options = ("--tiny", tmp_path, "--count", 7, "--json")
+    report = nightgrid("dataset", "advertisegen", directory, *options).json
     assert report["counts"] == {"train.json": 300, "dev.json": 1}
     assert report["total"]["percentiles"]["median"] == 153
     assert sum(b["count"] for b in report["output"]["bins"]) == 301
     assert (report["tiny_count"], report["synthetic"]) == (7, False)
-    assert len(load_examples(str(tiny))) == 7
+    assert len(load_examples(str(tmp_path / "tiny.json"))) == 7
 
 
 @pytest.mark.usefixtures("by_character")
-def test_nothing_is_overwritten_unasked(
-    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_overwritten_unasked(directory, tmp_path, nightgrid) -> None:
     tiny = tmp_path / "tiny.json"
     tiny.write_text("precious")
-    assert run("advertisegen", directory, "--tiny", tiny) == 1
-    assert "exists already; --force" in capsys.readouterr().err
+    command = ("dataset", "advertisegen", directory, "--tiny", tiny)
+    assert "exists already; --force" in nightgrid(*command, code=1).err
     assert tiny.read_text() == "precious"
-    assert run("advertisegen", directory, "--tiny", tiny, "--force") == 0
+    nightgrid(*command, "--force")
     assert len(load_examples(str(tiny))) == 100
 
 
 @pytest.mark.usefixtures("by_character")
-def test_a_directory_as_out_gets_a_tiny_json(directory: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    assert run("advertisegen", directory, "--tiny", tmp_path / "out") == 0
-    assert len(load_examples(str(tmp_path / "out" / "tiny.json"))) == 100
-
-
-@pytest.mark.usefixtures("by_character")
-def test_a_synthetic_set_can_be_tried_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("synthetic", tmp_path / "made", "--count", 500) == 0
-    assert run("synthetic", tmp_path / "made", "--count", 500) == 1
-    assert "--force" in capsys.readouterr().err
-    assert run("advertisegen", tmp_path / "made", "--tiny", tmp_path / "tiny.json") == 0
-    assert "SYNTHETIC" in capsys.readouterr().out
-    sample = load_examples(str(tmp_path / "tiny.json"))
+def test_a_synthetic_set_can_be_tried_and_says_so(tmp_path, nightgrid) -> None:
+    made, tiny = tmp_path / "made", tmp_path / "tiny.json"
+    nightgrid("dataset", "synthetic", made, "--count", 500)
+    assert "--force" in nightgrid("dataset", "synthetic", made, "--count", 500, code=1).err
+    assert "SYNTHETIC" in nightgrid("dataset", "advertisegen", made, "--tiny", tiny).out
+    sample = load_examples(str(tiny))
     assert len(sample) == 100 and all(example.synthetic for example in sample)
 
 
-def test_a_synthetic_set_has_every_example_once(tmp_path: Path) -> None:
-    assert write_synthetic(tmp_path, 1080) == {"train.json": 1070, "dev.json": 10}
-    both = [e for name in ("train.json", "dev.json") for e in load_examples(str(tmp_path / name))]
-    assert len(set(both)) == 1080
-
-
-def test_bad_input_is_an_error_with_its_place(
-    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_an_error_with_its_place(directory, tmp_path, nightgrid) -> None:
     with (directory / "train.json").open("a") as file:
         file.write("{oops\n")
-    assert run("advertisegen", directory) == 1
-    assert "train.json:301: not JSON" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
-    assert run("advertisegen", tmp_path / "empty") == 1
-    assert "no train.json and no dev.json" in capsys.readouterr().err
-    assert run("synthetic", tmp_path / "one", "--count", 1) == 1
-    with pytest.raises(SystemExit):
-        run("synthetic", tmp_path / "none", "--count", 0)
+    for place, words in (
+        (directory, "train.json:301: not JSON"),
+        (tmp_path / "empty", "no train.json and no dev.json"),
+    ):
+        assert words in nightgrid("dataset", "advertisegen", place, code=1).err
+    nightgrid("dataset", "synthetic", tmp_path / "one", "--count", 1, code=1)
+    nightgrid("dataset", "synthetic", tmp_path / "none", "--count", 0, code=2)
 
 
-def test_real_tokens_of_the_embedded_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("transformers")
+def test_real_tokens_of_the_embedded_model(tmp_path, nightgrid) -> None:
     write_synthetic(tmp_path, 120)
-    assert run("advertisegen", tmp_path, "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+    report = nightgrid("dataset", "advertisegen", tmp_path, "--json").json
     tokenizer = loading.load_tokenizer(loading.open_model("tiny-chatglm3"))
-    examples = load_examples(str(tmp_path / "train.json")) + load_examples(
-        str(tmp_path / "dev.json")
-    )
+    examples = load_examples(str(tmp_path))
     longest = max(len(tokenizer.encode(e.content, add_special_tokens=False)) for e in examples)
     assert report["input"]["percentiles"]["max"] == longest
-    assert report["total"]["count"] == 120
+    assert report["total"]["count"] == len(examples) == 120
 
 
 @pytest.mark.usefixtures("by_character")
-def test_any_dataset_has_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_dataset_has_lengths(tmp_path, nightgrid) -> None:
     turns = [{"role": r, "content": r} for r in ("user", "assistant", "user", "assistant")]
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"turns": turns}) + "\n")
-    assert run("lengths", path) == 1
-    assert "has turns; expected the columns of one of these" in capsys.readouterr().err
-    assert run("lengths", path, "--columns", "messages=turns", "--json") == 0
-    report = json.loads(capsys.readouterr().out)
+    error = nightgrid("dataset", "lengths", path, code=1).err
+    assert "has turns; expected the columns of one of these" in error
+    columns = ("--columns", "messages=turns")
+    report = nightgrid("dataset", "lengths", path, *columns, "--json").json
     assert report["input"]["percentiles"]["max"] == len("user" + "assistant" + "user")
     assert report["output"]["percentiles"]["max"] == len("assistant")

@@ -70,18 +70,6 @@ def test_a_killed_builder_leaves_nothing_in_the_way(cache):
     assert not list(cache.glob(".*building*"))
 
 
-def test_a_failed_build_is_not_kept(cache):
-
-    def fail(directory):
-        (directory / "part").touch()
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError):
-        cached_directory("thing-v1", fail)
-    assert not list(cache.glob("*thing*/part"))
-    assert (cached_directory("thing-v1", lambda d: (d / "x").touch()) / "x").exists()
-
-
 def test_a_live_builder_is_left_alone(tmp_path):
 
     def build(directory):

@@ -9,7 +9,7 @@ import pytest
 
 from workloads.base import DataMissing
 from workloads.data.datasets import find_dataset, load_examples
-from workloads.data.embedded import ENGLISH_PROMPTS, synthetic_examples
+from workloads.data.embedded import synthetic_examples
 from workloads.data.shapes import Example, write_json_lines
 
 
@@ -44,36 +44,13 @@ def test_a_longer_set_begins_with_the_shorter() -> None:
     assert synthetic_examples(20, seed=1) != synthetic_examples(20)
 
 
-def test_the_english_prompts_are_varied() -> None:
-    words = [len(prompt.split()) for prompt in ENGLISH_PROMPTS]
-    assert len(set(ENGLISH_PROMPTS)) == len(ENGLISH_PROMPTS) == 32
-    assert 5 <= min(words) < 8 and 250 < max(words) <= 300
-    assert sum(count < 20 for count in words) >= 5
-    assert sum(20 <= count < 100 for count in words) >= 10
-    assert sum(count >= 100 for count in words) >= 5
-    assert load_examples("english-prompts")[0] == Example(content=ENGLISH_PROMPTS[0])
-
-
-def test_embedded_sets_say_whether_they_are_synthetic() -> None:
-    assert find_dataset("advertisegen-synthetic").synthetic is True
-    assert find_dataset("english-prompts").synthetic is False
-
-
-def test_a_file_is_a_dataset(tmp_path: Path) -> None:
-    real, made = tmp_path / "mine.jsonl", tmp_path / "made.json"
-    write_json_lines(real, [Example(content="a", summary="b")])
-    write_json_lines(made, synthetic_examples(2))
-    assert load_examples(str(real)) == [Example(content="a", summary="b")]
-    assert (find_dataset(str(real)).kind, find_dataset(str(real)).synthetic) == ("file", False)
-    assert find_dataset(str(made)).synthetic is True
-
-
 def test_an_advertisegen_directory_is_a_dataset(tmp_path: Path) -> None:
     write_json_lines(tmp_path / "dev.json", [Example(content="d")])
     assert [e.content for e in load_examples(str(tmp_path))] == ["d"]
     write_json_lines(tmp_path / "train.json", [Example(content="t")])
     assert [e.content for e in load_examples(str(tmp_path))] == ["t", "d"]
-    assert find_dataset(str(tmp_path)).kind == "directory"
+    found = find_dataset(str(tmp_path))
+    assert (found.kind, found.synthetic) == ("directory", False)
 
 
 def test_an_unknown_dataset_is_refused_with_close_matches(tmp_path: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.base import DataMissing
@@ -20,6 +19,7 @@ from workloads.data.shapes import Example, write_json_lines
 CONTENT = st.text(min_size=1, max_size=30).filter(lambda text: bool(text.strip()))
 
 
+@settings(max_examples=20)
 @given(
     st.lists(
         st.builds(Example, content=CONTENT, summary=st.text(max_size=30), synthetic=st.booleans()),
@@ -27,9 +27,7 @@ CONTENT = st.text(min_size=1, max_size=30).filter(lambda text: bool(text.strip()
         max_size=5,
     )
 )
-def test_what_is_written_is_read_back(
-    tmp_path_factory: pytest.TempPathFactory, written: list[Example]
-) -> None:
+def test_what_is_written_is_read_back(tmp_path_factory, written: list[Example]) -> None:
     path = tmp_path_factory.mktemp("lines") / "x.json"
     try:
         write_json_lines(path, written)
@@ -39,43 +37,7 @@ def test_what_is_written_is_read_back(
     assert find_dataset(str(path)).synthetic == written[0].synthetic
 
 
-def test_the_real_format_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "train.json"
-    path.write_bytes(
-        '\ufeff{"content": "类型#裤*版型#宽松", "summary": "宽松的裤子。"}\r\n'
-        '\n{"content": "类型#裙", "id": 7}'.encode()
-    )
-    assert load_examples(str(path)) == [
-        Example(content="类型#裤*版型#宽松", summary="宽松的裤子。"),
-        Example(content="类型#裙"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        (b'{"content": "a"', "not JSON"),
-        (b"[1, 2]", "a list"),
-        (b'"text"', "a text"),
-        (b'{"content": "\xff"}', "not UTF-8"),
-        (b"[" * 100_000, "not JSON"),
-    ],
-)
-def test_a_malformed_line_is_refused_with_its_place(
-    tmp_path: Path, line: bytes, complaint: str
-) -> None:
-    path = tmp_path / "train.json"
-    path.write_bytes(b'{"content": "a"}\n\n' + line + b"\n")
-    with pytest.raises(BadExample) as refused:
-        load_examples(str(path))
-    assert f"{path}:3: " in str(refused.value)
-    assert complaint in str(refused.value)
-    assert re.search("; expected |one JSON object a line is expected", str(refused.value))
-
-
-def test_an_endless_line_is_refused_without_reading_it_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_line_is_refused_without_reading_it_all(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(records, "MAX_LINE_BYTES", 100)
     path = tmp_path / "x.json"
     path.write_bytes(b"x" * 1000)
@@ -134,10 +96,3 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     for name, reason in (("gone", "a link to nowhere"), ("round", "circle"), ("pipe", "a pipe")):
         with pytest.raises(DataMissing, match=reason):
             find_dataset(str(tmp_path / f"{name}.jsonl"))
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-def test_utf_16_is_read_with_and_without_its_mark(tmp_path: Path, encoding: str) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_bytes(LINES.decode().encode(encoding))
-    assert [example.content for example in load_examples(str(path))] == ["one", "two"]

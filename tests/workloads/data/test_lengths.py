@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import random
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +12,6 @@ from workloads.data.lengths import (
     Lengths,
     distribution,
     equal_distance,
-    sample_by_length,
     token_lengths,
 )
 from workloads.data.shapes import Example
@@ -44,21 +41,6 @@ def test_tokens_are_counted_in_batches_and_in_order() -> None:
     assert tokenizer.batches == [2000, 2000, 1000] * 2
 
 
-def test_a_distribution_by_hand() -> None:
-    found = distribution(list(range(101, 0, -1)))
-    assert found.percentiles == {
-        "min": 1,
-        "p5": 6,
-        "p25": 26,
-        "median": 51,
-        "p75": 76,
-        "p95": 96,
-        "max": 101,
-    }
-    assert found.mean == 51 and found.count == 101
-    assert [(b.low, b.high, b.count) for b in found.bins][:2] == [(0, 10, 9), (10, 20, 10)]
-
-
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=200))
 def test_a_histogram_counts_every_length_once(lengths: list[int]) -> None:
     found = distribution(lengths)
@@ -79,11 +61,6 @@ def test_bins_are_no_more_than_wanted_where_the_first_begins_below_the_shortest(
     assert len(distribution(range(10, 130)).bins) == 12
 
 
-def test_no_lengths_have_no_distribution() -> None:
-    with pytest.raises(ValueError):
-        distribution([])
-
-
 @given(st.integers(1, 5000), st.integers(1, 300))
 def test_positions_are_evenly_spread(size: int, count: int) -> None:
     places = equal_distance(size, count)
@@ -93,27 +70,3 @@ def test_positions_are_evenly_spread(size: int, count: int) -> None:
         assert (places[0], places[-1]) == (0, size - 1)
         steps = [b - a for a, b in itertools.pairwise(places)]
         assert max(steps) - min(steps) <= 1
-
-
-def test_a_sample_is_sorted_by_total_length_and_covers_it() -> None:
-    pairs = [example(i, tokens) for i, tokens in enumerate(range(1000, 0, -1))]
-    examples, lengths = [e for e, _ in pairs], [length for _, length in pairs]
-    sample = sample_by_length(examples, lengths, 100)
-    totals = [lengths[int(e.content)].total for e in sample]
-    assert len(sample) == 100
-    assert totals == sorted(totals)
-    assert (totals[0], totals[-1]) == (1, 1000)
-    assert {b - a for a, b in itertools.pairwise(totals)} <= {10, 11}
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 20), st.randoms())
-def test_a_sample_does_not_depend_on_luck(
-    totals: list[int], count: int, shuffle: random.Random
-) -> None:
-    pairs = [example(i, total) for i, total in enumerate(totals)]
-    examples, lengths = [e for e, _ in pairs], [length for _, length in pairs]
-    sample = sample_by_length(examples, lengths, count)
-    assert sample == sample_by_length(examples, lengths, count)
-    shuffle.shuffle(pairs)
-    other = sample_by_length([e for e, _ in pairs], [length for _, length in pairs], count)
-    assert [totals[int(e.content)] for e in other] == [totals[int(e.content)] for e in sample]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.main import main
 from workloads.data import storage
 from workloads.util.files import MIB
 
@@ -35,14 +33,9 @@ def test_each_part_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert 1 <= found.small_files < 50
 
 
-def test_the_command_says_it_in_words_and_as_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_it_in_words_and_as_json(tmp_path, nightgrid, monkeypatch) -> None:
     monkeypatch.setattr(storage, "LARGE_BYTES", MIB)
     monkeypatch.setattr(storage, "SMALL_FILES", 20)
-    assert main(["dataset", "probe", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["read_bytes_per_s"] > 0
-    assert main(["dataset", "probe", str(tmp_path)]) == 0
-    assert "files/s" in capsys.readouterr().out
-    assert main(["dataset", "probe", str(tmp_path / "none")]) == 1
-    assert "none" in capsys.readouterr().err
+    assert nightgrid("dataset", "probe", tmp_path, "--json").json["read_bytes_per_s"] > 0
+    assert "files/s" in nightgrid("dataset", "probe", tmp_path).out
+    assert "none" in nightgrid("dataset", "probe", tmp_path / "none", code=1).err

@@ -139,9 +139,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCard]:
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped", "frozen and stopped"])
-def test_the_memory_of_a_worker_is_free_before_its_card_is_used_again(
-    card: RealCard, end: str
-) -> None:
+def test_the_memory_of_a_worker_is_free_before_its_card_is_used_again(card, end) -> None:
     process, info = card.started()
     if end == "killed":
         os.kill(info.pid, signal.SIGKILL)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 import pytest
 from generation_cases import Worker, request
 
-from workloads.base import Item, Result
+from workloads.base import Result
 from workloads.devices import device_for
 from workloads.engines.graph import engine as graph
 from workloads.engines.graph.continuous import ContinuousBatch, Text
 from workloads.engines.loaded import ContinuousGeneration, Generation
-from workloads.engines.passes import Texts
 
 
 def texts(result: Result) -> dict[int, tuple[int, int, str | None]]:
@@ -30,9 +28,7 @@ def plain(worker: Worker, dataset: str) -> Result:
     ("batching", "engine"), [("sorted", "transformers"), ("continuous", "graph")]
 )
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_batching_changes_no_text(
-    batching: str, engine: str, batch_size: int, worker: Worker, dataset: str, plain: Result
-) -> None:
+def test_batching_changes_no_text(batching, engine, batch_size, worker, dataset, plain) -> None:
     result = worker.run(dataset, batch_size=batch_size, batching=batching, engine=engine)
     assert texts(result) == texts(plain)
     for count in ("items", "input_tokens", "output_tokens"):
@@ -109,27 +105,3 @@ def test_requests_may_come_while_others_run(dataset: str) -> None:
     assert len(steps) == sum(lengths)
     with pytest.raises(ValueError, match="no more requests"):
         batch.submit([1], 1)
-
-
-def test_texts_are_decoded_at_the_end_and_the_time_told() -> None:
-    """All of the repeat that is asked for, though the row keeps one of them with its ids."""
-    clock, decoded = [5.0], []
-
-    def decode(ids: Sequence[int]) -> str:
-        decoded.append(tuple(ids))
-        clock[0] += 0.25
-        return "".join(map(chr, ids))
-
-    texts = Texts(decode, keep=1)
-    for repeat in range(4):
-        for prompt in range(2):
-            item = Item(index=prompt, input_tokens=1, output_tokens=2, latency_s=float(repeat))
-            texts.add(repeat, item, [65 + repeat, 65 + prompt])
-    assert not decoded
-    (first, second), took_s = texts.of(2, lambda: clock[0])
-    assert (first.output_text, first.output_ids, first.latency_s) == ("CA", (67, 65), 2.0)
-    assert (second.output_text, second.output_ids, second.index) == (None, None, 1)
-    assert took_s == 0.5 and decoded == [(67, 65), (67, 66)]
-    (newest, _), _ = texts.of(3, lambda: clock[0])
-    assert newest.output_text == "DA"
-    assert texts.of(1, lambda: clock[0]) == ((), None)  # no row can be of it any more

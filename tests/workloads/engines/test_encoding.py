@@ -66,9 +66,7 @@ def run(dataset: str, batch_size: int, logit: float = 0.0, **more: Any) -> Resul
         (9, [(9, 23 + 7, 45)], 1),
     ],
 )
-def test_texts_are_cut_into_batches_and_padded_to_the_longest(
-    texts: str, size: int, batches: list[tuple[int, int, int]], shapes: int
-) -> None:
+def test_texts_are_cut_into_batches_and_padded_to_the_longest(texts, size, batches, shapes) -> None:
     """A row counts texts, tokens and positions. Batches of one size are of one shape if their
     longest texts are equally long. A batch larger than the dataset has texts twice."""
     found = run(texts, size, texts=7)
@@ -89,23 +87,21 @@ def test_logits_that_are_no_numbers_are_flagged(texts: str) -> None:
 
 
 @pytest.mark.slow
-def test_quality_compares_logits_with_the_plain_path_and_flags_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_quality_compares_logits_with_the_plain_path_and_flags_others(monkeypatch) -> None:
     """Against a loop over the model itself; other word vectors are found out. A plain path that
     does not run costs no row."""
-    job = request(
-        "english-corpus-synthetic",
-        workload="text-encoding",
-        model="tiny-bert",
-        precision="bf16",
-        batch_size=4,
-        quality=True,
-        texts=8,
-    )
+    settings = {
+        "model": "tiny-bert",
+        "precision": "bf16",
+        "batch_size": 4,
+        "quality": True,
+        "texts": 8,
+    }
+    job = request("english-corpus-synthetic", workload="text-encoding", **settings)
     worker = Worker()
     found = encoding.run(job, worker.context())
-    encoder = worker.loaded[job.residency_key].engine
+    resident = worker.loaded[job.residency_key]
+    encoder = resident.engine
     exact = AutoModelForMaskedLM.from_pretrained(open_model("tiny-bert").path).eval()
     same = positions = 0
     for example in load_dataset("english-corpus-synthetic", Reading()).examples[:8]:
@@ -118,10 +114,8 @@ def test_quality_compares_logits_with_the_plain_path_and_flags_others(
     assert 0 < found.metrics["quality_logit_error"] < 0.05 and OTHER_OUTPUTS not in found.details
     other = copy.deepcopy(encoder.model)
     torch.nn.init.normal_(other.base_model.embeddings.word_embeddings.weight)
-    resident = worker.loaded[job.residency_key]
-    worker.loaded[job.residency_key] = replace(
-        resident, engine=replace(encoder, model=other), known={}
-    )
+    twisted_encoder = replace(encoder, model=other)
+    worker.loaded[job.residency_key] = replace(resident, engine=twisted_encoder, known={})
     twisted = encoding.run(job, worker.context())
     assert twisted.metrics["quality_logit_error"] > 0.5
     assert "off by" in twisted.details[OTHER_OUTPUTS]

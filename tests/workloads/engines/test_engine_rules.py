@@ -83,20 +83,6 @@ def test_what_makes_no_graph_is_refused(ability, changes, setting) -> None:
     assert refusal.setting == setting and refusal.reason and refusal.hint
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        HABANA,
-        HABANA | {"hpu_mode": "lazy"},
-        HABANA | {"hpu_mode": "compile"},
-        {},
-        {"engine": "graph", "torch_compile": True},
-    ],
-)
-def test_what_an_engine_has_is_not_refused(changes) -> None:
-    assert not refused(**changes)
-
-
 @pytest.mark.parametrize("engine", engines.engines_for("generate"))
 def test_adapters_and_attentions_are_taken_where_they_are_declared(engine) -> None:
     """An engine that ignored them would give its rows a wrong name."""
@@ -140,9 +126,6 @@ def test_a_calibration_reads_one_prompt_on_one_card(changes) -> None:
     assert refusal.setting in changes and refusal.hint
 
 
-# ---------------------------------------------------------------- by the checkpoint
-
-
 def checkpoint(directory: Path, **config: Any) -> str:
     """A Llama's checkpoint as far as a plan reads it."""
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
@@ -183,9 +166,7 @@ def test_gaudi_takes_four_bits_from_checkpoints_that_have_them(tmp_path) -> None
         ("gptq", 4, "fp8", "not one of plain weights"),
     ],
 )
-def test_vllm_takes_a_checkpoint_in_its_own_precision(
-    method, bits, precision, reason, tmp_path
-) -> None:
+def test_vllm_takes_a_checkpoint_in_its_own_precision(method, bits, precision, reason, tmp_path):
     """No rule of other engines' loaders is in the way."""
     config = {"quantization_config": {"quant_method": method, "bits": bits}} if method else {}
     model = checkpoint(tmp_path, **config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import aiohttp
@@ -60,41 +61,37 @@ async def stream(session: aiohttp.ClientSession, path: str, **body: Any) -> list
     return list(map(json.loads, events))
 
 
-def own_tokens(engine: GraphEngine, prompt: list[int], count: int, ends: Any = ()) -> list[int]:
-    tokens = engine.generate(
-        engine.prepare([prompt]), Generation(output_tokens=count, ends=ends)
-    )().tokens[0]
-    for at, token in enumerate(tokens, 1):
-        if token in ends:
-            return list(tokens[:at])
-    return list(tokens)
+def completed(engine: GraphEngine, path: str = "/v1/completions", **body: Any) -> Any:
+    """Status and body of one request to a server of its own."""
+    return served(engine, lambda session: post(session, path, **body))
+
+
+def streamed(engine: GraphEngine, path: str = "/v1/completions", **body: Any) -> list[Any]:
+    return served(engine, lambda session: stream(session, path, **body))
+
+
+def own_tokens(engine: GraphEngine, prompt: list[int], count: int) -> list[int]:
+    return list(
+        engine.generate(engine.prepare([prompt]), Generation(output_tokens=count))().tokens[0]
+    )
 
 
 @pytest.mark.slow
 def test_requests_that_run_together_get_the_tokens_of_generation_alone(engine: GraphEngine) -> None:
     prompts = [engine.encode(text) for text in PROMPTS]
     lengths = [3 + 4 * at for at in range(len(prompts))]
-    alone = [own_tokens(engine, p, n) for p, n in zip(prompts, lengths, strict=True)]
+    pairs = list(zip(prompts, lengths, strict=True))
 
     async def use(session: aiohttp.ClientSession) -> Any:
-        return await asyncio.gather(
-            *(
-                post(
-                    session,
-                    "/v1/completions",
-                    prompt=prompt,
-                    max_tokens=length,
-                    ignore_eos=True,
-                    return_token_ids=True,
-                )
-                for prompt, length in zip(prompts, lengths, strict=True)
-            )
-        )
+        wanted = {"ignore_eos": True, "return_token_ids": True}
+        bodies = [{"prompt": prompt, "max_tokens": length, **wanted} for prompt, length in pairs]
+        return await asyncio.gather(*(post(session, "/v1/completions", **body) for body in bodies))
 
     answers = served(engine, use)
-    assert [answer["choices"][0]["token_ids"] for _, answer in answers] == alone
-    for (status, answer), prompt, length in zip(answers, prompts, lengths, strict=True):
-        assert status == 200 and answer["choices"][0]["finish_reason"] == "length"
+    for (status, answer), (prompt, length) in zip(answers, pairs, strict=True):
+        (choice,) = answer["choices"]
+        assert choice["token_ids"] == own_tokens(engine, prompt, length)
+        assert status == 200 and choice["finish_reason"] == "length"
         assert answer["usage"]["prompt_tokens"] == len(prompt)
         assert answer["usage"]["completion_tokens"] == length
 
@@ -102,19 +99,9 @@ def test_requests_that_run_together_get_the_tokens_of_generation_alone(engine: G
 def test_a_stream_sends_each_token_and_together_the_whole_text(engine: GraphEngine) -> None:
     prompt = engine.encode(PROMPTS[0])
     tokens = own_tokens(engine, prompt, 40)
-
-    async def use(session: aiohttp.ClientSession) -> Any:
-        return await stream(
-            session,
-            "/v1/completions",
-            prompt=prompt,
-            max_tokens=40,
-            ignore_eos=True,
-            return_token_ids=True,
-            stream_options={"include_usage": True},
-        )
-
-    *events, usage = served(engine, use)
+    wanted = {"ignore_eos": True, "return_token_ids": True}
+    wanted["stream_options"] = {"include_usage": True}
+    *events, usage = streamed(engine, prompt=prompt, max_tokens=40, **wanted)
     choices = [event["choices"][0] for event in events]
     assert [token for choice in choices for token in choice["token_ids"]] == tokens
     assert "".join(choice["text"] for choice in choices) == engine.decode(tokens)
@@ -125,38 +112,23 @@ def test_a_stream_sends_each_token_and_together_the_whole_text(engine: GraphEngi
 def test_an_end_token_ends_a_text_unless_it_is_to_be_ignored(engine: GraphEngine) -> None:
     prompt = engine.encode(PROMPTS[1])
     plain = own_tokens(engine, prompt, 12)
-    ending = GraphEngine(
-        **{name: getattr(engine, name) for name in GraphEngine.__dataclass_fields__}
-        | {"end_token_ids": frozenset({plain[5]})}
-    )
+    ending = replace(engine, end_token_ids=frozenset({plain[5]}))
     first = plain.index(plain[5]) + 1
-
-    async def use(session: aiohttp.ClientSession) -> Any:
-        wanted = {"prompt": prompt, "max_tokens": 12, "return_token_ids": True}
-        return [
-            await post(session, "/v1/completions", **wanted, ignore_eos=ignored)
-            for ignored in (False, True)
-        ]
-
-    (_, ended), (_, whole) = served(ending, use)
-    assert ended["choices"][0]["token_ids"] == plain[:first]
-    assert ended["choices"][0]["finish_reason"] == "stop"
-    assert whole["choices"][0]["token_ids"] == plain
+    wanted = {"prompt": prompt, "max_tokens": 12, "return_token_ids": True}
+    for ignored, tokens, reason in ((False, plain[:first], "stop"), (True, plain, "length")):
+        (choice,) = completed(ending, **wanted, ignore_eos=ignored)[1]["choices"]
+        assert (choice["token_ids"], choice["finish_reason"]) == (tokens, reason)
 
 
 def test_messages_are_answered_in_the_models_layout(engine: GraphEngine) -> None:
-    tokens = own_tokens(engine, engine.encode("你好"), 8)
+    text = engine.decode(own_tokens(engine, engine.encode("你好"), 8))
     messages = [{"role": "user", "content": "你好"}]
-
-    async def use(session: aiohttp.ClientSession) -> Any:
-        path, wanted = "/v1/chat/completions", {"messages": messages, "max_tokens": 8}
-        plain = await post(session, path, **wanted, ignore_eos=True)
-        return plain, await stream(session, path, **wanted, ignore_eos=True)
-
-    (status, answer), events = served(engine, use)
-    assert status == 200 and answer["choices"][0]["message"]["content"] == engine.decode(tokens)
+    wanted = {"messages": messages, "max_tokens": 8, "ignore_eos": True}
+    status, answer = completed(engine, "/v1/chat/completions", **wanted)
+    assert status == 200 and answer["choices"][0]["message"]["content"] == text
+    events = streamed(engine, "/v1/chat/completions", **wanted)
     deltas = [event["choices"][0]["delta"]["content"] for event in events]
-    assert len(deltas) == 8 and "".join(deltas) == engine.decode(tokens)
+    assert len(deltas) == 8 and "".join(deltas) == text
 
 
 @pytest.mark.parametrize(
@@ -170,15 +142,9 @@ def test_messages_are_answered_in_the_models_layout(engine: GraphEngine) -> None
         ({"prompt": [10**9]}, "one text or a list of token ids"),
     ],
 )
-def test_requests_that_cannot_be_served_are_refused_with_their_reason(
-    engine: GraphEngine, changes: dict[str, Any], message: str
-) -> None:
+def test_requests_that_cannot_be_served_are_refused_with_their_reason(engine, changes, message):
     body = {"prompt": [5, 6, 7], "max_tokens": 4, "stream": True, **changes}
-
-    async def use(session: aiohttp.ClientSession) -> Any:
-        return await post(session, "/v1/completions", **body)
-
-    status, answer = served(engine, use)
+    status, answer = completed(engine, **body)
     assert status == 400 and message in answer["error"]["message"]
 
 

@@ -84,9 +84,7 @@ def test_a_row_tells_of_the_graph(plain) -> None:
     ("settings", "bytes_of_fp32", "spreads"),
     [({"precision": "fp16"}, 0.53, 0.02), ({"precision": "int8"}, 0.90, 0.5)],
 )
-def test_other_precisions_are_made_of_the_same_graph(
-    job, plain, settings, bytes_of_fp32, spreads
-) -> None:
+def test_other_precisions_are_made_of_the_same_graph(job, plain, settings, bytes_of_fp32, spreads):
     found = job(**settings)
     assert found.weight_bytes < bytes_of_fp32 * plain.weight_bytes
     figures = found.metrics
@@ -101,9 +99,7 @@ def test_levels_of_optimization_compute_the_same(job, plain) -> None:
     assert texts(found) == texts(plain)
 
 
-def test_static_int8_starts_from_a_calibration(
-    job, plain, measuring, directory: Path, tmp_path: Path
-) -> None:
+def test_static_int8_starts_from_a_calibration(job, plain, measuring, directory, tmp_path) -> None:
     """A job measures the ranges and keeps them under a name; every product of weights but the
     output layer's is then an integer product, its weights with a scale per channel. A node that
     exported the same weights to another path takes the ranges too."""

@@ -121,9 +121,6 @@ def test_too_few_threads_are_said_before_the_library_dies_of_them(monkeypatch) -
         pipeline.take_threads()
 
 
-# ---------------------------------------------------------------- with the library
-
-
 @pytest.fixture(scope="module")
 def library() -> Any:
     return pytest.importorskip("openvino_genai")

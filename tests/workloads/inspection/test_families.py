@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from generation_cases import SIZES
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -14,40 +15,6 @@ from workloads.inspection.families import FAMILIES, needed
 
 MASKED = ("bert", "roberta", "camembert", "xlm-roberta", "distilbert")
 PAIRS = ("t5", "mt5", "bart", "mbart")
-#: Sizes by which no two shapes are equal by chance.
-TINY = {
-    "vocab_size": 97,
-    "pad_token_id": 0,
-    "max_position_embeddings": 24,
-    "n_positions": 24,
-    "hidden_size": 40,
-    "n_embd": 40,
-    "d_model": 40,
-    "dim": 40,
-    "word_embed_proj_dim": 40,
-    "intermediate_size": 48,
-    "d_ff": 48,
-    "hidden_dim": 48,
-    "ffn_dim": 48,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 56,
-    "num_hidden_layers": 2,
-    "n_layer": 2,
-    "n_layers": 2,
-    "num_layers": 2,
-    "encoder_layers": 2,
-    "num_decoder_layers": 3,
-    "decoder_layers": 3,
-    "num_attention_heads": 4,
-    "n_head": 4,
-    "n_heads": 4,
-    "num_heads": 4,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-    "d_kv": 6,
-}
 #: Variants of a family: other values of its keys.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in FAMILIES),
@@ -73,11 +40,9 @@ def model_of(config: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "values"), VARIANTS, ids=str)
-def test_the_table_names_every_tensor_of_transformers_model(
-    name: str, values: dict[str, Any]
-) -> None:
+def test_the_table_names_every_tensor_of_transformers_model(name, values) -> None:
     kind = CONFIG_MAPPING[name]
-    own = {k: v for k, v in TINY.items() if k in kind().to_dict()} | values
+    own = {k: v for k, v in SIZES.items() if k in kind().to_dict()} | values
     if name in ("llama", "granite") and not values:
         own.pop("head_dim", None)  # the hidden size over the heads
     config = kind(**own)
@@ -109,11 +74,11 @@ def test_what_config_json_leaves_out_has_transformers_value(name: str) -> None:
         {},
         {"model_type": "llama"},
         {"model_type": ["llama"]},
-        {"model_type": "llama", **TINY, "num_hidden_layers": 10**12},
-        {"model_type": "llama", **TINY, "num_hidden_layers": "2"},
-        {"model_type": "llama", **TINY, "hidden_size": -1},
-        {"model_type": "llama", **TINY, "num_attention_heads": 0},
-        {"model_type": "llama", **TINY, "vocab_size": True},
+        {"model_type": "llama", **SIZES, "num_hidden_layers": 10**12},
+        {"model_type": "llama", **SIZES, "num_hidden_layers": "2"},
+        {"model_type": "llama", **SIZES, "hidden_size": -1},
+        {"model_type": "llama", **SIZES, "num_attention_heads": 0},
+        {"model_type": "llama", **SIZES, "vocab_size": True},
     ],
 )
 def test_a_configuration_without_plain_sizes_has_no_table(config: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import checkpoint_cases as cases
 import pytest
 
-from orchestrator.cli.main import main
 from workloads.models import prompt_look
 from workloads.models.loading import load_tokenizer, open_model
 from workloads.models.prompts import encode_prompt
@@ -31,8 +30,8 @@ def write(file: Path, records: list[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def plan(directory: Path, settings: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code and output of a plan of one experiment."""
+def plan(directory: Path, settings: str) -> Path:
+    """A grid of one experiment."""
     lines = [
         "name: g",
         "defaults: {accelerator: CPU, precision: fp32, model: good, dataset: data.jsonl}",
@@ -40,37 +39,26 @@ def plan(directory: Path, settings: str, capsys: pytest.CaptureFixture[str]) -> 
         f"  - {{name: a, {settings}}}",
     ]
     (directory / "g.yaml").write_text("\n".join(lines))
-    code = main(["plan", "g.yaml", "--emulate", "1x1:CPU"])
-    said = capsys.readouterr()
-    return code, said.out + said.err
+    return directory / "g.yaml"
 
 
 @pytest.mark.parametrize(
-    ("rule", "code", "words"),
+    ("rule", "prompts", "code", "words"),
     [
-        ("error", 2, "too_long: error: 1 of 4 prompts of data.jsonl leave good no room"),
-        ("cut", 0, "1 of 3 prompts of data.jsonl with good are too long and cut"),
-        ("skip", 0, "1 of 4 prompts of data.jsonl with good are too long and left out"),
+        ("error", 4, 2, "too_long: error: 1 of 4 prompts of data.jsonl leave good no room"),
+        ("cut", 3, 0, "1 of 3 prompts of data.jsonl with good are too long and cut"),
+        ("skip", 3, 0, "1 of 4 prompts of data.jsonl with good are too long and left out"),
     ],
 )
 def test_the_plan_says_which_prompts_are_too_long(
-    rule: str,
-    code: int,
-    words: str,
-    good: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    rule, prompts, code, words, good, tmp_path, nightgrid, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cases.copied(good, tmp_path / "good")
     write(tmp_path / "data.jsonl", [{"text": "x" * (80 if n == 2 else 5)} for n in range(9)])
-    settings = f"workload: text-generation, prompts: 3, output_tokens: 4, too_long: {rule}"
-    if rule == "error":
-        settings = settings.replace("prompts: 3", "prompts: 4")
-    ended, said = plan(tmp_path, settings, capsys)
-    assert ended == code and words in said, said
-    assert "data.jsonl:3 has 87 tokens, and there is room for 60" in said
+    settings = f"workload: text-generation, prompts: {prompts}, output_tokens: 4, too_long: {rule}"
+    said = nightgrid("plan", plan(tmp_path, settings), "--emulate", "1x1:CPU", code=code).all
+    assert words in said and "data.jsonl:3 has 87 tokens, and there is room for 60" in said, said
 
 
 @pytest.mark.parametrize(
@@ -82,54 +70,45 @@ def test_the_plan_says_which_prompts_are_too_long(
 )
 @pytest.mark.parametrize(("odd", "code"), [(1, 0), (5, 2)])
 def test_every_conversation_is_rendered_and_what_the_template_refuses_is_counted(
-    workload: str,
-    odd: int,
-    code: int,
-    good: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    workload, odd, code, good, tmp_path, nightgrid, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cases.copied(good, tmp_path / "good", cases.written(cases.TEMPLATE, ALTERNATING))
     write(tmp_path / "data.jsonl", [PLAIN] * 4 + [WITH_SYSTEM] * odd)
-    ended, said = plan(tmp_path, f"workload: {workload}", capsys)
-    assert ended == code, said
+    grid = plan(tmp_path, f"workload: {workload}")
+    said = nightgrid("plan", grid, "--emulate", "1x1:CPU", code=code).all
     assert f"{odd} of" in said and "data.jsonl:5: roles must alternate" in said
+
+
+HOW = {"columns": "", "split": "train"}
+LOOK = {"count": 9, "learned": False, "skips": False}
 
 
 @pytest.mark.parametrize("template", [True, False])
 def test_lengths_are_those_that_jobs_count(template: bool, good: Path, tmp_path: Path) -> None:
     changes = [] if template else [cases.without(cases.TEMPLATE)]
     model = cases.copied(good, tmp_path / "model", *changes)
-    source = open_model(str(model))
+    source, data = open_model(str(model)), tmp_path / "data.jsonl"
     tokenizer = load_tokenizer(source)
     for text in ("word " * 20, "äöü 你好 " * 9, "[user]</s>" * 7):
-        write(tmp_path / "data.jsonl", [{"text": text}])
-        options = {"count": 1, "learned": False, "skips": False}
-        how = {"columns": "", "split": "train"}
+        write(data, [{"text": text}])
         counted = len(encode_prompt(tokenizer, source, text)) - (not template)  # less the first
         for room, long in ((counted, 0), (counted - 1, 1)):
-            look = prompt_look.examine(
-                str(model), str(tmp_path / "data.jsonl"), how, room=room, **options
-            )
+            options = LOOK | {"count": 1, "room": room}
+            look = prompt_look.examine(str(model), str(data), HOW, **options)
             assert (look["long"], look["unknown"]) == (long, 0), (text, room)
 
 
-def test_the_look_ends_in_time_and_says_so(
-    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "data.jsonl", [{"text": "x"}] * 9)
+def test_the_look_ends_in_time_and_says_so(good, tmp_path, monkeypatch) -> None:
+    data = tmp_path / "data.jsonl"
+    write(data, [{"text": "x"}] * 9)
     monkeypatch.setattr(prompt_look, "LOOK_S", -1.0)
-    how = {"columns": "", "split": "train"}
-    options = {"count": 9, "room": 9, "learned": False, "skips": False}
-    assert prompt_look.examine(str(good), str(tmp_path / "data.jsonl"), how, **options)["ended"]
+    assert prompt_look.examine(str(good), str(data), HOW, room=9, **LOOK)["ended"]
 
 
 def test_a_model_without_tokenizer_json_counts_when_it_loads(good: Path, tmp_path: Path) -> None:
     model = cases.copied(good, tmp_path / "model", cases.without(cases.TOKENIZER))
-    write(tmp_path / "data.jsonl", [{"text": "x" * 99}, {"text": "y"}])
-    how = {"columns": "", "split": "train"}
-    options = {"count": 9, "room": 50, "learned": False, "skips": False}
-    look = prompt_look.examine(str(model), str(tmp_path / "data.jsonl"), how, **options)
+    data = tmp_path / "data.jsonl"
+    write(data, [{"text": "x" * 99}, {"text": "y"}])
+    look = prompt_look.examine(str(model), str(data), HOW, room=50, **LOOK)
     assert (look["count"], look["unknown"], look["long"]) == (2, 1, 0)

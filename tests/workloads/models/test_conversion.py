@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import chatglm3_reference as reference
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workloads.base import BadConfiguration, DataMissing
 from workloads.data.shapes import Turn
@@ -27,8 +30,6 @@ def ids():
 
 
 def native_logits(path, ids, attention="sdpa"):
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(
         path, torch_dtype=torch.float32, attn_implementation=attention
     ).eval()
@@ -76,7 +77,6 @@ def test_config_and_index(tmp_path, state):
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory, state):
     import sentencepiece
-    from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")
     source = reference.write_checkpoint(folder / "src", state)
@@ -151,14 +151,16 @@ def test_chat_template_lists_tools_and_metadata(tokenizers):
         assert rendered == f"[gMASK]<sop><|system|>\n \n{listed}<|assistant|>天气\n"
 
 
-# -- what is refused ------------------------------------------------------------------------------
-
-
 def refuse(source, destination, kind, words):
     with pytest.raises(kind, match=words):
         convert(source, destination)
     assert not destination.exists()
     assert not list(destination.parent.glob(".*building*"))
+
+
+@pytest.fixture
+def source(tmp_path, state):
+    return reference.write_checkpoint(tmp_path / "src", state)
 
 
 def test_a_missing_shard_is_named(tmp_path, state):
@@ -179,33 +181,31 @@ def test_a_truncated_file_is_named(tmp_path, state, form):
     refuse(source, tmp_path / "dst", DataMissing, "git lfs pull")
 
 
-def test_a_bin_file_runs_no_code(tmp_path, state):
-    source = reference.write_checkpoint(tmp_path / "src", state)
+def test_a_bin_file_runs_no_code(tmp_path, source):
     torch.save({"x": print}, source / "pytorch_model.bin")
     refuse(source, tmp_path / "dst", DataMissing, "pytorch_model.bin")
+
+
+PREFIX = "transformer.prefix_encoder.embedding.weight"
 
 
 def without(state, part):
     return {name: tensor for name, tensor in state.items() if part not in name}
 
 
+def changed(part, change):
+    return lambda state: {n: change(t) if part in n else t for n, t in state.items()}
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
         (lambda s: without(s, "layers.1.mlp"), DataMissing, "2 of the 24 tensors"),
-        (lambda s: {**s, "transformer.extra": torch.ones(1)}, BadConfiguration, "does not have"),
+        (lambda s: s | {"transformer.extra": torch.ones(1)}, BadConfiguration, "does not have"),
+        (lambda s: s | {PREFIX: torch.ones(2, 2)}, BadConfiguration, "P-tuning"),
+        (changed("dense", lambda t: t.to(torch.int8)), BadConfiguration, "quantised"),
         (
-            lambda s: {**s, "transformer.prefix_encoder.embedding.weight": torch.ones(2, 2)},
-            BadConfiguration,
-            "P-tuning",
-        ),
-        (
-            lambda s: {k: v.to(torch.int8) if "dense" in k else v for k, v in s.items()},
-            BadConfiguration,
-            "quantised",
-        ),
-        (
-            lambda s: {k: v[:-1] if "output_layer" in k else v for k, v in s.items()},
+            changed("output_layer", lambda t: t[:-1]),
             DataMissing,
             "output_layer.weight is 639×64, not 640×64",
         ),
@@ -232,17 +232,12 @@ def test_wrong_architectures_are_refused(tmp_path, state, change, words):
     refuse(source, tmp_path / "dst", BadConfiguration, words)
 
 
-def test_a_full_disk_is_foreseen(tmp_path, state, monkeypatch):
-    import shutil
-    from types import SimpleNamespace
-
-    source = reference.write_checkpoint(tmp_path / "src", state)
+def test_a_full_disk_is_foreseen(tmp_path, source, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     refuse(source, tmp_path / "dst", BadConfiguration, "free")
 
 
-def test_an_existing_destination(tmp_path, state):
-    source = reference.write_checkpoint(tmp_path / "src", state)
+def test_an_existing_destination(tmp_path, source):
     convert(source, tmp_path / "dst")
     (tmp_path / "dst" / "old").touch()
     with pytest.raises(BadConfiguration, match="--force"):
@@ -258,27 +253,19 @@ def test_an_existing_destination(tmp_path, state):
         convert(source, source, force=True)
 
 
-def test_an_interrupted_conversion_keeps_the_old_model(tmp_path, state):
-    source = reference.write_checkpoint(tmp_path / "src", state)
-    convert(source, tmp_path / "dst")
-
+def test_an_interrupted_conversion_keeps_the_old_model(tmp_path, source):
     def interrupt(done, total):
         raise KeyboardInterrupt
 
+    convert(source, tmp_path / "dst")
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "dst", force=True, progress=interrupt)
     assert (tmp_path / "dst" / "model.safetensors").is_file()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["dst", "src"]
 
 
-def test_the_command_says_what_it_wrote(tmp_path, state, capsys):
-    from orchestrator.cli.main import main
-
-    source = reference.write_checkpoint(tmp_path / "src", state)
-    assert main(["convert", str(source), str(tmp_path / "dst")]) == 0
-    out = capsys.readouterr().out
-    assert "174,912 parameters" in out
-    assert "model.safetensors" in out
-    assert "no tokenizer.model" in out
-    assert main(["convert", str(source), str(tmp_path / "dst")]) == 1
-    assert "--force" in capsys.readouterr().err
+def test_the_command_says_what_it_wrote(tmp_path, source, nightgrid):
+    out = nightgrid("convert", source, tmp_path / "dst").out
+    for words in ("174,912 parameters", "model.safetensors", "no tokenizer.model"):
+        assert words in out
+    assert "--force" in nightgrid("convert", source, tmp_path / "dst", code=1).err

@@ -66,16 +66,17 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
         yield started
 
 
-def planned(tmp_path: Path, model: str, dataset: str = "advertisegen-synthetic") -> list[Job]:
-    file = tmp_path / "grid.yaml"
-    file.write_text(GRID.format(model=model, dataset=dataset))
+def write_grid(tmp_path: Path, model: str, dataset: str = "advertisegen-synthetic") -> Path:
     client.configuration_at.cache_clear()  # as in a process of its own
-    return list(load_grid(file).jobs())
+    (tmp_path / "grid.yaml").write_text(GRID.format(model=model, dataset=dataset))
+    return tmp_path / "grid.yaml"
 
 
-def test_a_branch_means_the_commit_that_it_has_when_it_is_planned(
-    hub: LocalHub, tmp_path: Path
-) -> None:
+def planned(tmp_path: Path, model: str, *dataset: str) -> list[Job]:
+    return list(load_grid(write_grid(tmp_path, model, *dataset)).jobs())
+
+
+def test_a_branch_means_the_commit_that_it_has_when_it_is_planned(hub, tmp_path) -> None:
     first = hub.commit("models", "org/tiny", model_files(8))
     jobs = planned(tmp_path, "org/tiny")
     assert {job.model for job in jobs} == {f"org/tiny@{first}"}
@@ -94,9 +95,7 @@ def test_a_branch_means_the_commit_that_it_has_when_it_is_planned(
         assert allowed(jobs[0].model) and not allowed("org/other")
 
 
-def test_without_a_hub_the_cache_tells_the_commit(
-    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_hub_the_cache_tells_the_commit(hub, tmp_path, monkeypatch) -> None:
     commit = hub.commit("models", "org/tiny", model_files(8))
     open_model(Revisions().model("org/tiny"))
     asked = len(hub.asked)
@@ -128,9 +127,7 @@ def test_a_repository_of_many_files_has_a_commit_too(hub: LocalHub, tmp_path: Pa
         client.fetch_config("org/large")
 
 
-def test_a_run_that_is_gone_on_with_keeps_its_commits(
-    hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_gone_on_with_keeps_its_commits(hub, tmp_path, capsys) -> None:
     first = hub.commit("models", "org/tiny", model_files(8))
     file = tmp_path / "mine.yaml"
     text = GRID.format(model="org/tiny", dataset="advertisegen-synthetic")
@@ -173,17 +170,12 @@ def test_a_run_that_is_gone_on_with_keeps_its_commits(
     assert asked["name"] == f"verify-{begun.name}"
 
 
-def test_a_hub_that_refuses_to_answer_stops_no_grid_whose_models_are_here(
-    hub: LocalHub, tmp_path: Path
-) -> None:
+def test_a_hub_that_refuses_to_answer_stops_no_grid_whose_models_are_here(hub, tmp_path) -> None:
     commit = hub.commit("models", "org/tiny", model_files(8))
     open_model(Revisions().model("org/tiny"))
-    file = tmp_path / "grid.yaml"
-    file.write_text(GRID.format(model="org/tiny", dataset="advertisegen-synthetic"))
     for status in (401, 403, 407, 429, 500, 503):
         hub.refuses_with = status
-        client.configuration_at.cache_clear()
-        grid = load_grid(file)
+        grid = load_grid(write_grid(tmp_path, "org/tiny"))
         assert {job.model for job in grid.jobs()} == {f"org/tiny@{commit}"}
         (note,) = grid.notes
         assert f"org/tiny is {commit[:7]} by the local cache" in note and str(status) in note
@@ -210,9 +202,7 @@ def test_what_a_proxy_answers_names_the_proxy(hub: LocalHub, monkeypatch) -> Non
         Revisions().model("org/tiny")
 
 
-def test_a_revision_that_is_not_there_is_an_error_of_the_grid(
-    hub: LocalHub, tmp_path: Path
-) -> None:
+def test_a_revision_that_is_not_there_is_an_error_of_the_grid(hub, tmp_path) -> None:
     hub.commit("models", "org/tiny", model_files(8))
     with pytest.raises(GridError, match=r"org/tiny@v9: .*has no model of this name and revision"):
         planned(tmp_path, "org/tiny@v9")
@@ -223,9 +213,7 @@ def test_a_revision_that_is_not_there_is_an_error_of_the_grid(
     assert [problem.line for problem in found.value.problems] == [7]
 
 
-def test_a_dataset_of_the_hub_is_read_at_its_commit(
-    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_of_the_hub_is_read_at_its_commit(hub, tmp_path, monkeypatch) -> None:
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
@@ -241,3 +229,5 @@ def test_a_dataset_of_the_hub_is_read_at_its_commit(
     assert dict(planned(tmp_path, "org/tiny", "org/asked")[0].parameters)["revision"] != first
     read = load_dataset("org/asked", Reading(split="train[1:]", revision=first))
     assert [example.content for example in read.examples] == ["1?", "2?", "3?"]
+    with pytest.raises(DataMissing, match="split nothing"):
+        load_dataset("org/asked", Reading(split="nothing", revision=first))

@@ -78,13 +78,6 @@ def test_a_restored_model_converts_back_with_its_tokenizer(original):
         assert (again / name).read_text() == (native / name).read_text()
 
 
-def test_a_rotary_base_of_its_own_survives(tmp_path):
-    config = {**reference.CONFIG, "rope_ratio": 50}
-    source = reference.write_checkpoint(tmp_path / "m", reference.random_state(), config=config)
-    again = in_layout(in_layout(source, "native"), "original")
-    assert json.loads((again / "config.json").read_text())["rope_ratio"] == 50
-
-
 @pytest.mark.parametrize("weights", ["model.safetensors", "unet/model.safetensors"])
 def test_copies_of_a_model_are_one_model(tmp_path: Path, weights: str) -> None:
     first, second = tmp_path / "first", tmp_path / "second"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
-from generation_cases import Worker, request, write_dataset
+from generation_cases import SIZES, Worker, request, write_dataset
 
 from workloads import text_encoding, text_generation
 from workloads.base import Result
@@ -17,31 +16,7 @@ from workloads.models.loading import open_model
 from workloads.registry import TASKS
 
 #: Sizes by the names that families have for them; a configuration takes those it knows.
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "d_model": 32,
-    "dim": 32,
-    "embedding_size": 32,
-    "n_heads": 4,
-    "num_heads": 4,
-    "num_attention_heads": 4,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "n_layers": 2,
-    "num_layers": 2,
-    "num_decoder_layers": 2,
-    "num_hidden_layers": 2,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "intermediate_size": 64,
-    "hidden_dim": 64,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "d_ff": 64,
-    "d_kv": 8,
-    "attention_window": [4, 4],
-    "local_radius": 4,
-}
+SMALL = SIZES | {"num_decoder_layers": 2, "attention_window": [4, 4], "local_radius": 4}
 FAMILIES = [
     (task, family)
     for task in ("masked-lm", "seq2seq-lm")
@@ -56,9 +31,9 @@ def small_model(task: str, family: str, to: Path) -> str:
     kind = transformers.CONFIG_MAPPING[family]
     known = kind().to_dict()
     sizes = {name: value for name, value in SMALL.items() if name in known}
-    ids = {name: there.get(name) or 0 for name in ("pad_token_id", "eos_token_id")}
-    ids |= {"decoder_start_token_id": 0} if task == "seq2seq-lm" else {}
-    config = kind(**sizes, **ids, vocab_size=there["vocab_size"])
+    sizes |= {name: there.get(name) or 0 for name in ("pad_token_id", "eos_token_id")}
+    sizes |= {"decoder_start_token_id": 0} if task == "seq2seq-lm" else {}
+    config = kind(**sizes | {"vocab_size": there["vocab_size"]})
     auto = "MASKED_LM" if task == "masked-lm" else "SEQ_TO_SEQ_CAUSAL_LM"
     names = transformers.models.auto.modeling_auto
     config.architectures = [getattr(names, f"MODEL_FOR_{auto}_MAPPING_NAMES")[family]]

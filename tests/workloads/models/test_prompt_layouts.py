@@ -33,15 +33,6 @@ def test_a_plain_model_without_a_begin_token(make_tokenizer):
         encode_prompt(tokenizer, None, "")
 
 
-def test_a_chat_template_is_followed(make_tokenizer):
-    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
-    template += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    tokenizer = make_tokenizer(bos_token="<s>", chat_template=template)
-    assert layout_of(tokenizer) == "chat-template"
-    got = tokenizer.convert_ids_to_tokens(encode_prompt(tokenizer, None, "裙子"))
-    assert got == ["<|user|>", "▁", "裙子", "<|assistant|>"]
-
-
 def test_a_dated_template_gives_one_prompt_every_night(make_tokenizer):
     tokenizer = make_tokenizer()
     assert prompt_details(tokenizer) == {}

@@ -16,9 +16,8 @@ from generation_cases import Worker, request
 from safetensors.torch import load_file, save_file
 
 from workloads import text_generation
-from workloads.base import BadConfiguration, Unsupported
+from workloads.base import Unsupported
 from workloads.models.loading import load_causal_model, open_model
-from workloads.models.precision import inspect
 from workloads.models.rules import READERS, as_stored, reading_arguments
 from workloads.registry import find_workload
 
@@ -146,9 +145,7 @@ def test_a_checkpoint_of_others_generates_in_its_precision(
         ({**GPTQ, "bits": 8}, "a gptq checkpoint in 8 bits, and 4 are read"),
     ],
 )
-def test_what_would_be_read_wrongly_is_refused(
-    config: Mapping[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_what_would_be_read_wrongly_is_refused(config, says, tmp_path) -> None:
     path = checkpoint(tmp_path / "theirs", config)
     generation = find_workload("text-generation").validate({})
     job = replace(asked(model=path, precision="int4"), parameters=generation)
@@ -159,9 +156,7 @@ def test_what_would_be_read_wrongly_is_refused(
 
 
 @pytest.mark.parametrize("method", [name for name, one in READERS.items() if one.module])
-def test_a_missing_package_is_named_with_its_command(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_its_command(method, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         Unsupported, match=rf"which needs the package {READERS[method].module}: pip"
@@ -169,9 +164,7 @@ def test_a_missing_package_is_named_with_its_command(
         reading_arguments({"quantization_config": {"quant_method": method}}, "m", on_host=False)
 
 
-def test_fp8_is_expanded_where_a_card_could_compute_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp8_is_expanded_where_a_card_could_compute_with_it(tmp_path, monkeypatch) -> None:
     path = checkpoint(tmp_path / "theirs", FP8, in_fp8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
@@ -201,18 +194,3 @@ def test_awq_is_read_on_cards_only() -> None:
     """AutoRound has no layers for it that a processor runs and that are right."""
     with pytest.raises(Unsupported, match="read on cards only"):
         reading_arguments({"quantization_config": {"quant_method": "awq"}}, "m")
-
-
-def test_packed_layers_are_no_model_in_16_bits() -> None:
-    """Their weights lie in buffers, where a look at parameters alone would miss them."""
-
-    class Packed(torch.nn.Module):
-        infeatures = outfeatures = 8
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("qweight", torch.zeros(40, dtype=torch.int8))
-
-    model = torch.nn.Sequential(Packed(), torch.nn.Linear(8, 8).bfloat16())
-    with pytest.raises(BadConfiguration, match="1 of its layers are packed in 4 bits"):
-        inspect(model, "bf16", "cpu")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from generation_cases import described
 from transformers import AutoModelForCausalLM
 
 from workloads.base import DataMissing, JobDescription
@@ -51,9 +51,7 @@ def shape(tmp_path: Path) -> Path:
         ("qwen2.5-7b", 7_615_616_512),
     ],
 )
-def test_an_architecture_has_as_many_parameters_as_its_maker_says(
-    architecture: str, parameters: int
-) -> None:
+def test_an_architecture_has_as_many_parameters_as_its_maker_says(architecture, parameters) -> None:
     assert find_model(f"random:{architecture}").random_weights
     model = build_on_meta(config_of(architecture))
     assert sum(each.numel() for each in model.parameters()) == parameters
@@ -107,16 +105,8 @@ def test_what_is_no_architecture_is_refused() -> None:
 
 
 def asked(model: str, engine: str = "transformers", **parameters: object) -> JobDescription:
-    return JobDescription(
-        model=model,
-        dataset="english-prompts",
-        precision="bf16",
-        device="cpu",
-        batch_size=1,
-        cards=1,
-        parameters={"input_tokens": None, "output_tokens": 32, **parameters},
-        engine=engine,
-    )
+    usual = {"precision": "bf16", "dataset": "english-prompts", "input_tokens": None}
+    return described(**usual | {"model": model, "engine": engine, "output_tokens": 32} | parameters)
 
 
 @pytest.mark.parametrize(
@@ -131,39 +121,32 @@ def asked(model: str, engine: str = "transformers", **parameters: object) -> Job
         ("graph", "cpu", "serve", False),
     ],
 )
-def test_an_engine_that_reads_files_is_unsupported(
-    engine: str, device: str, ability: str, refused: bool
-) -> None:
-    job = replace(asked("random:chatglm3-6b", engine, input_tokens=64), device=device)
+def test_an_engine_that_reads_files_is_unsupported(engine, device, ability, refused) -> None:
+    job = asked("random:chatglm3-6b", engine, input_tokens=64, device=device)
     found = [one for one in engine_refusals(job, ability) if one.setting == "model"]
     assert [one.unsupported for one in found] == [True] * refused
     assert all(f"the engine {engine} reads weights" in one.reason for one in found)
 
 
+BART = {"model_type": "bart", "is_encoder_decoder": True, "max_position_embeddings": 64}
+T5 = {"model_type": "t5", "is_encoder_decoder": True, "n_positions": 64}
+
+
 @pytest.mark.parametrize(
-    ("config", "given", "setting"),
+    ("config", "read", "written", "setting"),
     [
-        ({"n_positions": 64}, {"input_tokens": 40, "output_tokens": 32}, "input_tokens"),
-        ({"n_positions": 64}, {"input_tokens": 32, "output_tokens": 32}, None),
-        ({"model_type": "bart"}, {"input_tokens": 40, "output_tokens": 65}, "output_tokens"),
-        ({"model_type": "bart"}, {"input_tokens": 64, "output_tokens": 64}, None),
-        (
-            {"model_type": "t5", "n_positions": 64},
-            {"input_tokens": 900, "output_tokens": 900},
-            None,
-        ),
+        ({"model_type": "gpt2", "n_positions": 64}, 40, 32, "input_tokens"),
+        ({"model_type": "gpt2", "n_positions": 64}, 32, 32, None),
+        (BART, 40, 65, "output_tokens"),
+        (BART, 64, 64, None),
+        (T5, 900, 900, None),
     ],
 )
-def test_each_family_has_its_own_name_for_its_positions(
-    config: dict[str, object], given: dict[str, int], setting: str | None, tmp_path: Path
-) -> None:
+def test_each_family_has_its_own_name_for_its_positions(config, read, written, setting, tmp_path):
     """GPT-2's count input and output together, BART's each; T5's are relative, without end."""
-    whole = {"model_type": "gpt2"} | config
-    whole |= {"is_encoder_decoder": whole["model_type"] != "gpt2"}
-    whole |= {"max_position_embeddings": 64} if whole["model_type"] == "bart" else {}
-    (tmp_path / "config.json").write_text(json.dumps(whole))
-    found = list(text_refusals(asked(f"random:{tmp_path}", **given)))
-    assert [refusal.setting for refusal in found] == ([] if setting is None else [setting])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    job = asked(f"random:{tmp_path}", input_tokens=read, output_tokens=written)
+    assert [refusal.setting for refusal in text_refusals(job)] == [setting] * bool(setting)
 
 
 def test_the_plan_knows_that_there_is_no_tokenizer_and_no_room(shape: Path) -> None:

@@ -7,39 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from finetuning_cases import small_model
 
 from workloads.base import Unsupported
 from workloads.engines.graph import description
 from workloads.engines.openvino.generation import window_of
 from workloads.models import rules
 
-_SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
 _LONG = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 _FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-
-
-def make(kind: Any, config: Any, **changes: Any) -> Any:
-    torch.manual_seed(3)
-    return kind(config(**(_SIZES | changes))).eval()
 
 
 @torch.inference_mode()
@@ -55,25 +31,20 @@ def sees_all(model: Any, length: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "changes", "window"),
+    ("kind", "changes", "window"),
     [
-        (MistralForCausalLM, MistralConfig, {"sliding_window": 12}, 12),
-        (MistralForCausalLM, MistralConfig, {"sliding_window": None}, None),
-        (Gemma2ForCausalLM, Gemma2Config, {"sliding_window": 12}, 12),
-        (Qwen2ForCausalLM, Qwen2Config, {"sliding_window": 12}, None),
-        (
-            Qwen2ForCausalLM,
-            Qwen2Config,
-            {"sliding_window": 12, "use_sliding_window": True, "max_window_layers": 1},
-            12,
-        ),
-        (LlamaForCausalLM, LlamaConfig, {}, None),
+        ("mistral", {"sliding_window": 12}, 12),
+        ("mistral", {"sliding_window": None}, None),
+        ("gemma2", {"sliding_window": 12}, 12),
+        ("qwen2", {"sliding_window": 12}, None),
+        ("qwen2", {"sliding_window": 12, "use_sliding_window": True, "max_window_layers": 1}, 12),
+        ("llama", {}, None),
     ],
 )
-def test_up_to_its_window_a_model_sees_all(kind, config, changes, window) -> None:
+def test_up_to_its_window_a_model_sees_all(kind, changes, window) -> None:
     """And a token beyond it not: a graph that attends to all would compute something else there.
     Engines with attention of their own refuse just those models."""
-    model = make(kind, config, **changes)
+    model = small_model(kind, **changes).eval()
     assert window_of(model) == window
     narrow = rules.narrow_layers(json.loads(model.config.to_json_string()))
     assert min(narrow.values(), default=None) == window  # as a plan reads it
@@ -84,7 +55,7 @@ def test_up_to_its_window_a_model_sees_all(kind, config, changes, window) -> Non
 
 
 def test_layers_without_a_number_of_positions_become_no_graph() -> None:
-    model = make(LlamaForCausalLM, LlamaConfig)
+    model = small_model()
     model.config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(Unsupported, match=r"see a part of the text only \(linear_attention\)"):
         window_of(model)
@@ -102,7 +73,7 @@ def test_layers_without_a_number_of_positions_become_no_graph() -> None:
 )
 @torch.inference_mode()
 def test_angles_that_depend_on_the_length_are_refused(rope, moves) -> None:
-    model = make(LlamaForCausalLM, LlamaConfig, rope_parameters=rope)
+    model = small_model(rope_parameters=rope).eval()
     table = [model.model.rotary_emb(torch.zeros(1), torch.arange(n)[None])[0] for n in (9, 90)]
     assert torch.allclose(table[0], table[1][:, :9]) != moves
     assert (rules.moving_rotation(model) == rope["rope_type"]) == moves

@@ -25,9 +25,7 @@ from workloads.models.products import ATTEMPT, ORIGIN, SAVED_BY, Saving, saving_
 pytestmark = pytest.mark.usefixtures("shared")
 
 
-def test_a_saved_model_is_the_trained_one_and_generates(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_saved_model_is_the_trained_one_and_generates(shared, monkeypatch) -> None:
     trained: list[torch.Tensor] = []
     save = products.save_trained
 
@@ -106,22 +104,22 @@ def test_a_job_that_is_killed_while_it_replaces_a_model_loses_neither_name_nor_r
     assert beside == {f".{final.name}.lock"}
 
 
-def test_only_whole_models_are_saved_and_under_names_of_their_own() -> None:
-    for given, setting, reason in (
-        ({"method": "full", "save_model": "tiny-bert"}, "save_model", "embedded model"),
-        ({"method": "full", "save_model": "tests"}, "save_model", "there is a directory tests"),
-        ({"method": "lora", "save_model": "m"}, "save_model", "trains an adapter"),
-        ({"method": "qat", "save_model": "m"}, "save_model", "int4 weights"),
-        (
-            {"method": "full", "save_model": "m", "cards": 2, "tensor_parallel": 2},
-            "save_model",
-            "a part of the model",
-        ),
-    ):
-        assert any(
-            one.setting == setting and reason in one.reason and one.hint
-            for one in refuse(asked(**given))  # type: ignore[arg-type]
-        ), given
+PARTS = {"cards": 2, "tensor_parallel": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"method": "full", "save_model": "tiny-bert"}, "embedded model"),
+        ({"method": "full", "save_model": "tests"}, "there is a directory tests"),
+        ({"method": "lora", "save_model": "m"}, "trains an adapter"),
+        ({"method": "qat", "save_model": "m"}, "int4 weights"),
+        ({"method": "full", "save_model": "m", **PARTS}, "a part of the model"),
+    ],
+)
+def test_only_whole_models_are_saved_and_under_names_of_their_own(given, reason) -> None:
+    found = [one for one in refuse(asked(**given)) if one.setting == "save_model"]
+    assert any(reason in one.reason and one.hint for one in found)
 
 
 def leave_note(root: Path, name: str, saved_by: str, attempt: int) -> None:
@@ -130,9 +128,7 @@ def leave_note(root: Path, name: str, saved_by: str, attempt: int) -> None:
     (directory / ORIGIN).write_text(json.dumps({SAVED_BY: saved_by, ATTEMPT: attempt}))
 
 
-def test_a_name_is_looked_up_anew_wherever_models_are_kept_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_looked_up_anew_wherever_models_are_kept_now(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NIGHTGRID_MODELS", str(tmp_path / "one"))
     assert saving_of("model", "mine") == Saving()
     leave_note(tmp_path / "one", "mine", "run-job", 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from itertools import product
 from pathlib import Path
@@ -19,7 +18,6 @@ from transformers import PretrainedConfig
 from workloads.base import BadConfiguration, DataMissing
 from workloads.models.chatglm3.conversion import convert
 from workloads.models.loading import load_causal_model, open_model
-from workloads.models.products import product_root
 from workloads.training import adapters
 from workloads.training.adapters import Adapter
 
@@ -79,15 +77,6 @@ def test_inference_runs_with_the_adapter_of_a_training_job(small: str) -> None:
     assert adapted.details["adapter"].startswith("small: LORA, rank 8")
     assert [i.output_text for i in adapted.items] != [i.output_text for i in plain.items]
     assert "NF4" in quantized.precision_detail
-
-
-def test_training_an_adapter_again_replaces_it(small: str) -> None:
-    first = adapters.find_adapter(small)
-    shutil.copytree(first, first.with_name("twice"))
-    train(learning_rate=0.2, save_adapter="twice", steps=1, rank=4)
-    states = [adapters.read_state(adapters.find_adapter(name)) for name in (small, "twice")]
-    assert len({next(iter(state.values())).shape for state in states}) == 2
-    assert not [p.name for p in product_root("adapter").iterdir() if "building" in p.name]
 
 
 def test_a_missing_adapter_is_named_with_where_it_was_looked_for(small: str) -> None:
@@ -165,18 +154,6 @@ def test_lora_on_the_original_layout_works_on_the_converted_model(tmp_path: Path
     torch.testing.assert_close(_logits(model), plain, rtol=0, atol=1e-4)
     adapters.attach(model, str(_write(tmp_path / "adapter", fused)))
     torch.testing.assert_close(_logits(model), expected, rtol=0, atol=1e-4)
-
-
-def test_from_fused_to_split_and_back_is_the_same_adapter() -> None:
-    rows = (64, 32, 32)
-    fused = _fused_lora(("dense", "query_key_value"))
-    split = adapters.to_native(*fused, rows)
-    assert split[0].target_modules == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    config, state = adapters.to_original(*split, rows)
-    assert (config.r, config.lora_alpha, config.rank_pattern) == (4, 6, {})
-    assert config.target_modules == {"dense", "query_key_value"}
-    assert state.keys() == fused[1].keys()
-    assert all(tensor.equal(state[name]) for name, tensor in fused[1].items())
 
 
 def test_lora_trained_on_the_converted_model_goes_back(tmp_path: Path) -> None:

@@ -248,21 +248,6 @@ def test_a_second_pass_begins_anew_and_checkpoints_stay_until_it_has_succeeded(r
     assert list(root.iterdir()) == []
 
 
-def test_a_gang_keeps_the_steps_that_all_ranks_have(tmp_path: Path) -> None:
-    ranks = [Checkpoints(directory=tmp_path, rank=rank, steps_kept=2) for rank in (0, 1)]
-    for step in (1, 3, 5):
-        for rank in ranks:
-            rank.path(step).touch()
-            rank.divided(step).mkdir(exist_ok=True)
-            rank.keep_last(step)
-    assert [rank.steps() for rank in ranks] == [[3, 5], [3, 5]]
-    assert not ranks[0].divided(1).exists() and ranks[0].divided(3).exists()
-    ranks[0].remove()
-    assert ranks[1].steps() == [3, 5]
-    ranks[1].remove()
-    assert not tmp_path.exists()
-
-
 @pytest.mark.parametrize("mode", ["blocking", "async", "incremental"])
 def test_tied_weights_are_trained_by_each_of_their_names(mode: str, tmp_path: Path) -> None:
     training, fresh = (training_of(tied()) for _ in range(2))

@@ -18,7 +18,6 @@ from workloads.training import data, methods
 from workloads.training.data import NOT_LEARNED, TrainingSample, cut
 from workloads.training.losses import ChunkedLoss, next_token_loss
 from workloads.training.methods import method_of
-from workloads.training.techniques import all_techniques, chosen
 from workloads.training.techniques.optimization import Freezing, GradientClipping, Schedule
 from workloads.training.techniques.precision import Autocast
 
@@ -60,12 +59,6 @@ def test_the_loss_curve_is_that_of_the_plain_job(technique, baseline) -> None:
     changed = trained(learning_rate=1e-2, **technique)
     assert losses(changed) == pytest.approx(losses(baseline), **SAME)
     assert [s.input_tokens for s in changed.samples] == [s.input_tokens for s in baseline.samples]
-
-
-def test_the_loss_curve_would_show_a_difference(baseline: Result) -> None:
-    """The test above would prove little if another training gave the same losses."""
-    other = trained(learning_rate=1.1e-2)
-    assert losses(other) != pytest.approx(losses(baseline), **SAME)
 
 
 def test_paddings_differ_in_what_they_waste(baseline: Result) -> None:
@@ -139,13 +132,6 @@ def test_optimizers_learn_the_same_thing(optimizer: str, full: Result) -> None:
         assert int(result.details[state]) < int(full.details[state]) / 2
 
 
-def test_autocast_computes_in_the_short_format(baseline: Result) -> None:
-    result = trained(learning_rate=1e-2, autocast="bf16")
-    assert losses(result) == pytest.approx(losses(baseline), rel=5e-3)
-    assert losses(result) != pytest.approx(losses(baseline), rel=1e-6)
-    assert result.precision_detail == baseline.precision_detail
-
-
 def test_loss_scaling_leaves_the_update_as_it_is() -> None:
     plain, scaled = (training_of(small_model("llama"), "SGD", 0.1) for _ in range(2))
     Autocast(autocast="fp16").on_optimizer(scaled)
@@ -159,16 +145,6 @@ def test_loss_scaling_leaves_the_update_as_it_is() -> None:
     assert all(a.equal(b) for a, b in zip(before, scaled.model.parameters(), strict=True))
     first = torch.amp.GradScaler("cpu").get_scale()  # halved by the step that was left out
     assert scaled.metrics == {"skipped_steps": 1, "loss_scale": first / 2}
-
-
-def test_every_technique_says_what_it_is() -> None:
-    names = [name for kind in all_techniques() for name in kind.model_fields]
-    assert len(names) == len(set(names))
-    for kind in all_techniques():
-        assert kind.title and kind.__doc__
-        assert all(field.description for field in kind.model_fields.values())
-    acting = [type(technique) for technique in chosen(parameters())]
-    assert acting == [kind for kind in all_techniques() if kind.always]
 
 
 def test_packed_samples_do_not_meet_or_the_job_refuses() -> None:
@@ -250,15 +226,6 @@ def test_the_loss_in_chunks_is_that_of_all_logits(learned, scale, biased, seed) 
     torch.testing.assert_close(chunked, whole)
     gradients = [torch.autograd.grad(loss * scale, inputs) for loss in (chunked, whole)]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5 * scale)
-
-
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), capacity=st.integers(30, 90))
-def test_first_fit_wastes_less_than_half(lengths: list[int], capacity: int) -> None:
-    bins = data.first_fit(lengths, capacity)
-    assert sorted(index for held in bins for index in held) == list(range(len(lengths)))
-    sums = [sum(lengths[index] for index in held) for held in bins]
-    assert max(sums) <= capacity
-    assert sum(total * 2 <= capacity for total in sums) <= 1
 
 
 @given(samples=SAMPLES, batch=st.integers(1, 5), window=st.integers(2, 4))

@@ -197,29 +197,27 @@ def test_xformers_is_given_what_its_kernel_wants(packed, monkeypatch) -> None:
         net.set_attn_implementation("sdpa")
         expected = net.generate(ids[:, :6], max_new_tokens=4, do_sample=False, pad_token_id=0)
         assert torch.equal(made, expected)
-        without_masks(operations)
+        without_masks()
 
 
-def without_masks(operations: Any) -> None:
+def without_masks() -> None:
     """Without a mask a layer is causal only where it says so, and the last query sees all."""
-    layer: Any = types.SimpleNamespace(is_causal=True)
-    both: Any = types.SimpleNamespace(is_causal=False)
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 1, 4, 5, 8)
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    whole = sdpa(query, key, value).transpose(1, 2)
-    causal = sdpa(query, key, value, is_causal=True).transpose(1, 2)
-    scale = 8**-0.5
-    cases = (layer, {}, causal), (both, {}, whole)
-    by_word = (layer, {"is_causal": False}, whole), (both, {"is_causal": True}, causal)
-    for module, words, expected in (*cases, *by_word):
-        found, _ = xformers_attention(module, query, key, value, None, scale, **words)
-        torch.testing.assert_close(found, expected)
+
+    def computed(causal: bool, last: int = 5, **words: Any) -> torch.Tensor:
+        layer: Any = types.SimpleNamespace(is_causal=causal)
+        return xformers_attention(layer, query[:, :, -last:], key, value, None, 8**-0.5, **words)[0]
+
+    for causal in (False, True):
+        expected = sdpa(query, key, value, is_causal=causal).transpose(1, 2)
+        torch.testing.assert_close(computed(causal), expected)
+        torch.testing.assert_close(computed(not causal, is_causal=causal), expected)
     for last in (1, 2):
-        found, _ = xformers_attention(layer, query[:, :, -last:], key, value, None, scale)
-        torch.testing.assert_close(found, causal[:, -last:])
+        torch.testing.assert_close(computed(True, last), expected[:, -last:])
     with pytest.raises(Unsupported, match="does not know softcap"):
-        xformers_attention(layer, query, key, value, None, scale, softcap=1.0)
+        computed(True, softcap=1.0)
 
 
 def test_a_checkpoint_with_a_slow_tokenizer_only(tmp_path: Path) -> None:
@@ -272,29 +270,21 @@ def test_worker_processes_make_the_batches(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_batches_are_pinned_and_copied_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[int] = []
-    copies: list[dict[str, Any]] = []
+    calls: list[Any] = []
 
-    def pin(tensor: torch.Tensor) -> torch.Tensor:
-        pinned.append(id(tensor))
-        return tensor.clone()
+    def called(name: str) -> Any:
+        return lambda tensor, *_, **how: calls.append((name, how)) or tensor
 
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    for name in ("pin_memory", "to"):
+        monkeypatch.setattr(torch.Tensor, name, called(name))
     inputs = Inputs(input_ids=torch.ones(1, 2), labels=torch.ones(1, 2))
-    batch = StepBatch(
-        micro_batches=(inputs, inputs), items=1, real_tokens=2, computed_tokens=2, loss_tokens=1.0
-    )
-    assert len(batch.pin_memory().micro_batches) == 2 and len(pinned) == 4
+    sizes = {"items": 1, "real_tokens": 2, "computed_tokens": 2, "loss_tokens": 1.0}
+    batch = StepBatch(micro_batches=(inputs, inputs), **sizes)
+    assert len(batch.pin_memory().micro_batches) == 2
     data: Any = types.SimpleNamespace(device=device_for("cpu"))
     DataLoading(pin_memory=True, non_blocking_copies=True).on_data(data)
-
-    def to(tensor: torch.Tensor, *where: Any, **how: Any) -> torch.Tensor:
-        copies.append(how)
-        return tensor
-
-    monkeypatch.setattr(torch.Tensor, "to", to)
     data.move(inputs)
-    assert copies == [{"non_blocking": True}] * 2
+    assert calls == [("pin_memory", {})] * 4 + [("to", {"non_blocking": True})] * 2
 
 
 @pytest.fixture
@@ -525,21 +515,16 @@ class _Beside(CpuDevice):
 def test_a_copy_is_queued_before_the_work_it_runs_beside() -> None:
     """Each step waits for its own batch alone, and its work comes behind the copy of the next."""
     way, numbers = _Late(), [torch.full((1, 2), number) for number in range(5)]
+    sizes = {"items": 1, "real_tokens": 4, "computed_tokens": 4, "loss_tokens": 1.0}
     plain = [
-        StepBatch(
-            micro_batches=(Inputs(input_ids=n, labels=n + 7), Inputs(input_ids=n + 9, labels=n)),
-            items=int(n[0, 0]),
-            real_tokens=4,
-            computed_tokens=4,
-            loss_tokens=1.0,
-        )
+        StepBatch(micro_batches=tuple(Inputs(input_ids=n + k, labels=n) for k in (0, 9)), **sizes)
         for n in numbers
     ]
     batches = ahead(iter(plain), way)
     for expected in plain[:3]:
         batch = next(batches)
         way.events.append("work")
-        assert batch.items == expected.items and batch.shape == expected.shape
+        assert batch.shape == expected.shape
         for part, other in zip(batch.micro_batches, expected.micro_batches, strict=True):
             torch.testing.assert_close(part.tensors(), other.tensors(), rtol=0, atol=0)
     assert way.events == ["copy", *["wait", "copy", "work"] * 3]

@@ -26,9 +26,7 @@ ODD: dict[str, Callable[[Path], None]] = {
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", ODD)
 @pytest.mark.parametrize("linked", [False, True])
-def test_readers_refuse_what_is_no_file_or_too_large(
-    tmp_path: Path, what: str, linked: bool
-) -> None:
+def test_readers_refuse_what_is_no_file_or_too_large(tmp_path, what, linked) -> None:
     path = tmp_path / "it"
     ODD[what](path)
     if linked:
@@ -53,9 +51,7 @@ def test_files_of_the_kernel_are_refused(name: str) -> None:
 
 
 @given(content=st.binary(max_size=300), limit=st.integers(0, 300))
-def test_a_file_is_read_whole_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, limit: int
-) -> None:
+def test_a_file_is_read_whole_or_refused(tmp_path_factory, content, limit) -> None:
     path = tmp_path_factory.mktemp("files") / "it"
     path.write_bytes(content)
     if len(content) > limit:
@@ -71,9 +67,7 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [os.symlink, os.link])
-def test_what_is_created_takes_a_planted_link_s_place(
-    tmp_path: Path, how: Callable[[Path, Path], None]
-) -> None:
+def test_what_is_created_takes_a_planted_link_s_place(tmp_path, how) -> None:
     target, planted = tmp_path / "target", tmp_path / "planted"
     target.write_text("precious")
     how(target, planted)
