@@ -129,6 +129,11 @@ def test_samples_carry_the_clocks_differences(times: list[float]) -> None:
     assert bench.phases == ["warmup", *["measure"] * done.warmth.timed_parts, "finish"]
 
 
+def test_no_batches_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one batch"):
+        Bench(lambda r, b: 1.0).measure(0, MeasureSettings())
+
+
 def test_counting_is_not_timed() -> None:
     bench = Bench(lambda repeat, batch: 1.0)
 

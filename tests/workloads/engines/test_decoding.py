@@ -294,6 +294,18 @@ def test_packing_keeps_values_to_their_format_s_precision(kind, rows, groups, se
     assert matrix.values.numel() * matrix.values.element_size() == weight.numel() * bits // 8
 
 
+@given(position=st.integers(1, 3000), steps=st.integers(0, 600), spare=st.integers(1, 300))
+@settings(deadline=None)
+def test_launches_do_every_step_once_within_their_positions(position, steps, spare) -> None:
+    capacity = position + steps + spare
+    at = position
+    for length, count in decoder.launches(position, steps, capacity):
+        assert count in (1, decoder.STEPS)
+        assert at + count <= length <= capacity
+        at += count
+    assert at == position + steps
+
+
 @given(texts=st.integers(1, 3000))
 def test_a_recorded_step_has_few_idle_rows(texts) -> None:
     """At least as many rows as texts, and no more than half as many again from four texts on."""
