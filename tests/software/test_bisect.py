@@ -89,7 +89,7 @@ def test_the_command_finds_a_wheel_with_a_planted_slow_down(tmp_path, monkeypatc
     with Store(tmp_path, "night") as store:
         store.append(measured)
     command = ["bisect", "night", measured.job_id, "--results", str(tmp_path), "--json"]
-    versions = ["--package", "planted", "--good", "1.9", "--bad", "2.0"]
+    versions = ["--processes", "2", "--package", "planted", "--good", "1.9", "--bad", "2.0"]
     assert main([*command, *versions]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["good"], answer["bad"], answer["skipped"]) == ("1.9", "1.10", [])
