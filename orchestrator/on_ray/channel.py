@@ -21,7 +21,7 @@ _PATIENCE_S = 20.0
 
 
 class Calls:
-    """Outstanding calls to actors, and their callbacks."""
+    """Outstanding calls, and their callbacks."""
 
     def __init__(self) -> None:
         self._then: dict[Any, Then] = {}

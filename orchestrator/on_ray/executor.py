@@ -12,6 +12,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from orchestrator.on_ray.agent import end_stale_actors
 from orchestrator.on_ray.channel import Calls
 from orchestrator.on_ray.claims import Claim, Claims
 from orchestrator.on_ray.gcs import Gcs
-from orchestrator.on_ray.job_tasks import JobTasks, task_on_cards
+from orchestrator.on_ray.job_tasks import task_on_cards
 from orchestrator.on_ray.run_queue import RunQueue
 from orchestrator.util.host import Interval
 from orchestrator.worker import protocol
@@ -459,7 +460,7 @@ class RayExecutor(WorkerPool):
         self._busy_at = clock()  # when something ran, the last time
         self._telemetry: dict[str, Mapping[Card, CardTelemetry]] = {}  # by node id
         self._calls, self._gcs = Calls(), Gcs()
-        self._tasks = JobTasks(clock, cancelled=self.cancel, died=self.wants_task)
+        self._tasks, self._tasks_at = Calls(), 0.0  # of jobs, and when to look at them
         for name in end_stale_actors():
             logging.getLogger(__name__).warning("ended, of an earlier driver of the run: %s", name)
         self.claims = Claims(
@@ -492,8 +493,7 @@ class RayExecutor(WorkerPool):
             left_s = max(0.0, deadline - time.monotonic())
             self._wait(0.0 if self._events else min(left_s, self.claims.poll_interval_s))
             self.give_up_stops(self.claims.lose_if_silent)
-            self._start_tasks()
-            self._tasks.look()
+            self._look_at_tasks()
             if self._events or left_s == 0.0:
                 return self.take_events()
 
@@ -530,8 +530,13 @@ class RayExecutor(WorkerPool):
             self._gcs.wait(timeout_s)
         self._gcs.collect()
 
-    def _start_tasks(self) -> None:
-        """Start a task for each node of each attempt that is due for one."""
+    def _look_at_tasks(self) -> None:
+        """Start a task for each node of each attempt that is due for one, and handle those that
+        have ended, at most once a second: a wait for a thousand takes milliseconds."""
+        now = self._clock()
+        if now < self._tasks_at:
+            return
+        self._tasks_at = now + SHOWN_AFTER_S
         for running in self.due_for_tasks():
             attempt, by_node = running.attempt, defaultdict[str, list[str]](list)
             for card, worker_id in zip(attempt.cards, running.worker_ids, strict=True):
@@ -545,7 +550,18 @@ class RayExecutor(WorkerPool):
                     *(self._label(attempt.job), claim.placed.agent),
                     *(worker_ids[0], attempt.attempt_id),
                 )
-                self._tasks.add(task, attempt.attempt_id)
+                self._tasks.add(task, partial(self._task_ended, attempt.attempt_id))
+        self._tasks.wait(0.0)
+
+    def _task_ended(self, attempt_id: str, value: Any) -> None:
+        """End the attempt of a cancelled task, and replace one that died while it may be running; a
+        lost node or agent is noticed elsewhere."""
+        from ray.exceptions import OutOfMemoryError, TaskCancelledError, WorkerCrashedError
+
+        if isinstance(value, TaskCancelledError):
+            self.cancel(attempt_id)
+        elif isinstance(value, WorkerCrashedError | OutOfMemoryError):
+            self.wants_task(attempt_id)
 
     def _node_left(self, claim: Claim, failure: Failure) -> None:
         """Everything on the node ends, then the node."""

@@ -8,7 +8,6 @@ outcomes do not pass through tasks, so one that dies otherwise costs nothing and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent import futures
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -58,42 +57,3 @@ def task_on_cards(group: Any, spec: DeviceSpec, cards: int, name: str, *argument
         **spec.ray_request(cards),
     )
     return task.remote(spec.ray_resource, *arguments)
-
-
-class JobTasks:
-    """The tasks of one executor's running jobs."""
-
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        cancelled: Callable[[str], None],  # called with the id of an attempt
-        died: Callable[[str], None],  # the same: its task died, and it may be running
-    ) -> None:
-        self._clock, self._cancelled, self._died = clock, cancelled, died
-        self._attempts: dict[Any, str] = {}  # attempt id by task
-        self._look_at = 0.0
-
-    def add(self, task: Any, attempt_id: str) -> None:
-        """Watch a task."""
-        self._attempts[task] = attempt_id
-
-    def look(self) -> None:
-        """Handle the tasks that have ended, at most once a second."""
-        now = self._clock()
-        if not self._attempts or now < self._look_at:
-            return
-        self._look_at = now + _LOOK_S
-        import ray
-        from ray.exceptions import OutOfMemoryError, TaskCancelledError, WorkerCrashedError
-
-        tasks = list(self._attempts)
-        for task in ray.wait(tasks, num_returns=len(tasks), timeout=0)[0]:
-            attempt_id = self._attempts.pop(task)
-            try:
-                ray.get(task, timeout=0)
-            except TaskCancelledError:
-                self._cancelled(attempt_id)
-            except (WorkerCrashedError, OutOfMemoryError):
-                self._died(attempt_id)
-            except Exception:  # its node or agent is lost, which is noticed elsewhere
-                continue
