@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.core.job import Job, State
+from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.outcome import Attempt, Failure, Outcome, WorkerInfo
 from orchestrator.core.topology import Card, Node
 from workloads.devices.monitor.host import CardTelemetry
@@ -40,17 +40,11 @@ class NodeLeft(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardsInUse(Event):
-    """All present nodes whose cards another run has; empty once they are ours or gone."""
+class MoreCards(Event):
+    """Kinds of card of which more may come: others use some now, or the cluster does not say which
+    nodes it has."""
 
-    nodes: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSilent(Event):
-    """The cluster stopped answering which nodes it has (``silent``), or answers again."""
-
-    silent: bool
+    kinds: frozenset[Accelerator]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

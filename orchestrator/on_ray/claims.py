@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from orchestrator import __version__
 from orchestrator.core.errors import ClusterError, ControlStoreLost
-from orchestrator.core.events import CardsInUse, ClusterSilent, Event, NodeJoined
+from orchestrator.core.events import Event, MoreCards, NodeJoined
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.topology import Node
@@ -80,22 +80,12 @@ class Claim:
 class ForeignCards:
     """Nodes with cards in use by others, and the run's turn (no queue: exclusive cluster)."""
 
-    def __init__(
-        self,
-        queue: RunQueue | None,
-        gcs: Gcs,
-        clock: Callable[[], float],
-        report: Callable[[Event], None],
-    ) -> None:
-        self._queue, self._gcs, self._clock, self._report = queue, gcs, clock, report
+    def __init__(self, queue: RunQueue | None, gcs: Gcs, clock: Callable[[], float]) -> None:
+        self._queue, self._gcs, self._clock = queue, gcs, clock
         self._standing: Standing | None = None
         self._next_look = 0.0
-        self._nodes: dict[str, Node] = {}  # by id of the server, in part or as a whole
+        self.nodes: dict[str, Node] = {}  # by id of the server, in part or as a whole
         self._taken: set[str] = set()  # ids of those which Ray did not give us in our turn
-        self._reported: tuple[Node, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self._nodes)
 
     def look(self) -> None:
         """Ask for the place in the queue, if it is time to."""
@@ -121,26 +111,19 @@ class ForeignCards:
 
     def add(self, node: Node, *, taken: bool) -> None:
         """Add a node; ``taken``: Ray has no free card on it."""
-        self._nodes[node.server_id] = node
+        self.nodes[node.server_id] = node
         if taken:
             self._taken.add(node.server_id)
 
     def remove(self, server_id: str) -> None:
         """Remove a server whose cards others no longer use."""
-        self._nodes.pop(server_id, None)
+        self.nodes.pop(server_id, None)
         self._taken.discard(server_id)
 
     def retain(self, alive: Collection[str]) -> None:
         """Forget the servers that are not among these."""
-        for server_id in set(self._nodes) - set(alive):
+        for server_id in set(self.nodes) - set(alive):
             self.remove(server_id)
-
-    def report(self) -> None:
-        """Report the nodes, if they have changed."""
-        nodes = tuple(sorted(self._nodes.values(), key=lambda node: node.name))
-        if nodes != self._reported:
-            self._reported = nodes
-            self._report(CardsInUse(at=self._clock(), nodes=nodes))
 
     @property
     def waits_for(self) -> str:
@@ -149,11 +132,11 @@ class ForeignCards:
             return ""
         if self._standing is not None and self._standing.why:
             return self._standing.why
-        taken = [node for node in self._reported if node.server_id in self._taken]
+        taken = [self.nodes[server_id] for server_id in self._taken]
         if not taken:
             return ""
         kinds = "/".join(sorted({node.accelerator.value for node in taken}))
-        where = listed([node.name for node in taken])
+        where = listed(sorted(node.name for node in taken))
         others = self._queue.strangers if self._queue is not None else ()
         who = f"; other programs on the cluster: {listed(list(others))}" if others else ""
         return f"no run in the queue has the {kinds} cards of {where}, and they are not free{who}"
@@ -176,7 +159,7 @@ class Claims:
     clock: Callable[[], float]
     calls: Calls
     gcs: Gcs
-    report: Callable[[Event], None]  # of joined nodes, cards in use by others, a silent GCS
+    report: Callable[[Event], None]  # of joined nodes, and of cards that may come
     arrived: Callable[[Claim, ResponseBatch], None]  # of a joined node
     left: Callable[[Claim, Failure], None]  # a node that has left, and the failure
     queue: InitVar[RunQueue | None] = None
@@ -187,14 +170,14 @@ class Claims:
     _next_poll: float = 0.0
     _polled_at: float = 0.0
     _empty_since: float = 0.0
-    _reported_silent: bool = False
+    _reported: frozenset[Accelerator] = frozenset()  # kinds of ``MoreCards``
     _last_ours: float | None = None  # last time with a joined node
     _trouble: str = ""  # why the last claim came to nothing
     _looking: bool = False  # a query of the GCS is open
     _error: Exception | None = None  # what its answer leads to, for ``poll``
 
     def __post_init__(self, queue: RunQueue | None) -> None:
-        self.foreign = ForeignCards(queue, self.gcs, self.clock, self.report)
+        self.foreign = ForeignCards(queue, self.gcs, self.clock)
         self._polled_at = self._empty_since = self.clock()
 
     def of(self, node_id: str) -> Claim | None:
@@ -285,13 +268,21 @@ class Claims:
                     self.foreign.add(new, taken=True)
                 cards_here = cards_on_host(ray_nodes[node.node_id], wanted, ray_nodes)
                 self._claim(new, ray_nodes[node.node_id], cards_here)
-        self.foreign.report()
-        if self.joined() or self.foreign:
+        self._report_more_cards(now)
+        if self.joined() or self.foreign.nodes:
             self._empty_since = now
         elif now - self._empty_since > CLAIM_PATIENCE_S + RETRY_S:
             kinds = "/".join(sorted(self.accelerators or Accelerator))
             why = self._trouble or f"the cluster has no node with {kinds}"
             raise ClusterError(f"no card could be had for {CLAIM_PATIENCE_S:.0f} s: {why}")
+
+    def _report_more_cards(self, now: float) -> None:
+        """Report the kinds of card of which more may come, if they have changed."""
+        kinds = frozenset(node.accelerator for node in self.foreign.nodes.values())
+        kinds = frozenset(Accelerator) if self.gcs.silent_s else kinds
+        if kinds != self._reported:
+            self._reported = kinds
+            self.report(MoreCards(at=now, kinds=kinds))
 
     def _check_silence(self, now: float) -> None:
         """Suspend other timeouts while the GCS is silent; raise ControlStoreLost at its own."""
@@ -299,9 +290,7 @@ class Claims:
         if ours:
             self._last_ours = now
         silent_s = self.gcs.silent_s
-        if self._reported_silent is not (silent_s > 0):
-            self._reported_silent = silent_s > 0
-            self.report(ClusterSilent(at=now, silent=self._reported_silent))
+        self._report_more_cards(now)
         if not silent_s:
             return
         patience_s = RETRY_S if self.gcs.replaced else SILENCE_PATIENCE_S

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from orchestrator.core.events import Command, Wake
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import FailureClass, Outcome
-from orchestrator.core.topology import Card, Node, legal_card_sets
+from orchestrator.core.topology import Card, Node
 from orchestrator.scheduler.leases import Lease, Leases
 from orchestrator.scheduler.placement import Placement
 from orchestrator.scheduler.queues import PendingJobs
@@ -42,9 +42,8 @@ class Pool:
         self.unfinished = Counter(r.width for r in records if r.phase is not Phase.DONE)
         self.hopeless_at: dict[int, float] = {}  # by width: when to give up, no card set being left
         self.had_cards: set[int] = set()  # widths that had a card set at some time
-        self._held: tuple[Node, ...] = ()  # by others, who may give them back
+        self._more_may_come = False  # cards
         self._failed = self._worked = 0  # attempts, for which a card may be blamed or not
-        self._known = True  # whether anybody can say which nodes there are
         self._settings = settings
         self._confined: dict[str, JobState] = {}  # jobs with too few cards to avoid all they should
         self._losses: Counter[str] = Counter()  # of nodes, by name: ids change
@@ -100,28 +99,15 @@ class Pool:
         return widths
 
     def _can_have(self, width: int) -> bool:
-        """Return whether a card set of this width exists, would if other runs gave cards back, or
-        may while the nodes are unknown."""
+        """Return whether a card set of this width exists, or may come."""
         if self.cards.has_set(width, lambda slot: not slot.barred):
             self.had_cards.add(width)
             return True
-        if not self._known:
-            return True
-        others = {node.node_id for node in self._held}
-        ours = (node for server in self.cards.servers.values() for node in server.nodes.values())
-        nodes = [*self._held, *ours]
-        sets = legal_card_sets(nodes, self.cards.accelerator, width) if others else []
-        return any(card.node_id in others for cards in sets for card in cards)
+        return self._more_may_come
 
-    def others_hold(self, nodes: Iterable[Node]) -> None:
-        """Set the nodes whose cards other runs have."""
-        wanted = tuple(node for node in nodes if node.accelerator is self.cards.accelerator)
-        if wanted != self._held:
-            self._held, self.cards.changed = wanted, True
-
-    def nodes_are_known(self, known: bool) -> None:
-        """Set whether the cluster's nodes are known; restarts the wait for nodes."""
-        self._known, self.cards.changed = known, True
+    def more_cards_may_come(self, may_come: bool) -> None:
+        """Set whether more cards may come; while they may, no job is hopeless."""
+        self._more_may_come, self.cards.changed = may_come, True
 
     def join(self, node: Node) -> Generator[Command, None, list[Lease]]:
         """Add a node; returns the leases of a lost node with the same id."""

@@ -178,12 +178,9 @@ class Schedule:
                 yield from self._node_joined(node)
             case events.NodeLeft(node_id=node_id, reason=reason):
                 yield from self._node_left(node_id, reason)
-            case events.CardsInUse(nodes=nodes):
+            case events.MoreCards(kinds=kinds):
                 for pool in self.pools.values():
-                    pool.others_hold(nodes)
-            case events.ClusterSilent(silent=silent):
-                for pool in self.pools.values():
-                    pool.nodes_are_known(not silent)
+                    pool.more_cards_may_come(pool.cards.accelerator in kinds)
             case events.StopRequested(reason=reason):
                 abort = self._ledger.stopping != "" or not self.settings.finish_running
                 yield from self._stops.stop_run(reason, abort=abort)

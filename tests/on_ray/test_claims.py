@@ -12,7 +12,7 @@ from core_cases import Clock
 
 from orchestrator import __version__
 from orchestrator.core.errors import ClusterError, ControlStoreLost
-from orchestrator.core.events import CardsInUse, ClusterSilent, Event
+from orchestrator.core.events import Event, MoreCards
 from orchestrator.core.job import Accelerator
 from orchestrator.core.outcome import Failure
 from orchestrator.core.topology import legal_card_sets
@@ -104,9 +104,7 @@ class Case:
     def __init__(self, queue: Queue | None = None) -> None:
         self.clock, self.store = Clock(), ScriptedStore()
         self.left: list[Failure] = []
-        self.silences: list[bool] = []
-        self.held: list[tuple[str, ...]] = []
-        self.held_cards: list[tuple[int, ...]] = []  # of the last that was told
+        self.may_come: list[set[Accelerator]] = []  # as it was reported
         self.claims = Claims(
             run="case",
             accelerators=None,
@@ -122,11 +120,12 @@ class Case:
         )
 
     def heard(self, event: Event) -> None:
-        if isinstance(event, ClusterSilent):
-            self.silences.append(event.silent)
-        elif isinstance(event, CardsInUse):
-            self.held.append(tuple(node.name for node in event.nodes))
-            self.held_cards = [node.card_indices for node in event.nodes]
+        if isinstance(event, MoreCards):
+            self.may_come.append({*event.kinds})
+
+    @property
+    def held_cards(self) -> list[tuple[int, ...]]:
+        return [node.card_indices for node in self.claims.foreign.nodes.values()]
 
     def pass_s(self, seconds: float, *, silent: bool) -> None:
         for _ in range(int(seconds)):
@@ -192,11 +191,11 @@ def test_no_patience_runs_out_while_it_is_silent(case: Case) -> None:
 
 def test_a_silence_is_told_when_it_begins_and_when_it_ends(case: Case) -> None:
     case.pass_s(3, silent=False)
-    assert case.silences == []
+    assert case.may_come == []
     case.pass_s(30, silent=True)
-    assert case.silences == [True]
+    assert case.may_come == [{*Accelerator}]
     case.pass_s(3, silent=False)
-    assert case.silences == [True, False]
+    assert case.may_come == [{*Accelerator}, set()]
 
 
 def test_it_is_lost_when_it_stays_silent_and_no_node_is_left(case: Case) -> None:
@@ -344,14 +343,14 @@ def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
         while case.store.asked:
             look = case.store.asked[0][0].__name__ == "look"
             case.store.answer(waits if look else {"id-1": HPU_1})
-    assert case.claims.by_node == {} and case.held == [("hpu-1",)]
+    assert case.claims.by_node == {} and case.may_come == [{Accelerator.HPU}]
     assert case.claims.foreign.waits_for == "first (on h) has the cards"
     case.pass_s(2, silent=False)
     case.store.answer(Standing(turn_due=False, may_claim=True, ahead=()))
     case.store.answer({"id-1": HPU_1})
     assert list(case.claims.by_node) == ["id-1"] and case.claims.foreign.waits_for == ""
     case.store.answer(None)  # no card is free
-    assert case.claims.by_node == {} and case.held == [("hpu-1",)]
+    assert case.claims.by_node == {} and case.may_come == [{Accelerator.HPU}]
     assert case.claims.foreign.waits_for.endswith(
         "not free; other programs on the cluster: python train.py"
     )
@@ -360,7 +359,7 @@ def test_nothing_is_claimed_out_of_turn_and_nothing_given_up() -> None:
         while case.store.asked:
             about_nodes = case.store.asked[0][0].__name__ == "nodes"
             case.store.answer(nodes if about_nodes else None)
-    assert case.held == [("hpu-1",), ()] and case.claims.foreign.waits_for == ""
+    assert case.may_come == [{Accelerator.HPU}, set()] and case.claims.foreign.waits_for == ""
 
 
 def test_cards_of_a_node_that_others_give_back_are_claimed_later(monkeypatch) -> None:
@@ -378,7 +377,7 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(monkeypatch) ->
     look()
     case.store.answer(None)  # it is not free yet
     assert case.claims.by_node == {"id-1": first}
-    assert case.held == [("hpu-1",)] and case.held_cards == [(1,)]
+    assert case.may_come == [{Accelerator.HPU}] and case.held_cards == [(1,)]
     look()
     assert list(case.claims.by_node) == ["id-1", "id-1+1"]
     monkeypatch.setattr(Calls, "add", lambda _, call, then: then(call))
@@ -390,7 +389,7 @@ def test_cards_of_a_node_that_others_give_back_are_claimed_later(monkeypatch) ->
     pair = legal_card_sets([first.node, later.node], first.node.accelerator, 2)
     assert {card.index for card in pair[0]} == {0, 1}
     look()
-    assert case.held == [("hpu-1",), ()]
+    assert case.may_come == [{Accelerator.HPU}, set()]
     assert len(case.claims.joined()) == 2 and not case.store.asked  # all three are ours
     case.pass_s(2, silent=False)
     case.store.answer({})
@@ -416,13 +415,13 @@ def test_cards_that_others_keep_are_no_node_that_comes_and_goes(case: Case) -> N
     assert list(case.claims.by_node) == ["id-1"]
     look(RETRY_S + 1)
     assert "id-1+1" in case.claims.by_node
-    assert case.held == [("hpu-1",)] and case.held_cards == [(1,)]
+    assert case.may_come == [{Accelerator.HPU}] and case.held_cards == [(1,)]
     case.claims.lose(first, claims.node_lost("its agent died"))  # the later claim lives on
     assert list(case.claims.by_node) == ["id-1+1"]
     look(RETRY_S + 1)
     assert list(case.claims.by_node) == ["id-1+1", "id-1"]
     look(CLAIM_PATIENCE_S + 1)
-    assert set(case.held) == {("hpu-1",)}
+    assert case.may_come == [{Accelerator.HPU}]
 
 
 def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,12 +431,12 @@ def test_a_node_that_does_not_work_is_not_waited_for(monkeypatch: pytest.MonkeyP
     case.store.answer(None)
     case.pass_s(6, silent=False)
     case.store.answer({"id-1": HPU_1})
-    assert case.held == [("hpu-1",)]
+    assert case.may_come == [{Accelerator.HPU}]
     broken = PlacedAgent(group=None, agent=None, facts=ValueError("no disk"))
     case.pass_s(1, silent=False)
     case.store.answer(broken)
     case.store.answer({"id-1": HPU_1})
-    assert case.held == [("hpu-1",), ()] and case.claims.foreign.waits_for == ""
+    assert case.may_come == [{Accelerator.HPU}, set()] and case.claims.foreign.waits_for == ""
 
 
 def test_a_cluster_that_can_have_no_queue_is_used_without_one() -> None:

@@ -16,8 +16,8 @@ from schedule_cases import (
     planned,
 )
 
-from orchestrator.core.events import CardsInUse, RunAttempt, StartWorker
-from orchestrator.core.job import State
+from orchestrator.core.events import MoreCards, RunAttempt, StartWorker
+from orchestrator.core.job import Accelerator, State
 
 
 def test_a_gang_runs_when_all_its_workers_are_ready() -> None:
@@ -73,7 +73,7 @@ def test_a_gang_spans_cards_of_a_server_that_came_at_different_times() -> None:
     first = node("n1", card_indices=(0, 1, 4, 5), server_cards=8)
     rest = node("n1", node_id="n1+1", part_of="n1", card_indices=(2, 3, 6, 7), server_cards=8)
     cluster.join(first)
-    cluster.see(CardsInUse(at=cluster.now, nodes=(rest,)))
+    cluster.see(MoreCards(at=cluster.now, kinds=frozenset({Accelerator.HPU})))
     cluster.ready()
     cluster.ends(cluster.run_of("pair"))
     cluster.stopped()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from schedule_cases import Cluster, busy_cluster, cards_of, cluster_of, job, node, nodes, planned
 
-from orchestrator.core.events import CardsInUse, ClusterSilent, StopWorker
-from orchestrator.core.job import State
+from orchestrator.core.events import MoreCards, StopWorker
+from orchestrator.core.job import Accelerator, State
 from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.topology import Node
 
@@ -248,11 +248,11 @@ def test_cards_that_are_lost_alone_again_and_again_have_to_wait() -> None:
 @pytest.mark.parametrize("freed", [True, False])
 def test_jobs_wait_for_cards_that_others_hold(freed: bool) -> None:
     cluster = Cluster(planned(job("wide", cards=8), job("narrow")), wait_for_nodes_s=30)
-    cluster.see(CardsInUse(at=cluster.now, nodes=(node(),)))
+    cluster.see(MoreCards(at=cluster.now, kinds=frozenset({Accelerator.HPU})))
     cluster.tick(100_000)
     if freed:
         cluster.join(node())
-    cluster.see(CardsInUse(at=cluster.now, nodes=()))
+    cluster.see(MoreCards(at=cluster.now, kinds=frozenset()))
     cluster.tick(29)
     assert not cluster.finals()
     if freed:
@@ -264,7 +264,7 @@ def test_jobs_wait_for_cards_that_others_hold(freed: bool) -> None:
 
 def test_a_gang_waits_for_the_second_server_while_others_run() -> None:
     cluster = cluster_of(job("wide", cards=16), job("narrow"), cards=8, wait_for_nodes_s=30)
-    cluster.see(CardsInUse(at=cluster.now, nodes=(node("n2", cards=8),)))
+    cluster.see(MoreCards(at=cluster.now, kinds=frozenset({Accelerator.HPU})))
     cluster.ready(*cluster.starting)
     cluster.ends(cluster.only())
     cluster.tick(1000)
@@ -276,7 +276,7 @@ def test_a_gang_waits_for_the_second_server_while_others_run() -> None:
 
 def test_waiting_ends_with_the_deadline() -> None:
     cluster = Cluster(planned(job()), wait_for_nodes_s=30, work_until=1500.0)
-    cluster.see(CardsInUse(at=cluster.now, nodes=(node(cards=8),)))
+    cluster.see(MoreCards(at=cluster.now, kinds=frozenset({Accelerator.HPU})))
     cluster.tick(600)
     assert cluster.finals()["a"].state is State.NOT_STARTED and cluster.finished is not None
 
@@ -285,9 +285,9 @@ def test_no_job_is_given_up_while_nobody_says_which_nodes_there_are() -> None:
     """A driver that starts while the control store is frozen sees no node. Its patience begins when
     the store answers: 903 jobs were lost in a rehearsal, 14 s after it did."""
     cluster = Cluster(planned(job("wide", cards=8), job("narrow")), wait_for_nodes_s=30)
-    cluster.see(ClusterSilent(at=cluster.now, silent=True))
+    cluster.see(MoreCards(at=cluster.now, kinds=frozenset(Accelerator)))
     cluster.tick(600)
-    cluster.see(ClusterSilent(at=cluster.now, silent=False))
+    cluster.see(MoreCards(at=cluster.now, kinds=frozenset()))
     cluster.tick(29)
     assert not cluster.finals()
     cluster.join(node(cards=8))
@@ -297,12 +297,12 @@ def test_no_job_is_given_up_while_nobody_says_which_nodes_there_are() -> None:
 
 def test_a_node_that_leaves_in_a_silence_is_waited_for_until_after_it() -> None:
     cluster = cluster_of(job(), on=[node("n1")], wait_for_nodes_s=30)
-    cluster.see(ClusterSilent(at=cluster.now, silent=True))
+    cluster.see(MoreCards(at=cluster.now, kinds=frozenset(Accelerator)))
     cluster.leave("n1")
     cluster.tick(600)
     assert not cluster.finals()
     assert not cluster.schedule.without_cards(cluster.now)
-    cluster.see(ClusterSilent(at=cluster.now, silent=False))
+    cluster.see(MoreCards(at=cluster.now, kinds=frozenset()))
     notice = cluster.schedule.without_cards(cluster.now)
     assert "1 job of 1 HPU card: none is left" in notice and "after 30s" in notice
     cluster.tick(30)
