@@ -20,7 +20,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -150,9 +150,11 @@ def read_rows(
     directory: Path,
     columns: Iterable[str] | None = None,
     known: Mapping[str, pa.Table] | None = None,
+    only: Set[str] | None = None,
 ) -> Rows:
-    """Read a verified snapshot of every file and log of rows, again if the writer has replaced
-    files meanwhile; ``known`` tables of an earlier snapshot are not parsed again.
+    """Read a verified snapshot of every file and log of rows (or of those in ``only``), again if
+    the writer has replaced files meanwhile; ``known`` tables of an earlier snapshot are not parsed
+    again.
 
     Raises SchemaMismatch if a row was written by a newer version; StoreError if the directory
     cannot be read.
@@ -160,8 +162,13 @@ def read_rows(
     wanted = column_names() if columns is None else list(columns)
     with_key = [*wanted, *(name for name in ROW_KEY if name not in wanted)]
     parsed = dict(known or {})
-    for _ in range(100):
+
+    def present() -> set[str]:
         names = row_files(directory)
+        return names if only is None else names & only
+
+    for _ in range(100):
+        names = present()
         look = Rows(directory, wanted, {}, [], names)
         try:
             # Logs first: a row that leaves one meanwhile is in a file then, and not missed.
@@ -171,7 +178,7 @@ def read_rows(
             continue
         look.tables |= {name: logs[name] for name in sorted(logs) if logs[name].num_rows}
         parsed |= look.tables
-        now = row_files(directory)
+        now = present()
         if names <= now and not any(name.endswith(".parquet") for name in now - names):
             _drop_repeated(look)
             for damage in look.damaged:

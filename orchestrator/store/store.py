@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from orchestrator.core.plan import PastRow
 
 _LOG = logging.getLogger("nightgrid.store")
-#: A closing writer merges this many files or more: ten thousand take a reader half a minute.
-COMPACT_FROM = 200
+#: A closing writer merges so many files of fewer rows: a file takes 58 KB, however few it has.
+COMPACT_FROM, FEW_ROWS = 10, 1000
 #: Runs that an error message lists.
 MOST_LISTED = 20
 _ATTEMPT_IN_LINE = re.compile(rb'"attempt_id":"([A-Za-z0-9_-]{1,80}-\d{1,9})"')
@@ -153,8 +153,10 @@ class Store:
         try:
             if ours:
                 self.to_parquet()
-                if error is None and self._should_compact():
-                    self.compact()
+                if error is None:
+                    repeated = reader.read_rows(self.tables_path, reader.ROW_KEY).repeated
+                    if repeated or len(self._files_with_few_rows()) >= COMPACT_FROM:
+                        self.compact(everything=repeated)
         except Exception as problem:  # a convenience; the rows are safe without it
             _LOG.warning("the rows were not compacted: %s", str(problem) or repr(problem))
         finally:
@@ -249,29 +251,26 @@ class Store:
             self._remove(logs)
             return path
 
-    def compact(self) -> Path | None:
-        """Merge all valid files into one, None if fewer than two; may raise StoreError, OSError."""
+    def compact(self, *, everything: bool = True) -> Path | None:
+        """Merge all valid files, or those with few rows, into one; None if fewer than two. May
+        raise StoreError or OSError."""
         self.to_parquet()
         with self._making:
-            look = reader.read_rows(self.tables_path)
+            names = {name for name in reader.row_files(self.tables_path) if not is_log(name)}
+            if not everything:
+                names = self._files_with_few_rows()
+            look = reader.read_rows(self.tables_path, only=names)
             look.refuse_unread("what is to be compacted")
-            bad = {damage.path.name for damage in look.damaged}
-            old = {
-                name
-                for name in reader.row_files(self.tables_path) - bad
-                if name.endswith(".parquet")
-            }
+            old = names - {damage.path.name for damage in look.damaged}
             if len(old) < 2:
                 return None
-            look.tables = {n: table for n, table in look.tables.items() if n in old}
             path = self._write_parquet(look.table())
             self._remove(old - {path.name})
             return path
 
-    def _should_compact(self) -> bool:
-        """Return whether there are many files, or some that repeat others' rows."""
-        many = len(disk.names(self.tables_path)) >= COMPACT_FROM
-        return many or reader.read_rows(self.tables_path, reader.ROW_KEY).repeated
+    def _files_with_few_rows(self) -> set[str]:
+        names = reader.row_files(self.tables_path)
+        return {name for name in names if 0 < reader.about_how_many([name]) < FEW_ROWS}
 
     def _write_parquet(self, table: pa.Table) -> Path:
         """Write a file of rows that are safe elsewhere; StoreError if it does not read back."""

@@ -127,7 +127,7 @@ Store(Path("results"), "smoke").measurements()  # verified, typed, each row once
 
 A row is appended and synced to a log first (`rows/.rows-*.jsonl`, a checksum and JSON on one line a
 row; plain readers skip names with a point). Every ten seconds the log becomes a Parquet file, and a
-run of more than 200 files becomes one when it ends.
+run of ten files or more with few rows merges them when it ends.
 
 Nightgrid's own reader verifies the checksum that each name and line holds, reads the log too,
 reports what is damaged and sees each row once, always. The others see no row twice while a log
