@@ -29,7 +29,7 @@ from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.topology import parse_emulation
-from orchestrator.driver.board import Board, Watchdog
+from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.session import with_memory
 from orchestrator.on_ray.executor import RayExecutor
@@ -136,7 +136,6 @@ def main() -> None:
                 board=board,
                 view=View(),
                 write_status=lambda text: store.write_file("status.json", text),
-                watchdog=Watchdog(),
             ).drive()
         rows.update(row.state for row in store.history() if row.final)
         if rows != {State.SUCCEEDED: len(jobs)} or timed.warm is None:

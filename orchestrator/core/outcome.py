@@ -138,6 +138,11 @@ class Outcome:
     ranks: tuple[RankOutcome, ...]
     failure: Failure | None = None  # of the rank that failed first
 
+    @classmethod
+    def of_rank(cls, attempt_id: str, rank: RankOutcome) -> Outcome:
+        """Outcome of an attempt that has this rank's alone."""
+        return cls(attempt_id=attempt_id, state=rank.state, ranks=(rank,), failure=rank.failure)
+
     @property
     def message(self) -> str:
         """The message of its failure; empty where it did not fail."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.core import events
@@ -19,6 +19,25 @@ from orchestrator.driver.standing import Standing
 from orchestrator.planning.forecast import Remaining
 from workloads.devices.monitor.host import CardTelemetry
 
+# A call into a card's driver or a collective can hang for ever with the interpreter held, so the
+# worker itself cannot notice. Every phase has a generous limit, except being queued for processors.
+# Time counts on this host's clock from when it first saw the phase: other clocks may be wrong.
+
+#: Limits in seconds by phase; ``starting`` is imports and acquisition of the card.
+PHASE_LIMITS_S: Mapping[str, float] = {
+    "starting": 900.0,
+    "start": 600.0,
+    "install": 3600.0,  # of software, by itself or after another that makes the same
+    "load": 3600.0,
+    "compile": 7200.0,
+    "warmup": 1800.0,
+    "measure": 1800.0,
+    "finish": 600.0,
+}
+#: Allowance over a job's own limits, since a batch that has begun is finished (it may compile).
+MEASURE_FACTOR = 3.0
+#: Most that a pause between two looks for hung workers counts (normally a second).
+LONGEST_PAUSE_S = 5.0
 #: Number of last failures whose messages are kept; all failures are counted.
 KEPT_FAILURES = 5
 REASON_LENGTH = 400
@@ -33,6 +52,8 @@ class _Seat:
     since: float = 0.0
     job: str = ""
     attempt_id: str = ""
+    allowances_s: Mapping[str, float] = field(default_factory=dict)  # beyond the limits, by phase
+    is_overdue: bool = False  # its worker has exceeded a limit
 
 
 @dataclass(slots=True)
@@ -46,6 +67,8 @@ class Board:
     processors: int = 1  # on which emulated cards take turns
     standing: Standing | None = None  # of its rows; None: they are not judged
     final_rows: int = 0  # of the run, those of earlier drivers included
+    limits_s: Mapping[str, float] = field(default_factory=lambda: PHASE_LIMITS_S)  # by phase
+    longest_pause_s: float = LONGEST_PAUSE_S
     #: Present answers to the questions of the grid, at a time of the events' clock.
     answers: Callable[[float], tuple[Answered, ...]] = lambda _: ()
     _first_at: float | None = None  # when its first attempt began
@@ -74,6 +97,7 @@ class Board:
     stop_requests: int = 0
     _stopping: str = ""
     _finished: bool = False
+    _looked_at: float | None = None  # for hung workers
     _labels: Mapping[str, Label] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,7 +171,7 @@ class Board:
         """Count a command that was carried out."""
         if isinstance(command, events.StartWorker):
             seat = self._seats.setdefault(command.card, _Seat(card=command.card))
-            seat.worker_id = command.worker_id
+            seat.worker_id, seat.is_overdue = command.worker_id, False
             self._workers[command.worker_id] = command.card
             self._seat(command.worker_id, "starting", at)
         elif isinstance(command, events.RunAttempt):
@@ -160,8 +184,13 @@ class Board:
             cards = [self._workers.get(worker_id) for worker_id in command.worker_ids]
             seats = [self._seats[card] for card in cards if card in self._seats]
             self._seats_of[attempt_id] = seats
+            measure = command.attempt.job.measure
+            warmup_s = measure.warmup_limit_s if measure.warmup else 0.0
+            # Until the end of warm-up, what was timed may prove to be warm-up.
+            measure_s = warmup_s + MEASURE_FACTOR * measure.time_limit_s
             for seat in seats:
                 self._seat(seat.worker_id, "start", at, job, attempt_id)
+                seat.allowances_s = {"warmup": warmup_s, "measure": measure_s}
         elif isinstance(command, events.RecordRow) and command.final:
             self.final_rows += 1
             if command.repeat:
@@ -274,6 +303,28 @@ class Board:
             answers=self.answers(math.inf if self._finished else now),
         )
 
+    def overdue(self, now: float) -> list[events.WorkerOverdue]:
+        """The workers that have been in their phase for longer than its limit, each once.
+
+        Time without a look (process halted, slow disk) does not count: reports are read after it.
+        """
+        pause_s = 0.0 if self._looked_at is None else now - self._looked_at - self.longest_pause_s
+        self._looked_at = now
+        late = []
+        for seat in self._seats.values():
+            seat.since = min(now, seat.since + max(0.0, pause_s))
+            limit_s, age_s = self.limits_s.get(seat.phase), now - seat.since  # None: idle or free
+            if limit_s is None or not seat.worker_id or seat.is_overdue:
+                continue
+            limit_s += seat.allowances_s.get(seat.phase, 0.0)
+            if age_s > limit_s:
+                seat.is_overdue = True
+                starts = seat.phase == "starting"
+                what = "did not come up" if starts else f"hung in {seat.phase}"
+                reason = f"{what}: no progress for {age_s:.0f} s, the limit is {limit_s:.0f} s"
+                late.append(events.WorkerOverdue(at=now, worker_id=seat.worker_id, reason=reason))
+        return late
+
     def _repeats_left(self) -> float:
         """Repeats to come, if as many of the rows to come are flagged as of those so far."""
         if self.standing is None or not self._remaining.ended:
@@ -321,87 +372,3 @@ class Board:
             return None
         low_s = max(0.0, planned.low_s - over_s)
         return Span(low_s, max(low_s, planned.middle_s - over_s), planned.high_s - over_s)
-
-
-# ---------------------------------------------------------------- hung workers
-
-# A call into a card's driver or a collective can hang for ever with the interpreter held, so the
-# worker itself cannot notice. Every phase has a generous limit, except being queued for processors.
-# Time counts on this host's clock from when it first saw the phase: other clocks may be wrong.
-
-#: Limits in seconds by phase; ``starting`` is imports and acquisition of the card.
-PHASE_LIMITS_S: Mapping[str, float] = {
-    "starting": 900.0,
-    "start": 600.0,
-    "install": 3600.0,  # of software, by itself or after another that makes the same
-    "load": 3600.0,
-    "compile": 7200.0,
-    "warmup": 1800.0,
-    "measure": 1800.0,
-    "finish": 600.0,
-}
-#: Allowance over a job's own limits, since a batch that has begun is finished (it may compile).
-MEASURE_FACTOR = 3.0
-#: Most that a pause between two checks counts (normally a second).
-LONGEST_PAUSE_S = 5.0
-
-
-@dataclass(slots=True)
-class Watchdog:
-    """Detects hung workers; ``overdue`` returns each once."""
-
-    limits: Mapping[str, float] = field(default_factory=lambda: PHASE_LIMITS_S)
-    longest_pause_s: float = LONGEST_PAUSE_S
-    #: Worker -> time that its job may take beyond the limits, by phase.
-    _allowances_s: dict[str, dict[str, float]] = field(default_factory=dict)
-    #: Worker -> its attempt and phase at the last look, and since when these are seen.
-    _activities: dict[str, tuple[tuple[str, str], float]] = field(default_factory=dict)
-    _reported: set[str] = field(default_factory=set)
-    _looked_at: float | None = None
-
-    def did(self, command: events.Command) -> None:
-        """Set the allowances of a worker's job."""
-        if isinstance(command, events.RunAttempt):
-            measure = command.attempt.job.measure
-            warmup_s = measure.warmup_limit_s if measure.warmup else 0.0
-            # Until the end of warm-up, what was timed may prove to be warm-up.
-            measure_s = warmup_s + MEASURE_FACTOR * measure.time_limit_s
-            for worker_id in command.worker_ids:
-                self._allowances_s[worker_id] = {"warmup": warmup_s, "measure": measure_s}
-
-    def overdue(self, cards: Iterable[CardStatus], now: float) -> list[events.WorkerOverdue]:
-        """The workers that have been in their phase for longer than its limit."""
-        self._pass_over_pause(now)
-        late = []
-        present = [card for card in cards if card.worker_id]
-        for card in present:
-            activity = (card.attempt_id, card.phase)
-            known, since = self._activities.get(card.worker_id, (None, now))
-            if known != activity:
-                since = now
-                self._activities[card.worker_id] = (activity, since)
-            limit_s, age_s = self.limits.get(card.phase), now - since  # None: idle or free
-            if limit_s is None or card.worker_id in self._reported:
-                continue
-            limit_s += self._allowances_s.get(card.worker_id, {}).get(card.phase, 0.0)
-            if age_s <= limit_s:
-                continue
-            self._reported.add(card.worker_id)
-            what = "did not come up" if card.phase == "starting" else f"hung in {card.phase}"
-            reason = f"{what}: no progress for {age_s:.0f} s, the limit is {limit_s:.0f} s"
-            late.append(events.WorkerOverdue(at=now, worker_id=card.worker_id, reason=reason))
-        worker_ids = {card.worker_id for card in present}
-        for known_workers in (self._allowances_s, self._activities):
-            for worker_id in known_workers.keys() - worker_ids:
-                del known_workers[worker_id]
-        self._reported &= worker_ids
-        return late
-
-    def _pass_over_pause(self, now: float) -> None:
-        """Ignore time without a check (process halted, slow disk): reports are read after it."""
-        left_out_s = 0.0
-        if self._looked_at is not None:
-            left_out_s = max(0.0, now - self._looked_at - self.longest_pause_s)
-        self._looked_at = now
-        for worker_id, (activity, since) in self._activities.items():
-            self._activities[worker_id] = (activity, since + left_out_s)

@@ -130,10 +130,5 @@ class InProcessExecutor:
     def _run(self, command: RunAttempt) -> Event:
         (worker_id,) = command.worker_ids
         rank = self._workers[worker_id].run(command.attempt)
-        outcome = Outcome(
-            attempt_id=command.attempt.attempt_id,
-            state=rank.state,
-            ranks=(rank,),
-            failure=rank.failure,
-        )
+        outcome = Outcome.of_rank(command.attempt.attempt_id, rank)
         return AttemptEnded(at=time.monotonic(), outcome=outcome)

@@ -32,7 +32,7 @@ from orchestrator.core.events import (
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.status import RunStatus
-from orchestrator.driver.board import Board, Watchdog
+from orchestrator.driver.board import Board
 from orchestrator.driver.rows import Delayed, Patience, RowWriter, not_started
 from orchestrator.driver.supervisor import AT_ONCE, StopSignal
 from orchestrator.scheduler.scheduler import Schedule
@@ -115,7 +115,6 @@ class Driver:
     waiting: Callable[[], str] = lambda: ""  # whose cards the run waits for, while it has none
     asked_to_stop: Callable[[], tuple[int, str]] = lambda: (0, "")  # how often, and by whom
     passports: PassportBook | None = None  # None: cards have none in this run
-    watchdog: Watchdog | None = None  # None: the executor cannot end what hangs
     stop: StopSignal = field(default_factory=StopSignal)
     clock: Callable[[], float] = time.monotonic  # of events and of every duration
     wall: Callable[[], float] = time.time  # the time of day, for people, notes and the deadline
@@ -262,8 +261,6 @@ class Driver:
                 happened += events
                 if not at_once:
                     continue
-            elif self.watchdog is not None:
-                self.watchdog.did(command)
             self.board.did(command, self.clock())
             if isinstance(command, RunFinished):
                 self._finished = command
@@ -314,10 +311,9 @@ class Driver:
         if status.stopping:
             queued = [card.worker_id for card in status.cards if card.phase == "queued"]
             self._late += [WorkerQueued(at=now, worker_id=worker_id) for worker_id in queued]
-        if self.watchdog is not None:
-            for overdue in self.watchdog.overdue(status.cards, now):
-                self.view.line(f"worker {overdue.worker_id} {overdue.reason}")
-                self._late.append(overdue)
+        for overdue in self.board.overdue(now):
+            self.view.line(f"worker {overdue.worker_id} {overdue.reason}")
+            self._late.append(overdue)
         with contextlib.suppress(OSError, StoreError):  # rows matter, this does not
             self.write_status(status.to_json())
         with contextlib.suppress(Exception):

@@ -126,9 +126,7 @@ def journal_row(
     failure = Failure(FailureClass.NODE_LOST, message)
     rank = RankOutcome(rank=0, state=State.LOST, started_at=at, ended_at=at, failure=failure)
     attempt = command.attempt
-    outcome = Outcome(
-        attempt_id=attempt.attempt_id, state=State.LOST, ranks=(rank,), failure=failure
-    )
+    outcome = Outcome.of_rank(attempt.attempt_id, rank)
     return to_measurement(
         RecordRow(
             job=attempt.job,

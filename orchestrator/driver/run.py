@@ -37,7 +37,7 @@ from orchestrator.driver.answers import (
     with_files,
     write_files,
 )
-from orchestrator.driver.board import Board, Watchdog
+from orchestrator.driver.board import PHASE_LIMITS_S, Board
 from orchestrator.driver.local import InProcessExecutor
 from orchestrator.driver.loop import Driver, DriveResult, PassportBook
 from orchestrator.driver.options import (
@@ -90,7 +90,7 @@ from orchestrator.trackers.base import RowLog, close_all, tracker_of
 from orchestrator.util.format import duration
 from orchestrator.util.host import HOME_REMEDY, home_problem, usable_cores
 from orchestrator.util.redaction import redact
-from orchestrator.watch.live import View, open_view
+from orchestrator.watch.live import open_view
 from orchestrator.watch.plan_text import deadline_lines, nodes_text, summary_lines
 from orchestrator.worker.environment import provenance
 from orchestrator.worker.orphans import Owner
@@ -101,25 +101,6 @@ if TYPE_CHECKING:
     from orchestrator.search.order import SearchOrder
 
 Say = Callable[[str], None]
-
-
-class CleanView(View):
-    """Redacts this process's secrets for another view (see ``clean_row``)."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-
-    def line(self, text: str) -> None:
-        """Print one line."""
-        self._view.line(redact(text, os.environ))
-
-    def show(self, status: RunStatus) -> None:
-        """Show the status, whose reasons come from redacted rows."""
-        self._view.show(status)
-
-    def close(self) -> None:
-        """Restore the terminal."""
-        self._view.close()
 
 
 def drive(
@@ -146,6 +127,8 @@ def drive(
         start=start_of(options),
         processors=len(usable_cores()),
         final_rows=sum(row.final for row in history),
+        # In this very process nothing but the whole run could be ended.
+        limits_s={} if options.in_process else PHASE_LIMITS_S,
     )
 
     def made(record: RecordRow) -> Measurement:
@@ -219,7 +202,7 @@ def drive(
             store=store,
             to_measurement=standing.row_of,
             board=board,
-            view=CleanView(view),
+            view=view,
             publish=publish,
             logged=logged,
             trouble=lambda: next(filter(None, (getattr(e, "trouble", "") for e in outer)), ""),
@@ -229,8 +212,6 @@ def drive(
             asked_to_stop=lambda: stop_requests(store.path),
             write_status=lambda text: store.write_file(run_files.STATUS, redact(text, os.environ)),
             passports=PassportBook(store, time.time) if options.passports else None,
-            # In this very process a watchdog could end nothing but the whole run.
-            watchdog=None if options.in_process else Watchdog(),
             stop=stop,
         ).drive()
 

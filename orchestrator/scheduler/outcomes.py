@@ -325,9 +325,7 @@ def made_up(lease: Lease, state: State, failure: Failure, ledger: Ledger, rank: 
     at = ledger.now + ledger.ahead_s  # seconds since the epoch
     ran_s = ledger.now - lease.began_at if lease.began_at is not None else 0.0
     ended = RankOutcome(rank=rank, state=state, started_at=at - ran_s, ended_at=at, failure=failure)
-    return Outcome(
-        attempt_id=lease.attempt.attempt_id, state=state, ranks=(ended,), failure=failure
-    )
+    return Outcome.of_rank(lease.attempt.attempt_id, ended)
 
 
 class RunEnding:

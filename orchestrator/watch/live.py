@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ from orchestrator.driver.board import Board
 from orchestrator.scheduler.repeats import WON
 from orchestrator.util import output
 from orchestrator.util.format import duration, one_line, plural
+from orchestrator.util.redaction import redact
 
 REASON_LENGTH = 160
 #: Message after each number of stop requests.
@@ -189,8 +191,9 @@ def _three_digits(value: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters by spaces."""
-    return "".join(char if char.isprintable() else " " for char in text)
+    """Redact this process's secrets, and replace control characters by spaces."""
+    clean = redact(text, os.environ)
+    return "".join(char if char.isprintable() else " " for char in clean)
 
 
 #: Seconds between summary lines in a log.

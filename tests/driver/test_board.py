@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -21,20 +22,16 @@ from orchestrator.core.events import (
     RunFinished,
     StartWorker,
     StopRequested,
+    WorkerReady,
     WorkerStopped,
 )
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Metrics
-from orchestrator.core.outcome import Outcome
+from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.core.plan import Action, Plan, PlannedJob, Span
-from orchestrator.core.status import CardStatus, Rate, RunStatus
-from orchestrator.driver.board import (
-    KEPT_FAILURES,
-    LONGEST_PAUSE_S,
-    PHASE_LIMITS_S,
-    Board,
-    Watchdog,
-)
+from orchestrator.core.status import Rate, RunStatus
+from orchestrator.driver.board import KEPT_FAILURES, LONGEST_PAUSE_S, PHASE_LIMITS_S, Board
+from orchestrator.scheduler.simulated_faults import WORKER_INFO
 
 SERVER = node()
 FIRST = attempt(job(1), SERVER.cards[0])
@@ -224,58 +221,72 @@ def test_what_is_no_status_is_refused(text: str) -> None:
 
 # ---------------------------------------------------------------- hung workers
 
-BUSY = CardStatus(card="hpu-1/HPU0", worker_id="w1", phase="load", job="a job", attempt_id="a-1")
-
 
 def looks(
-    watchdog: Watchdog, card: CardStatus, *times: float, since: float | None = None
+    board: Board,
+    *times: float,
+    since: float | None = None,
+    phase: str = "load",
+    running: Attempt = FIRST,
 ) -> list[str]:
-    """The reasons that came of looking at a card until these times, every few seconds."""
+    """The reasons that came of looking at a worker in its phase until these times, every few
+    seconds."""
     reasons, last = [], times[0] if since is None else since
+    heard = {"w1": Progress(worker_id="w1", attempt_id=running.attempt_id, phase=phase)}
     for at in times:
         between = range(math.ceil(last) + 4, math.ceil(at), 4)
         for look in (*between, at):
-            reasons += [stop.reason for stop in watchdog.overdue([card], MOMENT + look)]
+            board.status(MOMENT + look, heard)
+            reasons += [stop.reason for stop in board.overdue(MOMENT + look)]
         last = at
     return reasons
+
+
+def busy(limits_s: Mapping[str, float] = PHASE_LIMITS_S, running: Attempt = FIRST) -> Board:
+    board = Board(run="night", plan=plan(running.job), started_at=MOMENT, limits_s=limits_s)
+    board.did(StartWorker(worker_id="w1", card=SERVER.cards[0]), MOMENT)
+    board.did(RunAttempt(attempt=running, worker_ids=("w1",)), MOMENT)
+    return board
 
 
 @given(pause=st.floats(LONGEST_PAUSE_S, 1e6), before=st.integers(0, 60), limit=st.floats(20, 600))
 def test_a_driver_that_was_halted_does_not_take_its_own_absence_for_a_hang(
     pause: float, before: int, limit: float
 ) -> None:
-    watchdog = Watchdog({"load": limit})
+    board = busy({"load": limit})
     seen = min(before, limit - LONGEST_PAUSE_S - 1)
-    assert looks(watchdog, BUSY, 0, seen) == []
-    assert watchdog.overdue([BUSY], MOMENT + seen + pause) == []
-    assert looks(watchdog, BUSY, seen + pause + limit + 1, since=seen + pause) != []
+    assert looks(board, 0, seen) == []
+    assert board.overdue(MOMENT + seen + pause) == []
+    assert looks(board, seen + pause + limit + 1, since=seen + pause) != []
 
 
-@pytest.mark.parametrize("phase", PHASE_LIMITS_S)
+@pytest.mark.parametrize("phase", {*PHASE_LIMITS_S} - {"starting"})
 def test_every_phase_has_a_limit(phase: str) -> None:
-    card = dataclasses.replace(BUSY, phase=phase)
-    watchdog = Watchdog()
-    assert looks(watchdog, card, 0, PHASE_LIMITS_S[phase]) == []
-    (reason,) = looks(watchdog, card, PHASE_LIMITS_S[phase] + 1, PHASE_LIMITS_S[phase] + 2)
-    assert f"the limit is {PHASE_LIMITS_S[phase]:.0f} s" in reason
+    measure = dataclasses.replace(job(1).measure, warmup=0, time_limit_s=1e-9)
+    running = attempt(dataclasses.replace(job(1), measure=measure), SERVER.cards[0])
+    board, limit = busy(running=running), PHASE_LIMITS_S[phase]
+    assert looks(board, 0, limit - 1, phase=phase) == []
+    (reason,) = looks(board, limit + 1, limit + 2, since=limit - 1, phase=phase)
+    assert f"hung in {phase}" in reason and f"the limit is {limit:.0f} s" in reason
 
 
-@pytest.mark.parametrize(
-    ("changes", "at"),
-    [({"phase": "idle"}, 1e5), ({"phase": "free"}, 1e5), ({"phase_age_s": 1e6}, 60)],
-)
-def test_neither_waiting_nor_the_clock_of_another_host_is_a_hang(
-    changes: dict[str, Any], at: float
-) -> None:
-    assert looks(Watchdog(), dataclasses.replace(BUSY, **changes), 0, at) == []
+def test_a_worker_that_does_not_come_up_is_overdue_and_one_that_waits_is_not() -> None:
+    board = busy({"starting": 10.0})
+    board.did(StartWorker(worker_id="w2", card=SERVER.cards[1]), MOMENT)
+    assert looks(board, 0, 10, phase="queued") == []
+    assert "did not come up" in "".join(looks(board, 12, 1000, since=10, phase="queued"))
+    board.saw(WorkerReady(at=MOMENT + 1001, worker_id="w2", info=WORKER_INFO))
+    assert looks(board, 1002, 5000, phase="queued") == []
 
 
 def test_a_new_phase_or_attempt_starts_the_clock_anew() -> None:
-    watchdog = Watchdog({"load": 10.0, "warmup": 10.0})
-    assert looks(watchdog, BUSY, 0, 9) == []
-    assert looks(watchdog, dataclasses.replace(BUSY, phase="warmup"), 11, 20) == []
-    assert looks(watchdog, dataclasses.replace(BUSY, attempt_id="a-2"), 22, 31) == []
-    assert looks(watchdog, dataclasses.replace(BUSY, attempt_id="a-2"), 33) != []
+    board = busy({"load": 10.0, "compile": 10.0})
+    assert looks(board, 0, 9) == []
+    assert looks(board, 11, 20, phase="compile") == []
+    again = dataclasses.replace(FIRST, attempt_id=f"{FIRST.job_id}-2", number=2)
+    board.did(RunAttempt(attempt=again, worker_ids=("w1",)), MOMENT + 21)
+    assert looks(board, 22, 31, phase="compile", running=again) == []
+    assert looks(board, 33, since=31, phase="compile", running=again) != []
 
 
 @pytest.mark.parametrize(
@@ -292,15 +303,14 @@ def test_phases_may_take_what_the_grid_allows(
 ) -> None:
     one = job(1)
     one = dataclasses.replace(one, measure=dataclasses.replace(one.measure, **settings))
-    watchdog = Watchdog()
-    watchdog.did(RunAttempt(attempt=attempt(one, node().cards[0]), worker_ids=("w1",)))
-    card = dataclasses.replace(BUSY, phase=phase)
-    assert looks(watchdog, card, 0, limit) == []
-    assert looks(watchdog, card, limit + 1) != []
+    board = busy(running=attempt(one, SERVER.cards[0]))
+    assert looks(board, 0, limit, phase=phase) == []
+    assert looks(board, limit + 1, since=limit, phase=phase) != []
 
 
 def test_a_new_worker_on_the_card_is_not_blamed_for_the_old() -> None:
-    watchdog = Watchdog({"load": 10.0})
-    assert len(looks(watchdog, BUSY, 0, 11)) == 1
-    assert looks(watchdog, dataclasses.replace(BUSY, worker_id="w2"), 12, 20) == []
-    assert looks(watchdog, dataclasses.replace(BUSY, worker_id="w2"), 23) != []
+    board = busy({"starting": 10.0, "load": 10.0})
+    assert len(looks(board, 0, 11)) == 1 and not looks(board, 15, since=11)
+    board.did(StartWorker(worker_id="w2", card=SERVER.cards[0]), MOMENT + 16)
+    assert looks(board, 20, 24, since=15) == []
+    assert looks(board, 28, since=24) != []

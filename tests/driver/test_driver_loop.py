@@ -43,7 +43,7 @@ from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.core.status import RunStatus
-from orchestrator.driver.board import Board, Watchdog
+from orchestrator.driver.board import Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.supervisor import StopSignal
 from orchestrator.watch.live import summary_line
@@ -146,7 +146,7 @@ def driver_of(clock: FakeClock, store: Any, *jobs: Job, **parts: Any) -> Driver:
         to_measurement=lambda row: measurement_of(
             row, run="night", invocation_id="i", recorded_at=clock()
         ),
-        board=Board(run="night", plan=plan(*jobs), started_at=MOMENT),
+        board=Board(run="night", plan=plan(*jobs), started_at=MOMENT, limits_s={"measure": 30.0}),
         clock=clock,
         wall=clock,
         sleep=clock.sleep,
@@ -173,7 +173,6 @@ class Case:
             self.clock,
             self.rows,
             *(ONE, TWO),
-            watchdog=Watchdog({"measure": 30.0}),
             schedule=self.script,
             executor=self.executor,
             view=self.view,

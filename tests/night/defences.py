@@ -32,7 +32,7 @@ from orchestrator.core.events import (
     WorkerStopped,
 )
 from orchestrator.driver import loop as driver_module
-from orchestrator.driver.board import Watchdog
+from orchestrator.driver.board import Board
 from orchestrator.driver.rows import DelayedCommands, Patience, RowWriter
 from orchestrator.on_ray import channel
 from orchestrator.scheduler import outcomes, retry, state
@@ -181,17 +181,19 @@ def _deaf_to_clocks(handle: Any, schedule: Schedule, event: Event) -> list[Comma
 
 
 @defence(
-    "steady clock of the watchdog", "a healthy worker is called hung", Night, "watchdog", first=47
+    "steady clock of the watchdog", "a healthy worker is called hung", Night, "board", first=47
 )
-def _watch_by_the_time_of_day(_: Any, night: Night) -> Watchdog | None:
+def _watch_by_the_time_of_day(board: Any, night: Night, plan: Any) -> Board:
     """Count a worker's time in its phase by the time of day, and all of a pause
     counts: else a step forward would pass for a pause of the driver."""
+    ahead = night.wall() - night.steady()
 
-    class Watch(Watchdog):
-        def overdue(self, cards: Any, now: float) -> list[WorkerOverdue]:
-            return super().overdue(cards, night.wall())
+    class Watch(Board):
+        def overdue(self, now: float) -> list[WorkerOverdue]:
+            return super().overdue(night.wall() - ahead)
 
-    return Watch(longest_pause_s=math.inf) if night.shape.watched else None
+    limits_s = board(night, plan).limits_s
+    return Watch("night", plan, night.steady(), limits_s=limits_s, longest_pause_s=math.inf)
 
 
 @defence("a budget that does not", "finished with workers left", Schedule, "handle", first=122)
@@ -308,7 +310,7 @@ DEFENCES += [
     ),
     Defence("steady durations", "about the time it took", _jumping_clock, first=39),
     Defence("steady timers", "s late", _jumping_clock, first=8),
-    Defence("the watchdog", "no end after", _of(Watchdog, "overdue", lambda *_: []), first=45),
+    Defence("the watchdog", "no end after", _of(Board, "overdue", lambda *_: []), first=45),
     Defence("a card's rest after a failed start", "s of rest", _of(Pool, "rest", _no_commands)),
     Defence("the circuit breaker", "others are tried", _of(Breaker, "failure"), first=3),
     Defence("breaker's replacements", "others are tried", _of(Breaker, "withdrawn"), first=387),

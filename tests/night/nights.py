@@ -34,7 +34,7 @@ from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.status import RunStatus
 from orchestrator.core.topology import Card
 from orchestrator.driver import loop as driver_module
-from orchestrator.driver.board import Board, Watchdog
+from orchestrator.driver.board import PHASE_LIMITS_S, Board
 from orchestrator.driver.loop import Driver
 from orchestrator.driver.supervisor import StopSignal
 from orchestrator.scheduler.invariants import InvariantViolated
@@ -194,8 +194,9 @@ class Night:
     def status_interval_s(self) -> float:
         return 30.0 if self.shape.watched else 1e9
 
-    def watchdog(self) -> Watchdog | None:
-        return Watchdog(longest_pause_s=2 * POLL_S) if self.shape.watched else None
+    def board(self, plan: Plan) -> Board:
+        limits_s = PHASE_LIMITS_S if self.shape.watched else {}
+        return Board("night", plan, self.steady(), limits_s=limits_s, longest_pause_s=2 * POLL_S)
 
     def open_store(self, driver: int) -> DiskStore | MemoryStore:
         return (DiskStore if self.shape.on_disk else MemoryStore)(self, driver)
@@ -282,7 +283,6 @@ class Night:
             if at > self.now:
                 cluster.lose_node_at(at)
         plan = Plan(grid_name="night", jobs=tuple(planned), nodes=tuple(self.nodes))
-        board = Board(run="night", plan=plan, started_at=self.steady())
 
         def to_measurement(record: Any) -> Measurement:
             made = measurement_of(
@@ -298,9 +298,8 @@ class Night:
             executor=executor,
             store=Promises(self, store),
             to_measurement=to_measurement,
-            board=board,
+            board=self.board(plan),
             view=_View(self),
-            watchdog=self.watchdog(),
             stop=StopSignal(),
             clock=lambda: self.steady(),
             wall=self.wall,
