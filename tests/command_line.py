@@ -179,5 +179,6 @@ def head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Head]:
         known, submissions, stopped = [], [], []
 
     monkeypatch.setattr("orchestrator.on_ray.jobs.JobServer", Fresh)
+    monkeypatch.setattr("orchestrator.on_ray.run_status.JobServer", Fresh)
     monkeypatch.setattr("orchestrator.on_ray.run_status.cache_root", lambda: tmp_path / "cache")
     return Fresh

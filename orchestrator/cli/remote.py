@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +21,10 @@ from orchestrator.grid import grid_path
 from orchestrator.store.files import is_address, request_stop
 from orchestrator.util import output
 from orchestrator.util.format import plural
-from orchestrator.worker.orphans import private_directory
 
 if TYPE_CHECKING:
     from orchestrator.grid.parser import Grid
-    from orchestrator.on_ray.jobs import JobServer, Submission
-    from orchestrator.store.remote import Receiver
+    from orchestrator.on_ray.jobs import Submission
 
 SUBMIT_EPILOG = """\
 examples:
@@ -214,8 +207,7 @@ examples:
   nightgrid fetch smoke --address s3://bucket/nights       a copy that `--results s3://…` made
 
 It may be repeated while the run goes on, and interrupted: what has come is whole, and the next one
-brings the rest. Files travel in the log of a job on the head, in parts with checksums; no further
-port is needed.
+brings the rest. The head's dashboard serves the files; no further port is needed.
 exit codes: 0 all there; 4 no such run, or this machine has one of this name or has gone on with the
 copy; 5 not reachable, or not all came
 """
@@ -239,13 +231,12 @@ def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_fetch(args: argparse.Namespace) -> int:
     """Bring what is not here yet."""
+    from orchestrator.on_ray.run_status import RunCopy
+
     if args.address and is_address(args.address):
         return _from_copy(args)
-    transfer = Transfer.of(args.address, args.id, args.results, there=args.there, name=args.name)
-    transfer.run()
-    receiver = transfer.receiver
-    _say_received(args, transfer.name, receiver.received, receiver.damaged, receiver.finished)
-    transfer.refuse_damage()
+    copy = RunCopy.of(args.address, args.id, args.results, there=args.there, name=args.name)
+    _say_received(args, copy.name, copy.copy())
     return 0
 
 
@@ -256,102 +247,19 @@ def _from_copy(args: argparse.Namespace) -> int:
     received = fetch_from(
         args.address, args.id, lambda run_id: copy_directory(args.results, name, source, run_id)
     )
-    _say_received(args, name, received, [], True)
+    _say_received(args, name, received)
     return 0
 
 
-def _say_received(
-    args: argparse.Namespace, name: str, received: list[str], damaged: list[str], finished: bool
-) -> None:
+def _say_received(args: argparse.Namespace, name: str, received: list[str]) -> None:
+    from orchestrator.store.reader import damage_of
+
     path = args.results / name
+    rows = [file for file in received if file.endswith(".parquet")]
+    damaged = [file for file in rows if damage_of(Path(file).name, (path / file).read_bytes())]
     report: dict[str, object] = {"run": name, "path": str(path), "received": received}
-    report |= {"damaged": damaged, "finished": finished}
+    report |= {"damaged": damaged, "finished": True}
     print_answer(args, report, f"{name}: {plural(len(received), 'file')} came, all is in {path}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """Copies a run from a cluster to ``results / name``: a job on the head prints what is not there
-    yet. Raises SubmitError, or StoreError if the name has another run (``copy_directory``)."""
-
-    server: JobServer
-    run_there: str
-    there: str  # results directory on the head; empty for its default
-    results: Path
-    name: str
-    receiver: Receiver
-
-    @classmethod
-    def of(
-        cls,
-        address: str | None,
-        run: str,
-        results: Path,
-        *,
-        there: str | None = None,
-        name: str | None = None,
-    ) -> Transfer:
-        """Of a run's name or a job's id."""
-        from orchestrator.on_ray.jobs import JobServer, directory_there
-        from orchestrator.store.remote import Receiver, copy_directory
-
-        server = JobServer(address)
-        job = server.sent(run)
-        run_there = job.run if job is not None and job.run else run
-        here = name or run_there
-        receiver = Receiver(
-            begin=lambda message: copy_directory(
-                results, here, server.address, str(message.get("run_id") or "")
-            )
-        )
-        return cls(
-            server=server,
-            run_there=run_there,
-            there=directory_there(there, job),
-            results=results,
-            name=here,
-            receiver=receiver,
-        )
-
-    @contextlib.contextmanager
-    def _sender(self, *options: str) -> Iterator[str]:
-        from orchestrator.store.remote import digests
-
-        with private_directory() as directory:
-            known = directory / "have.json"
-            known.write_text(json.dumps(digests(self.results / self.name)), encoding="ascii")
-            arguments = [self.run_there, "--have", known.name, *options]
-            arguments += ["--results", self.there] if self.there else []
-            module = "orchestrator.store.remote"
-            with self.server.helper(module, arguments, {known.name: known}) as helper:
-                yield helper
-
-    def run(self) -> None:
-        """Copy once."""
-        with self._sender() as helper:
-            self.server.follow(helper, self.receiver.feed)
-
-    @contextlib.contextmanager
-    def following(self, every_s: float) -> Iterator[None]:
-        """Copy, then go on in a thread within the block, as long as a driver works on the run."""
-        thread = ThreadPoolExecutor(1)
-        try:
-            with self._sender("--every", f"{every_s:g}") as helper:
-                copying = thread.submit(self.server.follow, helper, self.receiver.feed)
-                while not (self.receiver.finished or copying.done()):
-                    time.sleep(0.1)
-                if copying.done():
-                    copying.result()  # raises what it has raised
-                self.refuse_damage()
-                yield
-        finally:
-            thread.shutdown(wait=False)
-
-    def refuse_damage(self) -> None:
-        """Raise SubmitError unless all has come whole."""
-        if self.receiver.damaged or not self.receiver.finished:
-            what = ", ".join(self.receiver.damaged[:3]) or "the rest"
-            raise SubmitError(f"{what} did not come whole; the same command fetches it again")
 
 
 LOGS_EPILOG = """\

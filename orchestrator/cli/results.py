@@ -122,12 +122,11 @@ def run_report(args: argparse.Namespace) -> int:
     if args.every:
         return _every_run(args)
     if args.address:
-        from orchestrator.cli.remote import Transfer
+        from orchestrator.on_ray.run_status import RunCopy
 
-        transfer = Transfer.of(args.address, named_run(args), args.results)
-        transfer.run()
-        transfer.refuse_damage()
-        args.run_name = transfer.name
+        copy = RunCopy.of(args.address, named_run(args), args.results)
+        copy.copy()
+        args.run_name = copy.name
     store = find_run(args.run_name, args.results)
     # Figures and lengths are made from every prompt; all else needs no more than the rows.
     whole = args.figures is not None or args.format == "vendor"

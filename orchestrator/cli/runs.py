@@ -358,11 +358,11 @@ def run_watch(args: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not args.address:
         return _serve(args)
-    from orchestrator.cli.remote import Transfer
+    from orchestrator.on_ray.run_status import RunCopy
 
-    transfer = Transfer.of(args.address, named_run(args), args.results)
-    with transfer.following(COPY_EVERY_S):
-        args.run_name = transfer.name
+    copy = RunCopy.of(args.address, named_run(args), args.results)
+    with copy.following(COPY_EVERY_S):
+        args.run_name = copy.name
         return _serve(args)
 
 

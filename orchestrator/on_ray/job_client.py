@@ -7,6 +7,7 @@ as zip files named by their content) and ``/api/v0/logs`` (files of a node's log
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import itertools
 import json
@@ -21,6 +22,8 @@ from urllib.parse import urlencode
 
 #: Of one request; uploads of a large package take longest.
 _TIMEOUT_S = 120.0
+#: Of the transfer of one file; Ray's own limit is 30 s.
+_FILE_S = 3600.0
 #: Environment variable of Ray's own client: more headers, as a JSON object.
 _HEADERS_VARIABLE = "RAY_JOB_HEADERS"
 #: The earliest time that a zip file can name; the same content has the same name.
@@ -103,7 +106,7 @@ class JobClient:
 
     def head_file(self, path: str) -> bytes:
         """A whole file below the head's log directory; RuntimeError if there is none."""
-        query = self._on_head(filename=path, lines="-1")
+        query = self._on_head(filename=path, lines="-1", timeout=f"{_FILE_S:.0f}")
         return self._request("GET", f"/api/v0/logs/file?{query}")
 
     def _on_head(self, **query: str) -> str:
@@ -175,6 +178,8 @@ class JobClient:
             with self._direct.open(request, timeout=_TIMEOUT_S) as answer:
                 content: bytes = answer.read()
                 return content
+        except http.client.HTTPException as error:  # an answer that was cut
+            raise RuntimeError(f"{place}: {error!r}") from error
         except urllib.error.HTTPError as error:
             text = error.read(2000).decode("utf-8", "replace").strip()
             refusal = f"Request failed with status code {error.code}: {text or error.reason}"

@@ -19,7 +19,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -230,29 +230,6 @@ class JobServer:
         cluster refuses, or after ``timeout_s``, when the job is stopped.
         """
         command = " ".join((module, *arguments[:1]))
-        with self.helper(module, arguments, files) as name:
-            deadline = time.monotonic() + timeout_s
-            while not (job := self.job(name)).over:
-                if time.monotonic() > deadline:
-                    message = f"{self.address}: `{command}` had not ended after {timeout_s:.0f} s"
-                    raise SubmitError(message)
-                time.sleep(0.5)
-            lines = self.logs(name).splitlines()
-        printed = "\n".join(line for line in lines if not _RAYS.match(line)).strip()
-        if job.status != "SUCCEEDED" and not may_fail:
-            refusal = printed.partition(f"nightgrid {' '.join(arguments[:1])}: ")[2] or printed
-            reason = refusal[-500:] or job.message or f"`{command}` ended as {job.status}"
-            raise HeadJobFailed(f"{self.address}: {reason}")
-        return printed
-
-    @contextlib.contextmanager
-    def helper(
-        self, module: str, arguments: Sequence[str], files: Mapping[str, Path] | None = None
-    ) -> Iterator[str]:
-        """Run a module as a head job with these files; yield its id; delete it after the block.
-
-        Raises SubmitError if the cluster refuses.
-        """
         try:
             with Upload(program=program_files(), named=files or {}).staged() as directory:
                 name = self._send(
@@ -265,15 +242,31 @@ class JobServer:
         except Exception as error:
             raise SubmitError(f"{self.address} refuses the job: {error_line(error)}") from error
         try:
-            yield name
+            deadline = time.monotonic() + timeout_s
+            while not (job := self.job(name)).over:
+                if time.monotonic() > deadline:
+                    message = f"{self.address}: `{command}` had not ended after {timeout_s:.0f} s"
+                    raise SubmitError(message)
+                time.sleep(0.5)
+            lines = self.logs(name).splitlines()
         finally:
-            with contextlib.suppress(Exception):  # best-effort cleanup
-                if not self.job(name).over:
-                    self.client.stop_job(name)
-                deadline = time.monotonic() + _HELPER_END_S
-                while not self.job(name).over and time.monotonic() < deadline:
-                    time.sleep(0.2)
-                self.client.delete_job(name)
+            self._forget(name)
+        printed = "\n".join(line for line in lines if not _RAYS.match(line)).strip()
+        if job.status != "SUCCEEDED" and not may_fail:
+            refusal = printed.partition(f"nightgrid {' '.join(arguments[:1])}: ")[2] or printed
+            reason = refusal[-500:] or job.message or f"`{command}` ended as {job.status}"
+            raise HeadJobFailed(f"{self.address}: {reason}")
+        return printed
+
+    def _forget(self, name: str) -> None:
+        """End and delete a head job, best-effort."""
+        with contextlib.suppress(Exception):
+            if not self.job(name).over:
+                self.client.stop_job(name)
+            deadline = time.monotonic() + _HELPER_END_S
+            while not self.job(name).over and time.monotonic() < deadline:
+                time.sleep(0.2)
+            self.client.delete_job(name)
 
     def stop(self, submission_id: str) -> None:
         """Have Ray stop a job gracefully, and kill it after two minutes."""

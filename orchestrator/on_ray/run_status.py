@@ -1,8 +1,9 @@
-"""Status of a cluster's runs, read over its dashboard without starting a job there.
+"""Status and copies of a cluster's runs, read over its dashboard.
 
 Ray's dashboard serves files below a node's log directory, through links in it too. A driver links
-its results directory from there, and a workstation reads the ``status.json`` of its runs: two
-requests of some 20 ms. Jobs are forgotten with the head, so a workstation notes what it last saw.
+its results directory from there, and a workstation reads the ``status.json`` of its runs (two
+requests of some 20 ms) or copies their files. Jobs are forgotten with the head, so a workstation
+notes what it last saw.
 """
 
 from __future__ import annotations
@@ -12,18 +13,35 @@ import dataclasses
 import hashlib
 import json
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from orchestrator.core.errors import StoreError
+from orchestrator.core.errors import StoreError, SubmitError
 from orchestrator.core.status import RunStatus
-from orchestrator.on_ray.jobs import DEFAULT_PORT, JobInfo, JobServer
+from orchestrator.on_ray.jobs import (
+    DEFAULT_PORT,
+    HeadJobFailed,
+    JobInfo,
+    JobServer,
+    ask_there,
+    directory_there,
+)
 from orchestrator.store import disk
-from orchestrator.store.files import ROWS, STATUS, default_results_dir, inside_ray_job
+from orchestrator.store.files import (
+    REQUESTS,
+    ROWS,
+    RUN_ID,
+    STATUS,
+    default_results_dir,
+    inside_ray_job,
+)
+from orchestrator.store.remote import copy_directory, receive
+from orchestrator.util.redaction import error_line
 from workloads.base import DataMissing
 from workloads.data.cache import cache_root
 from workloads.util import files
@@ -134,6 +152,98 @@ def _judged(served: ServedRun, job: JobInfo | None) -> ServedRun | None:
     if job is not None and status.at < (job.ended_at or 0.0) + _SLACK_S:
         return replace(served, status=status.without_driver())
     return served if abs(time.time() - status.at) < 60 else None
+
+
+# ---------------------------------------------------------------- copies on a workstation
+
+
+@dataclass(slots=True, kw_only=True)
+class RunCopy:
+    """A copy of a cluster's run in ``results / name``. Raises SubmitError if the dashboard cannot
+    be read, StoreError if the name has another run (``copy_directory``), or there is none."""
+
+    server: JobServer
+    run: str
+    there: str  # results directory on the head; empty for its default
+    results: Path
+    name: str
+
+    @classmethod
+    def of(
+        cls,
+        address: str | None,
+        run: str,
+        results: Path,
+        *,
+        there: str | None = None,
+        name: str | None = None,
+    ) -> RunCopy:
+        """Of a run's name or a job's id."""
+        server = JobServer(address)
+        job = server.sent(run)
+        run = job.run if job is not None and job.run else run
+        there = directory_there(there, job)
+        return cls(server=server, run=run, there=there, results=results, name=name or run)
+
+    def copy(self) -> list[str]:
+        """Copy what is missing or may have changed; returns the names of the files."""
+        try:
+            paths = self._paths()
+            if not paths:  # a job on the head links the results
+                ask_there(self.server, ["status", self.run], self.there)
+                paths = self._paths()
+            if not paths:
+                raise LookupError(f"{self.there or 'its results'} cannot be linked")
+            run_id = self._read(paths, RUN_ID).split(b"\n")[0].decode() if RUN_ID in paths else ""
+            here = copy_directory(self.results, self.name, self.server.address, run_id)
+            # The status last: the rows that it counts precede it.
+            names = sorted(paths, key=lambda name: name == STATUS)
+            return receive(names, lambda name: self._read(paths, name), here)
+        except HeadJobFailed as error:
+            raise StoreError(str(error)) from error  # there is no such run
+        except (RuntimeError, OSError, LookupError, ValueError) as error:
+            reason = error_line(error)
+            raise SubmitError(f"{self.server.address} serves no files of runs: {reason}") from error
+
+    @contextlib.contextmanager
+    def following(self, every_s: float) -> Iterator[None]:
+        """Copy, then again in a thread within the block, until the run has finished."""
+        ended = threading.Event()
+
+        def follow() -> None:
+            finished = False
+            while not finished and not ended.wait(every_s):
+                finished = self._finished()  # then what is there now is the rest
+                with contextlib.suppress(SubmitError, StoreError):  # the next try may do better
+                    self.copy()
+
+        self.copy()
+        threading.Thread(target=follow, daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _paths(self) -> dict[str, str]:
+        """Path of each file of the run in the log directory of the head, by its name in the run."""
+        linked = f"{_LINKS}/{quote(self.there.rstrip('/') or _DEFAULT, safe='')}/*/{self.run}"
+        patterns = (f"{linked}/{name}" for name in ("*", f"{ROWS}/*", f"{REQUESTS}/*"))
+        paths = [path for one in patterns for path in self.server.client.head_files(one)]
+        return {path.split("/", 4)[-1]: path for path in paths if not path.endswith("/")}
+
+    def _read(self, paths: Mapping[str, str], name: str) -> bytes:
+        try:
+            return self.server.client.head_file(paths[name])
+        except RuntimeError as error:
+            if "file is not found" in str(error):
+                raise FileNotFoundError(name) from error
+            raise
+
+    def _finished(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            text = files.read_text(self.results / self.name / STATUS)
+            return RunStatus.from_json(text).finished
+        return False
 
 
 # ---------------------------------------------------------------- what a workstation last saw

@@ -1,50 +1,34 @@
-"""Copies of runs: in an object store, and fetched from a cluster.
+"""Copies of runs: in an object store, and fetched from there or from a cluster.
 
 *A mirror* (``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``) follows a run: a thread copies changes
 every few seconds and the rest at the end; while the address is unreachable the run goes on, and a
 later try copies what is missing. ``mirror.json`` there names the run, so that another of its name
 is refused. S3 is tested over HTTP; Google's is untested.
 
-*A transfer* sends a run's files as text, since Ray's job interface carries only output. As a
-program, this module prints the files that the other side lacks: a list, then each file in parts,
-with its SHA-256. ``Receiver`` writes only complete files. A copy only grows.
+*A copy* that is fetched (``receive``) only grows: rows that have come are not read again, but for
+those of logs. A cluster's files are read by ``on_ray/run_status.py``.
 """
 
 from __future__ import annotations
 
-import argparse
-import base64
 import contextlib
-import hashlib
 import json
 import os
-import sys
 import threading
-import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import StoreError
-from orchestrator.core.status import RunStatus
 from orchestrator.store import disk, files
-from orchestrator.store.identity import id_at
-from orchestrator.store.lock import is_held
 from orchestrator.store.log import is_log
 from orchestrator.store.reader import has_rows
-from orchestrator.store.store import Store, find_run
-from orchestrator.util import output
+from orchestrator.store.store import Store
 from orchestrator.util.redaction import redact
 from workloads.util.files import read_text
 
 INTERVAL_S = 10.0
 MARKER = "mirror.json"
-MARK = "NIGHTGRID-TRANSFER-1"
-PART_BYTES = 48 * 1024
-#: Time for the supervisor of a driver that died to start the next one.
-NEXT_DRIVER_S = 120.0
 
 
 def travelling_files(run: Path) -> list[str]:
@@ -71,15 +55,22 @@ def _travels(name: str) -> bool:
     return known.get(folder, False) and disk.is_valid_name(last.removeprefix("."))
 
 
-def _write_received(run: Path, name: str, data: bytes) -> None:
-    if not _travels(name):
-        raise StoreError(f"{name!r} is not a file of a run")
-    path = run / name
-    disk.make_directory(path.parent)
-    if path.parent.name != files.ROWS:
-        disk.replace_file(path.parent, path.name, data)
-    else:
-        disk.write_durably(path.parent, path.name, data)
+def receive(names: Iterable[str], read: Callable[[str], bytes], here: Path) -> list[str]:
+    """Write those of a run's files that ``here`` lacks, or that may have changed; returns their
+    names. Names of other files are ignored, and files that ``read`` does not find."""
+    received = []
+    for name in names:
+        path = here / name
+        final = path.parent != here and not is_log(path.name)
+        if not _travels(name) or (final and disk.is_there(path)):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # merged meanwhile
+            data = read(name)
+            disk.make_directory(path.parent)
+            write = disk.write_durably if path.parent.name == files.ROWS else disk.replace_file
+            write(path.parent, path.name, data)
+            received.append(name)
+    return received
 
 
 # ---------------------------------------------------------------- the directory of a copy
@@ -224,24 +215,21 @@ def fetch_from(address: str, run: str, directory: Callable[[str], Path]) -> list
 
     there_files, base = _file_system(address)
     there = f"{base}/{run}"
-    received = []
+
+    def read(name: str) -> bytes:
+        with there_files.open_input_stream(f"{there}/{name}") as stream:
+            return bytes(stream.read())
+
     try:
         run_id = _run_at(there_files, there)
         if run_id is None:
             raise StoreError(f"there is no run {run!r} at {shown_address(address)}")
         here = directory(run_id)
         selector = FileSelector(there, recursive=True, allow_not_found=True)
-        for info in sorted(there_files.get_file_info(selector), key=lambda info: info.path):
-            name = info.path.removeprefix(f"{there}/")
-            here_already = name.startswith(f"{files.ROWS}/") and os.path.exists(here / name)
-            if not _travels(name) or (here_already and os.path.getsize(here / name) == info.size):
-                continue
-            with there_files.open_input_stream(info.path) as stream:
-                _write_received(here, name, stream.read())
-            received.append(name)
+        paths = sorted(info.path for info in there_files.get_file_info(selector))
+        return receive([path.removeprefix(f"{there}/") for path in paths], read, here)
     except OSError as error:
         raise StoreError(f"{shown_address(address)} cannot be read: {_reason(error)}") from None
-    return received
 
 
 def shown_address(address: str) -> str:
@@ -272,131 +260,3 @@ def _file_system(address: str) -> tuple[Any, str]:
 
 def _reason(error: BaseException) -> str:
     return " ".join(redact(str(error), os.environ).split())[:300]
-
-
-# ---------------------------------------------------------------- a transfer
-
-
-def digests(run: Path) -> dict[str, str]:
-    """The SHA-256 of each of a run's files that travel, by name."""
-    hashes = {}
-    for name in travelling_files(run):
-        with contextlib.suppress(OSError):  # it has gone meanwhile, as rows do when they are merged
-            hashes[name] = hashlib.sha256(disk.read(run / name)).hexdigest()
-    return hashes
-
-
-def lines_of(run: Path, have: Mapping[str, str]) -> Iterator[str]:
-    """Lines of a transfer to a receiver that has these files, by digest."""
-    wanted = [name for name, digest in digests(run).items() if have.get(name) != digest]
-    head = {"run": run.name, "run_id": id_at(run) or "", "wanted": wanted}
-    yield f"{MARK} begin {json.dumps(head)}"
-    for name in wanted:
-        try:
-            data = disk.read(run / name)
-        except OSError as error:
-            yield f"{MARK} gone {json.dumps({'name': name, 'why': error.strerror})}"
-            continue
-        for start in range(0, max(1, len(data)), PART_BYTES):
-            part = zlib.compress(data[start : start + PART_BYTES])
-            yield f"{MARK} part {base64.b64encode(part).decode()}"
-        whole = {"name": name, "sha256": hashlib.sha256(data).hexdigest()}
-        yield f"{MARK} file {json.dumps(whole)}"
-    yield f"{MARK} end"
-
-
-@dataclass(slots=True)
-class Receiver:
-    """Writes the files of a transfer. ``begin`` maps its header to the target, or raises."""
-
-    begin: Callable[[Mapping[str, object]], Path]
-    finished: bool = False
-    received: list[str] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-    _run: Path | None = None
-    _wanted: set[str] = field(default_factory=set)  # that the sender is about to send
-    _text: str = ""
-    _parts: list[bytes] = field(default_factory=list)
-    _broken: bool = False
-
-    def feed(self, text: str) -> None:
-        """Take a piece of the text; StoreError if the sender refused or writing fails."""
-        *lines, self._text = (self._text + text).split("\n")
-        for line in lines:
-            mark, _, rest = line.partition(" ")
-            if mark == MARK:
-                self._take(*rest.partition(" ")[::2])
-
-    def _take(self, kind: str, rest: str) -> None:
-        if kind == "part":
-            try:
-                self._parts.append(zlib.decompress(base64.b64decode(rest, validate=True)))
-            except (ValueError, zlib.error):
-                self._broken = True
-            return
-        try:
-            message = json.loads(rest) if rest else {}
-        except ValueError:
-            self._broken = True  # of a line that was cut; the file's digest will say so
-            return
-        if kind == "refused":
-            raise StoreError(str(message))
-        if kind == "begin":
-            self.finished = False
-            self._run = self.begin(message)
-            self._wanted = set(message.get("wanted") or ())
-        elif kind == "file" and self._run is not None:
-            self._file(self._run, str(message.get("name")), str(message.get("sha256")))
-        elif kind == "end":
-            self.finished = True
-
-    def _file(self, run: Path, name: str, digest: str) -> None:
-        data, broken = b"".join(self._parts), self._broken
-        self._parts, self._broken = [], False
-        whole = not broken and hashlib.sha256(data).hexdigest() == digest
-        if not whole or name not in self._wanted:  # a name may have been changed on its way, too
-            self.damaged.append(name)
-        else:
-            _write_received(run, name, data)
-            self.received.append(name)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print a run's files; the other side is a ``Receiver``."""
-    parser = argparse.ArgumentParser(prog="transfer", description=main.__doc__)
-    parser.add_argument("run")
-    parser.add_argument("--results", type=files.directory_of)
-    parser.add_argument("--have", type=Path, help="JSON: SHA-256 by name of what is there already")
-    parser.add_argument("--every", type=float, help="again so many seconds later, while it runs")
-    args = parser.parse_args(arguments)
-    try:
-        store = find_run(args.run, args.results)
-        have = json.loads(read_text(args.have)) if args.have else {}
-    except StoreError as error:
-        output.say(f"{MARK} refused {json.dumps(str(error))}")
-        return StoreError.exit_code
-    driver_seen_at = time.monotonic()
-    while True:
-        goes_on = is_held(store.path)
-        if goes_on:
-            driver_seen_at = time.monotonic()
-        elif time.monotonic() < driver_seen_at + NEXT_DRIVER_S:
-            goes_on = not _has_finished(store.path)
-        sent = digests(store.path)
-        for line in lines_of(store.path, have):
-            output.say(line)
-        if not args.every or not goes_on:
-            return 0
-        have = sent
-        time.sleep(args.every)
-
-
-def _has_finished(run: Path) -> bool:
-    try:
-        return RunStatus.from_json(read_text(run / files.STATUS)).finished
-    except (OSError, ValueError, StoreError):
-        return True
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from command_line import Head, Nightgrid, job_there
+from measurements import numbers, row
 
 from orchestrator.cli.main import build_parser
 from orchestrator.core.errors import SubmitError
@@ -154,6 +156,39 @@ def test_a_served_run_is_shown_without_a_job_on_the_head(
     printed = nightgrid("status", "night", *THERE).out
     assert "NO DRIVER" in printed and "measure" not in printed
     assert re.search(r"night +DIED", nightgrid(*runs).out)
+
+
+def test_a_served_run_is_fetched_without_a_job_and_again_only_what_is_new(
+    served: Store, nightgrid: Nightgrid, tmp_path: Path
+) -> None:
+    fetch = ("fetch", "night", *THERE, "--results", tmp_path / "here", "--json")
+    with served:
+        served.append(row(1))
+        first = nightgrid(*fetch).json
+        assert first["finished"] and not first["damaged"] and len(first["received"]) == 2
+        served.to_parquet()
+        (parquet,) = nightgrid(*fetch).json["received"][:-1]
+        assert nightgrid(*fetch).json["received"] == [run_files.STATUS]
+    assert numbers(Store.existing(tmp_path / "here", "night")) == [1]
+    (tmp_path / "here" / "night" / parquet).write_bytes(b"torn")
+    assert nightgrid(*fetch, "--as", "other").json["received"] == [parquet, run_files.STATUS]
+
+
+def test_a_run_that_no_driver_has_linked_is_linked_by_a_job_on_the_head(
+    served: Store, there: Path, head: type[Head], nightgrid: Nightgrid, tmp_path: Path, monkeypatch
+) -> None:
+    shutil.rmtree(there.parent / "session/logs/nightgrid")
+
+    def ask(self: Head, arguments: list[str], *, timeout_s: float) -> str:
+        with monkeypatch.context() as in_job:
+            in_job.chdir(there.parent / "session/runtime_resources/working_dir_files/_ray_pkg_0")
+            return Head.ask(self, arguments, timeout_s=timeout_s)
+
+    monkeypatch.setattr(head, "ask", ask)
+    nightgrid("fetch", "night", *THERE, "--results", tmp_path / "here")
+    assert Store.existing(tmp_path / "here", "night").exists
+    fetch = ("fetch", "day", *THERE, "--from", there, "--results", tmp_path / "here")
+    assert "there is no run 'day'" in nightgrid(*fetch, code=4).err
 
 
 def test_a_silent_driver_that_nobody_submitted_is_looked_at_on_the_head(

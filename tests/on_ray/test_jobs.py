@@ -124,10 +124,9 @@ def test_a_command_that_fails_on_the_head_is_no_answer(monkeypatch, status, prin
         def __init__(self) -> None:
             self.address = "http://head:8265"
 
-        @contextlib.contextmanager
-        def helper(self, module: str, arguments: Any, files: Any = None) -> Iterator[str]:
-            assert arguments == ["status", "night", "--results", "/data"]
-            yield "job"
+        def _send(self, **job: Any) -> str:
+            assert job["entrypoint"].endswith(" status night --results /data")
+            return "job"
 
         def job(self, submission_id: str) -> JobInfo:
             times = {"started_at": 1.0, "ended_at": 2.0, "exit_code": None}
