@@ -13,10 +13,13 @@ The question: the most tokens/s per card at no fewer than s tokens/s per user, w
 half, and a quarter, of the group's cells are fast enough. A search is told the figures of the cells
 that it chooses; the first is drawn. ``median_share`` and ``p90_share`` are shares of the group's
 cells until the best measured is within 2 % of the best of all. ``error_at_25`` and ``coverage_95``:
-with a space-filling quarter of a group measured, the mean absolute error of the predicted time per
-token, and the share of the other cells within the 95 % interval; pooled over cells. Random order
-and a plain Gaussian process (constant mean, one length of correlation, by marginal likelihood)
-stand beside, and the decision's time in a space of 10,000 cells.
+with a quarter of a group measured, chosen before anything is known, the mean absolute error of the
+predicted time per token, and the share of the other cells within the 95 % interval; pooled over
+cells. The quarter is the one that leaves the surrogate the least uncertain (``telling``);
+``drawn_`` is a quarter at random, ``searched_`` the one that a search for the question measures,
+which lies around the best. Random order and a plain Gaussian process (constant mean, one length of
+correlation, by marginal likelihood) stand beside, and the decision's time in a space of 10,000
+cells.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from math import isfinite, log
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +50,7 @@ from orchestrator.search.predictions import Known, predict
 from orchestrator.search.roofline import Roofline
 from orchestrator.search.search import Limit, Metric, Search
 from orchestrator.search.space import Floats, Role, Space
-from orchestrator.search.surrogate import Z_95, Belief, Surrogate
+from orchestrator.search.surrogate import Z_95, Belief, Kernel
 from orchestrator.store.store import Store
 
 GROUP = ("model", "system", "precision", "engine")
@@ -67,8 +70,22 @@ FAST_ENOUGH = (0.5, 0.25)  # shares of cells that keep the limit of a question
 STARTS = 4
 WITHIN = 0.02
 QUARTER = 0.25
+#: Factor on the kernel's amplitudes by which a telling quarter is chosen: the middle one of those
+#: that a surrogate weighs (0.6 to 5).
+AMPLITUDE = 2.0
 #: A belief about log values of all cells from those of some: (space, rows, logs) -> belief.
 Model = Callable[[Space, list[int], Floats], Belief]
+#: A choice of cells before any is measured: (space, count, seed) -> rows.
+Cells = Callable[[Space, int, int], list[int]]
+
+
+class Quality(NamedTuple):
+    """Errors of predictions and the coverage of their intervals."""
+
+    error: float
+    median: float
+    of_groups: float
+    coverage: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +157,31 @@ def _number(row: Mapping[str, str], name: str) -> float | None:
 
 def searched(group: Group, limit: float, seed: int) -> list[int]:
     """Rows in the order of the product's search, until its answer is good."""
+    answers, order = group.answers(limit), list[int]()
+    for row in proposed(group, limit, seed):
+        order.append(row)
+        if row in answers:
+            break
+    return order
+
+
+def proposed(group: Group, limit: float, seed: int) -> Iterator[int]:
+    """All rows in the order of the product's search."""
     per_user = Metric("per_user", Roofline(group.space), more_is_better=False)
     per_card = Metric("per_card", Roofline(group.space, rate=True, per_card=True))
     search = Search(group.space, per_card, [Limit(per_user, 1.0 / limit, at_most=True)], seed=seed)
-    answers, order = group.answers(limit), list[int]()
-    while not answers & set(order[-1:]):
-        (row,) = search.propose()
+    while rows := search.propose():
+        (row,) = rows
         search.measured(
             row, {"per_card": group.per_card[row], "per_user": 1.0 / group.per_user[row]}
         )
-        order.append(row)
-    return order
+        yield row
 
 
 def plainly(group: Group, limit: float, seed: int) -> list[int]:
     """The order of constrained expected improvement with a plain Gaussian process."""
     space, answers = group.space, group.answers(limit)
-    order = space.spread_out(3, int(np.random.default_rng(seed).integers(space.size)))
+    order = telling(space, 3, seed)
     for at, row in enumerate(order):
         if row in answers:
             return order[: at + 1]
@@ -203,9 +228,30 @@ def plain_gp(space: Space, rows: list[int], logs: Floats) -> Belief:
     return best[1]
 
 
+def telling(space: Space, count: int, seed: int) -> list[int]:
+    """Rows that leave the product's surrogate the least variance over all cells before any is
+    measured, after one that is drawn: each takes away the most."""
+    every, mean, kernel = np.arange(space.size), Roofline(space), Kernel()
+    slopes = mean.linear(mean.start, every)[1] * mean.spread
+    left = AMPLITUDE**2 * kernel.between(space, every, every) + slopes @ slopes.T
+    noise = (AMPLITUDE * kernel.noise) ** 2
+    rows = [int(np.random.default_rng(seed).integers(space.size))]
+    while True:
+        shared = left[:, rows[-1]].copy()
+        left -= np.outer(shared, shared) / (shared[rows[-1]] + noise)
+        if len(rows) >= min(count, space.size):
+            return rows
+        gain = np.square(left).sum(axis=0) / (left.diagonal() + noise)
+        gain[rows] = -1.0
+        rows.append(int(gain.argmax()))
+
+
 def product_gp(space: Space, rows: list[int], logs: Floats) -> Belief:
-    """The product's surrogate of the time per token."""
-    return Surrogate(space, Roofline(space)).fit(rows, logs, np.arange(space.size))
+    """The product's prediction of the time per token."""
+    search = Search(space, Metric("per_user", Roofline(space), more_is_better=False))
+    for row, value in zip(rows, np.exp(logs), strict=True):
+        search.measured(row, {"per_user": float(value)})
+    return search.predictions(search.objective, np.arange(space.size))
 
 
 # ---------------------------------------------------------------- figures
@@ -221,29 +267,44 @@ def shares(groups: Iterable[Group], order: Callable[[Group, float, int], list[in
     ]
 
 
-def predicted(groups: Iterable[Group], model: Model, share: float) -> dict[str, float]:
+def drawn_cells(space: Space, count: int, seed: int) -> list[int]:
+    """Rows at random."""
+    return [int(row) for row in np.random.default_rng(seed).permutation(space.size)[:count]]
+
+
+def predicted(groups: Iterable[Group], model: Model, share: float, cells: Cells) -> Quality:
     """Error and coverage for the other cells, with this share measured."""
+    return quality_of(
+        (group, model, cells(group.space, count_of(group, share), seed))
+        for group in groups
+        for seed in range(STARTS)
+    )
+
+
+def count_of(group: Group, share: float) -> int:
+    """Count this share of a group's cells."""
+    return max(2, round(share * group.space.size))
+
+
+def quality_of(cases: Iterable[tuple[Group, Model, list[int]]]) -> Quality:
+    """Mean and median error of the time per token of all cells but those rows, the mean of the
+    groups' means, and the share within the 95 % interval."""
     errors: list[Floats] = []
     inside: list[NDArray[np.bool_]] = []
-    of_groups = []
-    for group in groups:
-        logs, size = -np.log(group.per_user), group.space.size
-        for seed in range(STARTS):
-            first = int(np.random.default_rng(seed).integers(size))
-            rows = group.space.spread_out(max(2, round(share * size)), first)
-            others = np.setdiff1d(np.arange(size), rows)
-            belief = model(group.space, rows, logs[rows])
-            off = (belief.mean - logs)[others]
-            errors.append(np.abs(np.expm1(off)))
-            inside.append(np.abs(off) <= Z_95 * belief.deviation[others])
-            of_groups.append(float(errors[-1].mean()))
+    for group, model, rows in cases:
+        logs = -np.log(group.per_user)
+        belief = model(group.space, rows, logs[rows])
+        others = np.setdiff1d(np.arange(group.space.size), rows)
+        off = (belief.mean - logs)[others]
+        errors.append(np.abs(np.expm1(off)))
+        inside.append(np.abs(off) <= Z_95 * belief.deviation[others])
     pooled = np.concatenate(errors)
-    return {
-        "error": float(pooled.mean()),
-        "error_median": float(np.median(pooled)),
-        "error_of_groups": float(np.mean(of_groups)),
-        "coverage": float(np.concatenate(inside).mean()),
-    }
+    return Quality(
+        error=float(pooled.mean()),
+        median=float(np.median(pooled)),
+        of_groups=float(np.mean([one.mean() for one in errors])),
+        coverage=float(np.concatenate(inside).mean()),
+    )
 
 
 def decision_s(cells: int = 10_000, measured: int = 200) -> dict[str, float]:
@@ -285,15 +346,28 @@ def replay(file: Path) -> dict[str, Any]:
         of_questions = shares(groups, order)
         figures[f"{name}median_share"] = float(np.median(of_questions))
         figures[f"{name}p90_share"] = float(np.quantile(of_questions, 0.9))
-    for name, model in (("", product_gp), ("plain_", plain_gp)):
+    for name, model, cells in (
+        ("", product_gp, telling),
+        ("drawn_", product_gp, drawn_cells),
+        ("plain_", plain_gp, telling),
+        ("plain_drawn_", plain_gp, drawn_cells),
+    ):
         for percent in (15, 25, 50):
-            quality = predicted(groups, model, percent / 100)
-            figures[f"{name}error_at_{percent}"] = quality["error"]
-            figures[f"{name}coverage_at_{percent}"] = quality["coverage"]
+            quality = predicted(groups, model, percent / 100, cells)
+            figures[f"{name}error_at_{percent}"] = quality.error
+            figures[f"{name}coverage_at_{percent}"] = quality.coverage
             if percent == round(QUARTER * 100):
-                figures[f"{name}coverage_95"] = quality["coverage"]
-                figures[f"{name}error_at_25_median"] = quality["error_median"]
-                figures[f"{name}error_at_25_of_groups"] = quality["error_of_groups"]
+                figures[f"{name}coverage_95"] = quality.coverage
+                figures[f"{name}error_at_25_median"] = quality.median
+                figures[f"{name}error_at_25_of_groups"] = quality.of_groups
+    quality = quality_of(
+        (group, product_gp, list(islice(proposed(group, limit, seed), count_of(group, QUARTER))))
+        for group in groups
+        for limit in group.limits()
+        for seed in range(STARTS)
+    )
+    figures["searched_error_at_25"] = quality.error
+    figures["searched_coverage_95"] = quality.coverage
     figures["decision_s"] = decision_s()
     return figures
 
@@ -310,7 +384,8 @@ def replay_run(run: Path) -> dict[str, Any]:
 
     Shares of cells and of the time of all attempts until the search ends by itself (``within: 2
     %``) and until its best is within 2 % of the best of all; by how much its answer falls short;
-    error and coverage of predicted throughput with a space-filling quarter measured.
+    error and coverage of predicted throughput with a quarter measured, that which tells most and
+    that which a search measures first.
     """
     every = newest_final(Store.existing(run.parent, run.name).measurements(samples=False))
     rows = [row for row in every if row.state is State.SUCCEEDED and row.metrics.throughput]
@@ -318,8 +393,10 @@ def replay_run(run: Path) -> dict[str, Any]:
     lasted = {row.job_id: (row.ended_at or 0.0) - (row.started_at or 0.0) for row in rows}
     jobs = [row.job for row in rows]
     night = _Night(jobs, figures, lasted)
-    searches = [night.search(limit, seed) for limit in LATENCY_LIMITS for seed in range(STARTS)]
-    quarter = [night.predicted(seed) for seed in range(STARTS)]
+    starts = list(product(LATENCY_LIMITS, range(STARTS)))
+    searches = [night.search(*start) for start in starts]
+    quarters = [night.telling(seed) for seed in range(STARTS)]
+    searched = [night.searched(*start) for start in starts]
     return {
         "cells": len(rows),
         "hours": sum(lasted.values()) / 3600,
@@ -329,7 +406,11 @@ def replay_run(run: Path) -> dict[str, Any]:
             for name in searches[0]
             for word, at in (("median", 0.5), ("p90", 0.9))
         },
-        **{name: float(np.mean([one[name] for one in quarter])) for name in quarter[0]},
+        **{
+            name: float(np.mean([one[name] for one in quality]))
+            for quality in (quarters, searched)
+            for name in quality[0]
+        },
     }
 
 
@@ -343,31 +424,16 @@ class _Night:
 
     def search(self, limit: float | None, seed: int) -> dict[str, float]:
         """One search for the most throughput whose latency is at most so many times the least."""
-        latency = {name: known["latency_p50_s"] for name, known in self.figures.items()}
-        bound = None if limit is None else limit * min(latency.values())
-        constraints = (
-            ()
-            if bound is None
-            else (Constraint(figure="latency_p50_s", at_most=True, bound=bound),)
-        )
-        settings = SearchSettings(
-            objective="throughput", more_is_better=True, constraints=constraints, within=WITHIN
-        )
-        order = SearchOrder.of(self.jobs, settings, seed)
-        fast = [name for name in latency if bound is None or latency[name] <= bound]
+        order = self._order(limit, seed, WITHIN)
+        fast = self._fast(limit)
         best = max(self.figures[name]["throughput"] for name in fast)
         measured: list[str] = []
         good: list[str] = []
-        while not order.over(0.0):
-            released = order.release({self.jobs[0].accelerator: 1}, 0.0)
-            if not released:
-                break
-            for name in released:
-                measured.append(name)
-                order.know(name, State.SUCCEEDED, self.figures[name])
-                enough = name in fast and self.figures[name]["throughput"] >= (1 - WITHIN) * best
-                if enough and not good:
-                    good = list(measured)
+        for name in self._measured(order):
+            measured.append(name)
+            enough = name in fast and self.figures[name]["throughput"] >= (1 - WITHIN) * best
+            if enough and not good:
+                good = list(measured)
         answer = order.answer()
         total = sum(self.lasted.values())
         return {
@@ -378,12 +444,55 @@ class _Night:
             "short_of_best": 1.0 - (answer.value if answer else 0.0) / best,
         }
 
-    def predicted(self, seed: int) -> dict[str, float]:
-        """Error and coverage of predicted throughput with a quarter measured."""
-        space = space_of(self.jobs)
-        count = max(2, round(QUARTER * len(self.jobs)))
-        first = int(np.random.default_rng(seed).integers(space.size))
-        some = {self.jobs[row].job_id for row in space.spread_out(count, first)}
+    def telling(self, seed: int) -> dict[str, float]:
+        """Predictions from the quarter that is chosen before anything is known."""
+        rows = telling(space_of(self.jobs), self._quarter, seed)
+        return self._predicted({self.jobs[row].job_id for row in rows})
+
+    def searched(self, limit: float | None, seed: int) -> dict[str, float]:
+        """Predictions from the quarter that a search measures first."""
+        names = islice(self._measured(self._order(limit, seed, None)), self._quarter)
+        return {f"searched_{name}": v for name, v in self._predicted(set(names)).items()}
+
+    @property
+    def _quarter(self) -> int:
+        return max(2, round(QUARTER * len(self.jobs)))
+
+    def _bound(self, limit: float) -> float:
+        return limit * min(known["latency_p50_s"] for known in self.figures.values())
+
+    def _fast(self, limit: float | None) -> list[str]:
+        return [
+            name
+            for name, known in self.figures.items()
+            if limit is None or known["latency_p50_s"] <= self._bound(limit)
+        ]
+
+    def _order(self, limit: float | None, seed: int, within: float | None) -> SearchOrder:
+        constraints = [
+            Constraint(figure="latency_p50_s", at_most=True, bound=self._bound(one))
+            for one in (limit,)
+            if one is not None
+        ]
+        settings = SearchSettings(
+            objective="throughput",
+            more_is_better=True,
+            constraints=tuple(constraints),
+            within=within,
+        )
+        return SearchOrder.of(self.jobs, settings, seed)
+
+    def _measured(self, order: SearchOrder) -> Iterator[str]:
+        """Jobs in the order of a search, which learns each, until it ends."""
+        while not order.over(0.0):
+            released = order.release({self.jobs[0].accelerator: 1}, 0.0)
+            if not released:
+                return
+            for name in released:
+                order.know(name, State.SUCCEEDED, self.figures[name])
+                yield name
+
+    def _predicted(self, some: Container[str]) -> dict[str, float]:
         known = [
             Known(job=job, state=State.SUCCEEDED, figures=self.figures[job.job_id])
             for job in self.jobs

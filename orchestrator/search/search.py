@@ -173,8 +173,13 @@ class Search:
         return chosen[:count]
 
     def predictions(self, metric: Metric, rows: Rows, *, roughly: bool = False) -> Belief:
-        """Beliefs about the log of a metric of these cells; ``roughly``: see ``Surrogate.fit``."""
-        return self._believe(metric, np.asarray(rows, dtype=np.intp), roughly=roughly)
+        """Beliefs about the log of a metric of these cells; ``roughly``: see ``Surrogate.fit``.
+
+        The cells that a search measures lie close together, and their errors say little of cells
+        far from them: they may widen intervals here, but not narrow them."""
+        belief = self._believe(metric, np.asarray(rows, dtype=np.intp), roughly=roughly)
+        wider = max(1.0, 1.0 / self._surrogates[metric.name].calibration)
+        return Belief(belief.mean, belief.deviation * wider)
 
     def chance_of_success(self, rows: NDArray[np.intp]) -> Floats:
         """Probability that these cells can be measured, from those that failed."""

@@ -76,8 +76,8 @@ class Space:
             for kind, columns in features.items()
         }
         self._codes = np.stack(codes, axis=1) if codes else np.zeros((self.size, 0), dtype=np.intp)
-        self._sizes = np.concatenate([self._features[kind] for kind in KINDS], axis=1)
-        parts = {**self._features, "size": self._sizes, "category": self._codes}
+        sizes = np.concatenate([self._features[kind] for kind in KINDS], axis=1)
+        parts = {**self._features, "size": sizes, "category": self._codes}
         self._numbers = {part: _numbered(columns) for part, columns in parts.items()}
 
     @property

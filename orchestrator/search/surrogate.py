@@ -1,11 +1,12 @@
 """A Gaussian process on log values over the cells of a space, with a mean that is learned too.
 
-The kernel is a sum: effects of layout, load, lengths and of each category alone, of layout with
-load, and of all together. Sums of effects need far fewer measurements than one product of all. Its
-amplitudes and lengths are fixed, with priors from published measurements; a few factors on
-amplitude, noise and the length of load are weighed by their marginal likelihood, and predictions
-are averaged over them, which keeps intervals honest while little is known. Intervals are widened or
-narrowed by leave-one-out errors of the cells measured.
+The kernel is a sum: effects of layout, load, lengths and of each category alone, of two categories
+(int4 on one engine), of layout with load, and of all together. Sums of effects need far fewer
+measurements than one product of all. Its amplitudes and lengths are fixed, with priors from
+published measurements; a few factors on amplitude, noise and the length of load are weighed by
+their marginal likelihood, and predictions are averaged over them, which keeps intervals honest
+while little is known. Intervals are widened or narrowed by leave-one-out errors of the cells
+measured.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Kernel:
         joint = self.all**2 * together * length
         mismatches = space.mismatches(categories, others)
         alike = np.exp(-self.category_decay * mismatches)
-        effects = self.category**2 * (space.categories - mismatches)
+        shared = space.categories - mismatches
+        effects = self.category**2 * shared * (shared + 1) / 2  # of each, and of each two
         covariance = joint[like_size]
         covariance *= alike[like_category]
         covariance += alone[like_size]
@@ -66,7 +68,8 @@ class Kernel:
     def variance(self, space: Space) -> float:
         """Prior variance of a residual."""
         effects = (self.layout, self.load, self.length, self.layout_with_load, self.all)
-        return sum(effect**2 for effect in effects) + self.category**2 * space.categories
+        pairs = space.categories * (space.categories + 1) / 2
+        return sum(effect**2 for effect in effects) + self.category**2 * pairs
 
 
 def _bell(space: Space, kind: str, rows: Rows, others: Rows, doublings: float) -> Floats:
