@@ -178,7 +178,7 @@ def head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Head]:
     class Fresh(Head):
         known, submissions, stopped = [], [], []
 
-    monkeypatch.setattr("orchestrator.on_ray.jobs.JobServer", Fresh)
-    monkeypatch.setattr("orchestrator.on_ray.run_status.JobServer", Fresh)
+    for module in ("on_ray.jobs", "on_ray.run_status", "cli.doctor", "cli.remote", "cli.runs"):
+        monkeypatch.setattr(f"orchestrator.{module}.JobServer", Fresh)
     monkeypatch.setattr("orchestrator.on_ray.run_status.cache_root", lambda: tmp_path / "cache")
     return Fresh

@@ -21,15 +21,7 @@ from functools import cache
 import numpy as np
 
 from orchestrator.analysis.raw import Numbers
-from orchestrator.core.measurement import (
-    Metrics,
-    Totals,
-    complete_of,
-    repeats_of,
-    sum_of,
-    timed_repeats,
-    totals_of,
-)
+from orchestrator.core import measurement
 from workloads.base import SAMPLES, TOKENS, Item, Metric, Sample, Throughput, Timed
 from workloads.bench.warmup import LEAST_STEPS, Step, drift, mann_kendall_score
 from workloads.util.statistics import (
@@ -39,7 +31,7 @@ from workloads.util.statistics import (
     tail_percentile,
 )
 
-NOTHING = Metrics()
+NOTHING = measurement.Metrics()
 
 
 def metrics_of(
@@ -48,7 +40,7 @@ def metrics_of(
     *,
     confidence: float = 0.95,
     throughput: Throughput | None = None,
-) -> Metrics:
+) -> measurement.Metrics:
     """Return the metrics of an attempt from the samples of all ranks.
 
     ``throughput`` is declared by the workload; default: generated tokens if any, else samples.
@@ -57,10 +49,10 @@ def metrics_of(
     timed = [pair for pair in samples if not pair[1].warmup]
     if not timed:
         return NOTHING
-    complete = complete_of(repeats_of(timed))
+    complete = measurement.complete_of(measurement.repeats_of(timed))
     counted = [pair for repeat in complete.values() for pair in repeat] or timed
-    repeats = [totals_of(pairs) for pairs in complete.values()]
-    whole = totals_of(timed)
+    repeats = [measurement.totals_of(pairs) for pairs in complete.values()]
+    whole = measurement.totals_of(timed)
     totals = [total for total in repeats or [whole] if total.wall_s > 0]
     generates = any(sample.output_tokens for _, sample in counted)
     trains = any(sample.loss is not None for _, sample in counted)
@@ -68,7 +60,7 @@ def metrics_of(
     if trains and complete and totals:
         walls = [total.wall_s for total in totals]
         interval = ratio_interval([total.items for total in totals], walls, confidence)
-        totals = [sum_of(totals)]
+        totals = [measurement.sum_of(totals)]
     generated = [t.output_tokens / t.wall_s for t in totals] if generates else []
     done = [t.items / t.wall_s for t in totals] if whole.items else []
     if throughput is None or (throughput.counts == "output_tokens" and not generates):
@@ -81,7 +73,7 @@ def metrics_of(
     first_tokens = [sample.ttft_s for _, sample in counted if sample.ttft_s is not None]
     steps = [time for _, sample in counted for time in sample.step_s]
     latencies = [item.latency_s for _, item in items]
-    return Metrics(
+    return measurement.Metrics(
         generated_tokens_per_s=_mean(generated),
         total_tokens_per_s=_mean([(t.input_tokens + t.output_tokens) / t.wall_s for t in totals]),
         items_per_s=_mean(done),
@@ -107,14 +99,14 @@ def metrics_of(
     )
 
 
-def _speeds_of_equal_repeats(repeats: Sequence[Totals]) -> list[float]:
+def _speeds_of_equal_repeats(repeats: Sequence[measurement.Totals]) -> list[float]:
     """Return the inverse wall time of each repeat, or nothing unless all did the same work."""
     sizes = {(total.items, total.output_tokens, total.computed_tokens) for total in repeats}
     times = [total.wall_s for total in repeats]
     return [1 / time for time in times] if len(sizes) == 1 and min(times) > 0 else []
 
 
-def _step(total: Totals) -> Step:
+def _step(total: measurement.Totals) -> Step:
     tokens = total.computed_tokens
     return Step((tokens, total.items), total.wall_s, tokens or total.items)
 
@@ -143,7 +135,7 @@ def derived_figures(
     deriving = [metric for metric in metrics.values() if metric.figure is not None]
     if not deriving:
         return {}
-    repeats = timed_repeats(samples).values()
+    repeats = measurement.timed_repeats(samples).values()
     counted = tuple(sample for pairs in repeats for _, sample in pairs)
     if not counted:
         return {}

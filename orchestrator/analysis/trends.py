@@ -12,15 +12,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.analysis import ratio
 from orchestrator.analysis.flags import barred, bounded, league_of, raised_on
-from orchestrator.analysis.ratio import (
-    ASSUMED_NOISE,
-    ENOUGH_JOBS,
-    KNOWN,
-    excess_scatter,
-    rate_of,
-    significant,
-)
 from orchestrator.core.job import State
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
@@ -86,7 +79,7 @@ class Trends:
     trends: tuple[Trend, ...]
     single: int  # jobs measured in one night only
     noise: float  # relative standard deviation between nights, assumed or estimated
-    noise_degrees: float = KNOWN  # of freedom, where it is estimated
+    noise_degrees: float = ratio.KNOWN  # of freedom, where it is estimated
 
     @property
     def changed(self) -> tuple[Trend, ...]:
@@ -104,7 +97,7 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
             continue
         night = (row.run, row.invocation_id)
         begins[night] = min(at, begins.get(night, at))
-        if row.final and row.state is State.SUCCEEDED and rate_of(row) is not None:
+        if row.final and row.state is State.SUCCEEDED and ratio.rate_of(row) is not None:
             candidates.append((at, row))
     nights = sorted(begins, key=lambda night: (begins[night], night))
     place = {night: number for number, night in enumerate(nights)}
@@ -135,7 +128,7 @@ def _trend(rows: Sequence[tuple[int, Measurement]], label: str) -> Trend:
     last = rows[-1][1]
     points = []
     for night, row in rows:
-        rate = rate_of(row)
+        rate = ratio.rate_of(row)
         error = None if rate is None else rate.error
         points.append(
             Point(
@@ -166,17 +159,19 @@ def _noise(trends: Sequence[Trend]) -> tuple[float, float]:
             )
     left: list[tuple[float, float]] = []
     for pairs in steps.values():
-        if len(pairs) >= ENOUGH_JOBS:  # with fewer, the median is as noisy as the steps
+        if len(pairs) >= ratio.ENOUGH_JOBS:  # with fewer, the median is as noisy as the steps
             middle = statistics.median(step for step, _ in pairs)
             left += [(step - middle, error) for step, error in pairs]
-    if len(left) < ENOUGH_JOBS:
-        return ASSUMED_NOISE, KNOWN
-    return excess_scatter(left, rows=2)
+    if len(left) < ratio.ENOUGH_JOBS:
+        return ratio.ASSUMED_NOISE, ratio.KNOWN
+    return ratio.excess_scatter(left, rows=2)
 
 
 def _with_changes(trends: Sequence[Trend], noise: float, degrees: float) -> Iterator[Trend]:
     splits = [list(_splits(trend.points, 0, noise, degrees)) for trend in trends]
-    verdicts = iter(significant([one.p_value for changes in splits for one in changes], LEVEL))
+    verdicts = iter(
+        ratio.significant([one.p_value for changes in splits for one in changes], LEVEL)
+    )
     changed = []
     for trend, changes in zip(trends, splits, strict=True):
         real = [change for change in changes if next(verdicts)]

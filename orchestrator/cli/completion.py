@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import shtab
 
-from orchestrator.cli.options import Command
+from orchestrator.cli import options as shared
 from orchestrator.util import output
 
 EPILOG = """\
@@ -114,4 +114,4 @@ def _completes_to(action: argparse.Action) -> object | None:
     return shtab.FILE if action.metavar in ("FILE", "OUT") or action.dest == "source" else None
 
 
-COMMANDS = {"completion": Command(_add_arguments, run, EPILOG)}
+COMMANDS = {"completion": shared.Command(_add_arguments, run, EPILOG)}

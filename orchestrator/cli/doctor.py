@@ -14,27 +14,26 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from orchestrator.cli.options import (
-    Command,
-    add_results_argument,
-    add_shared,
-    number,
-    print_answer,
-    whole_number,
-)
+from orchestrator.cli import options as shared
 from orchestrator.core.errors import GridError, StoreError, SubmitError
+from orchestrator.core.job import Job
+from orchestrator.core.topology import Node, parse_emulation
+from orchestrator.doctor import checks
+from orchestrator.doctor.probe import NEEDED, examine
+from orchestrator.driver.plan import own_machine, packages_lacking
 from orchestrator.grid import grid_path
+from orchestrator.grid.parser import load_grid
+from orchestrator.on_ray.cluster import RayCluster, connect, described, local_address
+from orchestrator.on_ray.examination import ClusterFacts, Examination
+from orchestrator.on_ray.file_look import NodeRefusal, refused, with_absolute_paths
+from orchestrator.on_ray.jobs import JobServer, Versions, is_job_address, nodes_at, versions_here
+from orchestrator.on_ray.local_cluster import emulate
+from orchestrator.store.history import read_card_checks, slow_cards_of
+from orchestrator.store.reader import runs
 from orchestrator.util.host import load_problem
-
-if TYPE_CHECKING:
-    from orchestrator.core.job import Job
-    from orchestrator.core.topology import Node
-    from orchestrator.on_ray.cluster import RayCluster
-    from orchestrator.on_ray.examination import ClusterFacts
-    from orchestrator.on_ray.file_look import NodeRefusal
-    from workloads.devices import Finding
+from orchestrator.worker.layers import layer_findings
+from workloads.devices import Finding, Level
 
 EPILOG = """\
 examples:
@@ -78,7 +77,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nodes",
         metavar="N",
-        type=whole_number,
+        type=shared.whole_number,
         dest="expected_nodes",
         help="how many should be there",
     )
@@ -101,33 +100,37 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=number(float, 5, 3600, "between 5 and 3600 seconds"),
+        type=shared.number(float, 5, 3600, "between 5 and 3600 seconds"),
         dest="timeout_s",
         default=120.0,
         help="a node that has not answered by then is silent (default: 120)",
     )
-    add_results_argument(parser, "where the driver would write rows")
-    add_shared(parser, "--json")
+    shared.add_results_argument(parser, "where the driver would write rows")
+    shared.add(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine the nodes and print the findings."""
-    from orchestrator.on_ray.jobs import is_job_address
-
     if not args.emulate and is_job_address(args.address):
         return _from_afar(args)
-    from orchestrator.doctor.checks import as_json, exit_code, finding_lines, judge, summary_lines
-
     facts, of_files = _examine(args)
-    findings = [*judge(facts), *of_files, *slow_card_findings(args.results), *load_findings()]
-    print_answer(args, as_json(facts, findings), *summary_lines(facts), *finding_lines(findings))
-    return exit_code(findings)
+    findings = [
+        *checks.judge(facts),
+        *of_files,
+        *slow_card_findings(args.results),
+        *load_findings(),
+    ]
+    shared.print_answer(
+        args,
+        checks.as_json(facts, findings),
+        *checks.summary_lines(facts),
+        *checks.finding_lines(findings),
+    )
+    return checks.exit_code(findings)
 
 
 def load_findings() -> list[Finding]:
     """A note if other programs compute on this host."""
-    from workloads.devices import Finding, Level
-
     problem = load_problem()
     remedy = "measure on it when they have ended, or look at the flags of its rows"
     return [Finding("load", problem, remedy, Level.NOTE, where="here")] if problem else []
@@ -135,10 +138,6 @@ def load_findings() -> list[Finding]:
 
 def slow_card_findings(results: Path) -> list[Finding]:
     """A finding for each card that was slow in the newest run with checks of its cards here."""
-    from orchestrator.store.history import read_card_checks, slow_cards_of
-    from orchestrator.store.reader import runs
-    from workloads.devices import Finding, Level
-
     remedy = (
         "look at its temperature, power limit and slot; leave it out of the run until it is as "
         "fast as the others"
@@ -161,12 +160,6 @@ def _grid_findings(
 ) -> list[Finding]:
     """Findings of the look at a grid's files, here and by ``refused`` on nodes, of packages that
     its jobs need and no node has, and of the software that it names, here."""
-    from orchestrator.driver.plan import packages_lacking
-    from orchestrator.grid.parser import load_grid
-    from orchestrator.on_ray.file_look import with_absolute_paths
-    from orchestrator.worker.layers import layer_findings
-    from workloads.devices import Finding, Level
-
     if grid is None:
         return []
     findings: list[Finding] = []
@@ -189,8 +182,6 @@ def _grid_findings(
 
 def _engines(args: argparse.Namespace) -> tuple[str, ...]:
     """Engines whose packages must be on the nodes: those named, else those of the grid's jobs."""
-    from orchestrator.grid.parser import load_grid
-
     if args.engines or args.grid is None:
         return tuple(args.engines or ())
     with contextlib.suppress(GridError):  # the look at its files names what is wrong
@@ -199,14 +190,6 @@ def _engines(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
-    from orchestrator.core.topology import parse_emulation
-    from orchestrator.doctor.probe import NEEDED, examine
-    from orchestrator.driver.plan import own_machine
-    from orchestrator.on_ray.cluster import connect, described, local_address
-    from orchestrator.on_ray.examination import Examination
-    from orchestrator.on_ray.file_look import refused
-    from orchestrator.on_ray.local_cluster import emulate
-
     examination = Examination(
         examine=examine,
         packages=tuple(args.packages or NEEDED),
@@ -235,16 +218,6 @@ def _examine(args: argparse.Namespace) -> tuple[ClusterFacts, list[Finding]]:
 
 
 def _from_afar(args: argparse.Namespace) -> int:
-    from orchestrator.doctor.checks import (
-        check_workstation,
-        exit_code,
-        finding_lines,
-        finding_of,
-        findings_json,
-    )
-    from orchestrator.on_ray.file_look import refused
-    from orchestrator.on_ray.jobs import JobServer, Versions, nodes_at, versions_here
-
     command = ["doctor", "--json", "--timeout", str(args.timeout_s)]
     if args.shared:
         command += ["--shared", args.shared]
@@ -262,14 +235,14 @@ def _from_afar(args: argparse.Namespace) -> int:
         end = "\n".join(printed.splitlines()[-15:])
         raise SubmitError(f"the examination on {server.address} came to nothing:\n{end}")
     here = versions_here()
-    findings = [finding_of(finding) for finding in answered["findings"]]
-    findings += check_workstation(here, Versions(**answered["facts"]["driver"]))
+    findings = [checks.finding_of(finding) for finding in answered["findings"]]
+    findings += checks.check_workstation(here, Versions(**answered["facts"]["driver"]))
     findings += _grid_findings(
         args.grid, partial(refused, server.address), partial(nodes_at, server.address)
     )
-    value = answered | findings_json(findings)
-    print_answer(args, value, *answered["summary"], *finding_lines(findings))
-    return exit_code(findings)
+    value = answered | checks.findings_json(findings)
+    shared.print_answer(args, value, *answered["summary"], *checks.finding_lines(findings))
+    return checks.exit_code(findings)
 
 
-COMMANDS = {"doctor": Command(_add_arguments, run, EPILOG)}
+COMMANDS = {"doctor": shared.Command(_add_arguments, run, EPILOG)}

@@ -8,30 +8,43 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from orchestrator.cli.options import (
-    Command,
-    add_results_argument,
-    add_shared,
-    number,
-    print_answer,
-    run_options,
-    whole_number,
-)
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli import options as shared
 from orchestrator.core import errors
 from orchestrator.core.errors import GridError, NightgridError, Problem
+from orchestrator.driver.plan import commits_before, grid_of
+from orchestrator.driver.run import run_grid
 from orchestrator.grid import grid_path
+from orchestrator.grid.parser import grid_of_values
+from orchestrator.planning.verification import Verified, verification_grid, verified
+from orchestrator.report.run_report import read_summary, write_aside
 from orchestrator.util import output
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from orchestrator.planning.verification import Verified
-    from workloads.data.lengths import Description as DatasetDescription
-    from workloads.data.lengths import Distribution
-    from workloads.data.shapes import Example
-    from workloads.models.describe import Description
+from workloads.base import BadConfiguration
+from workloads.data import storage
+from workloads.data.datasets import Reading, load_examples
+from workloads.data.lengths import Description as DatasetDescription
+from workloads.data.lengths import (
+    Distribution,
+    describe,
+    read_directory,
+    sample_by_length,
+    token_lengths,
+    write_synthetic,
+)
+from workloads.data.records import ADVERTISEGEN_FILES
+from workloads.data.shapes import Example, write_json_lines
+from workloads.inspection.checkpoints import protected_files
+from workloads.models import encryption
+from workloads.models.chatglm3.conversion import convert
+from workloads.models.describe import Description, describe_model, refuse_odd
+from workloads.models.drawing import draw_svg, draw_text, picture_of
+from workloads.models.loading import load_tokenizer, open_model
+from workloads.models.slides import draw_slide
 
 DESCRIBE_EPILOG = """\
 examples:
@@ -44,7 +57,9 @@ def _add_describe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", help="an embedded model, a directory, a config.json (ChatGLM3's own too), a hub id"
     )
-    parser.add_argument("--lora-rank", type=whole_number, default=8, metavar="R", help="default: 8")
+    parser.add_argument(
+        "--lora-rank", type=shared.whole_number, default=8, metavar="R", help="default: 8"
+    )
     parser.add_argument("--json", action="store_true", help="everything, for machines")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture as SVG")
     parser.add_argument("--pptx", type=Path, metavar="FILE", help="write it as a slide")
@@ -52,11 +67,6 @@ def _add_describe_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_describe(args: argparse.Namespace) -> int:
     """Describe, then print."""
-    from orchestrator.report.run_report import write_aside
-    from workloads.models.describe import describe_model
-    from workloads.models.drawing import draw_svg, picture_of
-    from workloads.models.slides import draw_slide
-
     description = describe_model(args.model, lora_rank=args.lora_rank)
     title = f"{description.model}: {description.parameters:,} parameters"
     for file, drawn in ((args.svg, draw_svg), (args.pptx, draw_slide)):
@@ -73,10 +83,6 @@ def run_describe(args: argparse.Namespace) -> int:
 
 def print_description(description: Description, console: Console) -> None:
     """All parts, for people."""
-    from rich.text import Text
-
-    from workloads.models.drawing import draw_text, picture_of
-
     random = "  (random weights: its texts mean nothing)" if description.random_weights else ""
     name = description.architecture.name
     console.print(Text.assemble((description.model, "bold"), f"  {name}{random}"))
@@ -97,9 +103,6 @@ def _print_table(
     numbers: Sequence[str],
     rows: Iterable[Sequence[str]],
 ) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(*first, title=title, title_justify="left")
     for heading in numbers:
         table.add_column(heading, justify="right")
@@ -189,8 +192,6 @@ def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_convert(args: argparse.Namespace) -> int:
     """Convert, showing progress, and say what was written."""
-    from workloads.models.chatglm3.conversion import convert
-
     begin = time.perf_counter()
     progress = _progress_printer()
     converted = convert(args.source, args.destination, force=args.force, progress=progress)
@@ -201,7 +202,7 @@ def run_convert(args: argparse.Namespace) -> int:
         "no tokenizer.model beside the weights, so no tokenizer was written: text prompts "
         "need one; put it there and convert again with --force"
     )
-    return print_answer(
+    return shared.print_answer(
         args,
         asdict(converted) | {"took_s": seconds},
         f"wrote {converted.path}: {converted.parameters:,} parameters, {size(converted.bytes)}",
@@ -256,10 +257,6 @@ def _add_protect_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_protect(args: argparse.Namespace) -> int:
     """Protect, and say what was written."""
-    from workloads.base import BadConfiguration
-    from workloads.inspection.checkpoints import protected_files
-    from workloads.models import encryption
-
     failing = f"--new-key cannot make {args.key_file}"
     try:
         if args.new_key:
@@ -276,7 +273,7 @@ def run_protect(args: argparse.Namespace) -> int:
     names = [file.name for file in sealed]
     report = {"path": str(args.destination), "protected": names, "bytes": sealed_bytes}
     unread = f"left out, since they are neither text nor safetensors: {', '.join(left_out)}"
-    return print_answer(
+    return shared.print_answer(
         args,
         report | {"left_out": left_out, "took_s": seconds},
         f"wrote {args.destination}: {len(sealed)} of {len(written)} files protected, "
@@ -337,7 +334,7 @@ def _add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
-_COUNT = number(int, 1, MOST_EXAMPLES, f"a whole number from 1 to {MOST_EXAMPLES:,}")
+_COUNT = shared.number(int, 1, MOST_EXAMPLES, f"a whole number from 1 to {MOST_EXAMPLES:,}")
 
 
 def run_dataset(args: argparse.Namespace) -> int:
@@ -347,12 +344,8 @@ def run_dataset(args: argparse.Namespace) -> int:
     if args.kind == "probe":
         return _probe(args)
     if args.kind == "advertisegen":
-        from workloads.data.lengths import read_directory
-
         name = str(args.directory)
         return _lengths(args, "directory", name, lambda: read_directory(args.directory))
-    from workloads.data.datasets import Reading, load_examples
-
     reading = Reading(
         columns=args.columns, split=args.split, revision=args.revision, subset=args.subset
     )
@@ -366,16 +359,10 @@ def _lengths(
     name: str,
     read: Callable[[], dict[str, list[Example]]],
 ) -> int:
-    from workloads.data.lengths import describe, sample_by_length, token_lengths
-    from workloads.data.shapes import write_json_lines
-
     out = args.tiny / "tiny.json" if args.tiny and args.tiny.is_dir() else args.tiny
     if out is not None:
         _refuse_overwriting([out], args.force)
     files = read()
-
-    from workloads.models.describe import refuse_odd
-    from workloads.models.loading import load_tokenizer, open_model
 
     source = open_model(args.tokenizer)
     if source.entry.kind != "embedded":
@@ -394,19 +381,16 @@ def _lengths(
     text = _text(name, args.tokenizer, description)
     if out is not None:
         text += f"\n\n{written} examples at equal distance in total length -> {out}"
-    return print_answer(args, report, text, indent=2, ensure_ascii=False)
+    return shared.print_answer(args, report, text, indent=2, ensure_ascii=False)
 
 
 def _synthetic(args: argparse.Namespace) -> int:
-    from workloads.data.lengths import write_synthetic
-    from workloads.data.records import ADVERTISEGEN_FILES
-
     if args.count < 2:
         raise NightgridError("--count must be at least 2: one example for each file")
     _refuse_overwriting([args.directory / name for name in ADVERTISEGEN_FILES], args.force)
     counts = _writing(args.directory, lambda: write_synthetic(args.directory, args.count))
     listed = ", ".join(f"{name}: {count:,}" for name, count in counts.items())
-    return print_answer(
+    return shared.print_answer(
         args,
         {"directory": str(args.directory), "counts": counts, "synthetic": True},
         f"synthetic examples, of AdvertiseGen's shape and lengths -> {args.directory} ({listed})",
@@ -414,8 +398,6 @@ def _synthetic(args: argparse.Namespace) -> int:
 
 
 def _probe(args: argparse.Namespace) -> int:
-    from workloads.data import storage
-
     def probe() -> storage.StorageSpeed:
         large, small = storage.LARGE_BYTES, storage.SMALL_FILES
         return storage.measure(args.directory, large_bytes=large, small_files=small)
@@ -430,7 +412,7 @@ def _probe(args: argparse.Namespace) -> int:
     )
     written = f"{speed.large_bytes / 1e6:,.0f} MB, and {speed.small_files:,} files of 4 KiB"
     cached = "reading may have come from memory: this system keeps what was written there"
-    return print_answer(
+    return shared.print_answer(
         args,
         asdict(speed),
         f"storage under {args.directory}",
@@ -507,14 +489,14 @@ def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--emulate", metavar="SPEC", help="emulated cards, such as 1x1:HPU")
     where.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster to run on")
     where.add_argument("--in-process", action="store_true", help="without Ray: for debuggers")
-    add_shared(parser, "--set")
+    shared.add(parser, "--set")
     parser.add_argument("--prompts", type=int, default=4, help="of the dataset (default: 4)")
     parser.add_argument("--tokens", type=int, default=16, help="after each prompt (default: 16)")
     parser.add_argument(
         "--batch-size", type=int, default=4, help="in which the engine gets them (default: 4)"
     )
     parser.add_argument("--json", action="store_true", help="the answers as JSON")
-    add_results_argument(parser, of_a_grid=True)
+    shared.add_results_argument(parser, of_a_grid=True)
     parser.add_argument(
         "--run",
         metavar="NAME",
@@ -525,20 +507,15 @@ def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Run the verification grid and print its answers."""
-    from orchestrator.driver.run import run_grid
-    from orchestrator.grid.parser import grid_of_values
-    from orchestrator.planning.verification import verified
-    from orchestrator.report.run_report import read_summary
-
     grid = grid_of_values(questions(args))
     # Run all, measured or not: drivers or libraries may have changed.
-    options = run_options(args, overrides=(), force=True, quiet=args.json)
+    options = shared.run_options(args, overrides=(), force=True, quiet=args.json)
     outcome = run_grid(grid, options, output.say_aside)
     _, measurements = read_summary(outcome.store)
     newest = {row.job_id: row for row in measurements if row.final}
     answers = verified(list(newest.values()))
     values = [asdict(one) for one in answers]
-    print_answer(args, values, _as_text(answers), indent=2, ensure_ascii=False)
+    shared.print_answer(args, values, _as_text(answers), indent=2, ensure_ascii=False)
     wrong = not outcome.result.finished or any(one.wrong for one in answers)
     return errors.DISAGREEMENT if wrong else errors.OK
 
@@ -546,10 +523,7 @@ def run_verify(args: argparse.Namespace) -> int:
 def questions(args: argparse.Namespace) -> dict[str, Any]:
     """Content of the verification grid's file, with names of the hub at the commits of the grid's
     run, whose rows are verified; names without one are reported."""
-    from orchestrator.driver.plan import commits_before, grid_of
-    from orchestrator.planning.verification import verification_grid
-
-    options = run_options(args, name=args.run_name, emulate=None, resume=True)
+    options = shared.run_options(args, name=args.run_name, emulate=None, resume=True)
     source = grid_of(args.grid, options)
     name = options.name or source.name
     if unknown := source.commits.keys() - commits_before(args.grid, options).keys():
@@ -594,9 +568,9 @@ def _as_text(answers: list[Verified]) -> str:
 
 
 COMMANDS = {
-    "describe": Command(_add_describe_arguments, run_describe, DESCRIBE_EPILOG),
-    "convert": Command(_add_convert_arguments, run_convert, CONVERT_EPILOG),
-    "protect": Command(_add_protect_arguments, run_protect, PROTECT_EPILOG),
-    "dataset": Command(_add_dataset_arguments, run_dataset, DATASET_EPILOG),
-    "verify": Command(_add_verify_arguments, run_verify, VERIFY_EPILOG),
+    "describe": shared.Command(_add_describe_arguments, run_describe, DESCRIBE_EPILOG),
+    "convert": shared.Command(_add_convert_arguments, run_convert, CONVERT_EPILOG),
+    "protect": shared.Command(_add_protect_arguments, run_protect, PROTECT_EPILOG),
+    "dataset": shared.Command(_add_dataset_arguments, run_dataset, DATASET_EPILOG),
+    "verify": shared.Command(_add_verify_arguments, run_verify, VERIFY_EPILOG),
 }

@@ -99,7 +99,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def add_shared(parser: argparse._ActionsContainer, *names: str) -> None:
+def add(parser: argparse._ActionsContainer, *names: str) -> None:
     """Add options of ``SHARED``."""
     for name in names:
         parser.add_argument(name, **SHARED[name])
@@ -283,4 +283,4 @@ def add_grid_arguments(parser: argparse.ArgumentParser, *, optional: bool = Fals
         metavar="FILE",
         help="the key to models written by `nightgrid protect`: a file of each node, mode 0600",
     )
-    add_shared(parser, "--set")
+    add(parser, "--set")

@@ -12,31 +12,39 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 
-from orchestrator.cli.options import (
-    Command,
-    add_deadline_arguments,
-    add_grid_arguments,
-    add_shared,
-    ends_at,
-    number,
-    print_answer,
-    run_options,
-)
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli import options as shared
 from orchestrator.core.deadline import Deadline
-from orchestrator.core.errors import GridError, StoreError
+from orchestrator.core.errors import GridError, Problem, StoreError
+from orchestrator.core.measurement import Prediction
+from orchestrator.core.plan import Action, PastRow, Plan
+from orchestrator.core.settings import FIELDS
+from orchestrator.driver.answers import predictions_of
+from orchestrator.driver.options import with_results_of
+from orchestrator.driver.plan import forecast_of, grid_of, plan_grid
+from orchestrator.grid.diagnostics import Rules
+from orchestrator.grid.parser import Grid, parse_grid
+from orchestrator.grid.schema import BATCH_SIZES, ONE_BATCH_SIZE, first_grid, grid_schema_text
+from orchestrator.planning.planner import estimator_for
+from orchestrator.report.text import print_predictions
+from orchestrator.scheduler.scheduler import ScheduleSettings
+from orchestrator.scheduler.simulator import Faults, SimulationResult, SimulationSettings, simulate
+from orchestrator.store import files as run_files
+from orchestrator.store.history import table_of
+from orchestrator.store.schema import SCHEMA_VERSION, schema
+from orchestrator.store.store import Store, existing_runs
 from orchestrator.util import output
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from orchestrator.core.errors import Problem
-    from orchestrator.core.plan import PastRow, Plan
-    from orchestrator.grid.parser import Grid
-    from orchestrator.scheduler.simulator import Faults, SimulationResult
-    from workloads.devices import DeviceSpec
-    from workloads.registry import WorkloadSpec
+from orchestrator.watch.plan_text import aligned, deadline_lines, plan_json, print_plan
+from workloads import registry
+from workloads.base import BadConfiguration
+from workloads.devices import DeviceSpec, of_accelerator, own_devices
+from workloads.models.catalog import find_model
+from workloads.models.precision import PRECISIONS, support, table
+from workloads.rules import refusals
 
 INIT_EPILOG = """\
 examples:
@@ -67,16 +75,11 @@ def _add_init_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--accelerator", help="(default: what this machine has, else Gaudi)")
     parser.add_argument("--force", action="store_true", help="replace a file that is there")
-    add_shared(parser, "--json")
+    shared.add(parser, "--json")
 
 
 def run_init(args: argparse.Namespace) -> int:
     """Write the file, once the grid in it is sound."""
-    from orchestrator.core.settings import FIELDS
-    from orchestrator.grid.parser import parse_grid
-    from orchestrator.grid.schema import BATCH_SIZES, ONE_BATCH_SIZE, first_grid
-    from workloads.models.precision import PRECISIONS, support
-
     fitting = _fitting(args.model)
     device = _device(args.accelerator)
     spec = _workload(args.workload or _first_choice(fitting, device.name))
@@ -125,7 +128,7 @@ def run_init(args: argparse.Namespace) -> int:
         raise StoreError(already) from None
     except OSError as error:
         raise StoreError(f"{args.file} cannot be written: {error}") from error
-    return print_answer(
+    return shared.print_answer(
         args,
         {"file": str(args.file), **fields, "precisions": precisions},
         f"wrote {args.file}: {workload} of {args.model} on {device.accelerator}",
@@ -133,11 +136,8 @@ def run_init(args: argparse.Namespace) -> int:
     )
 
 
-def _refused_precisions(grid: Grid, spec: WorkloadSpec, device: str) -> set[str]:
+def _refused_precisions(grid: Grid, spec: registry.WorkloadSpec, device: str) -> set[str]:
     """Precisions whose jobs would be unsupported, such as integers for training."""
-    from orchestrator.grid.diagnostics import Rules
-    from workloads.rules import refusals
-
     rules = Rules(refusals, {spec.name: spec})
     return {
         job.precision
@@ -156,30 +156,25 @@ _FIRST = (_USUAL, "text-to-image", "text-encoding")
 
 def _first_choice(fitting: Sequence[str], device: str) -> str:
     """The workload of a first grid: one that measures, with an engine for these cards."""
-    from workloads.registry import ENGINES, find_workload
-
     order = sorted(fitting, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     for name in order:
-        if any(ENGINES[engine].runs_on(device) for engine in find_workload(name).engines):
+        if any(
+            registry.ENGINES[engine].runs_on(device)
+            for engine in registry.find_workload(name).engines
+        ):
             return name
     return order[0]
 
 
-def _workload(name: str) -> WorkloadSpec:
+def _workload(name: str) -> registry.WorkloadSpec:
     """The workload of this name, or of one that others give it."""
-    from workloads.registry import WORKLOADS, find_workload
-
-    meant = [spec for spec in WORKLOADS.values() if name.lower() in spec.also_called]
-    return meant[0] if meant and name not in WORKLOADS else find_workload(name)
+    meant = [spec for spec in registry.WORKLOADS.values() if name.lower() in spec.also_called]
+    return meant[0] if meant and name not in registry.WORKLOADS else registry.find_workload(name)
 
 
 def _fitting(model: str) -> Sequence[str]:
-    from workloads.base import BadConfiguration
-    from workloads.models.catalog import find_model
-    from workloads.registry import WORKLOADS, task_of
-
-    task = task_of(find_model(model).checkpoint)
-    own = [spec for spec in WORKLOADS.values() if spec.tasks and not spec.implied]
+    task = registry.task_of(find_model(model).checkpoint)
+    own = [spec for spec in registry.WORKLOADS.values() if spec.tasks and not spec.implied]
     fitting = [spec.name for spec in own if task is None or task.name in spec.tasks]
     if not fitting:
         assert task is not None
@@ -189,8 +184,6 @@ def _fitting(model: str) -> Sequence[str]:
 
 def _device(accelerator: str | None) -> DeviceSpec:
     """The named kind of card; else the one whose tool is on this machine, or the first of all."""
-    from workloads.devices import of_accelerator, own_devices
-
     if accelerator:
         meant = [spec for spec in own_devices() if spec.answers_to(accelerator)]
         return meant[0] if meant else of_accelerator(accelerator)
@@ -208,7 +201,7 @@ examples:
 
 
 def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    add_grid_arguments(parser)
+    shared.add_grid_arguments(parser)
     parser.add_argument(
         "--address",
         metavar="ADDRESS",
@@ -216,28 +209,22 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "or HOST:6379 (on a machine of it); default: this machine's cards, else a server of each "
         "kind",
     )
-    add_deadline_arguments(parser)
-    add_shared(parser, "--json")
+    shared.add_deadline_arguments(parser)
+    shared.add(parser, "--json")
 
 
 def plan_of(args: argparse.Namespace) -> tuple[Plan, list[PastRow]]:
     """The plan for the command line's grid, nodes and results, and the earlier rows of its run."""
-    from orchestrator.driver.plan import plan_grid
-
-    return plan_grid(args.grid, run_options(args, name=args.run_name))
+    return plan_grid(args.grid, shared.run_options(args, name=args.run_name))
 
 
 def run_plan(args: argparse.Namespace) -> int:
     """Print the plan."""
-    from orchestrator.watch.plan_text import deadline_lines, plan_json, print_plan
-
     plan, history = plan_of(args)
     lines: list[str] = []
     forecast = None
-    at = ends_at(args)
+    at = shared.ends_at(args)
     if at is not None:  # how far a run would come that starts now
-        from orchestrator.driver.plan import forecast_of
-
         deadline = Deadline.of(at, now=time.time(), jobs=len(plan.jobs))
         forecast = forecast_of(plan, history, deadline)
         lines += deadline_lines(deadline, forecast)
@@ -261,28 +248,19 @@ exit codes: 0; 4 rows cannot be read, or none informs this grid
 
 
 def _add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    add_grid_arguments(parser)
+    shared.add_grid_arguments(parser)
     parser.add_argument(
         "--runs",
         metavar="RUN",
         nargs="*",
         help="earlier runs that inform it (default: all of the results directory)",
     )
-    add_shared(parser, "--json")
+    shared.add(parser, "--json")
 
 
 def run_predict(args: argparse.Namespace) -> int:
     """Predict, write the table and print it."""
-    from orchestrator.core.measurement import Prediction
-    from orchestrator.driver.answers import predictions_of
-    from orchestrator.driver.options import with_results_of
-    from orchestrator.driver.plan import grid_of, plan_grid
-    from orchestrator.report.text import print_predictions
-    from orchestrator.store import files as run_files
-    from orchestrator.store.history import table_of
-    from orchestrator.store.store import Store, existing_runs
-
-    options = run_options(args, name=args.run_name)
+    options = shared.run_options(args, name=args.run_name)
     grid = grid_of(args.grid, options)
     plan, _ = plan_grid(grid, options)
     results = with_results_of(grid, options).results
@@ -316,41 +294,37 @@ examples:
 
 
 def _add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
-    add_grid_arguments(parser)
+    shared.add_grid_arguments(parser)
     parser.add_argument(
         "--faults",
         metavar="RATE",
-        type=number(float, 0, 1, "a number from 0 to 1"),
+        type=shared.number(float, 0, 1, "a number from 0 to 1"),
         default=0.0,
         help="share of attempts and worker starts that fail, 0 to 1 (default: 0)",
     )
     parser.add_argument(
         "--noise",
         metavar="SIGMA",
-        type=number(float, 0, 2, "a number from 0 to 2"),
+        type=shared.number(float, 0, 2, "a number from 0 to 2"),
         default=0.1,
         help="how far durations scatter around their estimates (default: 0.1)",
     )
     parser.add_argument(
         "--seed", metavar="N", type=int, default=0, help="which history of accidents (default: 0)"
     )
-    add_deadline_arguments(parser)
-    add_shared(parser, "--json")
+    shared.add_deadline_arguments(parser)
+    shared.add(parser, "--json")
 
 
 def run_simulate(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
-    from orchestrator.planning.planner import estimator_for
-    from orchestrator.scheduler.scheduler import ScheduleSettings
-    from orchestrator.scheduler.simulator import SimulationSettings, simulate
-
     plan, history = plan_of(args)
     estimates = estimator_for(history, plan.nodes)
     settings = SimulationSettings(
         seed=args.seed, noise=args.noise, faults=_faults(args.faults, args.seed, plan)
     )
     began = time.perf_counter()
-    how, at, now = ScheduleSettings(), ends_at(args), time.time()
+    how, at, now = ScheduleSettings(), shared.ends_at(args), time.time()
     if at is not None:
         deadline = Deadline.of(at, now=now, jobs=len(plan.jobs))
         how = replace(how, work_until=deadline.work_until - now, stop_s=deadline.stop_s)
@@ -365,8 +339,6 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 def _faults(rate: float, seed: int, plan: Plan) -> Faults:
     """All faults at this rate, and that share of the nodes lost once at a random time."""
-    from orchestrator.scheduler.simulator import Faults
-
     if not rate:
         return Faults()
     random = Random(seed)
@@ -390,11 +362,6 @@ def _as_json(result: SimulationResult, plan: Plan, took_s: float) -> dict[str, o
 
 
 def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from orchestrator.core.plan import Action
-
     cards = sum(len(node.cards) for node in plan.nodes)
     table = Table(show_header=False, box=None, pad_edge=False)
     states = Counter(str(row.state) for row in result.rows).most_common()
@@ -450,16 +417,12 @@ def _add_schema_arguments(parser: argparse.ArgumentParser) -> None:
 def run_schema(args: argparse.Namespace) -> int:
     """Print the schema."""
     if args.of == "grid":
-        from orchestrator.grid.schema import grid_schema_text
-
         output.emit_json(grid_schema_text())
         return 0
     return _print_columns(args) if args.of == "results" else _print_precisions(args)
 
 
 def _print_precisions(args: argparse.Namespace) -> int:
-    from workloads.models.precision import table
-
     lines = []
     for row in table():
         unsupported = "" if row["supported"] else "unsupported: "
@@ -467,13 +430,10 @@ def _print_precisions(args: argparse.Namespace) -> int:
         lines.append(
             f"{row['precision']:<5}  {row['device']:<5} {engine}{unsupported}{row['text']}"
         )
-    return print_answer(args, table(), *lines, indent=1)
+    return shared.print_answer(args, table(), *lines, indent=1)
 
 
 def _print_columns(args: argparse.Namespace) -> int:
-    from orchestrator.store.schema import SCHEMA_VERSION, schema
-    from orchestrator.watch.plan_text import aligned
-
     columns = []
     for column in schema():
         about = {k.decode(): v.decode() for k, v in (column.metadata or {}).items()}
@@ -482,7 +442,9 @@ def _print_columns(args: argparse.Namespace) -> int:
     shown = [one | {"type": _short(one["type"])} for one in columns]
     lines = aligned([(name, [one[name] for one in shown]) for name in columns[0]])
     lines += ["", f"Schema version {SCHEMA_VERSION}; docs/schema.md has the nested types."]
-    return print_answer(args, {"version": SCHEMA_VERSION, "columns": columns}, *lines, indent=1)
+    return shared.print_answer(
+        args, {"version": SCHEMA_VERSION, "columns": columns}, *lines, indent=1
+    )
 
 
 def _short(kind: str) -> str:
@@ -490,9 +452,9 @@ def _short(kind: str) -> str:
 
 
 COMMANDS = {
-    "init": Command(_add_init_arguments, run_init, INIT_EPILOG),
-    "plan": Command(_add_plan_arguments, run_plan, PLAN_EPILOG),
-    "predict": Command(_add_predict_arguments, run_predict, PREDICT_EPILOG),
-    "simulate": Command(_add_simulate_arguments, run_simulate, SIMULATE_EPILOG),
-    "schema": Command(_add_schema_arguments, run_schema, SCHEMA_EPILOG),
+    "init": shared.Command(_add_init_arguments, run_init, INIT_EPILOG),
+    "plan": shared.Command(_add_plan_arguments, run_plan, PLAN_EPILOG),
+    "predict": shared.Command(_add_predict_arguments, run_predict, PREDICT_EPILOG),
+    "simulate": shared.Command(_add_simulate_arguments, run_simulate, SIMULATE_EPILOG),
+    "schema": shared.Command(_add_schema_arguments, run_schema, SCHEMA_EPILOG),
 }

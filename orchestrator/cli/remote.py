@@ -5,26 +5,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from orchestrator.cli.options import (
-    Command,
-    add_deadline_arguments,
-    add_place_arguments,
-    add_results_argument,
-    add_shared,
-    print_answer,
-    results_here,
-)
+from orchestrator.cli import options as shared
 from orchestrator.core.errors import StoreError, SubmitError
+from orchestrator.driver.plan import note_packages_at, refuse_files, refuse_sent_by_another
 from orchestrator.grid import grid_path
+from orchestrator.grid.parser import Grid, load_grid
+from orchestrator.on_ray.jobs import JobServer, Submission, ask_json, new_submission_id, owner_of
+from orchestrator.on_ray.run_queue import RESULTS
+from orchestrator.on_ray.run_status import RunCopy, note_seen
 from orchestrator.store.files import is_address, request_stop
+from orchestrator.store.lock import is_held
+from orchestrator.store.reader import damage_of
+from orchestrator.store.remote import copy_directory, fetch_from, shown_address
+from orchestrator.store.store import find_run
 from orchestrator.util import output
 from orchestrator.util.format import plural
-
-if TYPE_CHECKING:
-    from orchestrator.grid.parser import Grid
-    from orchestrator.on_ray.jobs import Submission
+from orchestrator.watch.notify import concealed
+from orchestrator.watch.notify import is_address as is_hook_address
 
 SUBMIT_EPILOG = """\
 examples:
@@ -71,7 +69,7 @@ def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="the job's id, of one grid; repeating it starts no second job",
     )
-    add_shared(parser, "--priority", "--wait-for-cards")
+    shared.add(parser, "--priority", "--wait-for-cards")
     parser.add_argument(
         "--working-dir",
         metavar="DIR",
@@ -92,25 +90,13 @@ def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one JSON object; of several grids an array",
     )
-    add_shared(parser, "--set")
-    add_deadline_arguments(parser)
-    add_shared(parser, "--notify")
+    shared.add(parser, "--set")
+    shared.add_deadline_arguments(parser)
+    shared.add(parser, "--notify")
 
 
 def run_submit(args: argparse.Namespace) -> int:
     """Check, send, and say how to find the jobs again."""
-    from orchestrator.driver.plan import (
-        note_packages_at,
-        refuse_files,
-        refuse_sent_by_another,
-    )
-    from orchestrator.grid.parser import load_grid
-    from orchestrator.on_ray.jobs import JobServer, owner_of
-    from orchestrator.on_ray.run_queue import RESULTS
-    from orchestrator.on_ray.run_status import note_seen
-    from orchestrator.watch.notify import concealed
-    from orchestrator.watch.notify import is_address as is_hook_address
-
     if len(args.grids) > 1 and (args.run_name or args.submission_id):
         args.refuse("--run and --submission-id name one run; send grids one by one to name each")
     if any(map(is_hook_address, args.notify)):
@@ -163,8 +149,6 @@ def run_submit(args: argparse.Namespace) -> int:
 
 
 def _submission(args: argparse.Namespace, path: Path, grid: Grid) -> Submission:
-    from orchestrator.on_ray.jobs import Submission, new_submission_id
-
     lasts = is_address(grid.results) or grid.results.startswith(("/", "~"))
     if not args.results and grid.results and not lasts:
         raise SubmitError(
@@ -225,14 +209,12 @@ def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="there", metavar="DIR", help="where runs lie there (default: as it was sent)"
     )
     parser.add_argument("--as", dest="name", metavar="NAME", help="here (default: its own name)")
-    add_results_argument(parser)
-    add_shared(parser, "--json")
+    shared.add_results_argument(parser)
+    shared.add(parser, "--json")
 
 
 def run_fetch(args: argparse.Namespace) -> int:
     """Bring what is not here yet."""
-    from orchestrator.on_ray.run_status import RunCopy
-
     if args.address and is_address(args.address):
         return _from_copy(args)
     copy = RunCopy.of(args.address, args.id, args.results, there=args.there, name=args.name)
@@ -241,8 +223,6 @@ def run_fetch(args: argparse.Namespace) -> int:
 
 
 def _from_copy(args: argparse.Namespace) -> int:
-    from orchestrator.store.remote import copy_directory, fetch_from, shown_address
-
     name, source = args.name or args.id, shown_address(args.address)
     received = fetch_from(
         args.address, args.id, lambda run_id: copy_directory(args.results, name, source, run_id)
@@ -252,14 +232,14 @@ def _from_copy(args: argparse.Namespace) -> int:
 
 
 def _say_received(args: argparse.Namespace, name: str, received: list[str]) -> None:
-    from orchestrator.store.reader import damage_of
-
     path = args.results / name
     rows = [file for file in received if file.endswith(".parquet")]
     damaged = [file for file in rows if damage_of(Path(file).name, (path / file).read_bytes())]
     report: dict[str, object] = {"run": name, "path": str(path), "received": received}
     report |= {"damaged": damaged, "finished": True}
-    print_answer(args, report, f"{name}: {plural(len(received), 'file')} came, all is in {path}")
+    shared.print_answer(
+        args, report, f"{name}: {plural(len(received), 'file')} came, all is in {path}"
+    )
 
 
 LOGS_EPILOG = """\
@@ -280,8 +260,6 @@ def _add_logs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_logs(args: argparse.Namespace) -> int:
     """Print the log, once or as it grows."""
-    from orchestrator.on_ray.jobs import JobServer
-
     server = JobServer(args.address)
     sent = server.sent(args.id)
     name = args.id if sent is None else sent.submission_id
@@ -308,9 +286,9 @@ exit codes: 0 asked; 4 no such run, or no driver works on it; 5 no such job, or 
 
 def _add_stop_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="RUN", help="name of a run, or id of a submitted job")
-    add_place_arguments(parser)
+    shared.add_place_arguments(parser)
     parser.add_argument("--now", action="store_true", help="do not wait for jobs that run")
-    add_shared(parser, "--json")
+    shared.add(parser, "--json")
 
 
 def run_stop(args: argparse.Namespace) -> int:
@@ -322,22 +300,17 @@ def run_stop(args: argparse.Namespace) -> int:
             f"{run}: asked to stop; what runs may end, nothing more is started. The same again "
             "stops what runs, too"
         )
-    return print_answer(args, {"run": run, "requests": count}, text)
+    return shared.print_answer(args, {"run": run, "requests": count}, text)
 
 
 def _request_here(args: argparse.Namespace) -> tuple[str, int]:
-    from orchestrator.store.lock import is_held
-    from orchestrator.store.store import find_run
-
-    store = find_run(args.id, results_here(args))
+    store = find_run(args.id, shared.results_here(args))
     if not is_held(store.path):
         raise StoreError(f"no driver works on run {store.run!r} in {store.path.parent}")
     return store.run, request_stop(store.path, at_once=args.now)
 
 
 def _request_there(args: argparse.Namespace) -> tuple[str, int]:
-    from orchestrator.on_ray.jobs import JobServer, ask_json
-
     server = JobServer(args.address)
     job = server.sent(args.id)
     name = job.run if job is not None and job.run else args.id
@@ -353,8 +326,8 @@ def _request_there(args: argparse.Namespace) -> tuple[str, int]:
 
 
 COMMANDS = {
-    "submit": Command(_add_submit_arguments, run_submit, SUBMIT_EPILOG),
-    "fetch": Command(_add_fetch_arguments, run_fetch, FETCH_EPILOG),
-    "logs": Command(_add_logs_arguments, run_logs, LOGS_EPILOG),
-    "stop": Command(_add_stop_arguments, run_stop, STOP_EPILOG),
+    "submit": shared.Command(_add_submit_arguments, run_submit, SUBMIT_EPILOG),
+    "fetch": shared.Command(_add_fetch_arguments, run_fetch, FETCH_EPILOG),
+    "logs": shared.Command(_add_logs_arguments, run_logs, LOGS_EPILOG),
+    "stop": shared.Command(_add_stop_arguments, run_stop, STOP_EPILOG),
 }

@@ -9,44 +9,41 @@ import sys
 from collections.abc import Iterable, Iterator
 from math import isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.analysis.flags import raised_by_job
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement as Extent
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.analysis.comparison import RULES, RunComparison, compare
+from orchestrator.analysis.flags import Raised, raised_by_job
 from orchestrator.analysis.replicates import join
 from orchestrator.analysis.selection import newest_final, settings_of
-from orchestrator.analysis.summary import at_equal_quality
-from orchestrator.cli.options import (
-    Command,
-    add_copy_argument,
-    add_results_argument,
-    add_shared,
-    named_run,
-    print_answer,
-)
+from orchestrator.analysis.summary import Summary, at_equal_quality
+from orchestrator.cli import options as shared
 from orchestrator.core import errors
 from orchestrator.core.errors import NotComparable, StoreError
+from orchestrator.core.measurement import Measurement
+from orchestrator.grid.parser import load_grid
+from orchestrator.on_ray.run_status import RunCopy
+from orchestrator.report import all_runs, exchange, export
+from orchestrator.report.atlas import LARGEST_BYTES, Atlas, atlas_of, from_json, merged, to_json
 from orchestrator.report.figure_data import figure_csv, plain
-from orchestrator.report.query import plain_value, query
+from orchestrator.report.figures import write_pictures
+from orchestrator.report.query import Answer, plain_value, query
 from orchestrator.report.run_report import page_text, read_published, read_summary, write_aside
+from orchestrator.report.text import print_comparison, print_summary, to_markdown
 from orchestrator.store import files as run_files
 from orchestrator.store.history import spread_between_runs
 from orchestrator.store.store import Store, existing_runs, find_run
-from orchestrator.trackers.base import TRACKERS, write_rows
+from orchestrator.trackers.base import TRACKERS, Tracker, write_rows
 from orchestrator.util import format as units
 from orchestrator.util import output
 from orchestrator.util.format import one_line
 from orchestrator.util.output import visible_json
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from orchestrator.analysis.comparison import RunComparison
-    from orchestrator.analysis.flags import Raised
-    from orchestrator.analysis.summary import Summary
-    from orchestrator.core.measurement import Measurement
-    from orchestrator.report.atlas import Atlas
-    from orchestrator.report.query import Answer
-    from orchestrator.trackers.base import Tracker
+from workloads.util import files
 
 #: Formats of other tools for loads of served models (``orchestrator.report.exchange``).
 OF_OTHERS = ("llm-d", "aiperf", "vllm-bench")
@@ -67,8 +64,8 @@ docs/report.md says what each section is made from.
 
 def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
-    add_results_argument(parser)
-    add_copy_argument(parser)
+    shared.add_results_argument(parser)
+    shared.add_copy_argument(parser)
     parser.add_argument(
         "--format",
         choices=FORMATS,
@@ -85,7 +82,7 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
         dest="every",
         help="one page over all runs (DIR/report.html): jobs over nights, with change points",
     )
-    add_shared(parser, "--verbose")
+    shared.add(parser, "--verbose")
     parser.add_argument(
         "--figures",
         type=Path,
@@ -122,9 +119,7 @@ def run_report(args: argparse.Namespace) -> int:
     if args.every:
         return _every_run(args)
     if args.address:
-        from orchestrator.on_ray.run_status import RunCopy
-
-        copy = RunCopy.of(args.address, named_run(args), args.results)
+        copy = RunCopy.of(args.address, shared.named_run(args), args.results)
         copy.copy()
         args.run_name = copy.name
     store = find_run(args.run_name, args.results)
@@ -154,8 +149,6 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def _every_run(args: argparse.Namespace) -> int:
-    from orchestrator.report import all_runs
-
     if args.run_name or args.format not in (None, "html") or args.figures:
         raise StoreError("--all is a page over all runs: name no RUN, no --format, no --figures")
     results = args.results
@@ -175,8 +168,6 @@ def _every_run(args: argparse.Namespace) -> int:
 
 def write_figures(summary: Summary, directory: Path) -> None:
     """Write the CSV of every figure, then its pictures (their renderer may be missing)."""
-    from orchestrator.report.figures import write_pictures
-
     if directory.exists() and not directory.is_dir():
         raise StoreError(f"--figures {directory}: a file has this name; give a folder's")
     tables = figure_csv(summary)
@@ -190,8 +181,6 @@ def write_figures(summary: Summary, directory: Path) -> None:
 
 def tables(summary: Summary, path: Path | None, *, verbose: bool = False, page: str = "") -> str:
     """The terminal's tables as text, coloured if standard output is a terminal."""
-    from orchestrator.report.text import print_summary
-
     plain: dict[str, Any] = {"width": 100, "color_system": None, "force_terminal": False}
     to_screen = path in (None, STANDARD_OUTPUT)
     console = output.console(highlight=False, **({} if to_screen else plain))
@@ -204,18 +193,12 @@ def _text(summary: Summary, form: str, path: Path, *, verbose: bool) -> str | It
     if form == "terminal":
         return tables(summary, path, verbose=verbose)
     if form == "md":
-        from orchestrator.report.text import to_markdown
-
         return to_markdown(summary)
     if form in OF_OTHERS:
-        from orchestrator.report import exchange
-
         return exchange.lines(summary.rows, form)
-    from orchestrator.report.export import json_parts, to_csv, to_vendor_csv
-
     if form == "json":
-        return map(visible_json, json_parts(summary))
-    return to_vendor_csv(summary) if form == "vendor" else to_csv(summary)
+        return map(visible_json, export.json_parts(summary))
+    return export.to_vendor_csv(summary) if form == "vendor" else export.to_csv(summary)
 
 
 def _deliver(text: str | Iterable[str], path: Path) -> None:
@@ -248,7 +231,7 @@ docs/statistics.md says how a change is called significant and which rows are no
 def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="RUN_A", help="the run to compare with")
     parser.add_argument("after", metavar="RUN_B", help="the run in question")
-    add_results_argument(parser)
+    shared.add_results_argument(parser)
     parser.add_argument(
         "--fail-on-regression",
         metavar="SHARE",
@@ -273,13 +256,11 @@ def _add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         "settings across kinds of cards",
     )
     parser.add_argument("--all", action="store_true", help="list unchanged jobs too")
-    add_shared(parser, "--json")
+    shared.add(parser, "--json")
 
 
 def run_compare(args: argparse.Namespace) -> int:
     """Compare and print."""
-    from orchestrator.analysis.comparison import RULES, compare
-
     forgivable = [rule.key for rule in RULES if rule.effect == "blocks" and rule.forgivable]
     for key in args.allow:
         if key not in forgivable:
@@ -297,12 +278,8 @@ def run_compare(args: argparse.Namespace) -> int:
         allow=frozenset(args.allow),
     )
     if args.json:
-        from orchestrator.report.export import comparison_json
-
-        output.say_json(comparison_json(comparison, args.fail_on_regression), indent=2)
+        output.say_json(export.comparison_json(comparison, args.fail_on_regression), indent=2)
     else:
-        from orchestrator.report.text import print_comparison
-
         print_comparison(comparison, output.console(highlight=False), every=args.all)
     if not comparison.changes and not comparison.broken:
         raise NotComparable(_nothing(comparison))
@@ -375,8 +352,8 @@ exit codes: 0 answered; 2 the statement is refused; 4 no runs, or a run cannot b
 
 def _add_query_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sql", metavar="SQL", help="one statement; - reads it from standard input")
-    add_results_argument(parser)
-    add_shared(parser, "--run")
+    shared.add_results_argument(parser)
+    shared.add(parser, "--run")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="a JSON array of objects")
     form.add_argument("--csv", action="store_true", help="comma-separated values")
@@ -408,11 +385,6 @@ def _csv_text(value: object) -> str:
 
 
 def _print_table(answer: Answer) -> None:
-    from rich import box
-    from rich.measure import Measurement
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for index, column in enumerate(answer.columns):
         number = all(isinstance(row[index], (int, float, type(None))) for row in answer.rows)
@@ -421,7 +393,7 @@ def _print_table(answer: Answer) -> None:
         table.add_row(*(Text(_shown(value)) for value in row))
     console = output.console(highlight=False)
     unbounded = console.options.update(max_width=MOST_WIDTH)
-    if answer.rows and Measurement.get(console, unbounded, table).minimum > console.width:
+    if answer.rows and Extent.get(console, unbounded, table).minimum > console.width:
         _print_records(answer, console)
     else:
         console.print(table)
@@ -430,8 +402,6 @@ def _print_table(answer: Answer) -> None:
 
 def _print_records(answer: Answer, console: Console) -> None:
     """Each row as lines of a column and its value, for more columns than a line has room for."""
-    from rich.text import Text
-
     names = [one_line(column) for column in answer.columns]
     widest = max(map(len, names))
     for number, row in enumerate(answer.rows[:MOST_RECORDS], start=1):
@@ -502,8 +472,8 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="with --atlas: add what another site's bundle knows; may be repeated",
     )
-    add_results_argument(parser)
-    add_shared(parser, "--run")
+    shared.add_results_argument(parser)
+    shared.add(parser, "--run")
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
 
 
@@ -518,13 +488,11 @@ def run_export(args: argparse.Namespace) -> int:
     elif args.to != "datasets":
         written, what = dict(_track(TRACKERS[args.to], args, refused)), "new jobs of"
     else:
-        from orchestrator.report.export import export_datasets
-
         destination = str(Path(destination).resolve())
-        written, what = export_datasets(args.results, Path(destination), args.run_names), ""
+        written, what = export.export_datasets(args.results, Path(destination), args.run_names), ""
     parts = (f"{count:,} {what} {name}".replace("  ", " ") for name, count in written.items())
     report = {"destination": destination, "written": written}
-    print_answer(args, report, f"{destination}: {', '.join(parts)}")
+    shared.print_answer(args, report, f"{destination}: {', '.join(parts)}")
     if refused:
         raise StoreError("; ".join(refused))
     return 0
@@ -547,9 +515,6 @@ def _track(
 
 def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
     """Write the atlas bundle of a grid, with or without runs; returns its cells by status."""
-    from orchestrator.grid.parser import load_grid
-    from orchestrator.report.atlas import atlas_of, merged, to_json
-
     grid = load_grid(args.atlas, check_data=False)
     runs = args.run_names or (existing_runs(args.results) if args.results.is_dir() else ())
     rows = (row for run in runs for row in Store.existing(args.results, run).measurements())
@@ -559,9 +524,6 @@ def _write_atlas(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _bundle(path: Path) -> Atlas:
-    from orchestrator.report.atlas import LARGEST_BYTES, from_json
-    from workloads.util import files
-
     try:
         text = files.read_text(path, limit_bytes=LARGEST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
@@ -571,8 +533,8 @@ def _bundle(path: Path) -> Atlas:
 
 
 COMMANDS = {
-    "report": Command(_add_report_arguments, run_report, REPORT_EPILOG),
-    "compare": Command(_add_compare_arguments, run_compare, COMPARE_EPILOG),
-    "query": Command(_add_query_arguments, run_query, QUERY_EPILOG),
-    "export": Command(_add_export_arguments, run_export, EXPORT_EPILOG),
+    "report": shared.Command(_add_report_arguments, run_report, REPORT_EPILOG),
+    "compare": shared.Command(_add_compare_arguments, run_compare, COMPARE_EPILOG),
+    "query": shared.Command(_add_query_arguments, run_query, QUERY_EPILOG),
+    "export": shared.Command(_add_export_arguments, run_export, EXPORT_EPILOG),
 }

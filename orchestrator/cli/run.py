@@ -13,15 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.options import (
-    Command,
-    add_deadline_arguments,
-    add_grid_arguments,
-    add_shared,
-    ends_at,
-    number,
-    run_options,
-)
+from orchestrator.cli import options as shared
 from orchestrator.core import errors
 from orchestrator.core.errors import (
     ClusterError,
@@ -75,7 +67,7 @@ drives the run. With
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_grid_arguments(parser, optional=True)
+    shared.add_grid_arguments(parser, optional=True)
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -99,17 +91,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one job at a time in this very process, without Ray: for debuggers",
     )
-    add_shared(parser, "--verbose")
+    shared.add(parser, "--verbose")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the report")
     parser.add_argument(
         "--json",
         action="store_true",
         help="the report as one JSON object on standard output, progress on standard error",
     )
-    add_deadline_arguments(parser)
-    add_shared(parser, "--notify")
+    shared.add_deadline_arguments(parser)
+    shared.add(parser, "--notify")
     rare = parser.add_argument_group("rarely needed")
-    add_shared(rare, "--priority", "--wait-for-cards")
+    shared.add(rare, "--priority", "--wait-for-cards")
     rare.add_argument(
         "--card-memory",
         metavar="GIB",
@@ -165,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
         return _drive_and_tell(args, None)
     from orchestrator.driver.supervisor import Supervisor
 
-    return Supervisor(command=command, notify=args.notify, ends_at=ends_at(args)).run()
+    return Supervisor(command=command, notify=args.notify, ends_at=shared.ends_at(args)).run()
 
 
 def _drive_and_tell(args: argparse.Namespace, link: SupervisorLink | None) -> int:
@@ -262,11 +254,11 @@ def _grid_and_options(
 ) -> tuple[Path, RunOptions]:
     from orchestrator.driver.run import grid_to_resume
 
-    options = run_options(
+    options = shared.run_options(
         args,
         name=args.run_name,
         resume=args.resume or (link is not None and link.restarted),
-        ends_at=link.ends_at if link is not None else ends_at(args),
+        ends_at=link.ends_at if link is not None else shared.ends_at(args),
         supervisor=link,
     )
     if args.grid is not None:
@@ -364,7 +356,7 @@ def _report(store: Store, *, as_json: bool, verbose: bool) -> tuple[Path | None,
 
 def _gibibytes(text: str) -> int:
     wanted = "a size in GiB, such as 2 or 0.5"
-    return round(number(float, 1e-6, 2**20, wanted)(text) * 2**30)
+    return round(shared.number(float, 1e-6, 2**20, wanted)(text) * 2**30)
 
 
-COMMANDS = {"run": Command(_add_arguments, run, EPILOG)}
+COMMANDS = {"run": shared.Command(_add_arguments, run, EPILOG)}

@@ -13,30 +13,43 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from orchestrator.cli.options import (
-    Command,
-    add_copy_argument,
-    add_place_arguments,
-    add_results_argument,
-    named_run,
-    number,
-    print_answer,
-    results_here,
-)
+from orchestrator.cli import options as shared
 from orchestrator.core.errors import NightgridError, SubmitError
+from orchestrator.core.status import RunStatus
+from orchestrator.on_ray.jobs import (
+    HeadJobFailed,
+    JobInfo,
+    JobServer,
+    ask_json,
+    ask_there,
+    directory_there,
+)
+from orchestrator.on_ray.run_status import (
+    LastSeen,
+    RunCopy,
+    ServedRun,
+    note_seen,
+    serve_results,
+    served_runs,
+)
+from orchestrator.report.run_report import read_status
 from orchestrator.store.files import inside_ray_job
-from orchestrator.store.store import MOST_LISTED, find_run
+from orchestrator.store.store import MOST_LISTED, Store, find_run
 from orchestrator.util import output
 from orchestrator.util.format import duration, moment
-
-if TYPE_CHECKING:
-    from orchestrator.core.status import RunStatus
-    from orchestrator.on_ray.jobs import JobInfo
-    from orchestrator.on_ray.run_status import LastSeen, ServedRun
-    from orchestrator.store.store import Store
-    from orchestrator.watch.state import RunEntry
+from orchestrator.watch.live import summary_line
+from orchestrator.watch.notify import concealed
+from orchestrator.watch.server import TOKEN, WatchServer, is_loopback
+from orchestrator.watch.state import (
+    RunEntry,
+    RunFeed,
+    entry_by_status,
+    entry_lines,
+    entry_of,
+    run_entries,
+    with_sent,
+)
 
 STATUS_EPILOG = """\
 examples:
@@ -52,7 +65,7 @@ exit codes: 0 shown; 4 no such run; 5 no such job, or the cluster is not reachab
 
 def _add_status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", nargs="?", metavar="ID", help="submission id, or name of a run")
-    add_place_arguments(parser)
+    shared.add_place_arguments(parser)
     parser.add_argument(
         "--json", action="store_true", help="one JSON object; without ID, jobs as an array"
     )
@@ -70,24 +83,20 @@ def run_status(args: argparse.Namespace) -> int:
         with _with_last_seen(args.address, args.id or ""):
             return _one_there(args) if args.id else _jobs_there(args)
     serve_in_job(args)
-    store = find_run(args.id, results_here(args))
-    return print_answer(args, run_json(store), run_lines(store), indent=1)
+    store = find_run(args.id, shared.results_here(args))
+    return shared.print_answer(args, run_json(store), run_lines(store), indent=1)
 
 
 def serve_in_job(args: argparse.Namespace) -> None:
     """In a head job: link the results, so that the next question about them needs none."""
     if inside_ray_job():
-        from orchestrator.on_ray.run_status import serve_results
-
-        serve_results(results_here(args))
+        serve_results(shared.results_here(args))
 
 
 @contextlib.contextmanager
 def _with_last_seen(address: str, name: str) -> Iterator[None]:
     """Add what was last seen of a run (empty: all) to the error of a cluster that does not know it,
     or is gone."""
-    from orchestrator.on_ray.run_status import LastSeen
-
     try:
         yield
     except SubmitError as error:
@@ -120,9 +129,6 @@ def _seen_text(served: ServedRun) -> str:
 
 
 def _jobs_there(args: argparse.Namespace) -> int:
-    from orchestrator.on_ray.jobs import JobServer
-    from orchestrator.on_ray.run_status import LastSeen, note_seen
-
     server = JobServer(args.address)
     jobs, seen = server.jobs(), LastSeen.of(server.address)
     lines = [job_lines(job, details=False) for job in jobs]
@@ -131,20 +137,11 @@ def _jobs_there(args: argparse.Namespace) -> int:
         lines += ["The head was started again; Ray forgets jobs with it.", *seen_lines(seen)]
     else:
         note_seen(server, jobs)
-    return print_answer(args, [dataclasses.asdict(job) for job in jobs], *lines, indent=1)
+    return shared.print_answer(args, [dataclasses.asdict(job) for job in jobs], *lines, indent=1)
 
 
 def _one_there(args: argparse.Namespace) -> int:
     """Show a job, and the run that it drives; or a run that was started on the cluster itself."""
-    from orchestrator.on_ray.jobs import (
-        HeadJobFailed,
-        JobServer,
-        ask_json,
-        ask_there,
-        directory_there,
-    )
-    from orchestrator.on_ray.run_status import LastSeen, note_seen, served_runs
-
     server = JobServer(args.address)
     job = server.sent(args.id)
     known = job or next(iter(LastSeen.of(server.address).of_run(args.id).jobs), None)
@@ -178,7 +175,7 @@ def _one_there(args: argparse.Namespace) -> int:
         if job is None or not (failed or args.json):
             raise
         lines.append(str(error))  # its driver has not come to its run yet
-    return print_answer(args, fields, *lines, indent=1)
+    return shared.print_answer(args, fields, *lines, indent=1)
 
 
 def job_lines(job: JobInfo, *, details: bool, now: float | None = None) -> str:
@@ -188,8 +185,6 @@ def job_lines(job: JobInfo, *, details: bool, now: float | None = None) -> str:
         line += f"  for {duration((job.ended_at or now or time.time()) - job.started_at)}"
     if not details:
         return line
-    from orchestrator.watch.notify import concealed
-
     line += f"  by {job.submitter}" if job.submitter else ""
     lines = [line, f"  {concealed(job.entrypoint)}"]
     if job.exit_code is not None:
@@ -201,8 +196,6 @@ def job_lines(job: JobInfo, *, details: bool, now: float | None = None) -> str:
 
 def run_json(store: Store) -> dict[str, object]:
     """The fields of ``RunStatus``, or None for all of them where no driver wrote any."""
-    from orchestrator.report.run_report import read_status
-
     rows = str(store.tables_path.resolve())
     return _status_json(store.run, rows, final_rows(store), read_status(store))
 
@@ -226,9 +219,6 @@ def final_rows(store: Store) -> int:
 
 def run_lines(store: Store) -> str:
     """The run's state: its driver's last status, else the number of rows."""
-    from orchestrator.on_ray.run_status import ServedRun
-    from orchestrator.report.run_report import read_status
-
     status = read_status(store)
     if status is None:
         return f"{store.run}: {final_rows(store)} final rows, no status of a driver"
@@ -238,8 +228,6 @@ def run_lines(store: Store) -> str:
 
 def status_lines(run: ServedRun) -> str:
     """A run's state by its driver's last status."""
-    from orchestrator.watch.live import summary_line
-
     status = run.status
     lines = [f"{run.run}: {summary_line(dataclasses.replace(status, answers=()))}"]
     age = time.time() - status.at
@@ -270,7 +258,7 @@ exit codes: 0; 4 there are no runs; 5 the cluster is not reachable
 
 
 def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
-    add_place_arguments(parser)
+    shared.add_place_arguments(parser)
     parser.add_argument(
         "--last", metavar="N", type=int, default=MOST_LISTED, help="so many (default: %(default)s)"
     )
@@ -279,24 +267,18 @@ def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_runs(args: argparse.Namespace) -> int:
     """List the runs."""
-    from orchestrator.watch.state import entry_lines, run_entries
-
     if args.address:
         with _with_last_seen(args.address, ""):
             entries = _there(args)
     else:
         serve_in_job(args)
-        entries = run_entries(results_here(args), args.last)
+        entries = run_entries(shared.results_here(args), args.last)
     values = [dataclasses.asdict(entry) for entry in entries]
-    return print_answer(args, values, *entry_lines(entries, time.time()))
+    return shared.print_answer(args, values, *entry_lines(entries, time.time()))
 
 
 def _there(args: argparse.Namespace) -> list[RunEntry]:
     """Runs of a cluster's head, and submitted ones that have not begun."""
-    from orchestrator.on_ray.jobs import JobServer, ask_json, directory_there
-    from orchestrator.on_ray.run_status import note_seen, served_runs
-    from orchestrator.watch.state import entry_by_status, entry_of, with_sent
-
     server = JobServer(args.address)
     place = directory_there(args.results, None)
     jobs = [job for job in server.jobs() if directory_there(None, job) == place]
@@ -332,8 +314,8 @@ exit codes: 0 ended by Ctrl-C or SIGTERM; 1 the address cannot be had; 4 no such
 
 def _add_watch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="default: the newest run")
-    add_results_argument(parser)
-    add_copy_argument(parser)
+    shared.add_results_argument(parser)
+    shared.add_copy_argument(parser)
     parser.add_argument(
         "--host",
         metavar="ADDRESS",
@@ -343,7 +325,7 @@ def _add_watch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
         metavar="NUMBER",
-        type=number(int, 0, 65535, "a port: give a number from 0 to 65535"),
+        type=shared.number(int, 0, 65535, "a port: give a number from 0 to 65535"),
         default=DEFAULT_PORT,
         help="0 takes a free one (default: %(default)s)",
     )
@@ -358,18 +340,13 @@ def run_watch(args: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not args.address:
         return _serve(args)
-    from orchestrator.on_ray.run_status import RunCopy
-
-    copy = RunCopy.of(args.address, named_run(args), args.results)
+    copy = RunCopy.of(args.address, shared.named_run(args), args.results)
     with copy.following(COPY_EVERY_S):
         args.run_name = copy.name
         return _serve(args)
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from orchestrator.watch.server import TOKEN, WatchServer, is_loopback
-    from orchestrator.watch.state import RunFeed
-
     # The page itself says what is damaged; the log would say so every two seconds.
     logging.getLogger("nightgrid.store").setLevel(logging.ERROR)
     store = find_run(args.run_name, args.results)
@@ -399,7 +376,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "status": Command(_add_status_arguments, run_status, STATUS_EPILOG),
-    "runs": Command(_add_runs_arguments, run_runs, RUNS_EPILOG),
-    "watch": Command(_add_watch_arguments, run_watch, WATCH_EPILOG),
+    "status": shared.Command(_add_status_arguments, run_status, STATUS_EPILOG),
+    "runs": shared.Command(_add_runs_arguments, run_runs, RUNS_EPILOG),
+    "watch": shared.Command(_add_watch_arguments, run_watch, WATCH_EPILOG),
 }

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from orchestrator.cli.options import (
-    Command,
-    add_results_argument,
-    add_shared,
-    number,
-    print_answer,
-    whole_number,
-)
+from orchestrator.analysis.ratio import LEAST_NOISE, Ratio
+from orchestrator.analysis.selection import newest_final
+from orchestrator.cli import options as shared
 from orchestrator.core.errors import NotComparable, OptionError, StoreError
-from orchestrator.core.topology import parse_emulation
+from orchestrator.core.measurement import Measurement
+from orchestrator.core.topology import Node, parse_emulation
+from orchestrator.driver.plan import no_cards_text, own_nodes
+from orchestrator.software.bisect import Bisector, meter_of
+from orchestrator.software.repro import SCRIPT, rows_of_runs, write_folder
 from orchestrator.store.store import find_run
 from orchestrator.util import output
+from orchestrator.worker.layers import available_versions
 from workloads.base import BadConfiguration
 from workloads.settings import DEFAULT_SOFTWARE
-
-if TYPE_CHECKING:
-    from orchestrator.analysis.ratio import Ratio
-    from orchestrator.core.measurement import Measurement
-    from orchestrator.core.topology import Node
 
 REPRO_EPILOG = """\
 example:
@@ -49,13 +43,11 @@ not slower by the test of `nightgrid compare`
 def _add_row_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", metavar="RUN")
     parser.add_argument("job", metavar="JOB")
-    add_results_argument(parser)
+    shared.add_results_argument(parser)
 
 
 def _row_of(args: argparse.Namespace) -> Measurement:
     """The newest final row of the job that the arguments name; StoreError if it is not one."""
-    from orchestrator.analysis.selection import newest_final
-
     rows = newest_final(find_run(args.run_name, args.results).measurements(samples=False))
     matching = [row for row in rows if row.job_id.startswith(args.job)]
     if len(matching) != 1:
@@ -71,19 +63,17 @@ def _add_repro_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="where to write (default: ./repro-JOB)"
     )
-    add_shared(parser, "--json")
+    shared.add(parser, "--json")
 
 
 def run_repro(args: argparse.Namespace) -> int:
     """Write the folder."""
-    from orchestrator.software.repro import SCRIPT, rows_of_runs, write_folder
-
     row = _row_of(args)
     directory = args.output or Path(f"repro-{row.job_id}")
     results = find_run(args.run_name, args.results).path.parent
     files = write_folder(row, directory, rows_of_runs(results))
     report = {"directory": str(directory), "files": files}
-    print_answer(args, report, f"{directory}: {', '.join(files)}; there: python {SCRIPT}")
+    shared.print_answer(args, report, f"{directory}: {', '.join(files)}; there: python {SCRIPT}")
     return 0
 
 
@@ -97,7 +87,7 @@ def _add_bisect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes",
         metavar="N",
-        type=whole_number,
+        type=shared.whole_number,
         default=3,
         help="fresh processes of each of two versions at least; more follow, up to 10, where they "
         "do not decide (default: 3)",
@@ -105,18 +95,15 @@ def _add_bisect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--noise",
         metavar="SHARE",
-        type=number(float, 0, 1, "between 0 and 1"),
+        type=shared.number(float, 0, 1, "between 0 and 1"),
         help="relative standard deviation between equals beyond that of their processes (default: "
         "0.005, as between runs on a quiet machine)",
     )
-    add_shared(parser, "--json")
+    shared.add(parser, "--json")
 
 
 def run_bisect(args: argparse.Namespace) -> int:
     """Find the version and print it."""
-    from orchestrator.analysis.ratio import LEAST_NOISE
-    from orchestrator.software.bisect import Bisector, meter_of
-
     row = _row_of(args)
     if row.batch_size is None or row.cards > 1:
         raise NotComparable(f"{row.job_id} is no measured row of one card")
@@ -144,7 +131,7 @@ def run_bisect(args: argparse.Namespace) -> int:
         "skipped": list(answer.skipped),
         "steps": steps,
     }
-    print_answer(args, report | _ratio_json(answer.change), f"{package} {answer.text}")
+    shared.print_answer(args, report | _ratio_json(answer.change), f"{package} {answer.text}")
     return 0
 
 
@@ -163,8 +150,6 @@ def _package_of(row: Measurement) -> str:
 
 def _versions(package: str, good: str, bad: str) -> list[str]:
     """The versions from good to bad; OptionError if there is no such one."""
-    from orchestrator.worker.layers import available_versions
-
     try:
         versions = available_versions(package)
         if not {good, bad} <= set(versions):  # pre-releases are listed only if asked for
@@ -183,8 +168,6 @@ def _versions(package: str, good: str, bad: str) -> list[str]:
 
 def _node_of(row: Measurement) -> Node:
     """This machine with a card of the row's kind."""
-    from orchestrator.driver.plan import no_cards_text, own_nodes
-
     if row.emulated:
         return parse_emulation("1x1", [row.accelerator])[0]
     nodes = own_nodes([row.accelerator])
@@ -194,6 +177,6 @@ def _node_of(row: Measurement) -> Node:
 
 
 COMMANDS = {
-    "repro": Command(_add_repro_arguments, run_repro, REPRO_EPILOG),
-    "bisect": Command(_add_bisect_arguments, run_bisect, BISECT_EPILOG),
+    "repro": shared.Command(_add_repro_arguments, run_repro, REPRO_EPILOG),
+    "bisect": shared.Command(_add_bisect_arguments, run_bisect, BISECT_EPILOG),
 }

@@ -18,17 +18,7 @@ from pathlib import Path
 from orchestrator.analysis.selection import Setting, described, stated_parameters
 from orchestrator.analysis.summary import Summary
 from orchestrator.core.errors import ExtraMissing, StoreError
-from orchestrator.report.charts import (
-    effects_chart,
-    front_figure,
-    heat_map,
-    published_chart,
-    roofline_figure,
-    roofline_groups,
-    scaling_figure,
-    scaling_groups,
-    throughput_curve,
-)
+from orchestrator.report import charts
 from orchestrator.report.html import asset
 from orchestrator.report.interactive import cards_figure, prompt_points, prompts_figure
 from orchestrator.util import format as units
@@ -111,10 +101,10 @@ def _drawings(summary: Summary) -> Iterator[tuple[str, str, str, str]]:
     index = {row.job_id: number for number, row in enumerate(summary.rows)}
     for table in summary.tables:
         title, about = table.title, described(table.about)
-        yield "heat-map", title, about, heat_map(table, title, index)
-        yield "throughput-against-batch-size", title, about, throughput_curve(table, title)
+        yield "heat-map", title, about, charts.heat_map(table, title, index)
+        yield "throughput-against-batch-size", title, about, charts.throughput_curve(table, title)
     for front in summary.fronts:
-        drawing = front_figure(front, front.setting.model, summary.chosen)
+        drawing = charts.front_figure(front, front.setting.model, summary.chosen)
         yield "throughput-against-latency", *_heading(front.setting), drawing
     title, points = f"{summary.run}: each point is one prompt", prompt_points(summary.rows)
     yield "prompts", title, "", prompts_figure(summary.rows, points, title)
@@ -122,16 +112,16 @@ def _drawings(summary: Summary) -> Iterator[tuple[str, str, str, str]]:
         effects, title = summary.effects[:MOST_EFFECTS], "What each technique buys"
         if len(summary.effects) > len(effects):
             title += f" (the first {len(effects)} of {len(summary.effects)})"
-        yield "techniques", title, "", effects_chart(effects, title)
-    for group in scaling_groups(summary.scalings):
+        yield "techniques", title, "", charts.effects_chart(effects, title)
+    for group in charts.scaling_groups(summary.scalings):
         title, about = _heading(group[0].setting)
-        yield "scaling", title, about, scaling_figure(group, title)
-    for sheet, shares in roofline_groups(summary.roofline.shares):
+        yield "scaling", title, about, charts.scaling_figure(group, title)
+    for sheet, shares in charts.roofline_groups(summary.roofline.shares):
         title = f"Roofline of {sheet.device}"
-        yield "roofline", title, sheet.source, roofline_figure(sheet, shares, title)
+        yield "roofline", title, sheet.source, charts.roofline_figure(sheet, shares, title)
     for one in summary.published:
         title = f"{one.title}, {units.plural(one.about.cards, 'card')}"
-        yield "published", title, "", published_chart(one, title)
+        yield "published", title, "", charts.published_chart(one, title)
     if lanes := summary.timeline.lanes:
         title = f"{len(lanes)} cards, time assigned {units.percent(summary.timeline.assigned, 3)}"
         yield "cards", title, "", cards_figure(summary.timeline, title, summary.names)

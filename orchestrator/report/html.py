@@ -29,15 +29,8 @@ from orchestrator.analysis.summary import SETTLED, STATES, Summary
 from orchestrator.analysis.timeline import duration_s
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
-from orchestrator.report import wording
+from orchestrator.report import interactive, wording
 from orchestrator.report.charts import clipped, front_figure, heat_map, throughput_curve
-from orchestrator.report.interactive import (
-    cards_figure,
-    prompt_points,
-    prompts_figure,
-    shown_spans,
-    span_count,
-)
 from orchestrator.report.sections import questions_section, sections
 from orchestrator.report.svg import SHAPES, precision_style
 from orchestrator.store import files as run_files
@@ -107,7 +100,7 @@ def render(
     summary, listed, left_out = page_part(summary)
     if left_out["rows"]:
         listed = tuple(with_items(listed))
-    points = prompt_points(listed)
+    points = interactive.prompt_points(listed)
     every = sections(summary) if summary.measured else ()
     template = environment().get_template("page.html.jinja")
     return template.render(
@@ -126,7 +119,7 @@ def render(
         timed=any(ranking.fastest.metrics.latency_p50_s for ranking in summary.rankings),
         metered=any(ranking.most_work_per_joule for ranking in summary.rankings),
         tops=_tops(summary),
-        prompts=prompts_figure(listed, points, PROMPTS_TITLE),
+        prompts=interactive.prompts_figure(listed, points, PROMPTS_TITLE),
         images=images_of(listed),
         profiles=profiles_of(listed),
         index={row.job_id: number for number, row in enumerate(listed)},
@@ -216,7 +209,7 @@ def environment() -> Environment:
         precision_style=precision_style,
         bar=bar,
         clipped=clipped,
-        cards_figure=cards_figure,
+        cards_figure=interactive.cards_figure,
         heat_map=heat_map,
         throughput_curve=throughput_curve,
         front_figure=front_figure,
@@ -393,9 +386,11 @@ def _timeline(summary: Summary, index: dict[str, int]) -> Json:
     timeline = summary.timeline
     origin = timeline.windows[0][0] if timeline.windows else 0.0
     states = [str(state) for state in STATES]
-    shown = shown_spans(timeline)
+    shown = interactive.shown_spans(timeline)
     spans = [(n, span) for n, span, _ in shown]
-    jobs = [number for _, _, number in shown] if len(spans) < span_count(timeline) else []
+    jobs = (
+        [number for _, _, number in shown] if len(spans) < interactive.span_count(timeline) else []
+    )
     if jobs:
         index = {}
     data: Json = {

@@ -14,19 +14,8 @@ from orchestrator.analysis.selection import Differences, described
 from orchestrator.analysis.serving import Point, Served
 from orchestrator.analysis.summary import STATES, Summary
 from orchestrator.core.measurement import Measurement, Prediction
-from orchestrator.report import wording
+from orchestrator.report import charts, wording
 from orchestrator.report.blocks import Cell, Figure, Section, Table
-from orchestrator.report.charts import (
-    MOST_LINES,
-    effects_chart,
-    load_figure,
-    nearness,
-    published_chart,
-    roofline_figure,
-    roofline_groups,
-    scaling_figure,
-    scaling_groups,
-)
 from orchestrator.util import format as units
 from workloads.quality import METRICS
 
@@ -171,7 +160,7 @@ def _effects(summary: Summary) -> Section:
         lead="Pairs of rows that differ in exactly one setting, at the same batch size: the "
         "baseline is what the experiment has by default. Right of the middle is faster; a bar that "
         "crosses the middle is tied with the baseline.",
-        figures=lambda: [Figure(drawing=effects_chart(effects[:MOST_DRAWN], title))],
+        figures=lambda: [Figure(drawing=charts.effects_chart(effects[:MOST_DRAWN], title))],
     )
 
 
@@ -401,9 +390,9 @@ def _served(served: Served, place: int) -> Section:
 
     def figures() -> Iterator[Figure]:
         of = f"{served.setting.model} on {served.setting.card}, {served.about}"
-        dropped = len(served.curves) - MOST_LINES
-        cut = f" The first {MOST_LINES} settings are drawn." if dropped > 0 else ""
-        drawing = load_figure(
+        dropped = len(served.curves) - charts.MOST_LINES
+        cut = f" The first {charts.MOST_LINES} settings are drawn." if dropped > 0 else ""
+        drawing = charts.load_figure(
             served,
             f"Throughput of a card against each user's speed, {of}.",
             "tokens/s per user",
@@ -415,7 +404,7 @@ def _served(served: Served, place: int) -> Section:
             drawing=drawing,
             caption=f"{of}. The line through the best points is the Pareto front.{cut}",
         )
-        drawing = load_figure(
+        drawing = charts.load_figure(
             served,
             f"Latency against load, {of}.",
             load,
@@ -473,13 +462,17 @@ def _scaling(summary: Summary) -> Section:
     apart = Differences.among([one.setting for one in summary.scalings])
 
     def figures() -> Iterator[Figure]:
-        for group in scaling_groups(summary.scalings)[:MOST_FIGURES]:
+        for group in charts.scaling_groups(summary.scalings)[:MOST_FIGURES]:
             setting = group[0].setting
             name = " · ".join(filter(None, (setting.model, described(apart.of(setting)))))
-            cut = f" The first {MOST_LINES} settings are drawn." if len(group) > MOST_LINES else ""
+            cut = (
+                f" The first {charts.MOST_LINES} settings are drawn."
+                if len(group) > charts.MOST_LINES
+                else ""
+            )
             title = f"Efficiency against cards, {name}. The table below has the values."
             yield Figure(
-                drawing=scaling_figure(group, title),
+                drawing=charts.scaling_figure(group, title),
                 caption=f"{name}. Dashed: perfect scaling.{cut}",
             )
 
@@ -498,8 +491,8 @@ def _scaling(summary: Summary) -> Section:
 
 def _roofline(summary: Summary) -> Section:
     roofline = summary.roofline
-    groups = roofline_groups(roofline.shares)
-    near = sorted(roofline.shares, key=nearness, reverse=True)
+    groups = charts.roofline_groups(roofline.shares)
+    near = sorted(roofline.shares, key=charts.nearness, reverse=True)
     emulated = roofline.emulated
     note = f"None for {units.plural(emulated, 'row')} of emulated cards." if emulated else ""
     if roofline.unknown:
@@ -508,7 +501,7 @@ def _roofline(summary: Summary) -> Section:
     def figures() -> Iterator[Figure]:
         for sheet, shares in groups[:MOST_FIGURES]:
             title = f"Roofline of {sheet.device}. The table below has the shares."
-            if drawing := roofline_figure(sheet, shares, title):
+            if drawing := charts.roofline_figure(sheet, shares, title):
                 caption = "Each mark: the decoding steps of one setting. The line: the limit of"
                 yield Figure(drawing=drawing, caption=f"{caption} {sheet.device}.")
 
@@ -551,7 +544,7 @@ def _published(summary: Summary) -> Section:
     def figures() -> Iterator[Figure]:
         for one in measured[:MOST_FIGURES]:
             title = f"{one.title}. The table below has the values."
-            yield Figure(drawing=published_chart(one, title), caption=one.title)
+            yield Figure(drawing=charts.published_chart(one, title), caption=one.title)
 
     lines = [line for one in summary.published for line in one.lines]
     sources = dict.fromkeys(line.figure.source for line in lines if not line.ours)

@@ -16,12 +16,7 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.search.acquisition import (
-    expected_area_gain,
-    expected_improvement,
-    normal_cdf,
-    probability_below,
-)
+from orchestrator.search import acquisition
 from orchestrator.search.roofline import Mean, Plane
 from orchestrator.search.space import KINDS, Floats, Rows, Space
 from orchestrator.search.surrogate import Belief, Kernel, Surrogate
@@ -65,7 +60,7 @@ class Limit:
 
     def probability(self, belief: Belief) -> Floats:
         """Probability that a value with this belief keeps the bound."""
-        below = probability_below(belief, log(self.bound))
+        below = acquisition.probability_below(belief, log(self.bound))
         return below if self.at_most else 1.0 - below
 
 
@@ -80,9 +75,6 @@ class Answer:
     #: The measured cell that comes next, None if there is none, and by what factor it is beaten.
     next_row: int | None
     lead: float
-    #: The unmeasured cell that is most likely to be better, and how likely that is.
-    rival: int | None
-    rival_probability: float
 
 
 @dataclass(slots=True)
@@ -190,7 +182,7 @@ class Search:
         known = _spread(sorted({*self._measured, *self.failed}), MOST_FITTED)
         labels = np.array([-1.0 if row in self.failed else 1.0 for row in known])
         belief = self._success.fit(known, labels, rows)
-        return normal_cdf(belief.mean / belief.deviation)
+        return acquisition.normal_cdf(belief.mean / belief.deviation)
 
     def answer(self, tolerance: float = 0.0) -> Answer | None:
         """The best cell so far; None while no measured one keeps the limits."""
@@ -207,19 +199,16 @@ class Search:
         if len(left):
             belief = _turned(self._believe(self.objective, left), sign)
             aim = sign * log(keeping[best]) + log(1.0 + tolerance)
-            chances = 1.0 - probability_below(belief, aim)
+            chances = 1.0 - acquisition.probability_below(belief, aim)
             for limit in self.limits:
                 chances = chances * limit.probability(self._believe(limit.metric, left))
             chances = chances * self.chance_of_success(left)
-        rival = int(chances.argmax()) if len(left) else None
         return Answer(
             row=best,
             value=keeping[best],
             probability=float(np.prod(1.0 - chances)),
             next_row=following,
             lead=lead,
-            rival=int(left[rival]) if rival is not None else None,
-            rival_probability=float(chances[rival]) if rival is not None else 0.0,
         )
 
     def _keeping(self) -> dict[int, float]:
@@ -293,10 +282,12 @@ class Search:
                 for row, value in keeping.items()
                 if row in known
             ]
-            gain = expected_area_gain(belief, _turned(beliefs[other.name], other.sign), points)
+            gain = acquisition.expected_area_gain(
+                belief, _turned(beliefs[other.name], other.sign), points
+            )
         else:
             best = max((sign * log(value) for value in keeping.values()), default=None)
-            gain = expected_improvement(belief, best)
+            gain = acquisition.expected_improvement(belief, best)
         for limit in self.limits:
             gain = gain * limit.probability(beliefs[limit.metric.name])
         return gain / self.cost(rows) if self.cost is not None else gain

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli import models
 from workloads.data.datasets import load_examples
 from workloads.data.lengths import write_synthetic
 from workloads.data.shapes import Example, write_json_lines
@@ -27,8 +28,8 @@ class Characters:
 def by_character(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count characters, so that lengths can be checked by hand and no model is needed."""
     embedded = SimpleNamespace(entry=SimpleNamespace(kind="embedded"))
-    monkeypatch.setattr(loading, "open_model", lambda name: embedded)
-    monkeypatch.setattr(loading, "load_tokenizer", lambda source: Characters())
+    monkeypatch.setattr(models, "open_model", lambda name: embedded)
+    monkeypatch.setattr(models, "load_tokenizer", lambda source: Characters())
 
 
 @pytest.fixture
