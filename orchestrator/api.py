@@ -13,8 +13,10 @@ The commands use the same objects. Importing this loads neither torch nor Ray.
 from __future__ import annotations
 
 import importlib
+import inspect
+import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
 from functools import cached_property
@@ -22,28 +24,35 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from orchestrator.analysis.comparison import RunComparison, compare
+from orchestrator.analysis.summary import Summary
 from orchestrator.core.errors import ExtraMissing
 from orchestrator.core.job import State
+from orchestrator.core.measurement import Measurement
 from orchestrator.core.plan import Plan
+from orchestrator.driver.options import RunOptions
+from orchestrator.driver.plan import plan_grid
+from orchestrator.driver.run import run_grid
 from orchestrator.grid import grid_path
 from orchestrator.grid.parser import Grid as GridValue
 from orchestrator.grid.parser import grid_of_values, load_grid, parse_grid
-from orchestrator.util.format import number, one_line
-from orchestrator.watch.plan_text import html_table, plan_html
+from orchestrator.report.export import document, records
+from orchestrator.report.query import Answer, query
+from orchestrator.report.run_report import read_summary, write_page
+from orchestrator.report.text import print_summary
+from orchestrator.report.wording import standing
+from orchestrator.store.codec import to_table
+from orchestrator.store.files import default_address
+from orchestrator.store.store import Store, find_run
+from orchestrator.util import output
+from orchestrator.watch.plan_text import print_plan, summary_lines
 
 if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow as pa
 
-    from orchestrator.analysis.comparison import RunComparison
-    from orchestrator.analysis.summary import Summary
-    from orchestrator.core.measurement import Measurement
-    from orchestrator.driver.options import RunOptions
-    from orchestrator.report.query import Answer
-    from orchestrator.store.store import Store
-
-MOST_ROWS_SHOWN = 20
+MOST_LINES = 60  # of a plan in a notebook
 
 
 class Best(NamedTuple):
@@ -64,8 +73,6 @@ def load(
 ) -> Run:
     """Return a finished or running run by name or directory, None: the newest; raises StoreError,
     which lists the existing runs, if there is none."""
-    from orchestrator.store.store import find_run
-
     return Run(find_run(run, Path(results) if results is not None else None))
 
 
@@ -88,8 +95,6 @@ class Run:
 
     @cached_property
     def _read(self) -> tuple[Summary, tuple[Measurement, ...]]:
-        from orchestrator.report.run_report import read_summary
-
         return read_summary(self.store)
 
     @property
@@ -111,8 +116,6 @@ class Run:
     def best(self) -> Best | None:
         """The first of the report's rankings: of other work ``summary.rankings`` has others. None
         if nothing can be ranked."""
-        from orchestrator.report.wording import standing
-
         for ranking in self.summary.rankings:
             label = self.summary.chosen(ranking.fastest)
             reason = standing(ranking, self.summary.chosen)
@@ -133,14 +136,10 @@ class Run:
 
     def table(self, *, every: bool = False) -> pa.Table:
         """Rows with every column of docs/schema.md and raw samples; ``every``: all attempts."""
-        from orchestrator.store.codec import to_table
-
         return to_table(self.attempts if every else self.rows)
 
     def records(self, *, every: bool = False) -> list[dict[str, object]]:
         """The rows as plain mappings: the columns of `nightgrid report --format csv`."""
-        from orchestrator.report.export import records
-
         return records(self.attempts if every else self.rows)
 
     def to_pandas(self, *, every: bool = False) -> pandas.DataFrame:
@@ -165,14 +164,10 @@ class Run:
 
     def to_dict(self) -> dict[str, object]:
         """The output of `nightgrid report --json`."""
-        from orchestrator.report.export import document
-
         return document(self.summary)
 
     def report(self) -> Path:
         """Write the HTML page and return its path; raises StoreError if not writable."""
-        from orchestrator.report.run_report import write_page
-
         return write_page(self.store, self.summary, self.attempts).resolve()
 
     def compare(self, before: Run | str | os.PathLike[str], **options: Any) -> RunComparison:
@@ -180,8 +175,6 @@ class Run:
 
         ``options`` are those of ``comparison.compare``: ``confidence``, ``noise``, ``allow``.
         """
-        from orchestrator.analysis.comparison import compare
-
         if not isinstance(before, Run):
             before = load(before, results=self.store.path.parent)
         names = (before.name, self.name)
@@ -191,41 +184,17 @@ class Run:
         """Answer SQL over this run, as `nightgrid query` does: ``to_pandas()``, ``to_arrow()``,
         ``records()`` or ``rows``. Raises ExtraMissing without duckdb, QueryError for a refused
         statement."""
-        from orchestrator.report.query import query
-
         return query(self.store.path.parent, sql, [self.name])
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r} at {self.path}: {self.summary.verdict}>"
 
     def _repr_html_(self) -> str:
-        """HTML for a notebook: the verdict, what is not real, and the first rows."""
-        from orchestrator.report.wording import plus_minus
-
-        parts = [f"<b>{escape(self.name)}</b>: {escape(self.summary.verdict)}"]
-        for banner in self.summary.banners:
-            parts.append(f"{escape(banner.name)} in {banner.count:,} of {banner.of:,} rows")
-        best = {ranking.winner.job_id for ranking in self.summary.rankings if ranking.winner}
-        rows = []
-        for row in self.rows[:MOST_ROWS_SHOWN]:
-            metrics = row.metrics
-            figure = f"{number(metrics.throughput)} {metrics.throughput_unit} {plus_minus(row)}"
-            rows.append(
-                (
-                    row.model,
-                    f"{row.cards} × {row.accelerator}",
-                    self.summary.chosen(row),
-                    str(row.state),
-                    figure if metrics.throughput else one_line(row.reason, 80),
-                    "best" if row.job_id in best else "",
-                )
-            )
-        more = len(self.rows) - MOST_ROWS_SHOWN
-        if more > 0:
-            parts.append(f"the first {MOST_ROWS_SHOWN} of {len(self.rows):,} jobs:")
-        return f"<p>{'<br>'.join(parts)}</p>" + html_table(
-            ("model", "cards", "setting", "state", "throughput, or why not", ""), rows
-        )
+        """Return what `nightgrid report` prints."""
+        console = output.console(io.StringIO(), width=100, highlight=False, force_jupyter=False)
+        with console.capture() as capture:
+            print_summary(self.summary, console)
+        return f"<pre>{escape(capture.get())}</pre>"
 
 
 def _library(name: str) -> Any:
@@ -243,12 +212,17 @@ def _as(kind: type[Shown], value: GridValue | Plan) -> Shown:
 
 
 class ShownPlan(Plan):
-    """A plan that a notebook shows as a table."""
+    """A plan that a notebook shows as `nightgrid plan` prints it, of a large one the beginning."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return plan_html(self)
+        printed = io.StringIO()
+        print_plan(self, printed)
+        lines = printed.getvalue().splitlines(keepends=True)
+        if len(lines) > MOST_LINES:
+            lines = [*lines[:MOST_LINES], "…\n", "\n".join(summary_lines(self))]
+        return f"<pre>{escape(''.join(lines))}</pre>"
 
 
 class Grid(GridValue):
@@ -272,16 +246,7 @@ class Grid(GridValue):
         the path of each problem."""
         return _as(cls, grid_of_values(values))
 
-    def plan(
-        self,
-        *,
-        emulate: str | None = None,
-        name: str | None = None,
-        results: Path | str | None = None,
-        retry_failed: bool = False,
-        force: bool = False,
-        key_file: Path | str | None = None,
-    ) -> ShownPlan:
+    def plan(self, **options: Any) -> ShownPlan:
         """Decide what a run would do with every job; starts and writes nothing.
 
         Options are those of ``run``; without ``emulate`` it plans for one server of eight cards of
@@ -292,57 +257,24 @@ class Grid(GridValue):
             ClusterError: the nodes are invalid.
             StoreError: earlier rows cannot be read.
         """
-        from orchestrator.driver.plan import plan_grid
-
-        options = _options(
-            results,
-            emulate=emulate,
-            name=name,
-            retry_failed=retry_failed,
-            force=force,
-            key_file=_absolute(key_file),
-        )
-        return _as(ShownPlan, plan_grid(self, options)[0])
+        return _as(ShownPlan, plan_grid(self, _options(**options))[0])
 
 
-def _absolute(file: Path | str | None) -> Path | None:
-    return None if file is None else Path(file).absolute()
+def _options(**given: Any) -> RunOptions:
+    """Return the options that ``run`` was given, with paths, times and lists as they are kept."""
+    values: dict[str, Any] = {
+        name: tuple(one) if isinstance(one, list) else one for name, one in given.items()
+    }
+    if given.get("results") is not None:
+        values |= {"results": Path(given["results"]), "results_named": True}
+    if given.get("key_file") is not None:
+        values["key_file"] = Path(given["key_file"]).absolute()
+    if isinstance(ends_at := given.get("ends_at"), datetime):
+        values["ends_at"] = ends_at.timestamp()
+    return RunOptions(**{name: one for name, one in values.items() if one is not None})
 
 
-def _options(results: str | os.PathLike[str] | None, **others: Any) -> RunOptions:
-    from orchestrator.driver.options import RunOptions
-
-    if results is not None:
-        others |= {"results": Path(results), "results_named": True}
-    return RunOptions(**others)
-
-
-def run(
-    grid: Grid | str | os.PathLike[str],
-    *,
-    emulate: str | None = None,
-    address: str | None = None,
-    in_process: bool = False,
-    name: str | None = None,
-    overrides: Sequence[str] = (),
-    results: str | os.PathLike[str] | None = None,
-    results_address: str = "",
-    log_to: Sequence[str] = (),
-    card_memory_bytes: int | None = None,
-    retry_failed: bool = False,
-    retry_flagged: bool = False,
-    keep_changed: bool = False,
-    wait_for_cards: float = 0.0,
-    force: bool = False,
-    resume: bool = False,
-    ends_at: float | datetime | None = None,
-    budget: bool = False,
-    remote_code: Sequence[str] = (),
-    key_file: Path | str | None = None,
-    passports: bool = True,
-    priority: int = 0,
-    quiet: bool = False,
-) -> Run:
+def run(grid: Grid | str | os.PathLike[str], **options: Any) -> Run:
     """Measure the jobs of a grid that have no result yet, as `nightgrid run` does.
 
     Blocks until the run is over. In a notebook the first interrupt lets running jobs end, the
@@ -350,66 +282,32 @@ def run(
 
     Args:
         grid: a grid, the path of its file, or the name of one that comes with Nightgrid.
-        emulate: emulated cards of this machine, such as ``2x8``; None: a Ray cluster, or this
-            machine's own cards.
-        address: of the Ray cluster, ``HOST:6379``; None: RAY_ADDRESS, if set.
-        in_process: one job at a time in this very process, without Ray.
-        name: of the run; an existing one is resumed. None: the grid's.
-        overrides: ``PATH=VALUE`` each, set in the grid's file as ``--set`` does.
-        results: directory of runs; None: the grid's, else NIGHTGRID_RESULTS, else ``./results``.
-        results_address: bucket for a copy, ``s3://BUCKET/PREFIX``.
-        log_to: trackers that get every row, ``mlflow`` or ``mlflow=DESTINATION``.
-        card_memory_bytes: memory of an emulated card; None: its share of this machine's.
-        retry_failed: also run jobs that failed earlier.
-        retry_flagged: at the end, measure again earlier rows that something disturbed.
-        keep_changed: keep rows although the files of their model or dataset have changed.
-        wait_for_cards: seconds to wait for nodes with the cards that the grid asks for.
-        force: run everything, measured already or not.
-        resume: take the run over from a driver that may only seem dead.
-        ends_at: deadline of the report; a number is seconds since the epoch.
-        budget: ``ends_at`` is a duration from now and does not move when the clock is set.
-        remote_code: models of the grid that may run the Python code they come with.
-        key_file: key to models written by ``nightgrid protect``, on every node.
-        passports: measure each card's speed before its first job.
-        priority: among runs that wait for cards of one cluster; higher goes first.
-        quiet: print nothing.
+        options: the fields of ``orchestrator.driver.options.RunOptions``, which explains them:
+            ``emulate="2x8"``, ``name="tuesday"``, ``retry_failed=True``. ``results`` and
+            ``key_file`` may be texts, and ``ends_at`` a ``datetime``.
 
     Raises:
         GridError: the grid is refused; ``problems`` lists everything wrong.
         ClusterError: there are no usable cards.
         StoreError: results cannot be read or written, or another driver holds the run.
         KeyboardInterrupt: a third interrupt ended it at once.
+        TypeError: there is no such option.
     """
-    from orchestrator.driver.run import run_grid
-    from orchestrator.store.files import default_address
-
-    options = _options(
-        results,
-        results_address=results_address or default_address(),
-        results_named=bool(results_address),
-        log_to=tuple(log_to),
-        name=name,
-        overrides=tuple(overrides),
-        emulate=emulate,
-        address=address,
-        in_process=in_process,
-        card_memory_bytes=card_memory_bytes,
-        retry_failed=retry_failed,
-        retry_flagged=retry_flagged,
-        keep_changed=keep_changed,
-        wait_for_cards=wait_for_cards,
-        force=force,
-        resume=resume,
-        ends_at=ends_at.timestamp() if isinstance(ends_at, datetime) else ends_at,
-        budget=budget,
-        remote_code=tuple(remote_code),
-        key_file=_absolute(key_file),
-        passports=passports,
-        priority=priority,
-        quiet=quiet,
-    )
+    copied = {"results_named": True} if options.get("results_address") else {}
+    chosen = _options(**{"results_address": default_address(), **options, **copied})
     source = grid if isinstance(grid, GridValue) else grid_path(os.fspath(grid))
-    outcome = run_grid(source, options, (lambda _: None) if quiet else print)
+    outcome = run_grid(source, chosen, (lambda _: None) if chosen.quiet else print)
     if not outcome.result.finished:
         raise KeyboardInterrupt(f"{outcome.result.reason}; run it again to go on from here")
     return Run(outcome.store, plan=outcome.plan)
+
+
+#: What a notebook completes and ``help`` shows.
+_NOT_HERE = ("supervisor", "results_named")
+_PARAMETERS = inspect.signature(RunOptions).parameters.values()
+run.__signature__ = inspect.signature(run).replace(  # type: ignore[attr-defined]
+    parameters=[
+        inspect.signature(run).parameters["grid"],
+        *(one for one in _PARAMETERS if one.name not in _NOT_HERE),
+    ]
+)

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from html import escape
-from itertools import chain, islice
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, TextIO
 
@@ -30,7 +29,6 @@ from orchestrator.util.format import plural
 if TYPE_CHECKING:
     from orchestrator.core.deadline import Deadline
 
-SHOWN_ROWS = 50  # in a notebook
 FOLDED_ROWS = 2000  # laying out a table for a terminal takes about a millisecond a row
 
 _STYLES = {
@@ -278,34 +276,6 @@ def aligned(columns: Sequence[Column]) -> list[str]:
         right = heading in _RIGHT
         padded.append([space + cell if right else cell + space for space, cell in pairs])
     return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
-
-
-def plan_html(plan: Plan) -> str:
-    """Return the plan for a notebook: shared settings, a line per job, sums."""
-    parts = [f"<p><b>{escape(plan.grid_name)}</b> on {escape(nodes_text(plan.nodes))}</p>"]
-    left = SHOWN_ROWS
-    for workload, items in _by_workload(plan).items():
-        shared, columns = _table(items)
-        heading = [escape(workload)]
-        if shared:
-            heading.append(f"every job: {escape(_listed(shared))}")
-        if len(items) > left:
-            heading.append(f"the first {left} of {len(items):,} jobs:")
-        headings = [name for name, _ in columns]
-        parts.append(f"<p>{'<br>'.join(heading)}</p>")
-        parts.append(html_table(headings, list(islice(_rows(columns), left))))
-        left = max(0, left - len(items))
-    sums = "<br>".join(map(escape, summary_lines(plan)))
-    return f"{''.join(parts)}<p>{sums}</p>"
-
-
-def html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table for a notebook, with cells escaped."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def plan_json(plan: Plan, forecast: Forecast | None = None) -> str:

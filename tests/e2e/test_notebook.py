@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 import signal
 import subprocess
 import sys
@@ -199,10 +198,9 @@ def test_the_best_is_the_winner_with_its_verdict() -> None:
     assert run(Grid.from_dict(broken), in_process=True, quiet=True).best is None
 
 
-def test_notebooks_show_a_table(night: Run) -> None:
+def test_notebooks_show_what_the_commands_print(night: Run) -> None:
     shown = night._repr_html_()
-    assert len(re.findall("<tr[ >]", shown)) == 3
-    assert "SUCCEEDED" in shown and "Emulated cards" in shown
+    assert night.summary.verdict in shown and "Emulated cards" in shown
     hostile = VALUES | {"name": "g", "experiments": [{"name": "<img src=x>", "precision": "fp8"}]}
     shown = Grid.from_dict(hostile).plan(emulate="1x1")._repr_html_()
     assert "<img" not in shown and "&lt;img src=x&gt;" in shown and "unsupported" in shown
