@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.analysis.comparison import RunComparison, compare
-from orchestrator.analysis.flags import bounds_of, raised_by_job, ranked
-from orchestrator.analysis.rankings import rankings_of
-from orchestrator.analysis.selection import newest_final, settings_of
+from orchestrator.analysis.selection import newest_final
+from orchestrator.analysis.summary import summarize
 from orchestrator.analysis.trends import Trend, Trends, trends_of
 from orchestrator.core.errors import StoreError
 from orchestrator.core.labels import labels_of
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.svg import path_of, svg, text_at
-from orchestrator.report.wording import ranking_text
+from orchestrator.report.wording import answers
 from orchestrator.store import disk
 from orchestrator.store import files as run_files
 from orchestrator.store.reader import about_how_many
@@ -37,7 +36,7 @@ class RunLine:
     at: float | None  # time of its last row
     jobs: int
     measured: int
-    fastest: str
+    answer: str  # the first of its report
     page: str  # its own page, relative to this one; "" if there is none
 
 
@@ -181,26 +180,14 @@ def spark(trend: Trend, title: str) -> str:
 
 
 def _line(results: Path, run: str, rows: Sequence[Measurement]) -> RunLine:
-    newest = newest_final(rows)
-    raised = raised_by_job(newest)
-    settings, bounds = settings_of(newest, raised), bounds_of(raised)
-    rankings = rankings_of(ranked(newest, raised), settings, bounds)
-    fastest = ""
-    if rankings:
-        best = max(rankings, key=lambda one: one.contenders)
-        labels = labels_of(newest)
-        fastest = ranking_text(
-            best,
-            lambda row: labels[row.job_id].choices or str(labels[row.job_id]),
-            labels[best.fastest.job_id].work,
-        )
+    summary = summarize(rows)
     ends = [at for row in rows if (at := row.recorded_at or row.ended_at) is not None]
     page = f"{run}/{run_files.REPORT}"
     return RunLine(
         run=run,
         at=max(ends, default=None),
-        jobs=len(newest),
-        measured=sum(row.metrics.throughput is not None for row in newest),
-        fastest=fastest,
+        jobs=len(summary.rows),
+        measured=summary.measured,
+        answer="".join(answers(summary)[:1]),
         page=page if os.path.isfile(results / page) else "",
     )

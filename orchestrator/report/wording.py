@@ -243,17 +243,6 @@ def answers(summary: Summary) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def ranking_text(ranking: Ranking, name: Callable[[Measurement], str], work: str = "") -> str:
-    """Format the fastest setting of a ranking; ``name`` gives labels of choices, and ``work`` is
-    the label of what all its rows do, such as their method."""
-    row = ranking.fastest
-    rate = f"{figure(row, at_least=ranking.at_least(row))} {ranking.unit} {plus_minus(row)}"
-    rank = "Provisional best" if ranking.first else "Best" if ranking.winner else "Fastest"
-    named = f"{work} {contenders(ranking, name)}".strip()
-    of_first = "the first at " if ranking.tied else ""
-    return f"{rank} of {row.model}, {ranking.setting.where}: {named}, {of_first}{rate.rstrip()}"
-
-
 #: Settings of which each may be the fastest that are named.
 MOST_CONTENDERS = 3
 

@@ -15,15 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.core.events import (
-    ClockSet,
-    Event,
-    NodeJoined,
-    NodeLeft,
-    RecordRow,
-    StopRequested,
-    WorkerStopped,
-)
+from orchestrator.core import events
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.core.status import Answered, BestSoFar, CardStatus, FailedAttempt, RunStatus
@@ -90,34 +82,34 @@ def _notes(status: RunStatus) -> dict[str, str]:
 def rate_texts(status: RunStatus) -> list[str]:
     """Return ``1,204 tokens/s (12 jobs)`` for each unit, and jobs per hour; empty at first."""
     texts = [
-        f"{_three_digits(rate.per_s)} {rate.unit} ({plural(rate.jobs, 'job')})"
+        f"{three_digits(rate.per_s)} {rate.unit} ({plural(rate.jobs, 'job')})"
         for rate in status.rates
     ]
     per_h = status.jobs_per_h
-    return texts if per_h is None else [*texts, f"{_three_digits(per_h)} jobs/h"]
+    return texts if per_h is None else [*texts, f"{three_digits(per_h)} jobs/h"]
 
 
-def event_line(event: Event, board: Board) -> str | None:
+def event_line(event: events.Event, board: Board) -> str | None:
     """Return a line for an event of interest to users, else None."""
-    if isinstance(event, NodeJoined):
+    if isinstance(event, events.NodeJoined):
         node = event.node
         kind = node.device_name or node.accelerator.value
         cards = plural(len(node.card_indices), f"{node.accelerator} card")
         note = " (emulated)" if node.emulated and "emulated" not in kind else ""
         return f"node {node.name}: {cards}, {kind}{note}"
-    if isinstance(event, NodeLeft):
+    if isinstance(event, events.NodeLeft):
         return f"LOST node {board.node_name(event.node_id)}: {event.reason}"
-    if isinstance(event, WorkerStopped) and event.failure is not None:
+    if isinstance(event, events.WorkerStopped) and event.failure is not None:
         return f"worker {event.worker_id} died: {event.failure.message}"
-    if isinstance(event, StopRequested):
+    if isinstance(event, events.StopRequested):
         return f"stopping: {event.reason}{_NEXT_STOP.get(board.stop_requests, '')}"
-    if isinstance(event, ClockSet) and event.by_s:
+    if isinstance(event, events.ClockSet) and event.by_s:
         sign = "forward" if event.by_s > 0 else "back"
         return f"this machine's clock was set {sign} by {duration(abs(event.by_s))}"
     return None
 
 
-def row_line(command: RecordRow, measurement: Measurement, board: Board) -> str:
+def row_line(command: events.RecordRow, measurement: Measurement, board: Board) -> str:
     """Return a row's line: progress, state, job, place and figure."""
     job = command.attempt.job if command.attempt else command.job
     ordinal = f"[{board.done}/{board.total}]" if command.final else "[attempt]"
@@ -153,7 +145,7 @@ def flags_text(status: RunStatus) -> str:
 def best_text(best: BestSoFar) -> str:
     """Return the fastest row of one piece of work, and why it is provisional."""
     provisional = f" (provisional: {best.provisional})" if best.provisional else ""
-    rate = f"{_three_digits(best.per_s)} {best.unit}"
+    rate = f"{three_digits(best.per_s)} {best.unit}"
     return f"best of {best.rows} so far: {best.job} {rate}{provisional}"
 
 
@@ -162,9 +154,9 @@ def answer_text(answer: Answered) -> str:
     return f"{answer.question}: {answer.sentence} ({answer.basis})"
 
 
-def unrun_lines(commands: Sequence[RecordRow], board: Board) -> list[str]:
+def unrun_lines(commands: Sequence[events.RecordRow], board: Board) -> list[str]:
     """Return a line per state and reason for unrun jobs, of which a stop can end thousands."""
-    groups: dict[tuple[State, str], list[RecordRow]] = {}
+    groups: dict[tuple[State, str], list[events.RecordRow]] = {}
     for command in commands:
         groups.setdefault((command.state, command.reason), []).append(command)
     lines = []
@@ -185,7 +177,7 @@ def half_width_text(relative: float | None) -> str:
     return "" if relative is None else f" ±{100 * relative:.1f}%"
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
     """Format progress figures: ``1,204``, ``31.5``, ``0.84``."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 # Slack and Mattermost show the field ``text``; the others are for scripts (``docs/live.md``).
 
 NOTICE_VERSION = 1
-BEST_SHOWN = 5  # in the text; the field ``best`` has all
 REASON_LENGTH = 500
 
 
@@ -97,7 +96,7 @@ class Notice:
     def text(self) -> str:
         """Return a few lines for people, escaped for chat programs."""
         from orchestrator.report.all_runs import since_text  # not needed at a run's start
-        from orchestrator.report.wording import ranking_text
+        from orchestrator.report.wording import answers
 
         lines = [f"Nightgrid run {self.run} {_WORDS[self.ending]} on {self.host}."]
         if self.ending in (Ending.STOPPED, Ending.FAILED, Ending.INTERRUPTED):
@@ -105,10 +104,7 @@ class Notice:
         summary = self.summary
         if summary is not None:
             lines.append(", ".join(f"{count} {state}" for state, count in summary.counts.items()))
-            lines += [
-                ranking_text(ranking, summary.chosen, summary.work(ranking.fastest))
-                for ranking in summary.rankings[:BEST_SHOWN]
-            ]
+            lines += answers(summary)
             if self.since is not None:
                 lines.append(since_text(self.since))
             if any(row.emulated for row in summary.rows):

@@ -1,7 +1,8 @@
-"""The web server of ``nightgrid watch``: five read-only addresses.
+"""The web server of ``nightgrid watch``: five read-only addresses, and the page of a run's state.
 
 Paths are looked up in a table, never turned into file names. Security headers keep foreign text in
-a page from running or sending anything.
+a page from running or sending anything. The page is whole without its script, which fetches it
+again and again and changes what has changed.
 """
 
 from __future__ import annotations
@@ -11,23 +12,30 @@ import ipaddress
 import json
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files as package_files
+from itertools import accumulate
 from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
+from orchestrator.analysis.summary import STATES
+from orchestrator.core.status import CardStatus, RunStatus
+from orchestrator.report.html import content_security_policy, environment
 from orchestrator.store import files as run_files
+from orchestrator.store.store import Store
+from orchestrator.util.format import duration, plural
+from orchestrator.watch.live import flags_text, left_text, shortened, three_digits
+from orchestrator.watch.state import RunFeed
 from workloads.util import files
 
 if TYPE_CHECKING:
-    from orchestrator.store.store import Store
-    from orchestrator.watch.state import RunFeed
+    from jinja2 import Template
 
 # On loopback, all users of this machine may read, but foreign web pages may not (DNS rebinding):
 # only loopback names are accepted as ``Host``. Beyond, a token is required, then a cookie.
@@ -144,6 +152,11 @@ class WatchServer(ThreadingHTTPServer):
         with self._reading:
             return json.dumps(self._feed.snapshot(), allow_nan=False).encode()
 
+    def page(self) -> bytes:
+        """Return the page of the run's state."""
+        with self._reading:
+            return page(self._feed.snapshot(), self._feed.status)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore viewers that disconnect during an answer."""
 
@@ -174,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _page(self, path: str) -> None:
         if path == "/":
-            self._answer(200, "text/html", asset("watch.html"))
+            self._answer(200, "text/html", self.server.page())
         elif path == "/watch.css":
             self._answer(200, "text/css", style())
         elif path == "/watch.js":
@@ -223,8 +236,6 @@ class _Handler(BaseHTTPRequestHandler):
 @cache
 def report_policy() -> str:
     """Return the report's security policy; it may not be framed nor share this origin."""
-    from orchestrator.report.html import content_security_policy
-
     more = "connect-src 'none'; frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
     return f"{content_security_policy()}; {more}"
 
@@ -240,3 +251,99 @@ def style() -> bytes:
 def asset(name: str) -> bytes:
     """A file that comes with this package."""
     return (package_files(__package__) / "assets" / name).read_bytes()
+
+
+# ---------------------------------------------------------------- the page
+
+#: A live driver writes its status every second.
+QUIET_AFTER_S = 10.0
+
+
+def page(state: Mapping[str, Any], status: RunStatus | None) -> bytes:
+    """Return the page of ``RunFeed.snapshot`` and ``RunFeed.status``."""
+    servers: dict[str, list[CardStatus]] = {}
+    for card in status.cards if status and not status.finished else ():
+        servers.setdefault(card.card.rpartition("/")[0], []).append(card)
+    names = dict.fromkeys([*map(str, reversed(STATES)), *state["states"]])
+    counts = {name: count for name in names if (count := state["states"].get(name))}
+    starts = accumulate(counts.values(), initial=0)
+    text = _template().render(
+        state=state,
+        status=status,
+        heard=_heard(state, status),
+        facts=list(_facts(status)) if status else [],
+        bars=[(name, start, counts[name]) for name, start in zip(counts, starts, strict=False)],
+        notes=list(_notes(state, status)),
+        flags=flags_text(status) if status else "",
+        servers=servers,
+        sensors=_sensors,
+        duration=duration,
+        digits=three_digits,
+        shortened=shortened,
+    )
+    return text.encode()
+
+
+@cache
+def _template() -> Template:
+    return environment().from_string(asset("watch.html.jinja").decode())
+
+
+def _heard(state: Mapping[str, Any], status: RunStatus | None) -> tuple[str, str]:
+    """Return the style and the text of what is known of the driver."""
+    if status is None or status.finished:
+        return "", ""
+    if state["stale"]:
+        return " lost", (
+            "Its driver may be dead, or cannot reach this storage. The same nightgrid run command "
+            "resumes the run."
+        )
+    if state["silent_s"] > QUIET_AFTER_S:
+        return " old", f"No word from the driver for {duration(state['silent_s'])}."
+    return "", "The driver is there."
+
+
+def _facts(status: RunStatus) -> Iterator[tuple[str, str, str]]:
+    """Yield names, figures and notes of how far a run is."""
+    yield "Jobs done", f"{status.done:,} of {status.total:,}", ""
+    yield "Cards assigned", f"{status.assigned} of {len(status.cards)}", ""
+    yield "Duration", duration(status.elapsed_s), ""
+    if not status.finished and status.eta_s:
+        left = left_text(status.eta_s, status.eta_low_s, status.eta_high_s)
+        yield "Time left, estimated", left, ""
+    for rate in status.rates:
+        figure = f"{three_digits(rate.per_s)} {rate.unit}"
+        yield "Of finished jobs", figure, f"while timed, {plural(rate.jobs, 'job')}"
+    if status.jobs_per_h:
+        yield "Pace", f"{three_digits(status.jobs_per_h)} jobs/h", ""
+    if power := [card.power_w for card in status.cards if card.power_w is not None]:
+        yield "Power", f"{three_digits(sum(power))} W", f"of {plural(len(power), 'card')}"
+
+
+def _notes(state: Mapping[str, Any], status: RunStatus | None) -> Iterator[tuple[str, str]]:
+    """Yield what to know before believing a number."""
+    if status is not None and status.waiting:
+        yield "Waiting for cards", status.waiting
+    if status is not None and status.paused:
+        yield "Paused: nothing new is started", status.paused
+    if status is not None and status.trouble:
+        yield "Trouble; what runs goes on", status.trouble
+    if state["emulated"]:
+        yield "Emulated cards", "No number here is one of a real card."
+    if state["damaged"]:
+        of_run = f"{plural(state['damaged'], 'file')} of this run could not be read"
+        yield of_run, "Their rows are missing here."
+    if state["reading"]:
+        yield "The rows of this run are still being read", "Those shown are not all."
+    for text in state["trouble"]:
+        yield "Not all of the run could be read", text
+
+
+def _sensors(card: CardStatus) -> str:
+    readings = (
+        (card.power_w, lambda watts: f"{three_digits(watts)} W"),
+        (card.temperature_c, "{:.0f} °C".format),
+        (card.utilization_percent, "{:.0f}% utilization".format),
+        (card.memory_used_bytes, lambda used: f"{three_digits(used / 2**30)} GiB"),
+    )
+    return " · ".join(write(value) for value, write in readings if value is not None)

@@ -26,7 +26,7 @@ from orchestrator.core.job import Scalar, State
 from orchestrator.core.labels import Label, Named, labels_of
 from orchestrator.core.status import RunStatus
 from orchestrator.report.run_report import current_status, read_status, read_summary
-from orchestrator.report.wording import ranking_text
+from orchestrator.report.wording import answers
 from orchestrator.store import disk
 from orchestrator.store import files as run_files
 from orchestrator.store.reader import read_rows
@@ -67,7 +67,8 @@ class RunFeed:
         self._clock = clock
         self._steady = steady
         self._text = ""
-        self._status: RunStatus | None = None
+        self._last: RunStatus | None = None  # that was understood
+        self.status: RunStatus | None = None  # as the last snapshot has it
         self._status_trouble = ""
         self._changed_at: float | None = None  # by the steady clock; None: no change seen
         self._tables: Mapping[str, pa.Table] = {}
@@ -84,9 +85,10 @@ class RunFeed:
         self._read_status()
         self._follow_rows()
         now = self._clock()
-        status, silent_s = self._status, self._silent_s(now)
+        status, silent_s = self._last, self._silent_s(now)
         if status is not None:
             status = current_status(status, self._store.path)
+        self.status = status
         stale = status is not None and not status.finished and silent_s > STALE_AFTER_S
         return {
             "run": self._store.run,
@@ -125,7 +127,7 @@ class RunFeed:
             self._changed_at = self._steady()
         self._text = text
         try:
-            self._status = RunStatus.from_json(text)
+            self._last = RunStatus.from_json(text)
         except ValueError as error:
             self._status_trouble = f"status.json is not understood: {error}"
 
@@ -160,11 +162,11 @@ class RunFeed:
         self._rows = rows
 
     def _silent_s(self, now: float) -> float:
-        if self._status is None:
+        if self._last is None:
             return 0.0
         if self._changed_at is not None:
             return self._steady() - self._changed_at
-        return max(0.0, now - self._status.at)
+        return max(0.0, now - self._last.at)
 
     def _sentence(self, status: RunStatus | None, silent_s: float) -> str:
         if status is None:
@@ -267,7 +269,7 @@ class RunEntry:
     eta_high_s: float | None = None
     at: float | None = None  # time of the driver's last status, seconds since the epoch
     note: str = ""  # why it waits, was stopped or is in trouble
-    best: str = ""  # the fastest setting of its first ranking
+    best: str = ""  # the first answer of its report
 
 
 def state_of(status: RunStatus) -> str:
@@ -293,8 +295,7 @@ def _entry(store: Store) -> RunEntry:
     try:
         summary, _ = read_summary(store, lean=True)
         succeeded = summary.measured
-        for ranking in summary.rankings[:1]:
-            best = ranking_text(ranking, summary.chosen, summary.work(ranking.fastest))
+        best = "".join(answers(summary)[:1])
     except StoreError as error:
         note = str(error).splitlines()[0]
     status = read_status(store)

@@ -77,10 +77,10 @@ def test_the_page_loads_and_shows_the_run(
     with watching(browser, directory, **screen) as origin:
         browser.wait_for(ROWS.format(2))
         assert "17 of 48 jobs done" in text(browser, "#sentence")
-        assert "measure 12 s" in text(browser, "#cards") and "HPU2" in text(browser, "#cards")
+        assert "measure 12s" in text(browser, "#cards") and "HPU2" in text(browser, "#cards")
         assert "1,204 tokens/s" in text(browser, "#key")
         assert text(browser, "#best-head") == "Best so far"
-        assert text(browser, "#flags").startswith("Rows with flags: 3 contended. 2 repeats of")
+        assert text(browser, "#flags") == "flagged rows: 3 contended, 2 repeats"
         open_one, settled = text(browser, "#best li.open"), text(browser, "#best li:last-child")
         assert "LoRA b=8" in open_one and "Provisional: 2 flagged rows may be" in open_one
         assert "of 9 rows" in settled and "Provisional" not in settled
