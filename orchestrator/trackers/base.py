@@ -11,16 +11,16 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.analysis.selection import newest_final
 from orchestrator.core.errors import ExtraMissing, StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
@@ -180,15 +180,15 @@ def tracker_of(text: str) -> tuple[Tracker, str]:
 
 # ---------------------------------------------------------------- rows on their way to a tracker
 
-#: Failures, each over a new connection, after which a row is set aside.
-MOST_FAILURES = 3
-#: Consecutive failures of different rows after which no more are tried: the tracker is at fault.
+#: Passes over the rest at the end, each over a new connection, after which it is set aside.
+MOST_PASSES = 3
+#: Consecutive failures that end a pass: the tracker is at fault, not the rows.
 MOST_IN_A_ROW = 5
 NAMED = 3
 
 
 class Backlog:
-    """Rows that a tracker may lack; failed rows are retried after the others, then set aside."""
+    """Rows that a tracker may lack; ``rows`` may grow meanwhile."""
 
     def __init__(
         self,
@@ -201,76 +201,54 @@ class Backlog:
         self._tracker = tracker
         self._place = (destination, run, directory)
         self._connection: Connection | None = None  # None after a failure
-        self._rows = deque(rows)
-        self._failed: deque[Measurement] = deque()  # to be retried after the others
-        self._failures: Counter[str] = Counter()  # by attempt
-        self._in_a_row: set[str] = set()  # attempts that failed since a row was written
-        self._refused: dict[str, str] = {}  # the last reason, by job
+        self.rows = deque(rows)
+        self._failed: list[Measurement] = []  # in this pass
+        self._refused: dict[str, str] = {}  # the reason, by job
         self.written = 0
 
-    def add(self, row: Measurement) -> None:
-        """Add a row behind the others."""
-        self._rows.append(row)
-
-    def flush(self) -> str:
-        """Write up to the first failure; return its reason. Raise StoreError if unreachable."""
-        destination = self._place[0]
-        if self._connection is None:
-            with self._tracker.explained(destination):
-                self._connection = self._tracker.connect(*self._place)
-        try:
-            with self._tracker.explained(destination):
-                while rows := self._rows or self._failed:
-                    if not self._connection.has(attempt_of(rows[0])):
-                        self._connection.write(tracked(rows[0]))
+    def write(self) -> str:
+        """Try each row once; return the last reason why one failed, "" if none did. Raise
+        StoreError if the tracker is unreachable."""
+        destination, reason, in_a_row = self._place[0], "", 0
+        self.rows += self._failed
+        self._failed.clear()
+        while self.rows and in_a_row < MOST_IN_A_ROW:
+            if self._connection is None:
+                with self._tracker.explained(destination):
+                    self._connection = self._tracker.connect(*self._place)
+            row = self.rows.popleft()
+            try:
+                with self._tracker.explained(destination):
+                    if not self._connection.has(attempt_of(row)):
+                        self._connection.write(tracked(row))
                         self.written += 1
-                        self._in_a_row.clear()
-                    rows.popleft()
-        except StoreError as error:
-            self._connection = None
-            self._put_back((self._rows or self._failed).popleft(), str(error))
-            return str(error)
-        return ""
+                in_a_row = 0
+            except StoreError as error:
+                self._connection, reason, in_a_row = None, str(error), in_a_row + 1
+                self._failed.append(row)
+                # Refused rows tend to be neighbours, so continue amid the others.
+                self.rows.rotate(len(self.rows) // 2)
+        return reason
 
-    def _put_back(self, row: Measurement, reason: str) -> None:
-        """Queue a failed row behind the others, or set it aside."""
-        attempt = attempt_of(row)
-        self._failures[attempt] += 1
-        self._in_a_row.add(attempt)
-        if self._failures[attempt] < MOST_FAILURES:
-            self._failed.append(row)
-        else:
-            self._refused[row.job_id] = reason
-        # Refused rows tend to be neighbours, so continue at the other end or the middle.
-        if len(self._in_a_row) > 1:
-            self._rows.reverse()
-        if len(self._in_a_row) == 3:
-            self._rows.rotate(len(self._rows) // 2)
-
-    @property
-    def hopeless(self) -> bool:
-        """Return whether so many rows failed in a row that the tracker must refuse all."""
-        return len(self._in_a_row) >= MOST_IN_A_ROW
-
-    def try_anew(self) -> None:
-        """Reset the count of consecutive failures."""
-        self._in_a_row.clear()
-
-    def give_up(self, reason: str) -> None:
-        """Set all remaining rows aside."""
-        reason += f"; {len(self._in_a_row)} in a row failed, so no more were tried"
-        for rows in (self._failed, self._rows):
-            self._refused |= dict.fromkeys((row.job_id for row in rows), reason)
-            rows.clear()
+    def finish(self) -> None:
+        """Write the rest, and set aside what fails. Raise StoreError as ``write``."""
+        for _ in range(MOST_PASSES):
+            written = self.written
+            if not (reason := self.write()):
+                return
+            if self.rows and self.written == written:
+                reason += f"; {MOST_IN_A_ROW} in a row failed, so no more were tried"
+                break
+        self._refused = dict.fromkeys((row.job_id for row in (*self._failed, *self.rows)), reason)
 
     @property
     def refusals(self) -> str:
         """The number of rows set aside, with the last reason; "" if there are none."""
-        refused = dict(self._refused)  # another thread may still add to it
-        if not refused:
+        if not self._refused:
             return ""
-        named = ", ".join(list(refused)[:NAMED]) + (", …" if len(refused) > NAMED else "")
-        return f"{len(refused)} set aside ({named}): {list(refused.values())[-1]}"
+        named = ", ".join(list(self._refused)[:NAMED]) + ", …" * (len(self._refused) > NAMED)
+        reason = next(iter(self._refused.values()))
+        return f"{len(self._refused)} set aside ({named}): {reason}"
 
 
 def write_rows(
@@ -278,10 +256,7 @@ def write_rows(
 ) -> Backlog:
     """Write a run's missing final rows. Raise StoreError if the tracker is unreachable."""
     backlog = Backlog(tracker, destination, run, directory, rows)
-    while reason := backlog.flush():
-        if backlog.hopeless:
-            backlog.give_up(reason)
-            break
+    backlog.finish()
     return backlog
 
 
@@ -303,8 +278,7 @@ class RowLog:
         self._tracker = tracker
         self._destination = destination
         self._again_s = again_s
-        self._rows: queue.SimpleQueue[Measurement | None] = queue.SimpleQueue()
-        self._ending = threading.Event()
+        self._came, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="row log", daemon=True)
         self._backlog = Backlog(tracker, destination, store.run, store.path)
         self.trouble = ""
@@ -316,13 +290,14 @@ class RowLog:
     def take(self, row: Measurement) -> bool:
         """Queue a row if it is final; return whether it is."""
         if row.final:
-            self._rows.put(replace(row, samples=(), items=(), image=None))
+            self._backlog.rows.append(replace(row, samples=(), items=(), image=None))
+            self._came.set()
         return row.final
 
     def end(self) -> None:
         """Ask the thread to end after writing the rest."""
-        self._rows.put(None)
-        self._ending.set()
+        self._ended.set()
+        self._came.set()
 
     def outcome(self, *, hurry: bool, ended_at: float) -> str:
         """Wait for the end, requested at ``ended_at`` (monotonic); return a message."""
@@ -337,45 +312,25 @@ class RowLog:
         return f"some rows were not logged: {why}; {command} --run {self._store.run} brings them"
 
     def _work(self) -> None:
-        from orchestrator.analysis.selection import newest_final
-
-        backlog, ended = self._backlog, False
         try:
-            for row in newest_final(self._store.measurements(samples=False)):
-                backlog.add(row)
+            earlier = newest_final(self._store.measurements(samples=False))
+            self._backlog.rows.extendleft(reversed(earlier))
+            while True:
+                self._came.clear()
+                if self._ended.is_set():
+                    break
+                try:
+                    self.trouble = self._backlog.write()
+                except StoreError as error:
+                    self.trouble = str(error)
+                if self.trouble:
+                    self._ended.wait(self._again_s)
+                else:
+                    self._came.wait()
+            self._backlog.finish()
+            self.trouble = ""
         except StoreError as error:
             self.trouble = str(error)
-            return
-        while True:
-            written, reached = backlog.written, True
-            try:
-                self.trouble = backlog.flush()
-            except StoreError as error:
-                self.trouble, reached = str(error), False
-            if ended and backlog.hopeless:
-                backlog.give_up(self.trouble)
-                self.trouble = ""  # the rows' messages include it
-            if ended and not (self.trouble and reached):
-                return
-            if ended or (self.trouble and backlog.written > written):
-                continue  # the connection worked until this row came
-            if self.trouble:  # a tracker that refuses all rows is retried only at the end
-                self._ending.wait(None if backlog.hopeless else self._again_s)
-            ended = self._add_new(wait=not self.trouble)
-            if ended:
-                backlog.try_anew()
-
-    def _add_new(self, *, wait: bool) -> bool:
-        """Add new rows, or wait for one; return whether they were the last."""
-        while True:
-            try:
-                row = self._rows.get(block=wait)
-            except queue.Empty:
-                return False
-            if row is None:
-                return True
-            self._backlog.add(row)
-            wait = False
 
 
 def close_all(logs: Sequence[RowLog], *, hurry: bool) -> list[str]:
