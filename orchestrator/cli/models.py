@@ -60,7 +60,7 @@ def _add_describe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lora-rank", type=shared.whole_number, default=8, metavar="R", help="default: 8"
     )
-    parser.add_argument("--json", action="store_true", help="everything, for machines")
+    shared.add(parser, "--json")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture as SVG")
     parser.add_argument("--pptx", type=Path, metavar="FILE", help="write it as a slide")
 
@@ -187,7 +187,7 @@ def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="directory with config.json and the weights")
     parser.add_argument("destination", type=Path, help="directory to write; must not exist")
     parser.add_argument("--force", action="store_true", help="replace a model that is there")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    shared.add(parser, "--json")
 
 
 def run_convert(args: argparse.Namespace) -> int:
@@ -252,7 +252,7 @@ def _add_protect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--new-key", action="store_true", help="make a new key in that file, which must not exist"
     )
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    shared.add(parser, "--json")
 
 
 def run_protect(args: argparse.Namespace) -> int:
@@ -331,7 +331,7 @@ def _add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     twin.add_argument("--count", type=_COUNT, default=10_000, help=what)
     twin.add_argument("--force", action="store_true", help="overwrite files that are there")
     for kind in (real, of_any, probe, twin):
-        kind.add_argument("--json", action="store_true", help="print JSON instead of text")
+        shared.add(kind, "--json")
 
 
 _COUNT = shared.number(int, 1, MOST_EXAMPLES, f"a whole number from 1 to {MOST_EXAMPLES:,}")
@@ -495,7 +495,7 @@ def _add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=int, default=4, help="in which the engine gets them (default: 4)"
     )
-    parser.add_argument("--json", action="store_true", help="the answers as JSON")
+    shared.add(parser, "--json")
     shared.add_results_argument(parser, of_a_grid=True)
     parser.add_argument(
         "--run",

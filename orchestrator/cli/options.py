@@ -95,7 +95,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
         "action": "store_true",
         "help": "print the table of cards and the versions, too; the page has both",
     },
-    "--json": {"action": "store_true", "help": "one JSON object on standard output"},
+    "--json": {"action": "store_true", "help": "JSON on standard output"},
 }
 
 

@@ -409,9 +409,7 @@ def _add_schema_arguments(parser: argparse.ArgumentParser) -> None:
         help="grid: JSON Schema of grid files (default); results: columns of result tables; "
         "precisions: what each means on cpu, cuda and hpu, and what is unsupported",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="tables as JSON (the schema of grid files is JSON)"
-    )
+    shared.add(parser, "--json")
 
 
 def run_schema(args: argparse.Namespace) -> int:

@@ -85,14 +85,8 @@ def _add_submit_arguments(parser: argparse.ArgumentParser) -> None:
         help="upload this too: a file or a directory in the working directory; a file named as "
         "secrets are (.env, *.pem, …) goes only if it is named here; may be repeated",
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="one JSON object; of several grids an array",
-    )
-    shared.add(parser, "--set")
+    shared.add(parser, "--json", "--set", "--notify")
     shared.add_deadline_arguments(parser)
-    shared.add(parser, "--notify")
 
 
 def run_submit(args: argparse.Namespace) -> int:

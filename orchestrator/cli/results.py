@@ -355,7 +355,7 @@ def _add_query_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_results_argument(parser)
     shared.add(parser, "--run")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="a JSON array of objects")
+    shared.add(form, "--json")
     form.add_argument("--csv", action="store_true", help="comma-separated values")
 
 
@@ -473,8 +473,7 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --atlas: add what another site's bundle knows; may be repeated",
     )
     shared.add_results_argument(parser)
-    shared.add(parser, "--run")
-    parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+    shared.add(parser, "--run", "--json")
 
 
 def run_export(args: argparse.Namespace) -> int:

@@ -66,9 +66,7 @@ exit codes: 0 shown; 4 no such run; 5 no such job, or the cluster is not reachab
 def _add_status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", nargs="?", metavar="ID", help="submission id, or name of a run")
     shared.add_place_arguments(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object; without ID, jobs as an array"
-    )
+    shared.add(parser, "--json")
 
 
 #: Time for a submitted driver to report for the first time.
@@ -262,7 +260,7 @@ def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--last", metavar="N", type=int, default=MOST_LISTED, help="so many (default: %(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="an array on standard output")
+    shared.add(parser, "--json")
 
 
 def run_runs(args: argparse.Namespace) -> int:

@@ -31,7 +31,7 @@ from workloads.models.catalog import rough_parameters
 from workloads.models.precision import support
 from workloads.models.products import Saving
 from workloads.registry import find_workload
-from workloads.rules import refusals
+from workloads.rules import notes, refusals
 from workloads.util.contents import place_of
 
 if TYPE_CHECKING:
@@ -149,8 +149,6 @@ def _as_spelled(jobs: Sequence[Job], history: Sequence[PastRow]) -> list[Job]:
 
 
 def _notes(jobs: Iterable[Job]) -> dict[str, None]:
-    from workloads.rules import notes
-
     rules = Rules(notes, registry.WORKLOADS)
     return dict.fromkeys(
         note for job in jobs for note in rules.answers(job, job.accelerator.device)

@@ -24,9 +24,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
+from orchestrator.analysis.comparison import RunComparison
+from orchestrator.analysis.rankings import Ranking
+from orchestrator.analysis.summary import Summary
 from orchestrator.core.errors import INTERRUPTED, NightgridError
 from orchestrator.core.job import State
+from orchestrator.report.all_runs import since_last, since_text
+from orchestrator.report.run_report import read_summary
+from orchestrator.report.wording import answers
+from orchestrator.store.store import Store
 from orchestrator.util.format import finite, one_line
+from orchestrator.util.redaction import redact
 from workloads.util import files
 from workloads.util.processes import end_group
 
@@ -36,8 +44,6 @@ if TYPE_CHECKING:
     from orchestrator.analysis.summary import Summary
     from orchestrator.driver.options import RunOptions
     from orchestrator.driver.run import RunOutcome
-    from orchestrator.store.store import Store
-
 # Slack and Mattermost show the field ``text``; the others are for scripts (``docs/live.md``).
 
 NOTICE_VERSION = 1
@@ -95,9 +101,6 @@ class Notice:
 
     def text(self) -> str:
         """Return a few lines for people, escaped for chat programs."""
-        from orchestrator.report.all_runs import since_text  # not needed at a run's start
-        from orchestrator.report.wording import answers
-
         lines = [f"Nightgrid run {self.run} {_WORDS[self.ending]} on {self.host}."]
         if self.ending in (Ending.STOPPED, Ending.FAILED, Ending.INTERRUPTED):
             lines.append(one_line(self.reason, REASON_LENGTH))
@@ -324,8 +327,6 @@ def concealed(command: str) -> str:
 
 def _clean(message: object) -> str:
     """Return a message or output on one line, without secrets."""
-    from orchestrator.util.redaction import redact
-
     return " ".join(redact(str(message), os.environ).split())
 
 
@@ -354,8 +355,6 @@ def notice_of_run(outcome: RunOutcome, page: Path | None, exit_code: int) -> Not
 
 def notice_of_failure(run: str, options: RunOptions, error: BaseException) -> Notice:
     """Return the notice of a run that failed, with its rows if they can be read."""
-    from orchestrator.store.store import Store
-
     exit_code = error.exit_code if isinstance(error, NightgridError) else 1
     if isinstance(error, KeyboardInterrupt):
         exit_code = INTERRUPTED
@@ -367,9 +366,6 @@ def notice_of(
     store: Store, ending: Ending, reason: str, exit_code: int, page: Path | None
 ) -> Notice:
     """Return the notice of an ended run, with its rows if they can be read."""
-    from orchestrator.report.all_runs import since_last
-    from orchestrator.report.run_report import read_summary
-
     summary = None
     with contextlib.suppress(Exception):  # unreadable rows may be why the run failed
         summary = read_summary(store, lean=True)[0]
