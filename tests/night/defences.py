@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from disk_model import SimulatedDisk
-from exchange import run_exchange
+from lossy_exchange import run_exchange
 from nights import Night, run_night
 from stores import Lock, Promises
 

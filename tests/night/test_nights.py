@@ -6,7 +6,7 @@ import os
 
 import pytest
 from defences import DEFENCES, Defence
-from exchange import run_exchange
+from lossy_exchange import run_exchange
 from nights import run_night
 
 #: ``NIGHTGRID_SEED=17 pytest tests/night`` looks at other nights.

@@ -1,4 +1,5 @@
-"""Jobs that need other jobs: derived from names, refused where they cannot be met, scheduled."""
+"""Jobs that need others: by the names of what these save, or calibrations and references of quality
+that the plan adds; refused where they cannot be met, scheduled."""
 
 from __future__ import annotations
 
@@ -9,17 +10,28 @@ from random import Random
 
 import pytest
 from core_cases import a_past_row
+from grid_cases import grid
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import Cluster, Fixed, busy_cluster, cluster_of, job, node
 from simulated_runs import Scattered, thorough
 
 from orchestrator.core.errors import GridError
-from orchestrator.core.job import Accelerator, Job, State
+from orchestrator.core.events import RunAttempt
+from orchestrator.core.job import Job, State
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.core.topology import parse_emulation
-from orchestrator.grid.dependencies import Thing, measured_again, needs_of, took, with_needs
+from orchestrator.grid.dependencies import (
+    Thing,
+    calibration_of,
+    measured_again,
+    needs_of,
+    quality_reference_of,
+    took,
+    with_implied,
+    with_needs,
+)
 from orchestrator.grid.parser import load_grid
 from orchestrator.planning.planner import make_plan
 from orchestrator.scheduler.simulator import Faults, SimulationSettings, simulate
@@ -218,18 +230,6 @@ def test_an_adapter_that_exists_needs_nobody(
     assert user.needs == () and user.action is Action.RUN
 
 
-@pytest.mark.parametrize("user", [USER, replace(USER, accelerator=Accelerator.GPU, cards=2)])
-def test_a_job_waits_for_what_it_needs_while_cards_are_free(user: Job) -> None:
-    servers = [node("g", accelerator=Accelerator.GPU), node()]
-    cluster = busy_cluster(*run(user, SAVER, user=(SAVER,)), on=servers)
-    assert cluster.only().job == SAVER
-    cluster.ends(cluster.only())
-    cluster.ready()
-    assert cluster.only().job == user
-    cluster.play_out()
-    assert cluster.states() == {State.SUCCEEDED}
-
-
 def test_what_needs_a_failed_job_ends_with_that_reason() -> None:
     third = job("third")
     cluster = busy_cluster(
@@ -270,13 +270,6 @@ def test_jobs_that_need_each_other_do_not_hang_the_run() -> None:
         assert "can never start" in cluster.finals()[name].reason
     cluster.play_out()
     assert cluster.finals()["other"].state is State.SUCCEEDED
-
-
-def test_a_stop_ends_what_is_held() -> None:
-    cluster = busy_cluster(*run(USER, SAVER, user=(SAVER,)))
-    cluster.stop_request("morning")
-    assert cluster.finals()["user"].reason == "morning"
-    cluster.play_out()
 
 
 @thorough
@@ -322,3 +315,88 @@ def test_a_job_with_a_saved_model_waits_for_it_and_so_does_its_reference(tmp_pat
     needs = {item.job.workload: item.needs for item in planned}
     saver = next(item.job.job_id for item in planned if item.job.workload == "finetuning")
     assert needs == {"text-generation": (saver,), "quality-reference": (saver,), "finetuning": ()}
+
+
+# ---------------------------------------------------------------- jobs that a plan adds
+
+WORKLOAD = "fp8-calibration"
+FP8 = """\
+name: night
+defaults: {workload: text-generation, model: tiny-chatglm3, engine: optimum-habana}
+experiments:
+  - name: sizes
+    axes: {precision: [bf16, fp8], batch_size: [1, 2], cards: [1, 2]}
+"""
+GAUDI = [node(emulated=False)]
+
+
+def test_each_model_and_card_count_is_measured_once_before_its_jobs() -> None:
+    plan = make_plan(grid(FP8), GAUDI, [])
+    measured = [item for item in plan.jobs if item.job.workload == WORKLOAD]
+    assert [(item.job.cards, item.job.precision) for item in measured] == [(1, "bf16"), (2, "bf16")]
+    by_cards = {item.job.cards: item.job.job_id for item in measured}
+    for item in plan.jobs:
+        assert item.action is Action.RUN, item.reason
+        wanted = (by_cards[item.job.cards],) if item.job.precision == "fp8" else ()
+        assert item.needs == wanted
+    place = {item.job.job_id: number for number, item in enumerate(plan.jobs)}
+    assert all(place[need] < place[item.job.job_id] for item in plan.jobs for need in item.needs)
+
+
+def test_what_runs_otherwise_needs_no_calibration() -> None:
+    jobs = grid(FP8.replace("optimum-habana", "transformers")).jobs()
+    assert with_implied(jobs) == jobs
+    measured = with_implied(grid(FP8).jobs())
+    assert [calibration_of(job) for job in measured if job.workload == WORKLOAD] == [None, None]
+
+
+def test_where_the_measurement_cannot_run_the_jobs_say_so() -> None:
+    plan = make_plan(grid(FP8), [node(emulated=True)], [])
+    assert {item.action for item in plan.jobs} == {Action.UNSUPPORTED}
+
+
+QUALITY = """\
+name: night
+defaults: {workload: text-generation, model: tiny-chatglm3, accelerator: CPU, quality: true}
+experiments:
+  - name: sizes
+    axes:
+      precision: [bf16, int4]
+      batch_size: [1, 2]
+      dataset: [english-prompts, advertisegen-synthetic]
+  - {name: plain, quality: false, precision: fp32}
+"""
+
+
+def test_each_model_and_dataset_has_one_reference_before_its_jobs() -> None:
+    plan = make_plan(grid(QUALITY), parse_emulation("1x1:CPU", ()), [])
+    references = {
+        item.job.dataset: item.job for item in plan.jobs if item.job.workload == "quality-reference"
+    }
+    assert set(references) == {"english-prompts", "advertisegen-synthetic"}
+    assert len(plan.jobs) == 8 + 2 + 1
+    for each in references.values():
+        assert (each.precision, each.engine, each.batch_size) == ("fp32", "transformers", 1)
+        assert quality_reference_of(each) is None
+    for item in plan.jobs:
+        compares = dict(item.job.parameters).get("quality")
+        wanted = (references[item.job.dataset].job_id,) if compares else ()
+        assert item.after == wanted and not item.needs
+
+
+@pytest.mark.parametrize("end", [State.SUCCEEDED, State.OUT_OF_MEMORY])
+@pytest.mark.parametrize("action", [Action.RUN, Action.REUSE])
+def test_a_job_waits_for_its_reference_and_runs_however_that_ends(
+    action: Action, end: State
+) -> None:
+    reference, other = job("reference"), job("other")
+    cluster = busy_cluster(
+        PlannedJob(job=reference, action=action),
+        PlannedJob(job=other, action=Action.RUN, after=(reference.job_id,)),
+    )
+    if action is Action.RUN:
+        cluster.ends(cluster.only(), end)
+    cluster.play_out()
+    assert cluster.finals()["other"].state is State.SUCCEEDED
+    order = [c.attempt.job for c in cluster.log if isinstance(c, RunAttempt)]
+    assert order == ([reference, other] if action is Action.RUN else [other])

@@ -23,8 +23,11 @@ from orchestrator.core.job import Accelerator, Job, State
 from orchestrator.core.plan import NOTHING, Action, PastRow, Plan
 from orchestrator.core.topology import Node, assumed_servers, parse_emulation
 from orchestrator.grid.dependencies import Thing
+from orchestrator.grid.parser import Grid
+from orchestrator.planning.forecast import cost_of_replicates
 from orchestrator.planning.planner import card_seconds, make_plan
-from orchestrator.watch.plan_text import duration_text, plan_json, print_plan
+from orchestrator.scheduler.estimator import PRIOR_START_S
+from orchestrator.watch.plan_text import duration_text, plan_json, print_plan, summary_lines
 from workloads.models.precision import support
 from workloads.models.products import Saving
 
@@ -343,20 +346,14 @@ def test_json_has_every_field_of_every_job() -> None:
     assert [row["card_sets"] for row in data["jobs"]] == [16, 8, 16, 8]
 
 
-def test_notes_of_the_grid_reach_the_reader() -> None:
-    made = grid(HEAD + "  - {name: a}\n  - {name: b}\n")
-    plan = make_plan(made, EMULATED, [], estimator=Flat())  # type: ignore[arg-type]
-    assert "planned once" in printed(plan, terminal=False)
-    assert json.loads(plan_json(plan))["notes"] == list(made.notes)
-
-
-def test_faults_of_hosts_are_noted_once_with_the_nodes_that_have_them() -> None:
+def test_notes_of_the_grid_and_faults_of_hosts_with_their_nodes_reach_the_reader() -> None:
     nodes = [replace(node, faults=("GPU2 is left out: lost",)) for node in EMULATED]
-    made = grid(HEAD + "  - {name: a}\n")
+    made = grid(HEAD + "  - {name: a}\n  - {name: b}\n")
     plan = make_plan(made, nodes, [], estimator=Flat(), host_notes=["little memory"])  # type: ignore[arg-type]
     names = ", ".join(node.name for node in EMULATED)
     assert plan.host_notes == ("little memory", f"{names}: GPU2 is left out: lost")
-    assert f"note: {names}: GPU2 is left out: lost" in printed(plan, terminal=False)
+    text = printed(plan, terminal=False)
+    assert f"note: {names}: GPU2 is left out: lost" in text and "planned once" in text
     data = json.loads(plan_json(plan))
     assert data["host_notes"] == list(plan.host_notes) and data["notes"] == list(made.notes)
 
@@ -399,13 +396,6 @@ def test_ten_thousand_jobs_plan_without_torch_or_ray(tmp_path: Path) -> None:
     assert done.stdout.count("\n") >= 10_000
 
 
-def test_a_plan_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "g.yaml").write_text(HEAD + "  - name: e\n")
-    assert main(["plan", "g.yaml", "--emulate", "1x1"]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["g.yaml"]
-
-
 def test_rows_of_the_run_are_taken_into_account(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -429,3 +419,58 @@ def test_rows_of_the_run_are_taken_into_account(
     assert actions() == ["reuse"]
     assert actions("--force") == ["run"]
     assert actions("--run", "another") == ["run"]
+
+
+# ---------------------------------------------------------------- replicates
+
+
+def cells(more: str = "") -> Grid:
+    """Two cells on CPU cards, with more said of the experiment."""
+    axes = "" if "axes" in more else "axes: {batch_size: [1, 2]}\n"
+    return one(f"accelerator: CPU\n{axes}{more}")
+
+
+def on_cpus(made: Grid) -> Plan:
+    return make_plan(made, parse_emulation("1x4:CPU", made.accelerators()), [])
+
+
+def test_replicates_are_jobs_of_their_own() -> None:
+    once, thrice = cells().jobs(), cells("replicates: 3").jobs()
+    assert thrice[:2] == once
+    assert [job.replicate for job in thrice] == [1, 1, 2, 2, 3, 3]
+    assert len({job.job_id for job in thrice}) == 6
+    assert {job.cell_id for job in thrice} == {job.job_id for job in once}
+    assert all(dict(job.parameters) == dict(once[0].parameters) for job in thrice)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1001", "'3'", "2.5", "null"])
+def test_a_number_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(GridError, match="replicates"):
+        cells(f"replicates: {value}")
+
+
+def test_replicates_count_against_the_most_jobs_of_a_grid() -> None:
+    with pytest.raises(GridError, match="1,002,000 jobs"):
+        cells("replicates: 1000\naxes: {batch_size: 1..1002}")
+
+
+def test_replicates_that_would_replace_each_others_adapter_are_refused() -> None:
+    with pytest.raises(GridError, match="replicates: 3 with save_adapter"):
+        cells("workload: finetuning\nreplicates: 3\naxes: {}\nsave_adapter: mine\nmethod: lora")
+
+
+def test_the_plan_says_what_replicates_cost() -> None:
+    once, thrice = on_cpus(cells()), on_cpus(cells("replicates: 3"))
+    cost = cost_of_replicates(thrice)
+    assert cost is not None and cost_of_replicates(once) is None
+    assert (cost.jobs, cost.fresh_processes) == (4, 2)
+    assert cost.card_seconds == pytest.approx(2 * (card_seconds(once) + PRIOR_START_S))
+    assert card_seconds(thrice) == pytest.approx(card_seconds(once) + cost.card_seconds)
+    assert any("replicates from 2 on are 4 jobs" in line for line in summary_lines(thrice))
+    assert not any("replicate" in line for line in summary_lines(once))
+    told = json.loads(plan_json(thrice))
+    assert told["summary"]["replicates"]["fresh_processes"] == 2
+    assert [job.get("replicate", 1) for job in told["jobs"]] == [1, 1, 2, 2, 3, 3]
+    assert "replicate" in printed(thrice, terminal=False).splitlines()[3]
+    alone = cost_of_replicates(on_cpus(cells("replicates: 2\nisolation: process")))
+    assert alone is not None and (alone.jobs, alone.fresh_processes) == (2, 2)

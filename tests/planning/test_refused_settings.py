@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 from orchestrator.core.errors import GridError
-from orchestrator.core.job import Accelerator
 from orchestrator.core.plan import Action
 from orchestrator.core.topology import parse_emulation
 from orchestrator.grid.parser import Grid, parse_grid
@@ -87,6 +86,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         (f"{TRAIN}, method: distill, teacher: other-words", "teacher", "a vocabulary of 4,000"),
         (f"{TRAIN}, method: distill, teacher: tiny-chatglm3", "teacher", "the student"),
         (f"{TRAIN}, method: distill, student_layers: 9", "student_layers", "layers"),
+        (f"{TRAIN}, rank: 0", "rank", "0: at least 1 is wanted"),
+        (f"{TRAIN}, method: full, rank: 4", "rank", "method full has no adapter"),
+        (f"{TRAIN}, targets: kproj", "targets", "no linear layer is named kproj"),
+        (
+            f"{TRAIN}, batch_size: 6, axes: {{gradient_accumulation: [1, 2, 4]}}",
+            "axes.gradient_accumulation[2]",
+            "a batch of 6 cannot be cut into 4 equal parts",
+        ),
+        (f"{TRAIN}, method: lora, freeze_layers: 1", "freeze_layers", "beside method: full"),
+        ("workload: finetuning, precision: fp16", "precision", "plain fp16 ends in NaN"),
+        (f"{TRAIN}, save_adapter: ../x", "save_adapter", "should match pattern"),
     ],
 )
 def test_a_wrong_grid_is_refused_where_it_stands(body: str, setting: str, message: str) -> None:
@@ -109,6 +119,8 @@ def test_a_wrong_grid_is_refused_where_it_stands(body: str, setting: str, messag
         ("CPU", f"{QUANTIZE}, method: awq, numbers: int4", "not maintained any more"),
         ("HPU", QUANTIZE, "have no kernels for"),
         ("CPU", f"{CHANNELS}, cards: 2, tensor_parallel: 2", "a part of every matrix"),
+        ("HPU", f"{TRAIN}, optimizer: adamw-8bit", "Gaudi lacks"),
+        ("GPU", f"{TRAIN}, optimizer: adamw-8bit-paged", "bitsandbytes moves"),
     ],
 )
 def test_what_runs_elsewhere_is_a_row(accelerator: str, body: str, reason: str) -> None:
@@ -116,48 +128,3 @@ def test_what_runs_elsewhere_is_a_row(accelerator: str, body: str, reason: str) 
     planned = make_plan(shown, parse_emulation(f"1x2:{accelerator}", shown.accelerators()), []).jobs
     assert {item.action for item in planned} == {Action.UNSUPPORTED}
     assert reason in planned[-1].reason
-
-
-@pytest.mark.parametrize(
-    ("body", "where", "message", "hint"),
-    [
-        ("rank: 0", "rank", "0: at least 1 is wanted", ""),
-        ("method: full, rank: 4", "rank", "method full has no adapter", "leave"),
-        ("targets: kproj", "targets", "no linear layer is named kproj", "q_proj"),
-        (
-            "batch_size: 6, axes: {gradient_accumulation: [1, 2, 4]}",
-            "axes.gradient_accumulation[2]",
-            "a batch of 6 cannot be cut into 4 equal parts",
-            "1, 2, 3, 6",
-        ),
-        ("method: lora, freeze_layers: 1", "freeze_layers", "beside method: full", "method: full"),
-        ("precision: fp16", "precision", "plain fp16 ends in NaN", "autocast"),
-        ("save_adapter: ../x", "save_adapter", "should match pattern", ""),
-    ],
-)
-def test_what_is_wrong_in_fine_tuning_is_refused_where_it_stands(
-    body: str, where: str, message: str, hint: str
-) -> None:
-    with pytest.raises(GridError) as caught:
-        one(f"workload: finetuning, {body}", "HPU")
-    (problem,) = caught.value.problems
-    assert problem.path == f"experiments[0].{where}"
-    assert message in problem.message and hint in problem.hint
-    assert problem.line == 4
-
-
-def test_what_a_device_cannot_do_becomes_a_row() -> None:
-    optimizers = "axes: {optimizer: [adamw, adamw-8bit, adamw-8bit-paged]}"
-    made = one(f"workload: finetuning, accelerator: [HPU, GPU], {optimizers}")
-    plan = make_plan(made, parse_emulation("1x1:HPU,1x1:GPU", made.accelerators()), [])
-    found = {
-        (item.job.accelerator, dict(item.job.parameters)["optimizer"]): (item.action, item.reason)
-        for item in plan.jobs
-    }
-    assert found[Accelerator.HPU, "adamw"] == (Action.RUN, "")
-    assert found[Accelerator.GPU, "adamw-8bit"] == (Action.RUN, "")
-    action, reason = found[Accelerator.HPU, "adamw-8bit"]
-    assert action is Action.UNSUPPORTED and "Gaudi lacks" in reason
-    action, reason = found[Accelerator.GPU, "adamw-8bit-paged"]
-    assert action is Action.UNSUPPORTED
-    assert "bitsandbytes moves" in reason and "on cpu, which emulates" in reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from grid_cases import vocabulary
 
 from orchestrator.core.plan import Action, PlannedJob
@@ -76,21 +75,6 @@ def test_every_technique_has_a_row_and_each_experiment_its_baseline() -> None:
     for experiment in ("lora", "full", "gang"):
         own = [row for row, job in zip(rows, jobs, strict=True) if job.experiment == experiment]
         assert any(all(row[name] == value for name, value in defaults.items()) for row in own)
-
-
-@pytest.mark.parametrize("cluster", ["1x4:HPU", "1x4"])
-def test_two_thirds_of_the_techniques_run_on_emulated_gaudi_cards(cluster: str) -> None:
-    jobs = planned(shipped("techniques"), cluster)
-    assert 0 < 3 * sum(item.action is Action.UNSUPPORTED for item in jobs) < len(jobs)
-
-
-def test_fine_tuning_covers_methods_and_techniques() -> None:
-    jobs = [item.job for item in planned(shipped("chatglm3-finetune"), "1x8")]
-    trained = [job for job in jobs if job.workload == "finetuning"]
-    assert {dict(job.parameters)["method"] for job in trained} == {
-        *("full", "lora", "dora", "vera", "qlora", "qat", "qat-lora")
-    }
-    assert sum(job.experiment in ("techniques", "full") for job in jobs) >= 12
 
 
 def test_every_layout_of_the_parallelism_grid_runs() -> None:

@@ -17,7 +17,7 @@ from schedule_cases import cluster_of, job, nodes
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, Outcome, RankOutcome
 from orchestrator.on_ray.claims import agent_failure
-from orchestrator.scheduler.retry import MAX_BACKOFF_S, POLICIES, failure_class_of, judge
+from orchestrator.scheduler.retry import POLICIES, failure_class_of, judge
 from orchestrator.worker.worker import describe
 from workloads import base
 from workloads.devices import device_for
@@ -160,15 +160,6 @@ def test_attempts_of_all_classes_together_are_bounded() -> None:
     verdict = judge(FailureClass.CRASH, failures=1, attempts=4, max_attempts=4)
     assert not verdict.retry
     assert "after 4 attempts, the most that a job gets" in verdict.reason
-
-
-def test_the_pause_doubles_up_to_a_limit() -> None:
-    pauses = [
-        judge(FailureClass.ACQUIRE, failures=n, attempts=n, max_attempts=99).delay_s
-        for n in (1, 2, 3)
-    ]
-    assert pauses == [2.0, 4.0, 8.0]
-    assert max(pauses) <= MAX_BACKOFF_S
 
 
 def test_out_of_memory_of_one_rank_explains_the_collective_failure_of_the_others() -> None:

@@ -176,10 +176,3 @@ def test_each_job_has_one_final_row_and_at_most_its_repeats_before_the_deadline(
     none = [replace(p, job=replace(p.job, measure=MeasureSettings(repeat_flagged=0))) for p in jobs]
     quiet = simulate(none, nodes, Scattered(seed), settings=settings, schedule_settings=how)
     assert quiet.repeats == 0
-
-
-def test_a_quiet_simulated_night_repeats_every_flagged_row_once() -> None:
-    jobs = planned(*(job(str(number)) for number in range(40)))
-    settings = SimulationSettings(faults=Faults(flagged=1.0))
-    assert simulate(jobs, [node()], Fixed(), settings=settings).repeats == 40
-    assert simulate(jobs, [node()], Fixed()).repeats == 0

@@ -61,15 +61,6 @@ def order_of(result: SimulationResult) -> list[str]:
     return [job_id for _, job_id in sorted(rows)]
 
 
-def test_the_first_replicate_is_the_job_as_it_always_was() -> None:
-    first = job("a")
-    second = replace(first, replicate=2)
-    assert replace(first, replicate=1).job_id == first.job_id == first.cell_id == second.cell_id
-    assert len({first.job_id, second.job_id, replace(first, replicate=3).job_id}) == 3
-    assert "replicate" not in first.identity()
-    assert second.residency_key == first.residency_key
-
-
 def test_replicates_of_a_cell_are_on_different_cards() -> None:
     """Servers of eight cards have room enough: hardly a cell meets a card twice. It is a preference
     and no law: a card does not stand idle for it. (That no process runs two replicates is a law,

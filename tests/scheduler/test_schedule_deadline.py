@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import (
@@ -16,19 +14,18 @@ from schedule_cases import (
     cluster_of,
     job,
     kinds,
-    node,
     nodes,
     planned,
 )
 
-from orchestrator.core.events import RunAttempt, StopWorker, WorkerOverdue
+from orchestrator.core.events import RunAttempt, WorkerOverdue
 from orchestrator.core.job import MAX, Job, State
 from orchestrator.core.outcome import FailureClass
 from orchestrator.core.plan import Action, PlannedJob
 from orchestrator.scheduler.deadline import anchors
 from orchestrator.scheduler.estimator import Estimate, Estimator
 from orchestrator.scheduler.scheduler import ScheduleSettings
-from orchestrator.scheduler.simulator import Faults, SimulationResult, SimulationSettings, simulate
+from orchestrator.scheduler.simulator import SimulationResult, SimulationSettings, simulate
 
 START = 1000.0  # when a ``Cluster`` begins
 
@@ -134,32 +131,11 @@ def test_short_jobs_fill_the_gap_that_is_left() -> None:
         *[job("long", model=f"m{n}") for n in range(4)],
         *[job("short", model=f"s{n}", isolation=i) for n in range(2) for i in ("warm", "process")],
     )
-    result = until(420.0, jobs, 1, estimates=lasting, settings=SimulationSettings(noise=0.0))
-    assert states(result) == {State.SUCCEEDED: 8}
-    one = simulate(
-        jobs,
-        [node(cards=1)],
-        lasting,
-        settings=SimulationSettings(noise=0.0),
-        schedule_settings=ScheduleSettings(work_until=420.0),
-    )
+    quiet = SimulationSettings(noise=0.0)
+    how = ScheduleSettings(work_until=420.0)
+    one = simulate(jobs, nodes(1, 1), lasting, settings=quiet, schedule_settings=how)
     ran = Counter(row.job.dataset for row in one.rows if row.state is State.SUCCEEDED)
     assert ran == {"long": 1, "short": 2} or ran == {"short": 4}
-
-
-def test_no_cards_are_drained_for_a_gang_that_would_be_too_late() -> None:
-    lasting = Fixed(by_name={"hold": 300.0, "gang": 300.0, "fill": 100.0}, load_s=0.0)
-    jobs = planned(
-        job("hold"),
-        job("gang", cards=2, model="g"),
-        *[job("fill", model=f"f{n}") for n in range(3)],
-    )
-    cluster = cluster_of(*(jobs[:1] + jobs[2:]), cards=2, estimates=lasting, work_until=START + 500)
-    cluster.play_out()
-    late = cluster_of(*jobs, cards=2, estimates=lasting, work_until=START + 290)
-    late.play_out()
-    assert late.finals()["gang"].state is State.NOT_STARTED
-    assert not any(len(c.worker_ids) > 1 for c in late.log if isinstance(c, RunAttempt))
 
 
 def test_a_reservation_is_given_up_when_its_gang_has_become_too_late() -> None:
@@ -178,15 +154,6 @@ def test_a_reservation_is_given_up_when_its_gang_has_become_too_late() -> None:
     assert cluster.finals()["gang"].state is State.NOT_STARTED
     assert "after 1 attempts" in cluster.finals()["gang"].reason
     assert [run.attempt.job.dataset for run in cluster.running.values()] == ["c", "b"]
-
-
-def test_a_retry_that_would_be_too_late_is_none() -> None:
-    cluster = busy_cluster(job(), cards=2, estimates=Fixed(run_s=100.0), work_until=START + 180)
-    cluster.ends(cluster.only(), State.FAILED, FailureClass.CRASH, took=90)
-    cluster.tick(5)
-    assert [row.final for row in cluster.rows] == [False, True]
-    assert cluster.finals()["a"].state is State.NOT_STARTED
-    assert "too late to start after 1 attempts" in cluster.finals()["a"].reason
 
 
 def test_a_search_goes_on_only_while_there_is_time_to_measure() -> None:
@@ -211,36 +178,6 @@ def test_what_overruns_is_stopped_at_the_end_of_the_time() -> None:
     assert row.reason.startswith("cut short: the deadline came")
     cluster.stopped()
     assert cluster.finished is not None
-
-
-def test_a_worker_that_does_not_end_does_not_keep_the_report_waiting() -> None:
-    cluster = busy_cluster(job(), cards=1, work_until=START + 200, stop_s=30.0)
-    [worker] = cluster.up
-    cluster.tick(200)
-    cluster.invariants.over_by = START + 230
-    assert kinds(cluster.tick(29)) == []
-    assert kinds(cluster.tick(1)) == ["RecordRow", "RunFinished"]
-    assert cluster.finals()["a"].state is State.LOST
-    assert cluster.finished is not None and worker in cluster.finished.reason
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_bad_night_is_over_in_time(seed: int) -> None:
-    jobs = sweep(12, cards=(1, 1, 1, 2, 8), seed=seed)
-    faults = Faults.at_rate(0.03, node_losses=(700.0, 2500.0))
-    faults = replace(faults, no_start=0.01, stuck=0.02)
-    result = until(
-        4000.0,
-        jobs,
-        4,
-        estimates=Estimator(),
-        truth=Spread().estimate,
-        settings=SimulationSettings(seed=seed, noise=0.2, faults=faults, max_events=60_000),
-    )
-    assert result.makespan_s <= 4030
-    chosen = anchors(jobs)
-    measured = [row for row in result.rows if row.state is State.SUCCEEDED]
-    assert sum(row.job.job_id in chosen for row in measured) >= 0.8 * len(chosen)
 
 
 def test_estimates_get_better_within_the_run() -> None:
@@ -271,28 +208,6 @@ def test_a_worker_that_does_not_come_up_is_stopped_and_counts_against_its_card()
     assert cluster.states() == {State.SUCCEEDED}
 
 
-def test_a_gang_of_which_a_worker_does_not_come_up_says_so() -> None:
-    cluster = cluster_of(job(cards=2), cards=2)
-    first, second = cluster.starting
-    cluster.ready(first)
-    overdue(cluster, second, "did not come up: 900 s")
-    cluster.stopped(second)
-    [row] = cluster.rows
-    assert not row.final and "did not come up: 900 s" in row.reason
-    cluster.play_out()
-    assert cluster.finals()["a"].state is State.SUCCEEDED
-
-
-def test_a_hung_attempt_is_stopped_and_tried_on_another_card() -> None:
-    cluster = busy_cluster(job(), cards=2)
-    first = cluster.only()
-    assert overdue(cluster, next(iter(cluster.up)), "hung in load") == ["StopWorker"]
-    cluster.ends(first, State.LOST, FailureClass.HANG)
-    cluster.stopped()
-    cluster.ready()
-    assert cluster.only().cards != first.cards
-
-
 def test_a_card_whose_process_does_not_end_is_not_used_and_nobody_waits_for_it() -> None:
     cluster = busy_cluster(job("a"), cards=2, stop_patience_s=120.0)
     stuck = cluster.only()
@@ -314,34 +229,6 @@ def test_a_card_whose_process_does_not_end_is_not_used_and_nobody_waits_for_it()
         for slot in server.slots.values()
         if slot.usable
     }
-
-
-def test_a_run_ends_although_a_process_does_not() -> None:
-    cluster = Cluster(planned(job("a")), stop_patience_s=60.0)
-    cluster.invariants.stop_patience_s = 60.0
-    cluster.join(node(cards=1))
-    cluster.ready()
-    cluster.ends(cluster.only())
-    [stop] = [command for command in cluster.log if isinstance(command, StopWorker)]
-    assert cluster.finished is None
-    cluster.tick(60)
-    assert cluster.finished is not None and stop.worker_id in cluster.finished.reason
-
-
-def test_a_gang_does_not_wait_for_ever_for_a_card_that_is_kept() -> None:
-    cluster = busy_cluster(job("a"), job("gang", cards=2), cards=2, stop_patience_s=60.0)
-    for _ in range(50):
-        if cluster.finished is not None:
-            break
-        if cluster.starting:
-            cluster.ready()
-        elif cluster.running:
-            cluster.ends(next(iter(cluster.running.values())).attempt)
-        elif cluster.stopping:
-            cluster.stopped()
-        else:
-            cluster.tick(60)
-    assert cluster.states() == {State.SUCCEEDED}
 
 
 def test_after_a_request_to_end_nobody_is_woken_for_jobs_that_will_not_run() -> None:

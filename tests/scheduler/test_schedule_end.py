@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from schedule_cases import (
     Cluster,
@@ -12,14 +14,12 @@ from schedule_cases import (
     node,
     nodes,
     numbered,
-    planned,
     result_of,
 )
 
 from orchestrator.core.events import RunAttempt
 from orchestrator.core.job import MAX, State
 from orchestrator.core.outcome import Attempt, Failure, FailureClass
-from orchestrator.core.plan import Action, PlannedJob
 
 
 def play_search(cluster: Cluster, fits: int) -> list[tuple[str, object]]:
@@ -45,16 +45,6 @@ def test_max_probes_and_then_measures_the_largest_that_fits(cards: int) -> None:
     workers = [c.worker_ids for c in cluster.log if isinstance(c, RunAttempt)]
     assert len(set(workers[:-1])) == (1 if cards == 1 else 6)
     assert workers[-1] != workers[0], "an allocator that has run dry is not good enough to measure"
-
-
-def test_the_row_says_why_the_search_stopped() -> None:
-    reasons = []
-    for wish in (MAX, "max(cap=2)"):
-        cluster = cluster_of(job(batch_size=wish))
-        play_search(cluster, fits=3)
-        reasons.append(cluster.finals()["a"].reason)
-    assert reasons[0] == "measured; batch size 3 fits and 4 does not (4 probes)"
-    assert "batch size 2 is the cap of the search" in reasons[1]
 
 
 def test_best_times_trials_and_then_measures_the_fastest_anew() -> None:
@@ -131,35 +121,6 @@ def test_the_breaker_stops_a_run_in_which_everything_fails_at_once() -> None:
     assert "circuit breaker" in not_started[0].reason and "crash" in not_started[0].reason
 
 
-def test_a_burst_of_kills_does_not_trip_the_breaker_of_a_driver_started_again() -> None:
-    """Jobs have succeeded under the driver before it: the surroundings are sound."""
-    jobs = planned(*numbered(20))
-    cluster = busy_cluster(*jobs, breaker_failures=3, card_failures=99, succeeded_before=True)
-    for run in list(cluster.running.values())[:3]:
-        cluster.ends(run.attempt, State.FAILED, FailureClass.CRASH, took=1)
-    cluster.play_out()
-    assert cluster.states() == {State.SUCCEEDED}
-
-
-def test_the_breaker_trips_when_no_worker_starts() -> None:
-    failure = Failure(FailureClass.IMPORT, "no module named torch")
-    cluster = cluster_of(*numbered(100), breaker_failures=4)
-    cluster.stopped(*list(cluster.starting)[:4], failure=failure)
-    assert {row.state for row in cluster.rows} == {State.NOT_STARTED}
-    assert "no module named torch" in cluster.rows[0].reason
-    cluster.play_out()
-
-
-def test_workers_that_did_not_start_because_their_node_was_lost_do_not_trip_the_breaker() -> None:
-    failure = Failure(FailureClass.NODE_LOST, "its spawner ended")
-    jobs = planned(*numbered(20))
-    cluster = cluster_of(*jobs, breaker_failures=4, card_failures=1)
-    cluster.stopped(*list(cluster.starting), failure=failure)
-    assert cluster.finished is None
-    cluster.play_out()
-    assert cluster.states() == {State.SUCCEEDED}
-
-
 def test_the_breaker_trips_when_every_gang_has_a_worker_that_does_not_start() -> None:
     """Those that are stopped with their gangs say nothing: the failed ones count in their order."""
     failure = Failure(FailureClass.IMPORT, "no module named torch")
@@ -174,24 +135,6 @@ def test_the_breaker_trips_when_every_gang_has_a_worker_that_does_not_start() ->
     cluster.play_out()
 
 
-def test_workers_that_were_lost_while_starting_do_not_keep_the_breaker_waiting() -> None:
-    failure = Failure(FailureClass.IMPORT, "no module named torch")
-    cluster = cluster_of(*numbered(100), on=nodes(2), breaker_failures=4)
-    cluster.leave("n1")
-    cluster.stopped(*list(cluster.starting)[:4], failure=failure)
-    assert {row.state for row in cluster.rows} == {State.NOT_STARTED}
-    cluster.play_out()
-
-
-def test_attempts_that_were_lost_with_their_node_do_not_trip_the_breaker() -> None:
-    cluster = cluster_of(*numbered(20), on=nodes(2, cards=4), breaker_failures=4)
-    cluster.ready(*[each for each, start in cluster.starting.items() if start.card.node_id == "n1"])
-    assert len(cluster.running) == 4
-    cluster.leave("n1")
-    cluster.play_out()
-    assert cluster.states() == {State.SUCCEEDED}
-
-
 def test_workers_that_die_late_do_not_trip_the_breaker() -> None:
     """How long their attempts had run is known though no worker is left to tell it; the rows have
     it, too."""
@@ -204,39 +147,52 @@ def test_workers_that_die_late_do_not_trip_the_breaker() -> None:
     cluster.play_out()
 
 
-@pytest.mark.parametrize(
-    ("state", "failure_class", "took"),
-    [
-        (State.SUCCEEDED, None, 1.0),
-        (State.FAILED, FailureClass.BAD_CONFIGURATION, 1.0),
-        (State.FAILED, FailureClass.CRASH, 1000.0),
-    ],
-    ids=["a success", "a fault of the job", "a slow failure"],
-)
-def test_the_breaker_is_disarmed_by(
-    state: State, failure_class: FailureClass | None, took: float
-) -> None:
-    cluster = busy_cluster(*numbered(30), breaker_failures=3)
-    first, *others = list(cluster.running.values())
-    cluster.ends(first.attempt, state, failure_class, took=took)
-    for run in others:
+Act = Callable[[Cluster], object]
+
+
+def crash(cluster: Cluster, runs: slice) -> None:
+    """Some of the attempts that run, in their order, end within a second."""
+    for run in list(cluster.running.values())[runs]:
         cluster.ends(run.attempt, State.FAILED, FailureClass.CRASH, took=1)
-    assert State.NOT_STARTED not in {row.state for row in cluster.rows}
+
+
+def first_ends(state: State, failure: FailureClass | None, took: float) -> Act:
+    """The first ends so, and all others crash."""
+
+    def act(cluster: Cluster) -> None:
+        cluster.ends(next(iter(cluster.running.values())).attempt, state, failure, took=took)
+        crash(cluster, slice(None))
+
+    return act
+
+
+HARMLESS: dict[str, tuple[Act, dict[str, object]]] = {
+    "a success": (first_ends(State.SUCCEEDED, None, 1.0), {}),
+    "a fault of the job": (first_ends(State.FAILED, FailureClass.BAD_CONFIGURATION, 1.0), {}),
+    "a slow failure": (first_ends(State.FAILED, FailureClass.CRASH, 1000.0), {}),
+    "a few that fail first among many": (lambda cluster: crash(cluster, slice(-3, None)), {}),
+    "a burst of kills under a driver started again": (
+        lambda cluster: crash(cluster, slice(3)),  # jobs have succeeded under the one before it
+        {"succeeded_before": True, "card_failures": 99},
+    ),
+    "a lost node": (lambda cluster: cluster.leave("n1"), {}),
+}
+
+
+@pytest.mark.parametrize(("act", "settings"), HARMLESS.values(), ids=HARMLESS)
+def test_the_breaker_is_not_tripped_by(act: Act, settings: dict[str, object]) -> None:
+    cluster = busy_cluster(*numbered(30), on=nodes(2, cards=4), breaker_failures=3, **settings)
+    act(cluster)
     cluster.play_out()
-
-
-def test_a_few_that_fail_first_among_many_do_not_trip_the_breaker() -> None:
-    cluster = busy_cluster(*numbered(30), breaker_failures=3)
-    for run in list(cluster.running.values())[-3:]:
-        cluster.ends(run.attempt, State.FAILED, FailureClass.CRASH, took=1)
     assert State.NOT_STARTED not in {row.state for row in cluster.rows}
+
+
+def test_workers_that_did_not_start_because_their_node_was_lost_do_not_trip_the_breaker() -> None:
+    failure = Failure(FailureClass.NODE_LOST, "its spawner ended")
+    cluster = cluster_of(*numbered(20), breaker_failures=4, card_failures=1)
+    cluster.stopped(*list(cluster.starting), failure=failure)
     cluster.play_out()
-
-
-def test_one_job_that_keeps_failing_does_not_trip_the_breaker() -> None:
-    cluster = cluster_of(job("poison"), breaker_failures=2)
-    cluster.play_out(State.FAILED)
-    assert cluster.finals()["poison"].state is State.FAILED
+    assert cluster.states() == {State.SUCCEEDED}
 
 
 def test_after_a_stop_request_what_runs_is_finished_and_the_rest_not_started() -> None:
@@ -274,53 +230,14 @@ def test_a_job_that_ends_while_it_is_stopped_in_the_queue_has_its_row() -> None:
     assert cluster.finals()["a"].state is State.SUCCEEDED
 
 
-def test_a_second_stop_request_stops_what_runs() -> None:
-    cluster = busy_cluster(job("a"))
-    assert not kinds(cluster.stop_request())
-    assert kinds(cluster.stop_request()) == ["StopWorker"]
-    cluster.ends(cluster.only(), State.LOST, FailureClass.NODE_LOST)
-    assert cluster.finals()["a"].state is State.LOST
-    cluster.stopped()
-    assert cluster.finished is not None
-
-
-def test_a_stop_request_may_stop_what_runs_at_once() -> None:
-    cluster = busy_cluster(job("a"), finish_running=False)
+@pytest.mark.parametrize(("finish_running", "requests"), [(True, 2), (False, 1)])
+def test_a_second_stop_request_stops_what_runs_and_the_first_where_it_is_not_to_finish(
+    finish_running: bool, requests: int
+) -> None:
+    cluster = busy_cluster(job("a"), finish_running=finish_running)
+    for _ in range(requests - 1):
+        assert not kinds(cluster.stop_request())
     assert kinds(cluster.stop_request()) == ["StopWorker"]
     cluster.stopped()
     assert cluster.finals()["a"].state is State.LOST
     assert cluster.finished is not None
-
-
-def test_a_gathering_gang_is_let_go_by_a_stop_request() -> None:
-    cluster = cluster_of(job("gang", cards=8))
-    cluster.stop_request()
-    assert len(cluster.stopping) == 8
-    cluster.stopped()
-    assert not cluster.starting
-    assert cluster.finished is not None
-
-
-def test_the_run_is_finished_once_when_every_worker_is_stopped() -> None:
-    cluster = busy_cluster(job("a"), job("b"))
-    for run in list(cluster.running.values()):
-        cluster.ends(run.attempt)
-    assert cluster.finished is None and len(cluster.stopping) == 2
-    first, second = cluster.stopping
-    assert kinds(cluster.stopped(first)) == []
-    assert kinds(cluster.stopped(second)) == ["RunFinished"]
-    assert cluster.tick(10) == [] and cluster.stop_request() == []
-
-
-def test_counts_add_up_at_every_step() -> None:
-    jobs = [*planned(*numbered(10))]
-    jobs.append(PlannedJob(job=job("no"), action=Action.UNSUPPORTED, reason="no"))
-    cluster = Cluster(jobs)
-    assert cluster.schedule.counts()[State.PENDING] == 11
-    cluster.join(node(cards=4))
-    cluster.ready()
-    counts = cluster.schedule.counts()
-    assert (counts[State.RUNNING], counts[State.PENDING], counts[State.UNSUPPORTED]) == (4, 6, 1)
-    cluster.play_out()
-    assert cluster.schedule.counts()[State.SUCCEEDED] == 10
-    assert sum(cluster.schedule.counts().values()) == 11

@@ -20,7 +20,7 @@ from schedule_cases import (
 
 from orchestrator.core.events import RecordRow, StopWorker
 from orchestrator.core.job import Job, State
-from orchestrator.core.outcome import Failure, FailureClass
+from orchestrator.core.outcome import FailureClass
 from orchestrator.scheduler.retry import POLICIES
 
 
@@ -52,18 +52,6 @@ def test_a_harmless_failure_leaves_the_worker() -> None:
     assert kinds(commands) == ["RecordRow", "RunAttempt"]
 
 
-def test_a_retry_waits_and_goes_to_another_card() -> None:
-    cluster = busy_cluster(job(), cards=2)
-    first = cluster.only()
-    cluster.ends(first, State.FAILED, FailureClass.CRASH)
-    cluster.stopped()
-    assert not cluster.starting
-    cluster.tick(2.0)
-    cluster.ready()
-    assert cluster.only().cards != first.cards
-    assert cluster.only().attempt_id != first.attempt_id
-
-
 def test_a_retry_comes_back_when_elsewhere_has_gone() -> None:
     cluster = busy_cluster(job("a"), job("b"), on=nodes(2, cards=1))
     first = cluster.run_of("a")
@@ -90,27 +78,6 @@ def test_a_retry_goes_elsewhere_when_another_card_comes() -> None:
     assert cluster.only().job.dataset == "b"
     cluster.ready()
     assert cluster.run_of("a").cards[0].node_id == "n2"
-
-
-def test_a_retry_goes_elsewhere_when_a_quarantine_ends() -> None:
-    failure = Failure(FailureClass.ACQUIRE, "held by another process")
-    lasts = {"a": 300.0, "b": 200.0, "c": 100.0}
-    cluster = cluster_of(*[job(name) for name in lasts], cards=2, estimates=Fixed(by_name=lasts))
-    bad, good = cluster.starting
-    for _ in range(2):  # to quarantine
-        cluster.stopped(bad, failure=failure)
-        cluster.tick(5.0)
-        bad = next((each for each in cluster.starting if each != good), "")
-    cluster.ready(good)
-    first = cluster.only()
-    cluster.ends(first, State.FAILED, FailureClass.ERROR, took=10)
-    cluster.stopped(good)
-    [good] = cluster.starting
-    cluster.tick(300.0)
-    cluster.ready(good)
-    assert cluster.only().job.dataset == "b"
-    cluster.ready()
-    assert cluster.run_of("a").cards != first.cards
 
 
 @pytest.mark.parametrize("cards", [2, 3])
@@ -163,27 +130,6 @@ def test_only_the_rank_that_failed_quarantines_its_card() -> None:
     cluster.stopped()
     cluster.ready()
     assert {run.attempt.cards[0].index for run in cluster.running.values()} == {0, 1, 3}
-
-
-def test_a_poison_job_does_not_cost_healthy_cards() -> None:
-    poison = [job(f"poison{n}") for n in range(10)]
-    cluster = cluster_of(*poison, job("good"), cards=2, breaker_failures=999)
-    cluster.play_out(
-        lambda tried: State.SUCCEEDED if tried.job.dataset == "good" else FailureClass.CRASH, took=5
-    )
-    assert cluster.finals()["good"].state is State.SUCCEEDED
-    assert all(cluster.finals()[each.dataset].state is State.FAILED for each in poison)
-
-
-def test_a_card_on_which_jobs_fail_that_work_elsewhere_is_quarantined() -> None:
-    cluster = cluster_of(
-        *numbered(12), cards=2, card_failures=2, card_readmissions=0, breaker_failures=99
-    )
-    tried = cluster.play_out(
-        lambda attempt: FailureClass.HANG if attempt.cards[0].index else State.SUCCEEDED
-    )
-    assert cluster.states() == {State.SUCCEEDED}
-    assert 2 <= sum(attempt.cards[0].index == 1 for attempt in tried) < 6
 
 
 CARDS_FAULT = [kind for kind, policy in POLICIES.items() if policy.blame_card != "never"]
