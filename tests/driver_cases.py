@@ -4,35 +4,31 @@ fail."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop
+from typing import Any
 
-from core_cases import Clock, a_job, a_sample, a_worker
+from core_cases import Clock, a_job, a_sample
 
 from orchestrator.core.events import (
     AttemptEnded,
+    Command,
     Event,
     NodeJoined,
     Progress,
     RunAttempt,
     StartWorker,
     StopWorker,
-    WorkerReady,
-    WorkerStopped,
 )
 from orchestrator.core.job import Accelerator, Job, State
-from orchestrator.core.outcome import (
-    Attempt,
-    Failure,
-    FailureClass,
-    Outcome,
-    RankOutcome,
-    WorkerInfo,
-)
+from orchestrator.core.outcome import Attempt
 from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.core.topology import Card, Node
+from orchestrator.scheduler.estimator import Estimate
+from orchestrator.scheduler.simulated_faults import Chance, SimulationSettings
+from orchestrator.scheduler.simulator import VirtualCluster
 from workloads.base import Result
 from workloads.devices.monitor.host import CardTelemetry
 
@@ -110,134 +106,75 @@ class FakeClock(Clock):
 
 
 class FakeExecutor:
-    """An ``Executor`` in virtual time: workers take 5 s to start, attempts 2 s.
+    """An ``Executor`` in virtual time: workers take 5 s to start, attempts ``attempt_s``.
 
-    ``verdict`` decides how an attempt ends; ``faults`` is called before each ``perform`` and each
+    It refuses what no schedule may ask. ``faults`` is called before each ``perform`` and each
     ``events`` with the method's name, and may raise. ``log`` keeps what was performed.
     """
 
     def __init__(
-        self,
-        clock: FakeClock,
-        *nodes: Node,
-        verdict: Callable[[Attempt], State] = lambda _: State.SUCCEEDED,
-        faults: Callable[[str], None] = lambda _: None,
+        self, clock: FakeClock, *nodes: Node, faults: Callable[[str], None] = lambda _: None
     ) -> None:
-        self._clock = clock
-        self._verdict = verdict
-        self._faults = faults
-        self._cards = {card for each in nodes for card in each.cards}
-        self._names = {each.node_id: each.name for each in nodes}
-        self._held: dict[str, Card] = {}
-        self._busy: dict[str, Attempt] = {}
-        self._ready: set[str] = set()
-        self._due: deque[tuple[float, Callable[[], list[Event]]]] = deque()
-        self._events: list[Event] = [NodeJoined(at=clock(), node=each) for each in nodes]
-        self.log: list[StartWorker | StopWorker | RunAttempt] = []
+        settings = SimulationSettings(noise=0.0, start_s=5.0, stop_s=0.1)
+        schedule: Any = None  # the driver has it
+        self._cluster = VirtualCluster(schedule, settings, self._estimate, Chance(settings))
+        self._clock, self._faults = clock, faults
+        self.log: list[Command] = []
         self.closed = False
         self.attempt_s = 2.0
-        self.phase = "measure"
+        self.phase: Any = "measure"
+        for each in nodes:
+            self._cluster.later(clock(), NodeJoined(at=clock(), node=each))
 
-    def perform(self, command: StartWorker | StopWorker | RunAttempt) -> None:
+    def _estimate(self, _: Job) -> Estimate:
+        return Estimate(load_s=0.0, run_s=self.attempt_s)
+
+    def perform(self, command: Command) -> None:
         self._faults("perform")
         assert not self.closed
         self.log.append(command)
         if isinstance(command, StartWorker):
-            assert command.card in self._cards and command.card not in self._held.values()
-            assert command.worker_id not in self._held
-            self._held[command.worker_id] = command.card
-            self._later(5.0, lambda: self._come_up(command))
+            assert command.card not in {each.card for each in self._cluster.processes.values()}
         elif isinstance(command, RunAttempt):
             for worker_id, card in zip(command.worker_ids, command.attempt.cards, strict=True):
-                assert worker_id in self._ready and worker_id not in self._busy
-                assert self._held[worker_id] == card
-                self._busy[worker_id] = command.attempt
-            self._later(self.attempt_s, lambda: self._end(command))
-        else:
-            assert command.worker_id in self._held
-            self._later(0.1, lambda: self._go(command.worker_id))
+                process = self._cluster.processes[worker_id]
+                assert (process.state, process.attempt_id, process.card) == ("up", None, card)
+        elif isinstance(command, StopWorker):
+            assert command.worker_id in self._cluster.processes
+        self._cluster.now = self._clock.now
+        self._cluster.perform(command)
 
     def events(self, timeout_s: float) -> list[Event]:
         self._faults("events")
-        if not self._events:
-            until = self._clock.now + timeout_s
-            due = min((at for at, _ in self._due), default=until)
-            self._clock.now = max(self._clock.now, min(until, due))
-        while self._due and min(at for at, _ in self._due) <= self._clock.now:
-            first = min(self._due, key=lambda entry: entry[0])
-            self._due.remove(first)
-            self._events += first[1]()
-        happened, self._events = self._events, []
+        happened: list[Event] = []
+        until, queue = self._clock.now + timeout_s, self._cluster.queue
+        while queue and queue[0][0] <= until:
+            at, _, event = heappop(queue)
+            self._cluster.now = until = self._clock.now = max(self._clock.now, at)
+            happened += map(_with_result, self._cluster.happens(event))
+        self._clock.now = until
         return happened
 
     def telemetry(self) -> Mapping[Card, CardTelemetry]:
-        return {card: CardTelemetry(power_w=412.5) for card in self._cards if card.index == 0}
+        cards = [card for each in self._cluster.nodes.values() for card in each.cards]
+        return {card: CardTelemetry(power_w=412.5) for card in cards if card.index == 0}
 
     def durable(self, attempt_ids: Sequence[str]) -> None:
         """Keep no outcome."""
 
     def progress(self) -> Mapping[str, Progress]:
         return {
-            worker_id: Progress(
-                worker_id=worker_id,
-                attempt_id=each.attempt_id,
-                phase=self.phase,
-            )
-            for worker_id, each in self._busy.items()
+            worker_id: Progress(worker_id=worker_id, attempt_id=attempt_id, phase=self.phase)
+            for attempt_id, (command, _) in self._cluster.running.items()
+            for worker_id in command.worker_ids
         }
 
     def close(self) -> None:
         self.closed = True
 
-    def _later(self, seconds: float, act: Callable[[], list[Event]]) -> None:
-        self._due.append((self._clock.now + seconds, act))
 
-    def _come_up(self, command: StartWorker) -> list[Event]:
-        if command.worker_id not in self._held:
-            return []
-        self._ready.add(command.worker_id)
-        return [
-            WorkerReady(
-                at=self._clock.now, worker_id=command.worker_id, info=self.info(command.worker_id)
-            )
-        ]
-
-    def info(self, worker_id: str) -> WorkerInfo:
-        return a_worker(
-            worker_id=worker_id, node_name=self._names[self._held[worker_id].node_id], pid=1
-        )
-
-    def _end(self, command: RunAttempt) -> list[Event]:
-        if any(self._busy.get(worker_id) != command.attempt for worker_id in command.worker_ids):
-            return []
-        state = self._verdict(command.attempt)
-        good = state is State.SUCCEEDED
-        failure = None if good else Failure(FailureClass.ERROR, f"asked to be {state}")
-        ranks = []
-        for rank, worker_id in enumerate(command.worker_ids):
-            del self._busy[worker_id]
-            ranks.append(
-                RankOutcome(
-                    rank=rank,
-                    state=state,
-                    started_at=self._clock.now - 2.0,
-                    ended_at=self._clock.now,
-                    result=result() if good else None,
-                    failure=failure,
-                    worker=self.info(worker_id),
-                )
-            )
-        outcome = Outcome(
-            attempt_id=command.attempt.attempt_id, state=state, ranks=tuple(ranks), failure=failure
-        )
-        return [AttemptEnded(at=self._clock.now, outcome=outcome)]
-
-    def _go(self, worker_id: str) -> list[Event]:
-        happened: list[Event] = []
-        if worker_id in self._busy:
-            gone = self._busy.pop(worker_id)
-            outcome = Outcome(attempt_id=gone.attempt_id, state=State.LOST, ranks=())
-            happened.append(AttemptEnded(at=self._clock.now, outcome=outcome))
-        self._held.pop(worker_id, None)
-        self._ready.discard(worker_id)
-        return [*happened, WorkerStopped(at=self._clock.now, worker_id=worker_id)]
+def _with_result(event: Event) -> Event:
+    if not isinstance(event, AttemptEnded) or event.outcome.state is not State.SUCCEEDED:
+        return event
+    ranks = tuple(replace(rank, result=result()) for rank in event.outcome.ranks)
+    return replace(event, outcome=replace(event.outcome, ranks=ranks))

@@ -17,9 +17,7 @@ from workloads.settings import WorkloadParameters, setting
 if TYPE_CHECKING:
     import pytest
 
-Trouble = Literal[
-    "", "oom", "python-oom", "unsupported", "missing", "import", "exit", "bug", "secret", "untidy"
-]
+Trouble = Literal["", "oom", "python-oom", "unsupported", "missing", "exit", "secret", "untidy"]
 
 
 class TinyParameters(WorkloadParameters):
@@ -121,12 +119,8 @@ def _get_into(trouble: Trouble, model: Loaded) -> None:
         raise base.Unsupported("no such precision here")
     if trouble == "missing":
         raise base.DataMissing("no dataset 'nix'")
-    if trouble == "import":
-        raise ImportError("No module named 'flash_attn'")
     if trouble == "exit":
         sys.exit(3)
-    if trouble == "bug":
-        raise KeyError("hidden_size")
     if trouble == "secret":
         raise RuntimeError(f"401 for {os.environ['HF_TOKEN']}")
     if trouble == "untidy":

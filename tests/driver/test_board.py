@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from driver_cases import MOMENT, attempt, job, node, plan
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_cases import busy_cluster
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import (
     AttemptEnded,
+    ClockSet,
     NodeJoined,
     NodeLeft,
     Progress,
@@ -28,10 +31,12 @@ from orchestrator.core.events import (
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Metrics
 from orchestrator.core.outcome import Attempt, Outcome
-from orchestrator.core.plan import Action, Plan, PlannedJob, Span
+from orchestrator.core.plan import Action, Span
 from orchestrator.core.status import Rate, RunStatus
 from orchestrator.driver.board import KEPT_FAILURES, LONGEST_PAUSE_S, PHASE_LIMITS_S, Board
 from orchestrator.scheduler.simulated_faults import WORKER_INFO
+from orchestrator.util.host import CallAt, Interval
+from orchestrator.watch.live import event_line
 
 SERVER = node()
 FIRST = attempt(job(1), SERVER.cards[0])
@@ -82,27 +87,11 @@ def test_an_ended_attempt_leaves_its_worker_idle_and_a_stopped_worker_its_card_f
     assert board.status(MOMENT + 10, {}).cards[0].worker_id == ""
 
 
-def test_only_final_rows_count_as_done() -> None:
-    board = board_with_a_running_job()
-    retried = RecordRow(job=job(1), state=State.FAILED, reason="again", final=False)
-    board.did(retried, MOMENT + 9)
-    assert board.status(MOMENT + 9, {}).done == 0
-    board.did(dataclasses.replace(retried, final=True), MOMENT + 9)
-    status = board.status(MOMENT + 9, {})
-    assert (status.done, status.total, status.counts) == (1, 4, {"FAILED": 1})
-
-
 def test_reused_and_skipped_jobs_are_done_from_the_start() -> None:
-    planned = plan(job(1), job(2), job(3)).jobs
-    mixed = Plan(
-        grid_name="case",
-        nodes=(node(),),
-        jobs=(
-            dataclasses.replace(planned[0], action=Action.REUSE),
-            PlannedJob(job=job(2), action=Action.SKIP, reason="failed earlier"),
-            planned[2],
-        ),
-    )
+    whole = plan(job(1), job(2), job(3))
+    actions = zip(whole.jobs, (Action.REUSE, Action.SKIP, Action.RUN), strict=True)
+    jobs = tuple(dataclasses.replace(planned, action=action) for planned, action in actions)
+    mixed = dataclasses.replace(whole, jobs=jobs)
     status = Board(run="night", plan=mixed, started_at=MOMENT).status(MOMENT, {})
     assert (status.done, status.counts) == (2, {"reused": 1, "skipped": 1})
 
@@ -164,7 +153,7 @@ def test_rates_are_the_work_of_finished_jobs_over_their_timed_seconds() -> None:
         Rate(unit="tokens/s", per_s=pytest.approx(175.0), jobs=2),
         Rate(unit="samples/s", per_s=pytest.approx(4.0), jobs=1),
     )
-    assert status.jobs_run == 4
+    assert (status.jobs_run, status.done) == (4, 5)  # only final rows count
     assert status.jobs_per_h == pytest.approx(2.0)
 
 
@@ -314,3 +303,39 @@ def test_a_new_worker_on_the_card_is_not_blamed_for_the_old() -> None:
     board.did(StartWorker(worker_id="w2", card=SERVER.cards[0]), MOMENT + 16)
     assert looks(board, 20, 24, since=15) == []
     assert looks(board, 28, since=24) != []
+
+
+# ---------------------------------------------------------------- a clock that is set
+
+HOURS_S = 7200
+PATIENCE_S = 120.0
+
+
+def test_a_row_that_the_schedule_makes_has_the_time_of_day() -> None:
+    cluster = busy_cluster(job(1))
+    cluster.see(ClockSet(at=cluster.now, ahead_s=2e9, by_s=1e9))
+    cluster.leave("n1")
+    (row,) = cluster.rows
+    assert row.outcome is not None and row.outcome.ranks[0].ended_at == 2e9 + cluster.now
+
+
+def test_a_call_comes_at_its_time_of_day_though_the_clock_is_set() -> None:
+    now, called = [1000.0], threading.Event()
+    cancelled = threading.Event()
+    CallAt(1000.0 + HOURS_S, called.set, wall=lambda: now[0], look_every_s=0.01)
+    CallAt(2000.0, cancelled.set, wall=lambda: now[0], look_every_s=0.01).cancel()
+    assert not called.wait(0.1)
+    now[0] += HOURS_S
+    assert called.wait(PATIENCE_S) and not cancelled.wait(0.1)
+
+
+def test_what_lasts_is_not_measured_by_a_clock_that_is_set(monkeypatch) -> None:
+    lasted = Interval()
+    monkeypatch.setattr("time.time", lambda: lasted.started_at - HOURS_S)
+    assert 0 <= lasted.until_now() - lasted.started_at < PATIENCE_S
+
+
+@pytest.mark.parametrize(("by_s", "words"), [(7200.0, "forward by 2h00m"), (-60.0, "back by 1m")])
+def test_a_clock_that_is_set_is_told(by_s: float, words: str) -> None:
+    board = Board(run="night", plan=plan(), started_at=0.0)
+    assert words in event_line(ClockSet(at=1.0, ahead_s=0.0, by_s=by_s), board)

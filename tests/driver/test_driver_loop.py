@@ -34,7 +34,6 @@ from orchestrator.core.events import (
     StopWorker,
     Tick,
     Wake,
-    WorkerOverdue,
     WorkerQueued,
     WorkerReady,
     WorkerStopped,
@@ -236,13 +235,6 @@ def test_no_card_waits_for_the_disk_and_the_driver_never_waits_without_its_rows(
     assert begun_by_write == [2, 2] and ended == 2
 
 
-def test_a_disk_that_stumbles_does_not_end_the_run() -> None:
-    case = Case(rows=Rows(failures=3))
-    assert case.driver.drive().finished
-    assert len(case.rows.kept) == 2
-    assert sum("the store failed" in line for line in case.view.lines) == 3
-
-
 def lost(attempt_id: str, at: float = MOMENT) -> AttemptEnded:
     return AttemptEnded(at=at, outcome=Outcome(attempt_id=attempt_id, state=State.LOST, ranks=()))
 
@@ -273,8 +265,8 @@ def test_rows_of_the_same_moment_are_written_together() -> None:
     case = Case(answer)
     written: list[int] = []
     case.rows.append = lambda *rows: written.append(len(rows))
-    case.executor.perform(StartWorker(worker_id="w1", card=CARD))
     case.executor.events(0.0)  # which has the node that joined
+    case.executor.perform(StartWorker(worker_id="w1", card=CARD))
     batches: list[list[Event]] = [[lost(each.attempt_id) for each in here]]
 
     def events(timeout_s: float) -> list[Event]:
@@ -382,27 +374,6 @@ def test_whom_a_run_waits_for_is_said_at_once_on_change_and_again(
     assert "WAITING: b has the cards" in said[2] and "WAITING" not in said[-1]
 
 
-def test_a_command_that_is_refused_comes_back_as_its_event() -> None:
-    def answer(event: Event) -> list[Command]:
-        if isinstance(event, NodeJoined):
-            # One worker too many on the card, and an attempt on a worker that is not ready.
-            return [
-                StartWorker(worker_id="w1", card=CARD),
-                StartWorker(worker_id="w2", card=CARD),
-                RunAttempt(attempt=attempt(ONE, CARD), worker_ids=("w1",)),
-            ]
-        if isinstance(event, AttemptEnded):
-            assert event.outcome.state is State.LOST
-            return [RunFinished(reason="seen")]
-        return []
-
-    case = Case(answer)
-    assert case.driver.drive().reason == "seen"
-    (refused,) = [e for e in case.script.events if isinstance(e, WorkerStopped)]
-    assert refused.worker_id == "w2" and refused.failure is not None
-    assert "refused StartWorker" in refused.failure.message
-
-
 def test_ticks_come_when_they_were_asked_for() -> None:
     ticks: list[float] = []
 
@@ -454,25 +425,6 @@ def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:
     result = case.driver.drive()
     assert not result.finished and result.reason == "SIGINT received"
     assert sum(isinstance(event, StopRequested) for event in case.script.events) >= 2
-
-
-def test_a_hung_worker_is_stopped_and_the_schedule_hears_of_it() -> None:
-    def answer(event: Event) -> list[Command]:
-        if isinstance(event, AttemptEnded):
-            return []
-        if isinstance(event, WorkerOverdue):
-            return [StopWorker(worker_id=event.worker_id, reason=event.reason)]
-        return one_job_after_another(event)
-
-    case = Case(answer)
-    case.executor.attempt_s = 1e9
-    assert case.driver.drive().finished
-    ended, stopped = case.script.events[-2:]
-    assert isinstance(ended, AttemptEnded) and ended.outcome.state is State.LOST
-    assert isinstance(stopped, WorkerStopped)
-    limit_s = 30 + ONE.measure.warmup_limit_s + 3 * ONE.measure.time_limit_s
-    assert limit_s < case.clock() - MOMENT < limit_s + 10
-    assert any("hung in measure" in line for line in case.view.lines)
 
 
 def test_the_schedule_hears_of_what_is_queued_when_the_run_stops() -> None:

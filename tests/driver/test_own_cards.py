@@ -102,19 +102,11 @@ def test_visible_devices_are_resolved_or_refused_by_what_they_are(
     assert f"CUDA_VISIBLE_DEVICES={value!r}" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("CUDA_VISIBLE_DEVICES", "NoDevFiles"),
-        ("CUDA_VISIBLE_DEVICES", "-1"),
-        ("NVIDIA_VISIBLE_DEVICES", "void"),
-    ],
-)
 def test_what_hides_all_cards_is_not_answered_by_eight_assumed(
-    variable: str, value: str, tools: Path, monkeypatch: pytest.MonkeyPatch
+    tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(ClusterError, match=f"{variable}='{value}' hides every card"):
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "void")
+    with pytest.raises(ClusterError, match="NVIDIA_VISIBLE_DEVICES='void' hides every card"):
         planned_nodes([GPU], None)
 
 

@@ -198,19 +198,6 @@ def kept(of: Attempt, rank: int = 0, failure: Failure | None = None) -> KeptOutc
     return Run("w", of, rank), Ended("w", of.attempt_id, outcome, False)
 
 
-def test_an_outcome_becomes_the_next_attempt_at_its_job() -> None:
-    (record,) = recovered_records([kept(attempt())], {"job-1"})
-    assert record.attempt is not None and record.outcome is not None
-    assert (record.attempt.attempt_id, record.attempt.number) == ("job-2", 2)
-    assert record.outcome.attempt_id == "job-2"
-    assert (record.state, record.final) == (State.SUCCEEDED, True)
-
-
-def test_what_has_a_row_is_not_recovered_again() -> None:
-    """Its driver died between the row and the word to the node."""
-    assert list(recovered_records([kept(attempt())], {"other-1"})) == []
-
-
 def test_a_gang_needs_all_of_its_ranks() -> None:
     gang = attempt(cards=2)
     assert list(recovered_records([kept(gang)], {"job-1"})) == []

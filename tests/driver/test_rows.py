@@ -315,29 +315,6 @@ def test_rows_without_any_place_are_printed(
     assert "are printed above" in night.view.lines[-1]
 
 
-def test_an_attempt_whose_note_finds_no_room_waits_for_it(disk: Path) -> None:
-    """Started without a note, its driver killed, its number would be given away once more."""
-    with Store(disk, "night") as store:
-        night = Night(store, full_from=0, full_until=60, jobs=1)
-        assert night.succeeded() == 1
-    assert night.lasted_s > 60 and night.started_while_full == 0
-
-
-def test_a_reserve_keeps_room_for_the_status(disk: Path) -> None:
-    with Store(disk, "night") as store:
-        fill(disk)
-        with pytest.raises(StoreFull):
-            store.append(row())
-        store.write_file("status.json", "{}")
-        assert (store.path / "status.json").read_text() == "{}"
-        with pytest.raises(StoreFull):
-            fill(disk)
-            store.make_reserve()
-        os.unlink(disk / FILLER)
-        store.make_reserve()
-        store.append(row())
-
-
 @pytest.mark.parametrize("name", ["driver.lock", ".driver.lock.guard"])
 def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(disk: Path, name: str) -> None:
     """Not a lock that nobody holds, nor the file that was to become one."""

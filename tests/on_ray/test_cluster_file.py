@@ -135,24 +135,9 @@ def test_an_image_keeps_the_torch_of_its_vendor(name: str) -> None:
     arguments = dict(re.findall(r"^ARG (\w+)=(\S+)$", text, re.MULTILINE))
     (base,) = re.findall(r"^FROM (\S+)$", text, re.MULTILINE)
     image = re.sub(r"\$\{(\w+)\}", lambda named: arguments[named[1]], base)
-    system, kind, torch = (
-        r"ubuntu2[24]\.04",
-        r"(pytorch-(upstream-)?installer|vllm-[\d.]+-ptupstream)",
-        r"2\.1[01]\.0",
-    )
-    assert re.fullmatch(
-        rf"vault\.habana\.ai/gaudi-docker/1\.24\.[01]/{system}/habanalabs/{kind}-{torch}:latest",
-        image,
-    )
-    if arguments:
-        for word in (
-            "1.24.1",
-            "2.11.0",
-            "ubuntu24.04",
-            "pytorch-upstream-installer",
-            "DeepSpeed.git@1.23.0",
-        ):
-            assert word in text
+    kind = r"(pytorch-(upstream-)?installer|vllm-[\d.]+-ptupstream)-2\.1[01]\.0"
+    directory = r"vault\.habana\.ai/gaudi-docker/1\.24\.[01]/ubuntu2[24]\.04/habanalabs"
+    assert re.fullmatch(f"{directory}/{kind}:latest", image)
 
 
 def test_the_images_of_vllm_leave_the_command_to_ray() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from patience import patience
 from refusing_proxy import refusing_proxy
 
 from orchestrator.cli.main import main
@@ -27,7 +25,6 @@ from orchestrator.on_ray.jobs import (
     JobServer,
     Submission,
     ask_there,
-    new_submission_id,
     resolve_job_address,
 )
 from orchestrator.on_ray.upload import Upload, is_secret_file, program_files, upload_of
@@ -144,11 +141,6 @@ def test_a_command_that_fails_on_the_head_is_no_answer(monkeypatch, status, prin
         ask_there(Head(), ["status", "night"], "/data")
 
 
-def test_ids_are_readable_and_differ() -> None:
-    ids = {new_submission_id("night") for _ in range(20)}
-    assert len(ids) > 15 and all(each.startswith("nightgrid-night-") for each in ids)
-
-
 @pytest.mark.parametrize("address", ["ray://head:10001", "ftp://head", "http://:8265", "head:xyz"])
 def test_an_address_of_another_kind_is_refused(address: str) -> None:
     with pytest.raises(SubmitError):
@@ -160,17 +152,6 @@ def test_no_address_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(SubmitError, match="--address"):
         resolve_job_address(None)
-
-
-def test_a_dead_address_is_told_quickly() -> None:
-    """Ray itself blocks for over a minute there, and then ends the process."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        started = time.monotonic()
-        with pytest.raises(SubmitError, match=f"nothing answers at 127.0.0.1:{port}"):
-            resolve_job_address(f"127.0.0.1:{port}")
-        assert time.monotonic() - started < patience(6)
 
 
 class Answers(BaseHTTPRequestHandler):

@@ -85,18 +85,6 @@ def joins(store: Store, driver: str, since: float, **options: Any) -> RunQueue:
     )
 
 
-def test_one_after_the_other(store: Store) -> None:
-    first, second = (joins(store, name, at) for name, at in (("aa", 1.0), ("bb", 2.0)))
-    assert first.look().may_claim
-    waits = second.look()
-    assert not waits.may_claim and waits.why.startswith("aa (on ")
-    assert first.look().may_claim and not second.look().may_claim
-    first.leave()
-    assert second.look().may_claim
-    second.leave()
-    assert not store.values
-
-
 @pytest.mark.parametrize("earlier", ["aa", "bb"])
 def test_at_no_moment_do_two_claim(store: Store, earlier: str) -> None:
     moments = 0
@@ -198,13 +186,6 @@ def test_priority_overtakes_those_that_wait_and_preempts_nobody() -> None:
     assert [each.run for each in standing(waits, [has, urgent]).ahead] == ["run-1", "run-3"]
     assert [each.run for each in standing(urgent, [has, waits]).ahead] == ["run-1"]
     assert standing(has, [waits, urgent]).may_claim
-
-
-def test_runs_of_other_cards_do_not_wait_for_each_other() -> None:
-    gpu, hpu = ticket(1, kinds=("GPU",), turn=True), ticket(2)
-    both = ticket(3, kinds=("GPU", "HPU"))
-    assert standing(hpu, [gpu]).turn_due
-    assert standing(both, [gpu, hpu]).ahead == (gpu, hpu)
 
 
 def test_a_killed_driver_leaves_the_queue() -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from core_cases import a_worker
+from core_cases import Clock, a_worker
+from lossy_exchange import LossyNode, LossyRay
+from ray.exceptions import ActorUnavailableError
 from schedule_cases import job, node
 
+from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import (
     AttemptEnded,
     Event,
     Progress,
+    RecordRow,
     RunAttempt,
     StartWorker,
     StopWorker,
@@ -21,8 +28,12 @@ from orchestrator.core.events import (
     WorkerStopped,
 )
 from orchestrator.core.job import State
-from orchestrator.core.outcome import Attempt, Failure, FailureClass, RankOutcome
+from orchestrator.core.outcome import Attempt, Failure, FailureClass, Outcome, RankOutcome
+from orchestrator.on_ray import outcomes
+from orchestrator.on_ray.channel import AgentChannel
 from orchestrator.on_ray.executor import STOP_PATIENCE_S, WorkerPool
+from orchestrator.on_ray.outcomes import KeptOutcome, OutcomeKeeper, kept_here, kept_outcomes
+from orchestrator.worker.orphans import Owner
 from orchestrator.worker.protocol import (
     Ended,
     Listen,
@@ -35,6 +46,7 @@ from orchestrator.worker.protocol import (
 )
 
 NODE = node("n1", cards=2)
+ATTEMPT = Attempt(attempt_id="job-1", job_id="job", number=1, job=job("job"), cards=NODE.cards)
 
 
 class Agent:
@@ -77,12 +89,13 @@ def ended(
     *,
     worker: str = "w0",
     gone: bool = False,
-    failure_class: FailureClass = FailureClass.CRASH,
+    kind: FailureClass = FailureClass.CRASH,
+    at: float = 2.0,
 ) -> Ended:
-    outcome = RankOutcome(rank=int(worker[1:]), state=state, started_at=1.0, ended_at=2.0)
-    if state is not State.SUCCEEDED:
-        failure = Failure(failure_class, "died")
-        outcome = dataclasses.replace(outcome, failure=failure)
+    failure = None if state is State.SUCCEEDED else Failure(kind, f"{kind} of {worker}")
+    outcome = RankOutcome(
+        rank=int(worker[1:]), state=state, started_at=0.0, ended_at=at, failure=failure
+    )
     return Ended(worker, name, outcome, gone)
 
 
@@ -93,15 +106,6 @@ def ends(events: list[Event]) -> dict[str, State]:
 @pytest.fixture
 def agent() -> Agent:
     return Agent()
-
-
-def test_an_attempt_runs_and_ends(agent: Agent) -> None:
-    for name in "ab":
-        agent.run(name)
-        assert [type(request) for request in agent.sent] == [Run] and agent.pool.busy
-        assert ends(agent.hear(ended(name))) == {name: State.SUCCEEDED}
-        assert not agent.pool.busy
-        agent.sent.clear()
 
 
 def due(agent: Agent) -> list[str]:
@@ -136,7 +140,7 @@ def test_a_cancelled_attempt_is_lost_as_cancelled(agent: Agent) -> None:
     agent.pool.cancel("a")
     agent.pool.cancel("unknown")
     assert [type(request) for request in agent.sent] == [Run, Stop]
-    stopped = ended("a", State.LOST, gone=True, failure_class=FailureClass.HANG)
+    stopped = ended("a", State.LOST, gone=True, kind=FailureClass.HANG)
     attempt, worker = agent.hear(stopped, Stopped("w0"))
     assert isinstance(attempt, AttemptEnded) and attempt.outcome.failure is not None
     assert attempt.outcome.failure.failure_class is FailureClass.CANCELLED
@@ -204,17 +208,58 @@ def test_a_gang_starts_together_and_ends_with_its_first_failure(agent: Agent) ->
     assert {event.worker_id for event in stopped} == {"w0", "w1"}
 
 
-def test_the_cause_of_a_broken_exchange_is_the_rank_that_died(agent: Agent) -> None:
+BROKEN = ended("a", State.FAILED, kind=FailureClass.COLLECTIVE)
+
+
+def of_rank_one(state: State, kind: FailureClass = FailureClass.CRASH, at: float = 2.1) -> Ended:
+    return ended("a", state, worker="w1", kind=kind, at=at)
+
+
+def end_of_gang(agent: Agent, *reports: Ended) -> Outcome:
+    """The outcome of a gang whose ranks were reported in this order."""
     agent.run("a", "w0", "w1")
     agent.hear(Listened("w0", "a", "here"))
-    broken = ended("a", State.FAILED, failure_class=FailureClass.COLLECTIVE)
-    [event] = [
-        event
-        for event in agent.hear(broken, ended("a", State.FAILED, worker="w1"))
-        if isinstance(event, AttemptEnded)
-    ]
-    assert event.outcome.failure is not None
-    assert event.outcome.failure.failure_class is FailureClass.CRASH
+    [outcome] = [e.outcome for e in agent.hear(*reports) if isinstance(e, AttemptEnded)]
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cause"),
+    [
+        (BROKEN, of_rank_one(State.FAILED), 1),  # it died, rank 0 noticed first
+        (BROKEN, of_rank_one(State.OUT_OF_MEMORY, FailureClass.OUT_OF_MEMORY), 1),
+        (BROKEN, of_rank_one(State.LOST, FailureClass.HANG), 0),  # stopped because of rank 0
+        (BROKEN, of_rank_one(State.FAILED, FailureClass.COLLECTIVE, at=1.9), 0),
+        (BROKEN, of_rank_one(State.SUCCEEDED), 0),
+        (of_rank_one(State.FAILED, FailureClass.ERROR), ended("a", State.FAILED), 0),
+    ],
+)
+def test_a_broken_exchange_is_explained_by_the_rank_that_broke_it(
+    agent: Agent, first: Ended, second: Ended, cause: int
+) -> None:
+    """Whoever was reported first; ranks that were stopped explain nothing."""
+    outcome = end_of_gang(agent, first, second)
+    of_cause = (first, second)[cause].outcome
+    assert isinstance(of_cause, RankOutcome)
+    assert (outcome.state, outcome.failure) == (of_cause.state, of_cause.failure)
+    assert [each.rank for each in outcome.ranks] == [0, 1]
+
+
+def test_the_row_of_a_failed_gang_tells_how_each_rank_ended(agent: Agent) -> None:
+    outcome = end_of_gang(agent, BROKEN, of_rank_one(State.FAILED))
+    record = RecordRow(
+        job=ATTEMPT.job,
+        state=State.FAILED,
+        reason="",
+        final=True,
+        attempt=ATTEMPT,
+        outcome=outcome,
+    )
+    row = measurement_of(record, run="r", invocation_id="i", recorded_at=1.0)
+    assert row.failure_class == "crash"
+    assert row.details["ranks"] == (
+        "rank 0 FAILED (collective: collective of w0); rank 1 FAILED (crash: crash of w1)"
+    )
 
 
 def test_a_gang_whose_rendezvous_cannot_be_opened_ends(agent: Agent) -> None:
@@ -238,3 +283,103 @@ def test_an_outcome_has_the_energy_and_readings_of_its_card(agent: Agent) -> Non
     outcome = dataclasses.replace(response.outcome, worker=changed)
     [event] = agent.hear(dataclasses.replace(response, outcome=outcome))
     assert isinstance(event, AttemptEnded) and event.outcome.ranks[0].worker == changed
+
+
+# ---------------------------------------------------------------- agents that are away
+
+
+@pytest.mark.parametrize(
+    ("error", "lost_after_s"),
+    [(ActorUnavailableError("the connection broke", None), 20.0), (RuntimeError("it died"), 0.0)],
+    ids=["away", "dead"],
+)
+def test_an_agent_that_is_away_is_asked_every_second_and_one_that_died_is_lost(
+    error: Exception, lost_after_s: float
+) -> None:
+    """That no message is lost or doubled is a law, of ``lossy_exchange.py``."""
+    clock, ray, lost = Clock(), LossyRay(), list[Exception]()
+    node = LossyNode(ray)
+    channel = AgentChannel(node, calls=ray, clock=clock, arrived=lambda _: None, lost=lost.append)
+    while not lost:
+        channel.send()
+        calls = [then for _, then in ray.under_way if then is not None]
+        assert len(calls) == (clock.now == int(clock.now))
+        for then in calls:
+            then(error)
+        ray.under_way.clear()
+        clock.now += 0.5
+    assert (lost, clock.now - 0.5) == ([error], lost_after_s)
+
+
+# ---------------------------------------------------------------- outcomes that a node keeps
+
+
+FIRST, NEXT = (Owner(run_id="run", invocation_id=name) for name in ("first", "next"))
+
+
+@pytest.fixture(autouse=True)
+def own_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes.tempfile, "gettempdir", lambda: str(tmp_path))
+
+
+def run(keeper: OutcomeKeeper, attempt_id: str, rank: int = 0) -> None:
+    attempt = dataclasses.replace(ATTEMPT, attempt_id=attempt_id)
+    keeper.keep(Run("w", attempt, rank), Ended("w", attempt_id, b"outcome", False))
+
+
+def kept() -> list[KeptOutcome]:
+    return list(kept_outcomes((), "run"))
+
+
+def test_an_outcome_is_kept_until_its_row_is_durable() -> None:
+    keeper = OutcomeKeeper(FIRST)
+    run(keeper, "job-1")
+    run(keeper, "job-10", rank=1)
+    assert [(run.attempt.attempt_id, run.rank) for run, _ in kept()] == [
+        ("job-1", 0),
+        ("job-10", 1),
+    ]
+    assert kept()[0][1] == Ended("w", "job-1", b"outcome", False)
+    keeper.durable(["job-1"])
+    assert [run.rank for run, _ in kept()] == [1]
+    keeper.durable(["job-10"])
+    assert kept() == []
+
+
+def test_another_agent_of_the_same_driver_keeps_what_is_there() -> None:
+    run(OutcomeKeeper(FIRST), "job-1")
+    OutcomeKeeper(FIRST)
+    assert len(kept()) == 1
+    OutcomeKeeper(NEXT)
+    assert kept() == []
+
+
+def test_what_did_not_run_is_not_kept() -> None:
+    OutcomeKeeper(FIRST).keep(Run("w", ATTEMPT), Ended("w", "job-2", None, True))
+    run(OutcomeKeeper(None), "job-3")
+    assert kept() == []
+
+
+def test_a_directory_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
+    keeper = OutcomeKeeper(FIRST)
+    run(keeper, "job-1")
+    [base] = tmp_path.glob("nightgrid-outcomes-*")
+    base.chmod(0o755)
+    assert kept_here("run") == []
+    run(OutcomeKeeper(FIRST), "job-2")
+    base.chmod(0o700)
+    assert len(kept_here("run")) == 1
+
+
+def test_what_lies_for_a_week_goes_with_its_directory(tmp_path: Path) -> None:
+    run(OutcomeKeeper(FIRST), "job-1")
+    [base] = tmp_path.glob("nightgrid-outcomes-*")
+    for name in ("empty", "forgotten", "young"):
+        (base / name).mkdir(mode=0o700)
+    (base / "forgotten" / "a.job-1.0").touch()
+    (base / "young" / "a.job-1.0").touch()
+    long_ago = time.time() - outcomes.FORGOTTEN_S - 60
+    for path in (base / "forgotten" / "a.job-1.0", *base.iterdir()):
+        os.utime(path, (long_ago, long_ago))
+    assert len(kept_here("run")) == 1
+    assert {path.name for path in base.iterdir()} == {"run", "young"}

@@ -17,14 +17,10 @@ import torch.distributed as dist
 from patience import patience
 
 from workloads.base import CollectiveFailed
-from workloads.bench.collective import Listener, OneCard, Rendezvous, joined, listen
+from workloads.bench.collective import Listener, Rendezvous, joined, listen
 from workloads.devices import device_for
 
 CPU = device_for("cpu")
-
-
-def test_the_collective_of_one_card_returns_its_input() -> None:
-    assert OneCard().gather("x") == ["x"]
 
 
 def _listen(timeout_s: float | None = None) -> Listener:

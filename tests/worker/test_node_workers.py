@@ -1,9 +1,11 @@
-"""Worker processes of a node, without Ray: no card waits for another's request."""
+"""Worker processes of a node and their spawner, without Ray."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from patience import alive, patience, until
-from scripted_worker import Script
+from patience import patience, until
+from source_tree import ROOT
 from test_process import ATTEMPT, Server, close_server, open_server
 
 from orchestrator.core.job import State
 from orchestrator.core.outcome import Failure, FailureClass, RankOutcome, WorkerInfo
 from orchestrator.core.readings import Energy
 from orchestrator.worker.node_workers import HALTED_LOOKS, NodeWorkers
+from orchestrator.worker.orphans import processes
 from orchestrator.worker.protocol import (
     Ended,
     Halted,
@@ -28,13 +31,13 @@ from orchestrator.worker.protocol import (
     Listened,
     Response,
     Run,
-    Start,
     Started,
     Stop,
     Stopped,
     WorkerRequest,
     unpickled,
 )
+from orchestrator.worker.spawn import OwnSpawner
 
 
 class Sampler:
@@ -49,7 +52,7 @@ class Node:
     """The workers of a node, and all that they have told."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        self.start = server.request
         self._changed = threading.Condition()
         self.responses: list[Response] = []
         self.workers = NodeWorkers(self._add)
@@ -76,16 +79,6 @@ class Node:
         return [
             type(response).__name__ for response in self.responses if response.worker_id == name
         ]
-
-    def start(self, name: str, run: str = "", start: str = "") -> Start:
-        return Start(
-            worker_id=name,
-            server=self._server.path,
-            factory="scripted_worker:ScriptedWorker",
-            config=Script(name=name, start=start, run=run),
-            environments={"": {"CARD": "5"}},
-            log=str(self._server.logs / f"{name}.log"),
-        )
 
     def run(self, name: str, attempt_id: str = "a-1", rendezvous: object = None) -> Run:
         return Run(name, replace(ATTEMPT, attempt_id=attempt_id), 0, rendezvous)
@@ -148,18 +141,6 @@ def test_a_busy_worker_is_stopped_while_another_goes_on(node: Node) -> None:
     assert outcome_of(node.wait_for(Ended, "quick")).state is State.SUCCEEDED
     node.do(Stop("quick", "done"))
     node.wait_for(Stopped, "quick")
-
-
-def test_a_worker_stopped_in_the_breath_that_started_it_is_gone(node: Node) -> None:
-    for number in range(5):
-        name = f"hasty-{number}"
-        node.do(node.start(name), Stop(name, "changed my mind"))
-        node.wait_for(Stopped, name)
-        assert node.kinds(name) == ["Started", "Stopped"]
-        value = next(
-            a.value for a in node.responses if isinstance(a, Started) and a.worker_id == name
-        )
-        assert isinstance(value, Failure) or not alive(value.pid)
 
 
 def test_what_comes_too_late_is_answered(node: Node) -> None:
@@ -226,3 +207,101 @@ def test_a_halted_rank_is_told_and_a_silent_one_is_not(node: Node) -> None:
 
 def _stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+# ---------------------------------------------------------------- the spawner of a host
+
+_LOADS_FOR_EVER = """
+import os, pathlib, subprocess, time
+child = subprocess.Popen(["sleep", "600"])
+place = pathlib.Path(os.environ["PIDS"])
+(place / "new").write_text(f"{os.getpid()} {child.pid}")
+(place / "new").rename(place / str(os.getppid()))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[OwnSpawner, list[int]]]:
+    (tmp_path / "loads_for_ever.py").write_text(_LOADS_FOR_EVER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PIDS", str(tmp_path))
+    spawner = OwnSpawner(["loads_for_ever"], threads=1, log=tmp_path / "log")
+    written = tmp_path / str(spawner.reaper.pid)
+    assert until(written.exists, 20), (tmp_path / "log").read_text()
+    pids = [int(pid) for pid in written.read_text().split()]
+    yield spawner, pids
+    for pid in processes().keys() & set(pids):
+        os.kill(pid, signal.SIGKILL)
+    spawner.close()
+
+
+def test_a_spawner_can_be_ended_while_it_imports(loading: tuple[OwnSpawner, list[int]]) -> None:
+    spawner, pids = loading
+    spawner.close()
+    assert spawner.reaper.returncode == 128 + signal.SIGKILL  # of the spawner
+    assert not processes().keys() & set(pids)
+    assert not Path(spawner.shared.path).parent.exists()
+
+
+def test_a_spawner_that_imports_ends_with_its_reaper(
+    loading: tuple[OwnSpawner, list[int]],
+) -> None:
+    spawner, (pid, _) = loading
+    spawner.reaper.kill()
+    assert until(lambda: pid not in processes(), 5)
+
+
+_DRIVER = """
+import pathlib, signal, sys, time
+from orchestrator.worker.spawn import shared_spawner, wait_for_end
+signal.signal(signal.SIGINT, lambda *_: None)
+log_dir = pathlib.Path(sys.argv[1])
+with shared_spawner((), threads=1, log_dir=log_dir) as own:
+    (log,) = log_dir.glob("spawner-*.log")
+    while "serving" not in log.read_text():
+        time.sleep(0.01)
+    print(own.shared.path, flush=True)
+    sys.stdin.readline()
+    time.sleep(0.2)
+    print(own.shared.serves(1), flush=True)
+    own.release()
+    wait_for_end(own.shared.path)
+    print("released", own.reaper.wait(20), flush=True)
+"""
+
+
+def test_what_a_terminal_sends_its_programs_is_not_for_the_spawner(tmp_path: Path) -> None:
+    """Ctrl-C asks a driver to let its jobs end; they would end with their spawner."""
+    driver = subprocess.Popen(
+        [sys.executable, "-c", _DRIVER, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a process group, as a shell makes one
+    )
+    assert driver.stdin is not None and driver.stdout is not None
+    with driver:
+        path = Path(driver.stdout.readline().strip())
+        os.killpg(driver.pid, signal.SIGINT)
+        driver.stdin.write("\n")
+        driver.stdin.flush()
+        assert driver.stdout.readline() == "True\n"
+        assert driver.stdout.readline() == "released 0\n"
+    assert driver.returncode == 0 and not path.parent.exists()
+
+
+@pytest.mark.slow
+def test_workers_are_forked_however_many_threads_they_may_have(tmp_path: Path) -> None:
+    """NumPy's OpenBLAS starts a thread for each of OpenMP's but the first, which would rule out
+    forking."""
+    spawner = OwnSpawner(["numpy"], threads=4, log=tmp_path / "log")
+    try:
+        server = Server(spawner=spawner, logs=tmp_path)
+        info = server.process(start="import sys; assert 'numpy' in sys.modules").start()
+        assert isinstance(info, WorkerInfo), (tmp_path / "1.log").read_text()
+    finally:
+        spawner.close()

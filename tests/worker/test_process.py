@@ -70,16 +70,19 @@ class Server:
         assert until(lambda: children.read_text() != "", 10)
         return int(children.read_text().split()[0])
 
-    def process(self, *, start: str = "", run: str = "", name: str = "w") -> WorkerProcess:
-        number = len(self.processes) + 1
-        request = Start(
+    def request(self, name: str, log: str = "", **script: str) -> Start:
+        """The request for a worker that runs this script."""
+        return Start(
             worker_id=name,
             server=self.path,
             factory="scripted_worker:ScriptedWorker",
-            config=Script(name=name, start=start, run=run),
+            config=Script(name=name, **script),
             environments={"": {"CARD": "5"}},
-            log=str(self.logs / f"{number}.log"),
+            log=str(self.logs / f"{log or name}.log"),
         )
+
+    def process(self, name: str = "w", **script: str) -> WorkerProcess:
+        request = self.request(name, str(len(self.processes) + 1), **script)
         self.processes.append(WorkerProcess(request))
         return self.processes[-1]
 
@@ -188,16 +191,7 @@ def test_a_job_gets_the_kind_of_process_that_it_needs(fresh: Server) -> None:
     said = (
         "self.result = result_of(pid=os.getpid(), kind=self.config.kind, mode=os.environ['MODE'])"
     )
-    process = WorkerProcess(
-        Start(
-            worker_id="k",
-            server=fresh.path,
-            factory="scripted_worker:ScriptedWorker",
-            config=Script(run=said),
-            environments=kinds,
-            log=str(fresh.logs / "k.log"),
-        )
-    )
+    process = WorkerProcess(replace(fresh.request("k", run=said), environments=kinds))
     first = info_of(process).pid
     results = [ran(process, attempt).result for attempt in (ATTEMPT, ours, ours, ATTEMPT)]
     details = [result.details for result in results if result is not None]

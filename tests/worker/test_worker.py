@@ -6,8 +6,6 @@ import dataclasses
 import gc
 import itertools
 import json
-import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -122,15 +120,6 @@ def test_a_card_that_is_not_the_given_one_is_a_failure_of_the_worker(
         CardWorker(config()).start()
 
 
-def test_an_attempt_becomes_samples() -> None:
-    began = time.time()
-    outcome = started().run(tiny())
-    assert outcome.state is State.SUCCEEDED and outcome.failure is None
-    assert outcome.result is not None and len(outcome.result.samples) == 3
-    assert began <= outcome.started_at <= outcome.ended_at
-    assert details(outcome)["ranks"] == "[0]"
-
-
 GANG = dataclasses.replace(tiny(size=333), cards=node().cards)
 
 
@@ -139,10 +128,7 @@ GANG = dataclasses.replace(tiny(size=333), cards=node().cards)
     [
         (tiny(size=333, trouble="python-oom"), State.OUT_OF_MEMORY, "out_of_memory", "MemoryError"),
         (tiny(size=333, trouble="unsupported"), State.UNSUPPORTED, "unsupported", "no such prec"),
-        (tiny(size=333, trouble="missing"), State.FAILED, "data_missing", "no dataset 'nix'"),
-        (tiny(size=333, trouble="import"), State.FAILED, "import", "No module named 'flash_attn'"),
         (tiny(size=333, trouble="exit"), State.FAILED, "crash", "3"),
-        (tiny(size=333, trouble="bug"), State.FAILED, "error", "'hidden_size'"),
         (tiny(colour="blue"), State.FAILED, "error", "colour"),
         (GANG, State.FAILED, "bad_configuration", "has 2 cards"),
         (attempt(job("max"), CARD), State.FAILED, "bad_configuration", "no batch size yet"),
@@ -232,12 +218,6 @@ def test_secrets_of_the_environment_stay_out_of_the_row(monkeypatch: pytest.Monk
     assert "hf_0123456789" not in repr(outcome)
 
 
-def test_a_worker_without_its_environment_refuses_to_start() -> None:
-    worker = CardWorker(config(environment={"HABANA_VISIBLE_MODULES": "3"}))
-    with pytest.raises(BadConfiguration, match="HABANA_VISIBLE_MODULES is None and should be '3'"):
-        worker.start()
-
-
 @pytest.mark.parametrize("accelerator", [Accelerator.HPU, Accelerator.GPU])
 def test_a_real_card_that_is_not_there_is_never_replaced_by_the_cpu(
     accelerator: Accelerator,
@@ -249,28 +229,6 @@ def test_a_real_card_that_is_not_there_is_never_replaced_by_the_cpu(
     with pytest.raises(CardNotAcquired) as caught:
         worker.start()
     assert worker.failure(caught.value).failure_class is FailureClass.ACQUIRE
-
-
-def test_progress_is_seen_from_another_thread() -> None:
-    worker = started()
-    assert worker.progress() is None
-    asked = tiny(size=3000)
-    seen: set[tuple[str, str, str]] = set()
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            progress = worker.progress()
-            if progress is not None:
-                seen.add((progress.worker_id, progress.attempt_id, progress.phase))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    worker.run(asked)
-    done.set()
-    watcher.join()
-    assert {("w1", asked.attempt_id, phase) for phase in ("load", "measure")} <= seen
-    assert worker.progress() is None
 
 
 def test_a_probe_makes_one_whole_pass_without_warm_up() -> None:
