@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
+from grid_cases import HEAD
 
 from orchestrator.cli.main import main
 from orchestrator.core.errors import GridError
@@ -17,8 +15,7 @@ from orchestrator.grid.diagnostics import MEANT
 from orchestrator.grid.parser import load_grid, parse_grid
 from orchestrator.grid.vocabulary import FIELD_NAMES, Vocabulary
 
-TOP = "name: g\ndefaults: {workload: text-generation, model: tiny-chatglm3}\nexperiments:\n"
-ONE = TOP + "  - name: e\n"  # line 4; what follows is line 5
+ONE = HEAD + "  - name: e\n"  # line 4; what follows is line 5
 NO_WORKLOAD = "name: g\nexperiments:\n  - {name: e, model: tiny-chatglm3}\n"
 NO_MODEL = ONE.replace(", model: tiny-chatglm3", "")
 BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
@@ -33,11 +30,11 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ("UTF-16", "name: g".encode("utf-16"), 1, 1, "UTF-16", "save the file as UTF-8"),
     ("Latin-1", "name: é".encode("latin-1"), 1, 7, "byte 0xe9 is not UTF-8", "save the file as"),
     ("byte order mark", b"\xef\xbb\xbf" + ONE.encode(), 1, 1, "byte order mark", "without BOM"),
-    ("tab indentation", TOP + "\t- name: e\n", 4, 1, "a tab in the indentation", "with spaces"),
+    ("tab indentation", HEAD + "\t- name: e\n", 4, 1, "a tab in the indentation", "with spaces"),
     ("control character", b"name: g\x07\n", 1, 8, "control character U+0007", "remove it"),
     ("a list at the top", "- name: g\n", 1, 1, "a grid is a mapping", "name: my-grid"),
     ("unclosed bracket", ONE + "    axes: {cards: [1, 2\n", 6, 1, "not valid YAML", "brackets"),
-    ("bad indentation", TOP + "  - name: e\n   cards: 1\n", 5, 4, "not valid YAML", "indentation"),
+    ("bad indentation", HEAD + "  - name: e\n   cards: 1\n", 5, 4, "not valid YAML", "indentation"),
     ("colon in a value", "name: a: b\n", 1, 8, "mapping values are not allowed", "quote a value"),
     ("duplicate key", ONE + "    cards: 1\n    cards: 2\n", 6, 5, "twice", "keep one"),
     ("two documents", ONE + "---\nname: h\n", 5, 1, "second document", "under `experiments:`"),
@@ -45,13 +42,13 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ("recursive alias", "name: g\nx: &a [*a]\n", 2, 8, "contains itself", "write the value out"),
     ("YAML bomb", BOMB, 5, 8, "aliases expand to more than 20000", "write the values out"),
     ("deep nesting", "name: " + "[" * 1000, 1, 30, "nested more than 24 deep", "six"),
-    ("no name", TOP.removeprefix("name: g\n") + "  - name: e\n", 1, 1, "no `name:`", "a name"),
+    ("no name", HEAD.removeprefix("name: g\n") + "  - name: e\n", 1, 1, "no `name:`", "a name"),
     ("a bad name", ONE.replace("name: g", "name: ../g"), 1, 7, '"../g" is not a name', "letters"),
     ("no experiments", "name: g\n", 1, 1, "no `experiments:`", "a list of experiments"),
     ("no experiment", "name: g\nexperiments: []\n", 2, 14, "is empty", "at least one"),
     ("a mapping", "name: g\nexperiments:\n  e: {cards: 1}\n", 3, 3, "not a list", "`- name: e`"),
-    ("an experiment that is none", TOP + "  - 5\n", 4, 5, "5 is not a mapping", ""),
-    ("unnamed experiment", TOP + "  - cards: 1\n", 4, 5, "no `name:` here", "a name"),
+    ("an experiment that is none", HEAD + "  - 5\n", 4, 5, "5 is not a mapping", ""),
+    ("unnamed experiment", HEAD + "  - cards: 1\n", 4, 5, "no `name:` here", "a name"),
     ("duplicate names", ONE + "  - name: e\n", 5, 11, 'a second experiment named "e"', "line 4"),
     ("unknown key at the top", "nmae: x\n" + ONE, 1, 1, 'unknown key "nmae"', "mean name?"),
     ("no such task", ONE.replace("text-gen", "gen"), 2, 22, "is no workload", "text-generation"),
@@ -65,6 +62,8 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ("nothing left", ONE + "    exclude: [{cards: 1}]\n", 4, 5, "without jobs", "loosen"),
     ("unknown measure key", ONE + "measure: {warm_up: 1}\n", 5, 11, '"warm_up"', "mean warmup?"),
     ("measure too large", ONE + "measure: {confidence: 95}\n", 5, 23, "95: less than 1 is", ""),
+    ("a negative price", ONE + "prices: {kwh: -1}\n", 5, 15, "at least 0 is wanted", ""),
+    ("unknown price", ONE + "prices: {card_hours: 2}\n", 5, 10, '"card_hours"', "mean card_hour?"),
 ]
 ZIP = "zip: {cards: [1, 2], prompts: [1, 2]}"
 HUB = "https://huggingface.co/THUDM/chatglm3-6b"
@@ -268,7 +267,7 @@ def test_a_path_beside_the_grid_file_is_named(tmp_path, monkeypatch, capsys, kin
     """Paths are relative to the working directory, as in every shell command."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # files/m may be a repository of the hub
     (tmp_path / "grids" / "files" / "m").mkdir(parents=True)
-    (tmp_path / "grids" / "g.yaml").write_text(f"{TOP}  - {{name: e, {kind}: {name}}}\n")
+    (tmp_path / "grids" / "g.yaml").write_text(f"{HEAD}  - {{name: e, {kind}: {name}}}\n")
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "grids/g.yaml"]) == 2
     error = capsys.readouterr().err
@@ -289,15 +288,6 @@ def test_results_with_a_variable_are_refused(tmp_path, monkeypatch, capsys, vari
     assert [path.name for path in tmp_path.iterdir()] == ["g.yaml"]
 
 
-def test_a_hopeless_file_does_not_flood_the_screen(tmp_path: Path) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(TOP + "".join(f"  - {{name: e{i}, x{i}: 1}}\n" for i in range(150)))
-    with pytest.raises(GridError) as caught:
-        load_grid(path)
-    assert len(caught.value.problems) == 101
-    assert caught.value.problems[-1].message == "and 50 more problems"
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -315,25 +305,6 @@ def test_bad_emulation_is_refused(
     path.write_text(ONE)
     assert main(["plan", str(path), "--emulate", spec]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_refused_grid_costs_no_heavy_import(tmp_path: Path) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(ONE + "    cards: 3\n    modle: x\n")
-    code = (
-        "import sys; from orchestrator.cli.main import main; code = main(['plan', sys.argv[1]]);"
-        "heavy = {'torch', 'ray', 'transformers', 'pyarrow'} & set(sys.modules);"
-        "sys.exit(f'imported {heavy}' if heavy else code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
 
 
 # ---------------------------------------------------------------- data

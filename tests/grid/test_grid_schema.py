@@ -9,12 +9,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from grid_cases import HEAD, grid, vocabulary
+from grid_cases import HEAD, grid
 
 from orchestrator.cli.main import main
 from orchestrator.core.errors import GridError
 from orchestrator.grid.experiment import STRUCTURE, parse_range
-from orchestrator.grid.parser import load_grid
 from orchestrator.grid.schema import grid_schema, grid_schema_text
 from orchestrator.grid.vocabulary import FIELD_NAMES, GridFile, MeasureBlock
 from tools.documents.settings import document
@@ -56,15 +55,9 @@ def test_every_setting_has_its_description_and_enumeration() -> None:
 def test_shipped_grids_have_the_editor_header_and_satisfy_the_schema(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# yaml-language-server: $schema=grid.schema.json\n")
-    VALIDATOR.validate(yaml.safe_load(text))
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_shipped_grids_load(path: Path) -> None:
-    made = load_grid(path, vocabulary=vocabulary())
-    assert made.jobs()
-    assert made.name == path.stem
-    assert made.description
+    values = yaml.safe_load(text)
+    VALIDATOR.validate(values)
+    assert values["name"] == path.stem and values["description"]
 
 
 GOOD = [
