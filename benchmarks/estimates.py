@@ -72,12 +72,11 @@ EVERY_S, LAST_S = 1.0, 10.0
 
 
 def times_left(past: PastRun) -> list[float]:
-    """Time left as foretold over what it was, each second of a run without searches, from a tenth
-    of its jobs on until ten seconds are left."""
+    """Time left as foretold over what it was, each second of a run, from a tenth of its jobs on
+    until ten seconds are left."""
     estimator = estimator_for((), past.nodes)
     jobs = {attempt.job.job_id: attempt.job for attempt in past.attempts}
-    searched = any(isinstance(job.batch_size, str) for job in jobs.values())
-    if searched or len(jobs) < FEWEST_LEFT:
+    if len(jobs) < FEWEST_LEFT:
         return []
     estimates = {job_id: estimator.estimate(job) for job_id, job in jobs.items()}
     planned = [

@@ -11,8 +11,9 @@ With a deadline the schedule is simulated with estimated durations (a second for
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 from statistics import median_low
@@ -155,21 +156,26 @@ def _work(jobs: Sequence[Job], cards: int, at_once: int, estimator: Estimator) -
 
 
 #: Standard deviations of jobs from their estimates, in logarithms: a job from its like, the whole
-#: run, a workload, engine, model or number of cards, another setting's value, and a process's first
-#: job. Fitted to recorded runs.
-JOB, RUN, KIND, VALUE, FIRST = 0.3, 0.8, 0.6, 0.3, 0.8
+#: run, a workload, engine, model or number of cards, another setting's value, a search for a batch
+#: size (14 recorded ones took 0.7 to 42 times their estimates), and the extra time of a process's
+#: first job. Fitted to recorded runs.
+JOB, RUN, KIND, VALUE, SEARCH, FIRST = 0.3, 0.8, 0.6, 0.3, 1.2, 1.0
 #: Deviations beyond which an error counts no more: something disturbed that job.
 MOST_DEVIATIONS = 2.5
 #: Most setting values with a factor of their own, the most frequent first.
 MOST_VALUES = 40
 #: Estimated extra seconds of a process's first job, for imports and caches.
-FIRST_S = 2.0
-#: Share of the time to load a process's first model that other models take, too.
-FIRST_LOAD = 0.3
+FIRST_S = 3.0
+#: Share of the time to load a process's first model that other models take, too; a server is a
+#: process of its own each time.
+FIRST_LOAD, SERVING = 0.3, "serving"
+#: Steps towards the factor of starts that a first job tells.
+_STEPS = 4
 #: Jobs over which the number of busy cards is averaged, beside one a card.
 MEMORY = 4
-#: A job goes on for at least this share of the time that it has had.
-OVERRUN = 0.4
+#: A job goes on for at least this share of the time that it has had; a search for less, since of
+#: its trials the last ones lie beside its best size, and the longest are over.
+OVERRUN, SEARCH_OVERRUN = 0.4, 0.2
 #: Mean of sums over their likeliest value: jobs take far longer at times and never far shorter.
 MEAN = 1.1
 #: Least seconds that a job is estimated to run.
@@ -184,8 +190,8 @@ _Features = list[tuple[int, float]]  # indices with values; others are 0
 class _Regression:
     """Bayesian linear regression with independent priors, one observation at a time."""
 
-    def __init__(self, means: Sequence[float], deviations: Sequence[float]) -> None:
-        self._weights = list(means)
+    def __init__(self, deviations: Sequence[float]) -> None:
+        self._weights = [0.0] * len(deviations)
         self._covariance = [[0.0] * len(deviations) for _ in deviations]
         for index, deviation in enumerate(deviations):
             self._covariance[index][index] = deviation**2
@@ -240,20 +246,13 @@ class Remaining:
         self._estimates = {
             job_id: max(item.estimate_s - item.load_s, _LEAST_S) for job_id, item in to_run.items()
         }
-        counts = Counter(value for job in self._jobs.values() for value in _values(job))
-        varied = [value for value, count in counts.most_common() if 1 < count < len(to_run)]
-        places = {value: _FIRST + 1 + at for at, value in enumerate(varied[:MOST_VALUES])}
-        self._features: dict[str, _Features] = {
-            job_id: [
-                (_RUN, 1.0),
-                *((places[value], 1.0) for value in _values(job) if value in places),
-            ]
-            for job_id, job in self._jobs.items()
-        }
-        self._factors = _Regression(
-            [0.0, 1.0] + [0.0] * len(places),
-            [RUN, FIRST] + [KIND if name in _KINDS else VALUE for name, _ in places],
-        )
+        together = _together(tuple(self._jobs.values()))
+        most = sorted(together, key=len, reverse=True)[:MOST_VALUES]
+        self._features: dict[str, _Features] = {job_id: [(_RUN, 1.0)] for job_id in self._jobs}
+        for place, job_ids in enumerate(most, start=_FIRST + 1):
+            for job_id in job_ids:
+                self._features[job_id].append((place, 1.0))
+        self._factors = _Regression([RUN, FIRST, *(together[job_ids] for job_ids in most)])
         self._left = dict.fromkeys(self._jobs, 0.0)  # card-seconds, as predicted last
         self._left_s = 0.0  # their sum
         self._longest = ""  # the job of these that takes longest
@@ -262,6 +261,8 @@ class Remaining:
         self._ran_s = 0.0  # card-seconds of these without loading
         self._loads_s: list[float] = []  # of the first job of each model in each precision
         self._loaded: dict[Hashable, list[float]] = {}  # of others
+        self._first_loads_s: dict[Hashable, float] = {}  # of a model in a precision
+        self._loads: defaultdict[Hashable, float] = defaultdict(float)  # how often, on all cards
         self._cold_s: list[float] = []  # of the first job of each process
         self._running: dict[str, _Running] = {}  # by attempt
         self._earlier_s: dict[str, float] = {}  # of attempts before a job's last
@@ -315,15 +316,17 @@ class Remaining:
         self.drop(job_id)
         if worked_s <= 0:
             return
-        features = self._features[job_id] + [(_FIRST, self._start(job_id))] * attempt.first
         run_s = max(worked_s - load_s, 0.1 * worked_s)
-        self._factors.learn(features, log(run_s / self._estimates[job_id]))
-        if job.residency_key not in self._loaded:
-            self._loaded[job.residency_key] = []
-            cold = attempt.first or not self._loads_s
-            self._loads_s.append(load_s * (FIRST_LOAD if cold else 1.0))
+        self._learn(job_id, log(run_s / self._estimates[job_id]), first=attempt.first)
+        key, cold = job.residency_key, attempt.first or not self._loads_s
+        warm_s = load_s * (FIRST_LOAD if cold and job.workload != SERVING else 1.0)
+        if key not in self._loaded:
+            self._loaded[key] = []
+            self._loads_s.append(warm_s)
+            self._first_loads_s[key] = warm_s
         elif not attempt.first:
-            self._loaded[job.residency_key].append(load_s)
+            self._loaded[key].append(load_s)
+        self._loads[key] += min(1.0, warm_s / max(self._first_loads_s[key], 1e-3))
         if attempt.first:
             self._cold_s.append(load_s)
         self.ended += 1
@@ -351,12 +354,15 @@ class Remaining:
             expected_s = self._left.get(attempt.job_id, min(1.0, repeats) * repeat_s) / width
             left_s -= expected_s * width
             if attempt.first:
-                start = self._start(attempt.job_id)
-                expected_s *= exp(self._factors.predict([(_FIRST, start)]))
+                expected_s *= self._start(attempt.job_id)
                 expected_s += median_low(self._cold_s) if self._cold_s else 0.0
-            rest_s = max(expected_s - had_s, OVERRUN * had_s)
-            left_s += rest_s * width
             busy_s += had_s * width
+            overrun, job = OVERRUN, self._jobs.get(attempt.job_id)
+            if job is not None and isinstance(job.batch_size, str):  # trials are parts of a job
+                had_s += self._earlier_s.get(attempt.job_id, 0.0)
+                overrun = SEARCH_OVERRUN
+            rest_s = max(expected_s - had_s, overrun * had_s)
+            left_s += rest_s * width
             longest_s = max(longest_s, rest_s)
         over_s = self._over_s + max(0.0, now - self._until)
         busy = min(busy_s / over_s, self._cards) if over_s > 0 else self._cards
@@ -368,26 +374,66 @@ class Remaining:
         self._predict_at = self.ended + 1 + self.ended // 20
         load_s = median_low(self._loads_s)
         later_s = {key: sum(seen) / (1 + len(seen)) for key, seen in self._loaded.items()}
+        # Models are loaded on as many cards as those that are done.
+        to_come = {self._jobs[job_id].residency_key for job_id in self._left}
+        done = [loads for key, loads in self._loads.items() if key not in to_come]
+        often = max(1.0, median_low(done or self._loads.values()))
+        loads_left = {key: max(0.0, often - self._loads.get(key, 0.0)) for key in to_come}
         for job_id in self._left:
             job = self._jobs[job_id]
             factor = exp(self._factors.predict(self._features[job_id]))
             key = job.residency_key
-            loading_s = load_s if job.alone or key not in later_s else later_s[key]
+            loads = 1.0 if job.alone else min(1.0, loads_left[key])
+            loads_left[key] -= loads
+            loading_s = max(loads * load_s, later_s.get(key, 0.0))
             self._left[job_id] = factor * self._estimates[job_id] + loading_s
             self._left[job_id] *= self._width(job_id)
-            later_s.setdefault(key, 0.0)
         self._left_s = sum(self._left.values())
         self._longest = max(self._left, key=lambda it: self._left[it] / self._width(it), default="")
 
+    def _learn(self, job_id: str, observed: float, *, first: bool) -> None:
+        """Correct the factors by the logarithm of a job's time over its estimate.
+
+        Seconds of a start are added to those of work, so the logarithm is not linear in their
+        factor: it is taken as linear where the last step led (an iterated Kalman filter).
+        """
+        features, factors = self._features[job_id], self._factors
+        for _ in range(_STEPS if first else 0):
+            start, at = self._start(job_id), self._factors.predict([(_FIRST, 1.0)])
+            share = 1 - 1 / start
+            self._factors = deepcopy(factors)
+            rest = log(start) - share * at
+            self._factors.learn([*features, (_FIRST, share)], observed - rest)
+        if not first:
+            factors.learn(features, observed)
+
     def _start(self, job_id: str) -> float:
-        """Logarithm of the factor of a job's time if it is its process's first, as estimated."""
-        return log(1 + FIRST_S / self._estimates[job_id])
+        """Factor of a job's time if it is its process's first."""
+        extra_s = FIRST_S * exp(self._factors.predict([(_FIRST, 1.0)]))
+        return 1 + extra_s / self._estimates[job_id]
 
     def _width(self, job_id: str) -> int:
         job = self._jobs.get(job_id)
         if job is None:
             return 1
         return min(job.cards, self._at_once) if job.accelerator in self._emulated else job.cards
+
+
+def _together(jobs: Collection[Job]) -> dict[tuple[str, ...], float]:
+    """Ids of the jobs that share values of settings which others do not have, with the prior
+    standard deviation of the logarithm of their factor: values of the same jobs have one, since a
+    workload's many settings would leave no place for those that vary within it."""
+    sharing: dict[tuple[str, Hashable], list[str]] = {}
+    for job in jobs:
+        for value in _values(job):
+            sharing.setdefault(value, []).append(job.job_id)
+    together: dict[tuple[str, ...], float] = {}
+    for (name, content), job_ids in sharing.items():
+        if 1 < len(job_ids) < len(jobs):
+            searched = name == "batch_size" and isinstance(content, str)
+            own = SEARCH if searched else KIND if name in _KINDS else VALUE
+            together[tuple(job_ids)] = max(own, together.get(tuple(job_ids), 0.0))
+    return together
 
 
 def _values(job: Job) -> tuple[tuple[str, Hashable], ...]:

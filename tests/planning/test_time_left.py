@@ -171,6 +171,33 @@ def test_jobs_of_warm_processes_do_not_load_what_the_first_of_each_had_to() -> N
     assert left_s(remaining, 24.0) < 30.0  # of four cards; 100 s if they loaded again
 
 
+def test_a_server_to_come_is_loaded_on_as_many_cards_as_the_one_before_it() -> None:
+    one, other = (jobs(4, workload="serving", model=model, engine="graph") for model in ("m", "n"))
+    remaining = Remaining(planned(job, 5.0) for job in (*one, *other))
+    for at, pair, load_s in ((0.0, one[:2], 20.0), (25.0, one[2:], 0.0)):
+        for job in pair:
+            remaining.begin(job.job_id, job.job_id, at, first=load_s > 0)
+        for job in pair:
+            remaining.end(job.job_id, at + load_s + 5.0)
+            remaining.row(job.job_id, final=True, load_s=load_s)
+    seconds_of_cards = 4 * 5.0 + 2 * 20.0
+    assert left_s(remaining, 30.0) == pytest.approx(seconds_of_cards / 2, rel=0.4)
+
+
+def test_a_search_that_took_long_says_how_long_other_searches_take() -> None:
+    """Searches take twenty times their estimates, jobs with given sizes as long as estimated."""
+    sized, searches = jobs(10), [a_job(model=model, batch_size="best") for model in "mnop"]
+    remaining = Remaining(planned(job, 1.0) for job in (*searches, *sized))
+    now = runs(remaining, searches[:2], 20.0, 0.0)
+    now = runs(remaining, sized, 1.0, now)
+    assert left_s(remaining, now) == pytest.approx(2 * 20.0, rel=0.5)
+    remaining.begin("trial", searches[2].job_id, now)
+    remaining.end("trial", now + 15.0)
+    remaining.row("trial", final=False)
+    remaining.begin("last", searches[2].job_id, now + 15.0)
+    assert left_s(remaining, now + 15.0) == pytest.approx(5.0 + 20.0, rel=0.5)
+
+
 def test_a_running_jobs_time_is_no_longer_left_and_an_overrun_is_not_negative() -> None:
     some = jobs(8)
     remaining = Remaining(planned(job, 10.0) for job in some)
