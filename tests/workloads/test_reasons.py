@@ -33,7 +33,7 @@ def _values(annotation: Any) -> Iterator[Any]:
 
 
 def _jobs(entry: WorkloadSpec) -> Iterator[JobDescription]:
-    """A job of each engine, precision and device, in bf16 of two cards too, and one for each value
+    """A job of each engine, precision and device, in some of two cards too, and one for each value
     of each setting beside them."""
     for engine in entry.engines:
         model = entry.model(engine)
@@ -42,7 +42,7 @@ def _jobs(entry: WorkloadSpec) -> Iterator[JobDescription]:
         for name, info in model.model_fields.items():
             tried = [*_values(info.annotation), *([_NUMBERS[name]] if name in _NUMBERS else [])]
             variants += [{**defaults, name: value} for value in tried if value != defaults[name]]
-        cells = [*product(PRECISIONS, (1,)), ("bf16", 2)]
+        cells = [*product(PRECISIONS, (1,)), *product(("bf16", "fp16", "int4"), (2,))]
         for device, parameters, (precision, cards) in product(DEVICES.own, variants, cells):
             yield JobDescription(
                 model="tiny-chatglm3",

@@ -156,6 +156,18 @@ def test_lora_on_the_original_layout_works_on_the_converted_model(tmp_path: Path
     torch.testing.assert_close(_logits(model), expected, rtol=0, atol=1e-4)
 
 
+def test_from_fused_to_split_and_back_is_the_same_adapter() -> None:
+    rows = (64, 32, 32)
+    fused = _fused_lora(("dense", "query_key_value"))
+    split = adapters.to_native(*fused, rows)
+    assert split[0].target_modules == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    config, state = adapters.to_original(*split, rows)
+    assert (config.r, config.lora_alpha, config.rank_pattern) == (4, 6, {})
+    assert config.target_modules == {"dense", "query_key_value"}
+    assert state.keys() == fused[1].keys()
+    assert all(tensor.equal(state[name]) for name, tensor in fused[1].items())
+
+
 def test_lora_trained_on_the_converted_model_goes_back(tmp_path: Path) -> None:
     model, state, rows = _converted(tmp_path)
     config, split = adapters.to_native(*_fused_lora(("dense", "query_key_value")), rows)
