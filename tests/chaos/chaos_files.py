@@ -23,7 +23,7 @@ _REFUSED = 4
 #: How long another driver may work on a copy, from the moment when its run has an id.
 _COPY_S = 12.0
 _COPY_STARTS_WITHIN_S = 60.0
-_LINKS_STAY_S = 45.0
+LINKS_STAY_S = 45.0
 _LEAVES_WITHIN_S = 60.0
 #: What a lock or a status may be found to hold.
 GARBAGE = (
@@ -242,7 +242,7 @@ class FileFaults:
                     name.unlink(missing_ok=True)
             fault.until = time.time()
 
-        self.injector.after(_LINKS_STAY_S, remove)
+        self.injector.after(LINKS_STAY_S, remove)
         return fault
 
     def _plant(self, name: Path) -> bool:
