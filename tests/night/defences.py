@@ -256,11 +256,17 @@ DEFENCES += [
         "the run's lock",
         "two drivers hold the run at once",
         _of(Lock, "acquire", lambda self: setattr(self.night, "holder", self.driver)),
+        first=1,
     ),
-    Defence("a look at the lock before each write", "two rows", _of(Lock, "still_mine")),
+    Defence("a look at the lock before each write", "two rows", _of(Lock, "still_mine"), first=1),
     Defence("orphans are ended", "has a process of driver", _of(Night, "end_leftovers")),
     Defence("a note of each attempt that runs", "is used twice", _of(Promises, "begin")),
-    Defence("attempt numbers go on", "is used twice", _of(Night, "attempts_before", lambda *_: {})),
+    Defence(
+        "attempt numbers go on",
+        "is used twice",
+        _of(Night, "attempts_before", lambda *_: {}),
+        first=1,
+    ),
     Defence(
         "rows before waiting", "the driver waits and rows are not safe", _of(RowWriter, "write")
     ),
@@ -322,7 +328,10 @@ DEFENCES += [
     Defence("an end to stuck processes", "no end after", _of(RunEnding, "give_up", _no_commands)),
     Defence("no use of a stuck card", "no end after", _of(Pool, "lock_away"), first=11),
     Defence(
-        "refusals are events", "no end after", _of(driver_module, "refusal", lambda *_: []), first=4
+        "refusals are events",
+        "no end after",
+        _of(driver_module, "refusal", lambda *_: []),
+        first=29,
     ),
     Defence(
         "requests sent again",
