@@ -6,11 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from patience import patience, until
-from scripted_worker import Script
 from test_node_workers import Node
 from test_process import ATTEMPT, Server, close_server, open_server
 
@@ -41,13 +41,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def start(server: Server, rank: int) -> Start:
     environment = environment_for("hpu", CARDS[rank], threads=1, cards=2, gang=CARDS)
-    return Start(
-        worker_id=f"rank-{rank}",
-        server=server.path,
+    return replace(
+        server.request(f"rank-{rank}", log=str(rank)),
         factory="hccl_worker:HcclWorker",
-        config=Script(name=f"rank-{rank}"),
         environments={"": environment},
-        log=str(server.logs / f"{rank}.log"),
     )
 
 

@@ -90,7 +90,6 @@ def grid(llama: str, calm_llama: str, four_bit_llama: str, original: str) -> dic
             precision="fp32",
             zip={"model": [llama, llama, original], "hpu_mode": ["eager", "compile", "compile"]},
         ),
-        experiment("train", habana, **lora, max_length=64, axes={"model": [tiny["model"], llama]}),
         experiment("train-stock", stock, **lora, **tiny, max_length=64, save_adapter="adverts"),
         experiment("gang", stock, **lora, **tiny, max_length=48, cards=2, strategy="ddp"),
         experiment("adapted", habana, **compared, **tiny, precision="fp32", adapter="adverts"),
@@ -240,17 +239,6 @@ def test_an_adapter_of_the_native_layout_works_on_the_original_one(night: Any) -
     assert "query_key_value" in said["adapter"]
     assert said["agrees"] == "yes"
     assert row.workload_metrics["largest_logit_difference"] < 1e-3
-
-
-def test_lora_is_trained_by_the_librarys_own_trainer(night: Any) -> None:
-    for row in night["train"]:
-        assert str(row.state) == "SUCCEEDED", row.reason
-        said = details(row)
-        assert said["trainer"] == "GaudiTrainer"
-        timed = [sample for _, sample in row.samples if not sample.warmup]
-        assert len(timed) == 3 and all(sample.items == 2 for sample in timed)
-        found = row.workload_metrics
-        assert found["first_batch_loss_after"] < found["first_batch_loss_before"]
 
 
 def test_a_gang_trains_over_hccl(night: Any) -> None:
