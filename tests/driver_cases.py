@@ -27,7 +27,7 @@ from orchestrator.core.plan import Action, Plan, PlannedJob
 from orchestrator.core.status import CardStatus, RunStatus
 from orchestrator.core.topology import Card, Node
 from orchestrator.scheduler.estimator import Estimate
-from orchestrator.scheduler.simulated_faults import Chance, SimulationSettings
+from orchestrator.scheduler.simulated_faults import Chance, Faults, SimulationSettings
 from orchestrator.scheduler.simulator import VirtualCluster
 from workloads.base import Result
 from workloads.devices.monitor.host import CardTelemetry
@@ -115,7 +115,8 @@ class FakeExecutor:
     def __init__(
         self, clock: FakeClock, *nodes: Node, faults: Callable[[str], None] = lambda _: None
     ) -> None:
-        settings = SimulationSettings(noise=0.0, start_s=5.0, stop_s=0.1)
+        faulty = Faults(late_results=True)  # an attempt ends before its worker is stopped
+        settings = SimulationSettings(noise=0.0, start_s=5.0, stop_s=0.1, faults=faulty)
         schedule: Any = None  # the driver has it
         self._cluster = VirtualCluster(schedule, settings, self._estimate, Chance(settings))
         self._clock, self._faults = clock, faults

@@ -11,12 +11,13 @@ import pytest
 from driver_cases import MOMENT, attempt, job, node, plan
 from hypothesis import given
 from hypothesis import strategies as st
-from schedule_cases import busy_cluster
+from schedule_cases import Fixed, busy_cluster, planned
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.core.events import (
     AttemptEnded,
     ClockSet,
+    Command,
     NodeJoined,
     NodeLeft,
     Progress,
@@ -25,6 +26,7 @@ from orchestrator.core.events import (
     RunFinished,
     StartWorker,
     StopRequested,
+    Tick,
     WorkerReady,
     WorkerStopped,
 )
@@ -34,6 +36,7 @@ from orchestrator.core.outcome import Attempt, Outcome
 from orchestrator.core.plan import Action, Span
 from orchestrator.core.status import Rate, RunStatus
 from orchestrator.driver.board import KEPT_FAILURES, LONGEST_PAUSE_S, PHASE_LIMITS_S, Board
+from orchestrator.scheduler.scheduler import Schedule, ScheduleSettings
 from orchestrator.scheduler.simulated_faults import WORKER_INFO
 from orchestrator.util.host import CallAt, Interval
 from orchestrator.watch.live import event_line
@@ -309,6 +312,35 @@ def test_a_new_worker_on_the_card_is_not_blamed_for_the_old() -> None:
 
 HOURS_S = 7200
 PATIENCE_S = 120.0
+
+
+def started(settings: ScheduleSettings) -> Schedule:
+    schedule = Schedule(planned(job(1), job(2)), settings, Fixed())
+    schedule.handle(ClockSet(at=0.0, ahead_s=1e9))
+    schedule.handle(NodeJoined(at=0.0, node=node(cards=1)))
+    return schedule
+
+
+def unrun(commands: list[Command]) -> list[State]:
+    return [each.state for each in commands if isinstance(each, RecordRow) and not each.attempt]
+
+
+def test_a_deadline_is_a_time_of_day() -> None:
+    schedule = started(ScheduleSettings(work_until=1e9 + 1000))
+    assert unrun(schedule.handle(Tick(at=1.0))) == []
+    after = schedule.handle(ClockSet(at=2.0, ahead_s=1e9 + HOURS_S, by_s=HOURS_S))
+    assert unrun(after) == [State.NOT_STARTED] * 2
+    schedule = started(ScheduleSettings(work_until=1e9 + 1000))
+    schedule.handle(ClockSet(at=2.0, ahead_s=1e9 - HOURS_S, by_s=-HOURS_S))
+    assert unrun(schedule.handle(Tick(at=1200.0))) == []
+
+
+def test_a_budget_is_a_length_of_time() -> None:
+    for by_s in (HOURS_S, -HOURS_S):
+        schedule = started(ScheduleSettings(work_until=1e9 + 1000, follow_clock=False))
+        after = schedule.handle(ClockSet(at=2.0, ahead_s=1e9 + by_s, by_s=by_s))
+        assert unrun([*after, *schedule.handle(Tick(at=3.0))]) == []
+        assert unrun(schedule.handle(Tick(at=1001.0))) == [State.NOT_STARTED] * 2
 
 
 def test_a_row_that_the_schedule_makes_has_the_time_of_day() -> None:

@@ -34,6 +34,7 @@ from orchestrator.core.events import (
     StopWorker,
     Tick,
     Wake,
+    WorkerOverdue,
     WorkerQueued,
     WorkerReady,
     WorkerStopped,
@@ -425,6 +426,25 @@ def test_every_signal_is_passed_on_and_the_third_ends_at_once() -> None:
     result = case.driver.drive()
     assert not result.finished and result.reason == "SIGINT received"
     assert sum(isinstance(event, StopRequested) for event in case.script.events) >= 2
+
+
+def test_a_hung_worker_is_stopped_and_the_schedule_hears_of_it() -> None:
+    def answer(event: Event) -> list[Command]:
+        if isinstance(event, AttemptEnded):
+            return []
+        if isinstance(event, WorkerOverdue):
+            return [StopWorker(worker_id=event.worker_id, reason=event.reason)]
+        return one_job_after_another(event)
+
+    case = Case(answer)
+    case.executor.attempt_s = 1e9
+    assert case.driver.drive().finished
+    ended, stopped = case.script.events[-2:]
+    assert isinstance(ended, AttemptEnded) and ended.outcome.state is State.LOST
+    assert isinstance(stopped, WorkerStopped)
+    limit_s = 30 + ONE.measure.warmup_limit_s + 3 * ONE.measure.time_limit_s
+    assert limit_s < case.clock() - MOMENT < limit_s + 10
+    assert any("hung in measure" in line for line in case.view.lines)
 
 
 def test_the_schedule_hears_of_what_is_queued_when_the_run_stops() -> None:

@@ -315,6 +315,14 @@ def test_rows_without_any_place_are_printed(
     assert "are printed above" in night.view.lines[-1]
 
 
+def test_an_attempt_whose_note_finds_no_room_waits_for_it(disk: Path) -> None:
+    """Started without a note, its driver killed, its number would be given away once more."""
+    with Store(disk, "night") as store:
+        night = Night(store, full_from=0, full_until=60, jobs=1)
+        assert night.succeeded() == 1
+    assert night.lasted_s > 60 and night.started_while_full == 0
+
+
 @pytest.mark.parametrize("name", ["driver.lock", ".driver.lock.guard"])
 def test_a_lock_that_finds_no_room_leaves_nothing_and_names_its_path(disk: Path, name: str) -> None:
     """Not a lock that nobody holds, nor the file that was to become one."""

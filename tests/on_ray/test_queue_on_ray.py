@@ -188,6 +188,13 @@ def test_priority_overtakes_those_that_wait_and_preempts_nobody() -> None:
     assert standing(has, [waits, urgent]).may_claim
 
 
+def test_runs_of_other_cards_do_not_wait_for_each_other() -> None:
+    gpu, hpu = ticket(1, kinds=("GPU",), turn=True), ticket(2)
+    both = ticket(3, kinds=("GPU", "HPU"))
+    assert standing(hpu, [gpu]).turn_due
+    assert standing(both, [gpu, hpu]).ahead == (gpu, hpu)
+
+
 def test_a_killed_driver_leaves_the_queue() -> None:
     """One that waited at once; one that had its turn, and has a supervisor, after its grace."""
     watch = Watch()

@@ -162,6 +162,11 @@ def test_attempts_of_all_classes_together_are_bounded() -> None:
     assert "after 4 attempts, the most that a job gets" in verdict.reason
 
 
+def test_the_pause_doubles_with_each_retry() -> None:
+    counts = [{"failures": n, "attempts": n, "max_attempts": 99} for n in (1, 2, 3)]
+    assert [judge(FailureClass.ACQUIRE, **n).delay_s for n in counts] == [2.0, 4.0, 8.0]
+
+
 def test_out_of_memory_of_one_rank_explains_the_collective_failure_of_the_others() -> None:
     """The first to report is not always the first to fail."""
     collective = Failure(FailureClass.COLLECTIVE, "peer closed connection")

@@ -135,6 +135,15 @@ def test_the_breaker_trips_when_every_gang_has_a_worker_that_does_not_start() ->
     cluster.play_out()
 
 
+def test_workers_that_were_lost_while_starting_do_not_keep_the_breaker_waiting() -> None:
+    failure = Failure(FailureClass.IMPORT, "no module named torch")
+    cluster = cluster_of(*numbered(100), on=nodes(2), breaker_failures=4)
+    cluster.leave("n1")
+    cluster.stopped(*list(cluster.starting)[:4], failure=failure)
+    assert {row.state for row in cluster.rows} == {State.NOT_STARTED}
+    cluster.play_out()
+
+
 def test_workers_that_die_late_do_not_trip_the_breaker() -> None:
     """How long their attempts had run is known though no worker is left to tell it; the rows have
     it, too."""
