@@ -197,7 +197,7 @@ def test_of_many_drivers_at_once_one_wins(tmp_path: Path, dead_holder: bool) -> 
         kill(holder(tmp_path))
     at = time.time() + 1.0
     rivals = []
-    for _ in range(8):
+    for _ in range(5):
         ours, theirs = CONTEXT.Pipe()
         process = CONTEXT.Process(
             target=store_processes.try_to_hold, args=(tmp_path, at, theirs), daemon=True
