@@ -375,22 +375,6 @@ def test_the_time_of_day_is_read_only_where_somebody_wants_to_know_it() -> None:
     assert readers == {line.partition(": ")[0] for line in TIME_OF_DAY.splitlines()}
 
 
-@pytest.mark.parametrize(
-    ("source", "reads"),
-    [
-        ("LIMIT = time.time() + 5", True),
-        ("from time import time_ns", True),
-        ("late = datetime.datetime.now() > then", True),
-        ("late = datetime.date.today() > then", True),
-        ("class Poll:\n    clock: object = time.time", True),
-        ('stamp = time.strftime("%H")', True),
-        ("due = time.monotonic() > at", False),
-    ],
-)
-def test_every_way_to_read_the_time_of_day_is_seen(source: str, reads: bool) -> None:
-    assert reads_the_time_of_day(nodes_of(source)) is reads
-
-
 SECTION = re.compile(r"^## (\w+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 CASE = re.compile(r"^\| (.+?) \| .+? \| (?:(test_\w+) )?\|$", re.MULTILINE)
 
