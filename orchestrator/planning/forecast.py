@@ -255,7 +255,7 @@ class Remaining:
         self._factors = _Regression([RUN, FIRST, *(together[job_ids] for job_ids in most)])
         self._left = dict.fromkeys(self._jobs, 0.0)  # card-seconds, as predicted last
         self._left_s = 0.0  # their sum
-        self._longest = ""  # the job of these that takes longest
+        self._longest = ""  # the job of these that takes longest, and has not begun
         self._predict_at = 1  # jobs ended
         self.ended = 0  # jobs that ran, and their repeats
         self._ran_s = 0.0  # card-seconds of these without loading
@@ -345,7 +345,8 @@ class Remaining:
         repeat_s = self._ran_s / self.ended
         left_s = self._left_s + repeats * repeat_s
         busy_s, longest_s = self._busy_s, 0.0
-        if self._longest in self._left:
+        begun = {attempt.job_id for attempt in self._running.values()}
+        if self._longest in self._left and self._longest not in begun:
             longest_s = self._left[self._longest] / self._width(self._longest)
         for attempt in self._running.values():
             if attempt.ended is not None:
@@ -389,7 +390,9 @@ class Remaining:
             self._left[job_id] = factor * self._estimates[job_id] + loading_s
             self._left[job_id] *= self._width(job_id)
         self._left_s = sum(self._left.values())
-        self._longest = max(self._left, key=lambda it: self._left[it] / self._width(it), default="")
+        begun = {attempt.job_id for attempt in self._running.values()}
+        waiting = (job_id for job_id in self._left if job_id not in begun)
+        self._longest = max(waiting, key=lambda it: self._left[it] / self._width(it), default="")
 
     def _learn(self, job_id: str, observed: float, *, first: bool) -> None:
         """Correct the factors by the logarithm of a job's time over its estimate.

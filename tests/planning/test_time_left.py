@@ -208,6 +208,14 @@ def test_a_running_jobs_time_is_no_longer_left_and_an_overrun_is_not_negative() 
     assert left_s(remaining, now + 100.0) > later
 
 
+def test_a_long_job_that_has_begun_counts_with_its_rest() -> None:
+    some = jobs(9)
+    remaining = Remaining(planned(job, 100.0 if job is some[-1] else 10.0) for job in some)
+    remaining.begin("long", some[-1].job_id, 0.0)
+    assert runs(remaining, some[:-1], 10.0, 0.0) == 80.0
+    assert left_s(remaining, 80.0) < 50.0
+
+
 def test_the_longest_job_bounds_the_time_left_and_repeats_are_added() -> None:
     some = jobs(10)
     remaining = Remaining(planned(job, 100.0 if job is some[-1] else 1.0) for job in some)
