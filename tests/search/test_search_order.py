@@ -101,7 +101,7 @@ def test_the_end_of_a_space_gives_nothing_more() -> None:
     assert search.propose(4) == []
     answer = search.answer()
     assert answer is not None
-    assert answer.probability == 1.0 and answer.rival is None
+    assert answer.probability == 1.0
     assert answer.row == int(np.where(TIMES <= LIMIT_S, RATES, 0).argmax())
 
 
