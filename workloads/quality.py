@@ -44,8 +44,8 @@ from workloads.engines.passes import by_prompt, continued, generate_once, result
 from workloads.models.loading import open_model
 from workloads.registry import WorkloadSpec
 from workloads.settings import WorkloadParameters, amount, work
-from workloads.training.adapters import find_adapter
 from workloads.training.pairs import SourceParameters
+from workloads.training.saved_adapters import find_adapter
 from workloads.util.contents import fingerprint, identity_of
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from workloads.models.precision import quantized
 from workloads.registry import WorkloadSpec
 from workloads.settings import ADAPTER, amount_in_id, choice_in_id
 from workloads.text_generation import refuse
-from workloads.training.adapters import find_adapter
+from workloads.training.saved_adapters import find_adapter
 from workloads.util.contents import fingerprint
 
 if TYPE_CHECKING:

@@ -204,7 +204,7 @@ class Vocabulary:
 
         if not check_data:
             return cls(workloads=registry.WORKLOADS, precisions=PRECISIONS)
-        from workloads.training.adapters import find_adapter
+        from workloads.training.saved_adapters import find_adapter
 
         return cls(
             workloads=registry.WORKLOADS,

@@ -40,7 +40,7 @@ from orchestrator.util.format import finite, one_line, script_json, tail, visibl
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-SCRIPTS = ("page.js", "scatter.js", "timeline.js", "rows.js")
+SCRIPTS = ("page.js", "prompts_3d.js", "timeline.js", "rows.js")
 PROMPTS_TITLE = "Total length, output length and latency of prompts, in three dimensions"
 #: Limits of the templates.
 LIMITS = {

@@ -1,6 +1,6 @@
 """Drawings that the page's scripts move: prompts in three dimensions, and the cards' timeline.
 
-The initial view is drawn here. ``scatter.js`` turns the prompts by their coordinates in the unit
+The initial view is drawn here. ``prompts_3d.js`` turns the prompts by their coordinates in the unit
 cube (``data-at``, ``data-ends``), in orthographic projection; ``timeline.js`` zooms the cards.
 """
 

@@ -21,11 +21,11 @@ from orchestrator.core.topology import Card, Node
 from orchestrator.grid.dependencies import things
 from orchestrator.scheduler.deadline import Deadline, anchors
 from orchestrator.scheduler.ledger import Ledger
-from orchestrator.scheduler.order import Order, OrderedJobs
 from orchestrator.scheduler.outcomes import OutcomeJudge, RunEnding, hang, made_up
 from orchestrator.scheduler.pool import Pool
 from orchestrator.scheduler.queues import Dependencies, drawn, needed, replicated_cells
 from orchestrator.scheduler.repeats import FlagJudge, Repeats
+from orchestrator.scheduler.searched_jobs import Order, OrderedJobs
 from orchestrator.scheduler.state import (
     Estimates,
     JobState,

@@ -20,7 +20,7 @@ from workloads.data.records import records
 from workloads.data.shapes import Example, write_json_lines
 from workloads.inspection.checkpoints import index_shards, read_config
 from workloads.inspection.headers import read_header
-from workloads.training.adapters import find_adapter
+from workloads.training.saved_adapters import find_adapter
 
 PRECIOUS = "what belongs to somebody else\n"
 

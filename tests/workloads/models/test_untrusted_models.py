@@ -17,9 +17,9 @@ from workloads.devices import device_for
 from workloads.engines.transformers.generation import load as load_engine
 from workloads.models import loading as remote_code
 from workloads.models.loading import load_tokenizer, open_model
-from workloads.training.adapters import read_state
 from workloads.training.checkpoints import Checkpoints, read_newest
 from workloads.training.loop import load_base
+from workloads.training.saved_adapters import read_state
 from workloads.training.technique import Loading
 
 #: A model of a class that only its own file defines.

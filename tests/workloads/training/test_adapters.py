@@ -19,7 +19,7 @@ from workloads.base import BadConfiguration, DataMissing
 from workloads.models.chatglm3.conversion import convert
 from workloads.models.loading import load_causal_model, open_model
 from workloads.training import adapters
-from workloads.training.adapters import Adapter
+from workloads.training.saved_adapters import Adapter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 import chatglm3_reference as reference
