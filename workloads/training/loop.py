@@ -34,7 +34,7 @@ from workloads.models.loading import (
 from workloads.models.products import origin_by, save_trained
 from workloads.models.prompts import prompt_details
 from workloads.registry import TaskSpec
-from workloads.training import adapters, methods
+from workloads.training import methods, saved_adapters
 from workloads.training.checkpoints import on_host, restore, tensor_bytes, weights_of
 from workloads.training.data import ReadSamples, SampleFormat, read_samples
 from workloads.training.losses import loss_details
@@ -374,7 +374,7 @@ class _TrainingJob:
         if method.save_adapter or method.save_model:
             with training.gathered():
                 if context.rank == 0 and method.save_adapter:
-                    where = adapters.save_adapter(training.model, method.save_adapter, origin)
+                    where = saved_adapters.save_adapter(training.model, method.save_adapter, origin)
                     details["saved_adapter"] = str(where)
                 if context.rank == 0 and method.save_model:
                     where = save_trained(

@@ -221,11 +221,11 @@ def apply(model: Any, parameters: MethodParameters, precision: str, device: str)
     unmatched targets; Unsupported for sizes that the quantization cannot divide."""
     method = parameters.method
     from workloads.models.describe import linear_layers
-    from workloads.training import adapters
+    from workloads.training import saved_adapters
 
     base = weights.inspect(model, base_precision(method, precision), device)
     if method in ADAPTER_METHODS:
-        adapters.split_fused(model, parameters.targets)
+        saved_adapters.split_fused(model, parameters.targets)
     names = list(linear_layers(model))
     detail = f"{precision} weights" if method != "qlora" else f"NF4 base, {precision} products"
     if method == "qlora":

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from workloads.base import BadConfiguration, DataMissing
 from workloads.models.chatglm3.conversion import convert
 from workloads.models.loading import load_causal_model, open_model
-from workloads.training import adapters
+from workloads.training import saved_adapters
 from workloads.training.saved_adapters import Adapter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
@@ -44,14 +44,14 @@ def _logits(model: Any) -> torch.Tensor:
 @pytest.mark.parametrize("method", ["lora", "dora", "vera", "qat-lora"])
 def test_a_saved_adapter_gives_the_same_logits_again(method, monkeypatch) -> None:
     trained: list[torch.Tensor] = []
-    save = adapters.save_adapter
+    save = saved_adapters.save_adapter
 
     def watching(model: Any, name: str, origin: Any) -> Path:
         if method != "qat-lora":  # there the base in training is rounded
             trained.append(_logits(model.eval()))
         return save(model, name, origin)
 
-    monkeypatch.setattr(adapters, "save_adapter", watching)
+    monkeypatch.setattr(saved_adapters, "save_adapter", watching)
     job = {"method": method, "learning_rate": 0.1, "samples": 8, "steps": 2}
     result = train(**job, save_adapter=f"kept-{method}")
     directory = Path(result.details["saved_adapter"])
@@ -60,7 +60,7 @@ def test_a_saved_adapter_gives_the_same_logits_again(method, monkeypatch) -> Non
     assert json.loads((directory / "nightgrid.json").read_text())["model"] == "tiny-chatglm3"
     base = load_causal_model(open_model("tiny-chatglm3"), dtype=torch.float32).eval()
     plain = _logits(base)
-    detail = adapters.attach(base, f"kept-{method}")
+    detail = saved_adapters.attach(base, f"kept-{method}")
     assert detail.startswith(f"kept-{method}: ") and "q_proj" in detail
     again = _logits(base)
     assert (again - plain).abs().max() > 0.01
@@ -81,14 +81,14 @@ def test_inference_runs_with_the_adapter_of_a_training_job(small: str) -> None:
 
 def test_a_missing_adapter_is_named_with_where_it_was_looked_for(small: str) -> None:
     with pytest.raises(DataMissing, match=rf"did you mean {small}.*NIGHTGRID_ADAPTERS"):
-        adapters.find_adapter("smal")
+        saved_adapters.find_adapter("smal")
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path, small: str) -> None:
-    directory = adapters.find_adapter(small)
+    directory = saved_adapters.find_adapter(small)
     model, _, _ = _converted(tmp_path)
     with pytest.raises(BadConfiguration, match=r"small' does not fit this model.*size mismatch"):
-        adapters.attach(model, str(directory))
+        saved_adapters.attach(model, str(directory))
 
 
 def _converted(directory: Path) -> tuple[Any, dict[str, torch.Tensor], tuple[int, int, int]]:
@@ -98,7 +98,7 @@ def _converted(directory: Path) -> tuple[Any, dict[str, torch.Tensor], tuple[int
     source = reference.write_checkpoint(directory / "original", state)
     convert(source, directory / "native")
     model = AutoModelForCausalLM.from_pretrained(directory / "native", torch_dtype=torch.float32)
-    return model.eval(), state, adapters.rows_of(model.config)
+    return model.eval(), state, saved_adapters.rows_of(model.config)
 
 
 def _fused_lora(targets: tuple[str, ...] = ("query_key_value",), rank: int = 4) -> Adapter:
@@ -152,16 +152,16 @@ def test_lora_on_the_original_layout_works_on_the_converted_model(tmp_path: Path
     expected = reference.logits(_merged(state, fused), IDS)
     assert (expected - plain).abs().max() > 0.1
     torch.testing.assert_close(_logits(model), plain, rtol=0, atol=1e-4)
-    adapters.attach(model, str(_write(tmp_path / "adapter", fused)))
+    saved_adapters.attach(model, str(_write(tmp_path / "adapter", fused)))
     torch.testing.assert_close(_logits(model), expected, rtol=0, atol=1e-4)
 
 
 def test_from_fused_to_split_and_back_is_the_same_adapter() -> None:
     rows = (64, 32, 32)
     fused = _fused_lora(("dense", "query_key_value"))
-    split = adapters.to_native(*fused, rows)
+    split = saved_adapters.to_native(*fused, rows)
     assert split[0].target_modules == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    config, state = adapters.to_original(*split, rows)
+    config, state = saved_adapters.to_original(*split, rows)
     assert (config.r, config.lora_alpha, config.rank_pattern) == (4, 6, {})
     assert config.target_modules == {"dense", "query_key_value"}
     assert state.keys() == fused[1].keys()
@@ -170,16 +170,16 @@ def test_from_fused_to_split_and_back_is_the_same_adapter() -> None:
 
 def test_lora_trained_on_the_converted_model_goes_back(tmp_path: Path) -> None:
     model, state, rows = _converted(tmp_path)
-    config, split = adapters.to_native(*_fused_lora(("dense", "query_key_value")), rows)
+    config, split = saved_adapters.to_native(*_fused_lora(("dense", "query_key_value")), rows)
     generator = torch.Generator().manual_seed(2)
     unlike = {
         name: tensor + torch.randn(tensor.shape, generator=generator) * 0.1
         for name, tensor in split.items()
     }
-    back = adapters.to_original(config, unlike, rows)
+    back = saved_adapters.to_original(config, unlike, rows)
     assert back[0].rank_pattern == {"query_key_value": 12} and back[0].r == 4
     expected = reference.logits(_merged(state, back), IDS)
-    adapters.attach(model, str(_write(tmp_path / "adapter", (config, unlike))))
+    saved_adapters.attach(model, str(_write(tmp_path / "adapter", (config, unlike))))
     torch.testing.assert_close(_logits(model), expected, rtol=0, atol=1e-4)
 
 
@@ -188,20 +188,20 @@ def test_what_is_not_plain_lora_is_refused() -> None:
     rows = (64, 32, 32)
     for flag in ("use_dora", "use_rslora"):
         with pytest.raises(BadConfiguration, match="only plain LoRA"):
-            adapters.to_native(LoraConfig(**{flag: True}), {}, rows)
-    config, split = adapters.to_native(*_fused_lora(), rows)
+            saved_adapters.to_native(LoraConfig(**{flag: True}), {}, rows)
+    config, split = saved_adapters.to_native(*_fused_lora(), rows)
     lone = {name: tensor for name, tensor in split.items() if "q_proj" in name}
     with pytest.raises(BadConfiguration, match="all of q_proj, k_proj, v_proj"):
-        adapters.to_original(config, lone, rows)
+        saved_adapters.to_original(config, lone, rows)
     with pytest.raises(BadConfiguration, match="this model's query, key and value 136 together"):
-        adapters.to_native(*_fused_lora(), (72, 32, 32))
+        saved_adapters.to_native(*_fused_lora(), (72, 32, 32))
 
 
 def test_an_adapter_in_the_older_format_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match="has no adapter_model"):
-        adapters.read_state(tmp_path)
+        saved_adapters.read_state(tmp_path)
     torch.save({"a": torch.ones(2)}, tmp_path / "adapter_model.bin")
-    assert adapters.read_state(tmp_path)["a"].tolist() == [1.0, 1.0]
+    assert saved_adapters.read_state(tmp_path)["a"].tolist() == [1.0, 1.0]
 
 
 class _Original(torch.nn.Module):
@@ -230,7 +230,7 @@ def test_a_fused_layer_gets_the_adapters_of_three_and_keeps_its_product(tmp_path
     model, given = _Original(), torch.randn(2, 5, 64)
     with torch.no_grad():
         plain = model(given)
-        adapters.split_fused(model, None)
+        saved_adapters.split_fused(model, None)
         torch.testing.assert_close(model(given), plain)
     config = LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "k_proj", "v_proj", "dense"])
     wrapped = get_peft_model(model, config)
@@ -239,8 +239,8 @@ def test_a_fused_layer_gets_the_adapters_of_three_and_keeps_its_product(tmp_path
     with torch.no_grad():
         for parameter in trained.values():
             parameter.normal_()
-        adapters.save_adapter(wrapped, "split", {})
-        saved = adapters.read_state(adapters.find_adapter("split"))
+        saved_adapters.save_adapter(wrapped, "split", {})
+        saved = saved_adapters.read_state(saved_adapters.find_adapter("split"))
         root = "base_model.model.model.layers.0.self_attn"
         assert {name.rsplit(".", 2)[0] for name in saved} == {
             f"{root}.{name}_proj" for name in ("q", "k", "v", "o")
@@ -259,6 +259,6 @@ def test_a_fused_layer_gets_the_adapters_of_three_and_keeps_its_product(tmp_path
 
 def test_a_named_fused_layer_stays_whole() -> None:
     model = _Original()
-    adapters.split_fused(model, "query_key_value")
+    saved_adapters.split_fused(model, "query_key_value")
     layer = model.transformer.encoder.layers[0].self_attention.query_key_value
     assert isinstance(layer, torch.nn.Linear)

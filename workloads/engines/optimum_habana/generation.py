@@ -47,7 +47,7 @@ from workloads.models import precision as precisions
 from workloads.models.catalog import positions_of
 from workloads.models.loading import ModelSource, load_config, load_tokenizer, open_model
 from workloads.registry import task_for
-from workloads.training import adapters
+from workloads.training import saved_adapters
 
 ENGINE = SPEC.name
 CALIBRATION = SPEC.calibrations["fp8"]  # the workload that measures what fp8 needs
@@ -152,7 +152,7 @@ def load(request: Request, device: Device) -> OptimumHabanaEngine:
     if request.precision == "fp8" and (scales := fp8_scales(device.device_name())):
         details["fp8_scales"] = scales
     if request.parameters.get("adapter"):
-        details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
+        details["adapter"] = saved_adapters.attach(model, str(request.parameters["adapter"]))
     if mode == "lazy":
         model = hpu.capture_graphs(model)
     elif mode == "compile":

@@ -37,7 +37,7 @@ from workloads.models.catalog import positions_of
 from workloads.models.loading import load_tokenizer, open_model, with_new_weights
 from workloads.models.products import origin_by
 from workloads.registry import task_for
-from workloads.training import adapters, methods
+from workloads.training import methods, saved_adapters
 from workloads.training.data import Learnable, SampleFormat, read_samples
 from workloads.training.losses import loss_details
 from workloads.training.methods import method_for
@@ -343,7 +343,7 @@ def _run(request: Request, context: JobContext) -> Result:
     if method.save_adapter and not request.probe and rank == 0:
         origin = {**origin_by(request), "method": method.method, "dataset": request.dataset}
         details["saved_adapter"] = str(
-            adapters.save_adapter(applied.model, method.save_adapter, origin)
+            saved_adapters.save_adapter(applied.model, method.save_adapter, origin)
         )
     return Result(
         samples=measured.samples,

@@ -38,7 +38,7 @@ from workloads.models.loading import (
 from workloads.models.products import origin_of
 from workloads.models.rules import as_stored
 from workloads.registry import task_for
-from workloads.training import adapters
+from workloads.training import saved_adapters
 
 
 class Steps(StoppingCriteria):
@@ -175,7 +175,7 @@ def load(request: Request, device: Device) -> TransformersEngine:
     if source.remote_code:
         details["remote_code"] = "allowed"
     if request.parameters.get("adapter"):
-        details["adapter"] = adapters.attach(model, str(request.parameters["adapter"]))
+        details["adapter"] = saved_adapters.attach(model, str(request.parameters["adapter"]))
     if int(request.parameters.get("tensor_parallel") or 1) > 1:
         details["tensor_parallel_plan"] = _split(model, int(request.parameters["tensor_parallel"]))
         details["weight_bytes_per_card"] = str(precisions.card_weight_bytes(model))
