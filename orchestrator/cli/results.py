@@ -307,9 +307,12 @@ def newest_rows(
     results: Path, run: str
 ) -> tuple[tuple[Measurement, ...], dict[str, tuple[Raised, ...]]]:
     """The newest final row of each cell of a run (replicates are joined), with raw samples, and the
-    flags of these rows."""
+    flags of these rows; says which files could not be read."""
     store = find_run(run, results)
-    rows = newest_final(store.measurements())
+    contents = store.read()
+    for damage in contents.damaged:
+        output.say_aside(f"nightgrid compare: not read: {damage.path}: {damage.reason}")
+    rows = newest_final(contents.measurements)
     raised, differ = raised_by_job(rows), spread_between_runs(store.path)
     joined = join(rows, settings_of(rows, raised), raised, runs=differ)
     cells = [cell.row for cell in joined.cells]

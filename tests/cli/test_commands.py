@@ -267,6 +267,12 @@ def test_wrong_input_says_what_to_do_next(
     assert sorted(path.name for path in place.iterdir()) == before
 
 
+def test_comparing_names_files_that_cannot_be_read(place: Path, nightgrid: Nightgrid) -> None:
+    (place / "results" / "two" / "rows" / "0-1.parquet").write_bytes(b"PAR1 cut")
+    assert "compare: not read: " in (printed := nightgrid("compare", "one", "two")).err
+    assert "0-1.parquet: " in printed.err
+
+
 READERS = [
     *(["report"], ["status"], ["compare", "one", "two"], ["query", "select 1"]),
     *(["plan", "grid.yaml"], ["run", "grid.yaml", "--in-process"]),
