@@ -293,6 +293,7 @@ def test_nobody_joins_a_cluster_that_did_not_answer(answer, monkeypatch) -> None
     """Ray would try for a quarter of an hour to reach one that ended while it was asked."""
     monkeypatch.setattr(cluster, "first_answer", lambda *_, **__: answer)
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("it was joined"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # another test's cluster is shared
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(ClusterError, match=r"connection reset|has not answered for 30 s"):
         cluster.join_cluster("127.0.0.1:6379")
