@@ -189,9 +189,11 @@ class Findings:
         except ValidationError as error:
             by_key: dict[Path_, list[Any]] = {}
             for detail in error.errors(include_url=False):
-                by_key.setdefault(tuple(detail["loc"]), []).append(detail)
+                by_key.setdefault(_keys_of(detail, raw), []).append(detail)
+            outer = {key[:length] for key in by_key for length in range(len(key))}
             for where, details in by_key.items():
-                self._complain_of(model, path + where, details)
+                if where not in outer:  # a mapping with a wrong value is not its union's other type
+                    self._complain_of(model, path + where, details)
             return _pruned(raw, by_key)
         return dict(raw)
 
@@ -253,6 +255,18 @@ class Findings:
             message = f"and {' and '.join(left_out)}"
             ordered.append(Problem(file=self.document.file, message=message))
         return ordered
+
+
+def _keys_of(detail: Any, raw: Any) -> Path_:
+    """Keys of a refused value: pydantic's place, without the names of types of a union."""
+    keys: list[Any] = []
+    for key in detail["loc"]:
+        if (isinstance(raw, Mapping) and key in raw) or (
+            isinstance(raw, list) and isinstance(key, int)
+        ):
+            raw = raw[key]
+            keys.append(key)
+    return (*keys, detail["loc"][-1]) if detail["type"] == "missing" else tuple(keys)
 
 
 def _pruned(raw: Mapping[str, Any], refused: Iterable[Path_]) -> dict[str, Any]:

@@ -63,6 +63,8 @@ BAD: list[tuple[str, str | bytes, int | None, int | None, str, str]] = [
     ("unknown measure key", ONE + "measure: {warm_up: 1}\n", 5, 11, '"warm_up"', "mean warmup?"),
     ("measure too large", ONE + "measure: {confidence: 95}\n", 5, 23, "95: less than 1 is", ""),
     ("a negative price", ONE + "prices: {kwh: -1}\n", 5, 15, "at least 0 is wanted", ""),
+    ("no price", ONE + "prices: {card_hour: dear}\n", 5, 21, "not a number or a mapping", ""),
+    ("not every price", ONE + "prices: {card_hour: {a: dear}}\n", 5, 25, '"dear" is not', ""),
     ("unknown price", ONE + "prices: {card_hours: 2}\n", 5, 10, '"card_hours"', "mean card_hour?"),
 ]
 ZIP = "zip: {cards: [1, 2], prompts: [1, 2]}"
