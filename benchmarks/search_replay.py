@@ -201,7 +201,7 @@ def plainly(group: Group, limit: float, seed: int) -> list[int]:
 def drawn(group: Group, limit: float, seed: int) -> list[int]:
     """Rows in random order."""
     answers = group.answers(limit)
-    order = np.random.default_rng(seed).permutation(group.space.size).tolist()
+    order = drawn_cells(group.space, group.space.size, seed)
     return order[: next(at for at, row in enumerate(order) if row in answers) + 1]
 
 
@@ -275,15 +275,15 @@ def drawn_cells(space: Space, count: int, seed: int) -> list[int]:
 def predicted(groups: Iterable[Group], model: Model, share: float, cells: Cells) -> Quality:
     """Error and coverage for the other cells, with this share measured."""
     return quality_of(
-        (group, model, cells(group.space, count_of(group, share), seed))
+        (group, model, cells(group.space, count_of(group.space.size, share), seed))
         for group in groups
         for seed in range(STARTS)
     )
 
 
-def count_of(group: Group, share: float) -> int:
-    """Count this share of a group's cells."""
-    return max(2, round(share * group.space.size))
+def count_of(cells: int, share: float) -> int:
+    """Count this share of cells, at least two."""
+    return max(2, round(share * cells))
 
 
 def quality_of(cases: Iterable[tuple[Group, Model, list[int]]]) -> Quality:
@@ -361,8 +361,9 @@ def replay(file: Path) -> dict[str, Any]:
                 figures[f"{name}error_at_25_median"] = quality.median
                 figures[f"{name}error_at_25_of_groups"] = quality.of_groups
     quality = quality_of(
-        (group, product_gp, list(islice(proposed(group, limit, seed), count_of(group, QUARTER))))
+        (group, product_gp, list(islice(proposed(group, limit, seed), count)))
         for group in groups
+        for count in (count_of(group.space.size, QUARTER),)
         for limit in group.limits()
         for seed in range(STARTS)
     )
@@ -456,7 +457,7 @@ class _Night:
 
     @property
     def _quarter(self) -> int:
-        return max(2, round(QUARTER * len(self.jobs)))
+        return count_of(len(self.jobs), QUARTER)
 
     def _bound(self, limit: float) -> float:
         return limit * min(known["latency_p50_s"] for known in self.figures.values())
@@ -469,15 +470,13 @@ class _Night:
         ]
 
     def _order(self, limit: float | None, seed: int, within: float | None) -> SearchOrder:
-        constraints = [
-            Constraint(figure="latency_p50_s", at_most=True, bound=self._bound(one))
-            for one in (limit,)
-            if one is not None
-        ]
+        bound = () if limit is None else (self._bound(limit),)
         settings = SearchSettings(
             objective="throughput",
             more_is_better=True,
-            constraints=tuple(constraints),
+            constraints=tuple(
+                Constraint(figure="latency_p50_s", at_most=True, bound=one) for one in bound
+            ),
             within=within,
         )
         return SearchOrder.of(self.jobs, settings, seed)

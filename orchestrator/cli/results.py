@@ -311,7 +311,7 @@ def newest_rows(
     store = find_run(run, results)
     contents = store.read()
     for damage in contents.damaged:
-        output.say_aside(f"nightgrid compare: not read: {damage.path}: {damage.reason}")
+        output.say_aside(f"nightgrid compare: not read: {damage}")
     rows = newest_final(contents.measurements)
     raised, differ = raised_by_job(rows), spread_between_runs(store.path)
     joined = join(rows, settings_of(rows, raised), raised, runs=differ)

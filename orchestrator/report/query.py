@@ -135,7 +135,7 @@ def read_runs(
     damaged: list[str] = []
     for name in names:
         look = read_rows(find_run(name, results).tables_path, column_names(raw=raw))
-        damaged += [f"{damage.path}: {damage.reason}" for damage in look.damaged]
+        damaged += map(str, look.damaged)
         tables.append(look.table())
     return pa.concat_tables(tables, promote_options="default"), tuple(damaged)
 

@@ -43,8 +43,6 @@ _NEGLIGIBLE, _HARDLY, _WORTH_NAMING = 1e-7, 1e-3, 0.01
 _MOST_CHANGES = 3
 #: Rivals that are looked at first.
 _LIKELIEST = 100
-#: Chance from which a measured cell may be the best.
-_CLOSE = UNLIKELY
 _CERTAIN = Doubt()
 
 
@@ -120,7 +118,7 @@ class Inquiry:
         contenders = self._contenders(cells)
         chances = self._chances(cells, contenders[:_CONTENDERS])
         # Where hardly any can win, as among lower bounds, the best value is the best guess.
-        place = int(chances.argmax()) if chances.max() >= _CLOSE else 0
+        place = int(chances.argmax()) if chances.max() >= UNLIKELY else 0
         best, probability = int(contenders[place]), float(chances[place])
         better = self._better(cells, best)
         bound = "at least" if question.more_is_better else "at most"
@@ -136,7 +134,7 @@ class Inquiry:
         answered = self._with_lead(answered, cells, best, contenders, labels)
         close = np.where(cells.measured, better, 0.0)
         rival = int(close.argmax())
-        again = close[rival] >= _CLOSE and not answered.reached
+        again = close[rival] >= UNLIKELY and not answered.reached
         others = float(np.prod(1.0 - better[~cells.measured]))
         return Verdict(
             answered,

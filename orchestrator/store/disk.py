@@ -93,6 +93,9 @@ class Damage:
     reason: str
     passing: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
 
 def may_pass(error: OSError) -> bool:
     """Return whether a read failure is transient and says nothing of the file."""

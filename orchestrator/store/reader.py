@@ -126,7 +126,7 @@ class Rows:
         for damage in self.damaged:
             if damage.passing:
                 raise StoreError(
-                    f"{what} cannot be known now: {damage.path}: {damage.reason}. Try again; if it "
+                    f"{what} cannot be known now: {damage}. Try again; if it "
                     f"stays so, move the file to {self.directory.with_name('quarantine')}"
                 )
 
