@@ -119,7 +119,6 @@ class Head:
     stopped: list[str]
     nodes: Sequence[Node] = ()
     logs: Path | None = None  # the log directory of its session
-    started: str = "session_1"
     gone: bool = False
 
     def __init__(self, address: str | None) -> None:
@@ -127,9 +126,6 @@ class Head:
         if self.gone:
             raise NoAnswer("nothing answers at head:8265: Connection refused")
         self.client = self
-
-    def session(self) -> str:
-        return self.started
 
     def head_files(self, pattern: str) -> list[str]:
         if self.logs is None:
@@ -180,5 +176,5 @@ def head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Head]:
 
     for module in ("on_ray.jobs", "on_ray.run_status", "cli.doctor", "cli.remote", "cli.runs"):
         monkeypatch.setattr(f"orchestrator.{module}.JobServer", Fresh)
-    monkeypatch.setattr("orchestrator.on_ray.run_status.cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr("orchestrator.cli.runs.cache_root", lambda: tmp_path / "cache")
     return Fresh

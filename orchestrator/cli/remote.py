@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from pathlib import Path
 
 from orchestrator.cli import options as shared
@@ -13,7 +12,7 @@ from orchestrator.grid import grid_path
 from orchestrator.grid.parser import Grid, load_grid
 from orchestrator.on_ray.jobs import JobServer, Submission, ask_json, new_submission_id, owner_of
 from orchestrator.on_ray.run_queue import RESULTS
-from orchestrator.on_ray.run_status import RunCopy, note_seen
+from orchestrator.on_ray.run_status import RunCopy
 from orchestrator.store.files import is_address, request_stop
 from orchestrator.store.lock import is_held
 from orchestrator.store.reader import damage_of
@@ -135,8 +134,6 @@ def run_submit(args: argparse.Namespace) -> int:
         where = f"--address {server.address}"
         output.say(f"  nightgrid status {submission.run} {where}")
         output.say(f"  nightgrid logs {submission.submission_id} {where} --follow")
-    with contextlib.suppress(SubmitError):  # what was sent is sent
-        note_seen(server, server.jobs())
     if args.json:
         output.say_json(sent_jobs[0] if len(sent_jobs) == 1 else sent_jobs)
     return 0

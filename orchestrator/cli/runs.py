@@ -5,39 +5,42 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import math
 import secrets
 import signal
 import socket
+import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from pathlib import Path
 
 from orchestrator.cli import options as shared
-from orchestrator.core.errors import NightgridError, SubmitError
+from orchestrator.core.errors import NightgridError, StoreError, SubmitError
 from orchestrator.core.status import RunStatus
 from orchestrator.on_ray.jobs import (
     HeadJobFailed,
     JobInfo,
     JobServer,
+    NoAnswer,
     ask_json,
     ask_there,
     directory_there,
 )
 from orchestrator.on_ray.run_status import (
-    LastSeen,
     RunCopy,
     ServedRun,
-    note_seen,
     serve_results,
     served_runs,
 )
 from orchestrator.report.run_report import read_status
+from orchestrator.store import disk
 from orchestrator.store.files import inside_ray_job
 from orchestrator.store.store import MOST_LISTED, Store, find_run
 from orchestrator.util import output
-from orchestrator.util.format import duration, moment
+from orchestrator.util.format import duration
 from orchestrator.watch.live import summary_line
 from orchestrator.watch.notify import concealed
 from orchestrator.watch.server import TOKEN, WatchServer, is_loopback
@@ -50,6 +53,9 @@ from orchestrator.watch.state import (
     run_entries,
     with_sent,
 )
+from workloads.base import DataMissing
+from workloads.data.cache import cache_root
+from workloads.util import files
 
 STATUS_EPILOG = """\
 examples:
@@ -71,15 +77,12 @@ def _add_status_arguments(parser: argparse.ArgumentParser) -> None:
 
 #: Time for a submitted driver to report for the first time.
 _START_S = 30.0
-#: Jobs, or runs, of a cluster that is gone.
-_MOST_SEEN = 10
 
 
 def run_status(args: argparse.Namespace) -> int:
     """Show a job, the jobs, or a run."""
     if args.address:
-        with _with_last_seen(args.address, args.id or ""):
-            return _one_there(args) if args.id else _jobs_there(args)
+        return _one_there(args) if args.id else _jobs_there(args)
     serve_in_job(args)
     store = find_run(args.id, shared.results_here(args))
     return shared.print_answer(args, run_json(store), run_lines(store), indent=1)
@@ -91,67 +94,60 @@ def serve_in_job(args: argparse.Namespace) -> None:
         serve_results(shared.results_here(args))
 
 
-@contextlib.contextmanager
-def _with_last_seen(address: str, name: str) -> Iterator[None]:
-    """Add what was last seen of a run (empty: all) to the error of a cluster that does not know it,
-    or is gone."""
+def _server(address: str) -> JobServer:
+    """The job server at an address; the error of one that is gone says what was last seen of it."""
     try:
-        yield
-    except SubmitError as error:
-        seen = LastSeen.of(address).of_run(name)
-        if not seen.jobs and not seen.runs:
-            raise
-        raise SubmitError("\n".join([str(error), *seen_lines(seen)])) from error
+        return JobServer(address)
+    except NoAnswer as error:
+        raise NoAnswer("\n".join([str(error), *_last_seen(address)])) from error
 
 
-def seen_lines(seen: LastSeen) -> list[str]:
-    """The jobs and runs that were last seen of a cluster, and how to go on."""
-    lines = [f"Last seen from here {duration(time.time() - seen.at)} ago:"]
-    statuses = {one.run: one for one in seen.runs}
-    for job in seen.jobs[:_MOST_SEEN]:
-        lines.append(f"  {job_lines(job, details=False, now=seen.at)}")
-        if (served := statuses.pop(job.run, None)) is not None:
-            lines.append(f"    {_seen_text(served)}")
-    lines += [f"  {one.run}: {_seen_text(one)}" for one in [*statuses.values()][:_MOST_SEEN]]
-    return [
-        *lines,
-        "What was measured is on the head's disk. Once a head runs there again, the same "
-        "`nightgrid submit` measures only what is missing.",
-    ]
+def _last_seen(address: str) -> list[str]:
+    """Lines of the last answer of a cluster, and how to go on; empty if there is none."""
+    with contextlib.suppress(OSError, DataMissing):
+        note = _note_of(address)
+        return [
+            f"Last seen from here {duration(time.time() - note.stat().st_mtime)} ago:",
+            textwrap.indent(files.read_text(note), "  "),
+            "What was measured is on the head's disk. Once a head runs there again, the same "
+            "`nightgrid submit` measures only what is missing.",
+        ]
+    return []
 
 
-def _seen_text(served: ServedRun) -> str:
-    status = served.status
-    state = "finished" if status.finished else f"as of {moment(status.at)}"
-    return f"{status.done}/{status.total} jobs {state}, rows in {served.results}/{served.run}"
+def _note(address: str, lines: Sequence[str]) -> None:
+    """Note what is printed of a cluster for when it is gone, best-effort."""
+    with contextlib.suppress(OSError, DataMissing, StoreError):
+        note = _note_of(address)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        disk.replace_file(note.parent, note.name, "\n".join(lines).encode())
+
+
+def _note_of(address: str) -> Path:
+    name = hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
+    return cache_root() / "clusters" / f"{name}.txt"
 
 
 def _jobs_there(args: argparse.Namespace) -> int:
-    server = JobServer(args.address)
-    jobs, seen = server.jobs(), LastSeen.of(server.address)
+    server = _server(args.address)
+    jobs = server.jobs()
     lines = [job_lines(job, details=False) for job in jobs]
-    lines = lines or [f"no Nightgrid job at {server.address}"]
-    if not jobs and seen.jobs and seen.session != server.client.session():
-        lines += ["The head was started again; Ray forgets jobs with it.", *seen_lines(seen)]
-    else:
-        note_seen(server, jobs)
+    if jobs:
+        _note(args.address, lines)
+    else:  # Ray forgets them with the head
+        lines = [f"no Nightgrid job at {server.address}", *_last_seen(args.address)]
     return shared.print_answer(args, [dataclasses.asdict(job) for job in jobs], *lines, indent=1)
 
 
 def _one_there(args: argparse.Namespace) -> int:
     """Show a job, and the run that it drives; or a run that was started on the cluster itself."""
-    server = JobServer(args.address)
+    server = _server(args.address)
     job = server.sent(args.id)
-    known = job or next(iter(LastSeen.of(server.address).of_run(args.id).jobs), None)
-    name = known.run if known is not None and known.run else args.id
-    results = directory_there(args.results, known)
+    name = job.run if job is not None and job.run else args.id
+    results = directory_there(args.results, job)
     jobs = [job] if job is not None else []
     served = next(iter(served_runs(server, results, jobs, name) or ()), None)
-    starts = False
-    if served is not None:
-        note_seen(server, jobs, [served])
-    elif job is not None and not job.over:
-        starts = time.time() - (job.started_at or math.inf) < _START_S
+    sent_at = job.started_at or math.inf if job is not None and not job.over else 0.0
     fields: dict[str, object] = {} if job is None else dataclasses.asdict(job)
     fields["run_status"] = None
     lines = [] if job is None else [job_lines(job, details=True)]
@@ -160,7 +156,7 @@ def _one_there(args: argparse.Namespace) -> int:
             status = served.status
             fields["run_status"] = _status_json(name, served.rows, status.final_rows, status)
             lines.append(status_lines(served))
-        elif starts:
+        elif time.time() - sent_at < _START_S:
             lines.append("  its driver has not reported yet")
         elif args.json:
             fields["run_status"] = ask_json(server, ["status", name], results, job)
@@ -173,14 +169,16 @@ def _one_there(args: argparse.Namespace) -> int:
         if job is None or not (failed or args.json):
             raise
         lines.append(str(error))  # its driver has not come to its run yet
+    if lines:
+        _note(args.address, lines)
     return shared.print_answer(args, fields, *lines, indent=1)
 
 
-def job_lines(job: JobInfo, *, details: bool, now: float | None = None) -> str:
-    """A job in one line, or with its command and times; ``now`` is in seconds since the epoch."""
+def job_lines(job: JobInfo, *, details: bool) -> str:
+    """A job in one line, or with its command and times."""
     line = f"{job.submission_id}  {job.status}" + (f"  run {job.run}" if job.run else "")
     if job.started_at is not None:
-        line += f"  for {duration((job.ended_at or now or time.time()) - job.started_at)}"
+        line += f"  for {duration((job.ended_at or time.time()) - job.started_at)}"
     if not details:
         return line
     line += f"  by {job.submitter}" if job.submitter else ""
@@ -266,23 +264,24 @@ def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
 def run_runs(args: argparse.Namespace) -> int:
     """List the runs."""
     if args.address:
-        with _with_last_seen(args.address, ""):
-            entries = _there(args)
+        entries = _there(args)
     else:
         serve_in_job(args)
         entries = run_entries(shared.results_here(args), args.last)
     values = [dataclasses.asdict(entry) for entry in entries]
-    return shared.print_answer(args, values, *entry_lines(entries, time.time()))
+    lines = entry_lines(entries, time.time())
+    if args.address and entries:
+        _note(args.address, lines)
+    return shared.print_answer(args, values, *lines)
 
 
 def _there(args: argparse.Namespace) -> list[RunEntry]:
     """Runs of a cluster's head, and submitted ones that have not begun."""
-    server = JobServer(args.address)
+    server = _server(args.address)
     place = directory_there(args.results, None)
     jobs = [job for job in server.jobs() if directory_there(None, job) == place]
     served = served_runs(server, place, jobs)
     if served is not None:
-        note_seen(server, jobs, served)
         newest = served[: args.last]
         return with_sent([entry_by_status(one.run, one.status) for one in newest], jobs)
     try:

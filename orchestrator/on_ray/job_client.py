@@ -94,10 +94,6 @@ class JobClient:
         """All that a job has printed."""
         return str(self._json("GET", f"/api/jobs/{submission_id}/logs")["logs"] or "")
 
-    def session(self) -> str:
-        """Name of the cluster's session; a head that is started again has another."""
-        return str(self._json("GET", "/api/version").get("session_name") or "")
-
     def head_files(self, pattern: str) -> list[str]:
         """Paths of files in the head's log directory; a pattern's named links are followed."""
         answer = self._json("GET", f"/api/v0/logs?{self._on_head(glob=pattern)}")

@@ -2,16 +2,12 @@
 
 Ray's dashboard serves files below a node's log directory, through links in it too. A driver links
 its results directory from there, and a workstation reads the ``status.json`` of its runs (two
-requests of some 20 ms) or copies their files. Jobs are forgotten with the head, so a workstation
-notes what it last saw.
+requests of some 20 ms) or copies their files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
-import json
 import sys
 import threading
 import time
@@ -24,14 +20,12 @@ from urllib.parse import quote, unquote
 from orchestrator.core.errors import StoreError, SubmitError
 from orchestrator.core.status import RunStatus
 from orchestrator.on_ray.jobs import (
-    DEFAULT_PORT,
     HeadJobFailed,
     JobInfo,
     JobServer,
     ask_there,
     directory_there,
 )
-from orchestrator.store import disk
 from orchestrator.store.files import (
     REQUESTS,
     ROWS,
@@ -42,8 +36,6 @@ from orchestrator.store.files import (
 )
 from orchestrator.store.remote import copy_directory, receive
 from orchestrator.util.redaction import error_line
-from workloads.base import DataMissing
-from workloads.data.cache import cache_root
 from workloads.util import files
 
 _LINKS = "nightgrid"  # in the log directory: NAME OF RESULTS/ABSOLUTE PATH -> that directory
@@ -52,8 +44,6 @@ _DEFAULT = "default"
 _MOST_READ = 100
 #: Difference of times on one head that says nothing.
 _SLACK_S = 10.0
-#: Jobs, and runs, of one cluster that are noted.
-_MOST_NOTED = 50
 
 
 # ---------------------------------------------------------------- on a node of the cluster
@@ -102,11 +92,6 @@ class ServedRun:
         """Directory of its rows."""
         return f"{self.results}/{self.run}/{ROWS}"
 
-    @classmethod
-    def of(cls, run: str, results: str, status: str) -> ServedRun:
-        """The run with this status as JSON; raises ValueError for another version's."""
-        return cls(run=run, results=results, status=RunStatus.from_json(status))
-
 
 def served_runs(
     server: JobServer, results: str, jobs: Iterable[JobInfo], run: str = ""
@@ -128,7 +113,11 @@ def served_runs(
         with ThreadPoolExecutor(4) as side_by_side:
             texts = list(side_by_side.map(server.client.head_file, paths))
         served = [
-            ServedRun.of(_run_of(path), unquote(path.split("/")[-3]), text.decode())
+            ServedRun(
+                run=_run_of(path),
+                results=unquote(path.split("/")[-3]),
+                status=RunStatus.from_json(text.decode()),
+            )
             for path, text in zip(paths, texts, strict=True)
         ]
     except (RuntimeError, OSError, ValueError, KeyError):  # another Ray's interface, half a file
@@ -244,68 +233,3 @@ class RunCopy:
             text = files.read_text(self.results / self.name / STATUS)
             return RunStatus.from_json(text).finished
         return False
-
-
-# ---------------------------------------------------------------- what a workstation last saw
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastSeen:
-    """The jobs and runs that this workstation last saw of a cluster."""
-
-    at: float = 0.0  # seconds since the epoch; 0: never
-    session: str = ""  # of the cluster; a head that is started again has another
-    jobs: tuple[JobInfo, ...] = ()  # newest first
-    runs: tuple[ServedRun, ...] = ()  # newest first, without cards and failures
-
-    def of_run(self, name: str) -> LastSeen:
-        """Only this run and its jobs, by its name or a job's id; all for an empty name."""
-        jobs = tuple(job for job in self.jobs if name in ("", job.run, job.submission_id))
-        names = {name, *(job.run for job in jobs)}
-        runs = tuple(one for one in self.runs if not name or one.run in names)
-        return replace(self, jobs=jobs, runs=runs)
-
-    @classmethod
-    def of(cls, address: str) -> LastSeen:
-        """Read the note; nothing seen if there is none, or it is of another version."""
-        try:
-            value = json.loads(files.read_text(_note_path(address)))
-            return cls(
-                at=float(value["at"]),
-                session=str(value["session"]),
-                jobs=tuple(JobInfo(**job) for job in value["jobs"]),
-                runs=tuple(ServedRun.of(**run) for run in value["runs"]),
-            )
-        except (OSError, DataMissing, ValueError, KeyError, TypeError):
-            return cls()
-
-
-def note_seen(server: JobServer, jobs: Iterable[JobInfo], runs: Iterable[ServedRun] = ()) -> None:
-    """Note jobs and runs of a cluster, best-effort, beside those noted before."""
-    with contextlib.suppress(OSError, RuntimeError, DataMissing, StoreError):
-        before, path = LastSeen.of(server.address), _note_path(server.address)
-        known = {job.submission_id: job for job in (*before.jobs, *jobs)}
-        newest = sorted(known.values(), key=lambda job: -(job.started_at or 0.0))
-        served = {one.run: one for one in (*before.runs, *runs)}
-        value = {
-            "at": time.time(),
-            "session": server.client.session(),
-            "jobs": [dataclasses.asdict(job) for job in newest[:_MOST_NOTED]],
-            "runs": [
-                {
-                    "run": one.run,
-                    "results": one.results,
-                    "status": replace(one.status, cards=(), failures=()).to_json(),
-                }
-                for one in sorted(served.values(), key=lambda one: -one.status.at)[:_MOST_NOTED]
-            ],
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        disk.replace_file(path.parent, path.name, json.dumps(value).encode())
-
-
-def _note_path(address: str) -> Path:
-    place = address.removeprefix("http://").rstrip("/")
-    place += "" if ":" in place else f":{DEFAULT_PORT}"
-    name = hashlib.sha256(place.encode()).hexdigest()[:16]
-    return cache_root() / "clusters" / f"{name}.json"

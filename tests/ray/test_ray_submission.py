@@ -667,7 +667,7 @@ def test_the_next_submission_goes_on_with_the_run_of_a_head_that_died(head, tmp_
     head.kill()
     lost = head.nightgrid("status", "submitted", "--address", head.url)
     assert lost.returncode == 5 and "Last seen from here" in lost.stderr, lost.stderr
-    assert "measures only what is missing" in lost.stderr and f"rows in {run}" in lost.stderr
+    assert "measures only what is missing" in lost.stderr and f"rows: {run}" in lost.stderr
     measured = {row.attempt_id: row for row in Store(results, "submitted").measurements()}
     assert until(lambda: not psutil.pid_exists(driver), 30), "the driver outlived its head"
     head.start()
