@@ -124,7 +124,7 @@ def _drawings(summary: Summary) -> Iterator[tuple[str, str, str, str]]:
         yield "published", title, "", charts.published_chart(one, title)
     if lanes := summary.timeline.lanes:
         title = f"{len(lanes)} cards, time assigned {units.percent(summary.timeline.assigned, 3)}"
-        yield "cards", title, "", cards_figure(summary.timeline, title, summary.names)
+        yield "cards", title, "", cards_figure(summary.timeline, title, summary.names, index)
 
 
 def _heading(setting: Setting) -> tuple[str, str]:

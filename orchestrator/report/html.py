@@ -40,7 +40,7 @@ from orchestrator.util.format import finite, one_line, script_json, tail, visibl
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-SCRIPTS = ("page.js", "prompts_3d.js", "timeline.js", "rows.js")
+SCRIPTS = ("page.js", "prompts_3d.js", "rows.js")
 PROMPTS_TITLE = "Total length, output length and latency of prompts, in three dimensions"
 #: Limits of the templates.
 LIMITS = {
@@ -237,11 +237,9 @@ def payload(
     points: Json,
 ) -> Json:
     """Return the scripts' data on the listed rows as a JSON-able object."""
-    index = {row.job_id: number for number, row in enumerate(rows)}
     return {
         "run": visible(summary.run),
         "count": len(rows),
-        "states": {str(state): words._asdict() for state, words in STATES.items()},
         "precisions": {
             name: SHAPES[precision_style(name)]
             for name in sorted({row.precision for row in rows}, key=precision_rank)
@@ -253,7 +251,6 @@ def payload(
         },
         "columns": _columns(summary, measurements, rows),
         "scatter": points,
-        "timeline": _timeline(summary, index),
     }
 
 
@@ -379,36 +376,6 @@ def _commit(row: Measurement) -> str:
     if not row.git_commit:
         return ""
     return row.git_commit[:12] + (" with uncommitted changes" if row.git_dirty else "")
-
-
-def _timeline(summary: Summary, index: dict[str, int]) -> Json:
-    """Return lanes and spans in seconds since the start; ``jobs`` counts merged spans."""
-    timeline = summary.timeline
-    origin = timeline.windows[0][0] if timeline.windows else 0.0
-    states = [str(state) for state in STATES]
-    shown = interactive.shown_spans(timeline)
-    spans = [(n, span) for n, span, _ in shown]
-    jobs = (
-        [number for _, _, number in shown] if len(spans) < interactive.span_count(timeline) else []
-    )
-    if jobs:
-        index = {}
-    data: Json = {
-        "origin": round(origin, 3),
-        "windows": [[round(a - origin, 2), round(b - origin, 2)] for a, b in timeline.windows],
-        "lanes": [
-            {"node": visible(lane.node), "card": lane.card, "kind": lane.accelerator}
-            for lane in timeline.lanes
-        ],
-        "lane": [number for number, _ in spans],
-        "start": [round(span.start - origin, 2) for _, span in spans],
-        "end": [round(span.end - origin, 2) for _, span in spans],
-        "row": [index.get(span.row.job_id, -1) for _, span in spans],
-        "state": [states.index(str(span.row.state)) for _, span in spans],
-        "attempt": [span.row.attempt_number for _, span in spans],
-        "probe": [int(span.row.purpose != "measure") for _, span in spans],
-    }
-    return data | ({"jobs": jobs} if jobs else {})
 
 
 # ---------------------------------------------------------------- images

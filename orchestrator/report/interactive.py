@@ -1,7 +1,7 @@
-"""Drawings that the page's scripts move: prompts in three dimensions, and the cards' timeline.
+"""Drawings of what was measured one by one: prompts in three dimensions, and the cards' timeline.
 
-The initial view is drawn here. ``prompts_3d.js`` turns the prompts by their coordinates in the unit
-cube (``data-at``, ``data-ends``), in orthographic projection; ``timeline.js`` zooms the cards.
+The initial view of the prompts is drawn here; ``prompts_3d.js`` turns them by their coordinates in
+the unit cube (``data-at``, ``data-ends``), in orthographic projection.
 """
 
 from __future__ import annotations
@@ -161,9 +161,12 @@ _IN_MINUTES_S = 180.0
 
 
 def cards_figure(
-    timeline: Timeline, title: str, names_of: Callable[[Measurement], Sequence[str]]
+    timeline: Timeline,
+    title: str,
+    names_of: Callable[[Measurement], Sequence[str]],
+    index: Mapping[str, int] | None = None,
 ) -> str:
-    """Draw attempts coloured by state; ``rect`` elements are in the order of ``shown_spans``."""
+    """Draw attempts coloured by state, nearby ones merged; ``index`` as in ``charts.heat_map``."""
     lanes, windows = timeline.lanes, timeline.windows
     high = 20 if len(lanes) <= 24 else 14 if len(lanes) <= 128 else 9
     gap = min(MOST_GAP, 60 / len(windows))
@@ -175,20 +178,26 @@ def cards_figure(
         before += end - start
     states: dict[str, None] = {}
     rects, names = [], []
-    for number, span, jobs in shown_spans(timeline):
+    for number, span, jobs in _shown_spans(timeline):
         since, at = next(one for one in reversed(begun) if one[0] <= span.start)
         x = at + (span.start - since) * scale
         wide = max(0.7, (span.end - span.start) * scale - 0.6)
-        state = str(span.row.state)
+        row, state = span.row, str(span.row.state)
         states[state] = None
-        probe = span.row.purpose != "measure"
+        probe = row.purpose != "measure"
         faint = ' opacity="0.5"' if probe else ""
+        place = (index or {}).get(row.job_id) if jobs == 1 else None
+        linked = "" if place is None else f' data-row="{place}"'
+        kind = "probe" if probe else f"attempt {row.attempt_number}"
+        about = f"{state}, {kind}" if jobs == 1 else f"{jobs:,} jobs, one after the other: {state}"
+        tip = f"{about}\n{lanes[number].name}: {units.moment(span.start)}, "
+        tip = escape(visible(tip + units.seconds(span.end - span.start)))
         rects.append(
             f'<rect class="s-{state.lower()}" x="{x:.1f}" y="{high * number + 1}" '
-            f'width="{wide:.1f}" height="{high - 2}"{faint}/>'
+            f'width="{wide:.1f}" height="{high - 2}"{faint}{linked} data-tip="{tip}"/>'
         )
         if wide > _NAMED_FROM and high > 10 and jobs == 1 and not probe:
-            letters, every = max(3, int((wide - 10) / 5.6)), names_of(span.row)
+            letters, every = max(3, int((wide - 10) / 5.6)), names_of(row)
             name = next((n for n in every if len(n) <= letters), one_line(every[-1], letters))
             names.append(text_at(LEFT + x + 5, TOP + high * (number + 0.5) + 4, name, "inside"))
     tall = high * len(lanes)
@@ -198,11 +207,10 @@ def cards_figure(
     return svg(
         title,
         *_states_legend(states),
-        f'<svg class="spans" x="{LEFT}" y="{TOP}" width="{SPANS_WIDE}" height="{tall}" '
-        f'viewBox="0 0 {SPANS_WIDE} {tall}" preserveAspectRatio="none">',
+        f'<g class="spans" transform="translate({LEFT} {TOP})">',
         f'<path class="lane" d="{beds}"/><path class="ideal" d="{gaps}"/>',
         *rects,
-        "</svg>",
+        "</g>",
         *names,
         *_lane_names(lanes, high),
         *_times(wall, scale, len(windows), TOP + tall + 14),
@@ -240,25 +248,19 @@ def _times(wall: float, scale: float, windows: int, y: float) -> Iterator[str]:
         yield text_at(x, y, f"{tick * step:g} {unit}", "small time", "middle")
 
 
-def shown_spans(timeline: Timeline) -> list[tuple[int, Span, int]]:
-    """Return lane number, span and job count; nearby spans are merged above ``MOST_SPANS``."""
+def _shown_spans(timeline: Timeline) -> Iterator[tuple[int, Span, int]]:
+    """Yield lane number, span and job count. Above ``MOST_SPANS``, spans of a lane that start in
+    one slot of time and ended in the same state are merged."""
     lanes = timeline.lanes
-    if span_count(timeline) <= MOST_SPANS:
-        return [(n, span, 1) for n, lane in enumerate(lanes) for span in lane.spans]
-    slot = timeline.wall_s * len(lanes) / MOST_SPANS
-    return [(n, *one) for n, lane in enumerate(lanes) for one in _merged(lane, slot)]
-
-
-def span_count(timeline: Timeline) -> int:
-    """Return the number of attempts on all cards."""
-    return sum(len(lane.spans) for lane in timeline.lanes)
-
-
-def _merged(lane: Lane, slot_s: float) -> Iterable[tuple[Span, int]]:
-    """Merge spans of a lane that start in one slot of time and ended in the same state."""
-    slots: dict[object, tuple[Span, float, int]] = {}
-    for span in lane.spans:
-        key = (span.start // slot_s, span.row.state, span.row.purpose != "measure")
-        first, end, count = slots.get(key, (span, span.end, 0))
-        slots[key] = (first, max(end, span.end), count + 1)
-    return [(replace(first, end=end), count) for first, end, count in slots.values()]
+    if sum(len(lane.spans) for lane in lanes) <= MOST_SPANS:
+        yield from ((number, span, 1) for number, lane in enumerate(lanes) for span in lane.spans)
+        return
+    slot_s = timeline.wall_s * len(lanes) / MOST_SPANS
+    for number, lane in enumerate(lanes):
+        slots: dict[object, tuple[Span, float, int]] = {}
+        for span in lane.spans:
+            key = (span.start // slot_s, span.row.state, span.row.purpose != "measure")
+            first, end, count = slots.get(key, (span, span.end, 0))
+            slots[key] = (first, max(end, span.end), count + 1)
+        for first, end, count in slots.values():
+            yield number, replace(first, end=end), count

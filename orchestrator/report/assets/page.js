@@ -103,66 +103,25 @@ function hideTip() {
 function jobLine(row) {
   return `${get("label", row)} · ${get("device", row)}`;
 }
-// The buttons and keys of a figure, each of which names an action, and its wheel.
-function steer(figure, attribute, act, arrows, zoom) {
-  const keys = { ...arrows, "+": "in", "=": "in", "-": "out", Home: "reset", 0: "reset" };
-  figure.addEventListener("pointerleave", hideTip);
-  figure.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey) return; // a plain wheel scrolls the page
-    event.preventDefault();
-    zoom(Math.exp(-event.deltaY / 300), event);
-  }, { passive: false });
-  document.querySelectorAll(`[data-${attribute}]`).forEach((button) => button.addEventListener("click", () => act[button.dataset[attribute]]()));
-  figure.addEventListener("keydown", (event) => {
-    if (!(event.key in keys) || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    act[keys[event.key]]();
-  });
+// What a drawing's marks say of their row, or of themselves, and the way to that row.
+function rowFacts(row) {
+  if (get("state", row) !== "SUCCEEDED") return [get("state", row), get("reason", row)];
+  const lines = [throughput(row)];
+  if (get("tpot50", row) !== null) lines.push(`${seconds(get("tpot50", row))} an output token`);
+  if (get("memory", row) !== null) lines.push(`${size(get("memory", row))} ${get("memory_kind", row)} memory`);
+  return lines;
 }
-
-// Finding a table among many, and the way from a cell to its row.
-const finder = byId("find-table");
-if (finder) {
-  const tables = [...document.querySelectorAll("#tables details.table")];
-  const texts = tables.map((table) => table.querySelector("summary").textContent.toLowerCase());
-  const say = byId("found-tables");
-  const all = byId("all-tables");
-  const FIRST = 20; // a list of hundreds is searched, not read
-  const find = () => {
-    const words = finder.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let found = 0;
-    tables.forEach((table, index) => {
-      const fits = words.every((word) => texts[index].includes(word));
-      found += fits;
-      table.hidden = !fits || (found > FIRST && !all.disabled);
-    });
-    const seen = all.disabled ? found : Math.min(found, FIRST);
-    say.textContent = `${seen} of ${found === tables.length ? "" : `${found} found among `}${tables.length} tables`;
-  };
-  all.addEventListener("click", () => { all.disabled = true; find(); });
-  finder.addEventListener("input", find);
-  find();
-}
-
-const matrices = byId("tables");
-if (matrices) {
-  matrices.addEventListener("click", (event) => {
-    const cell = event.target.closest("[data-row]");
-    if (cell) showRow(Number(cell.dataset.row));
+for (const figures of document.querySelectorAll("#tables, #timeline")) {
+  figures.addEventListener("click", (event) => {
+    const mark = event.target.closest("[data-row]");
+    if (mark) showRow(Number(mark.dataset.row));
   });
-  matrices.addEventListener("pointermove", (event) => {
-    const cell = event.target.closest("[data-row]");
-    if (!cell) return hideTip();
-    const row = Number(cell.dataset.row);
-    const lines = [jobLine(row)];
-    if (get("state", row) === "SUCCEEDED") {
-      lines.push(throughput(row));
-      if (get("tpot50", row) !== null) lines.push(`${seconds(get("tpot50", row))} an output token`);
-      if (get("memory", row) !== null) lines.push(`${size(get("memory", row))} ${get("memory_kind", row)} memory`);
-    } else {
-      lines.push(get("state", row), get("reason", row));
-    }
+  figures.addEventListener("pointermove", (event) => {
+    const mark = event.target.closest("[data-row], [data-tip]");
+    if (!mark) return hideTip();
+    const { row, tip } = mark.dataset;
+    const lines = [row && jobLine(Number(row)), ...(tip ? [tip] : rowFacts(Number(row)))];
     return showTip(event, lines.filter(Boolean).join("\n"));
   });
-  matrices.addEventListener("pointerleave", hideTip);
+  figures.addEventListener("pointerleave", hideTip);
 }

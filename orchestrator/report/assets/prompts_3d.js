@@ -46,7 +46,6 @@ if (scatter) {
       ? `A random ${points.row.length.toLocaleString("en-US")} of ${points.total.toLocaleString("en-US")} prompts, the slowest among them; `
       : "";
     byId("scatter-note").textContent = `${part}${chosen.length.toLocaleString("en-US")} shown.`;
-    fillTable();
     draw();
   };
 
@@ -144,7 +143,19 @@ if (scatter) {
     if (!held.size) scatter.classList.remove("held");
   };
   ["pointerup", "pointercancel"].forEach((name) => scatter.addEventListener(name, release));
-  steer(scatter, "turn", act, { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down" }, zoom);
+  scatter.addEventListener("pointerleave", hideTip);
+  scatter.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey) return; // a plain wheel scrolls the page
+    event.preventDefault();
+    zoom(Math.exp(-event.deltaY / 300));
+  }, { passive: false });
+  document.querySelectorAll("[data-turn]").forEach((button) => button.addEventListener("click", () => act[button.dataset.turn]()));
+  const keys = { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down", "+": "in", "=": "in", "-": "out", Home: "reset", 0: "reset" };
+  scatter.addEventListener("keydown", (event) => {
+    if (!(event.key in keys) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    act[keys[event.key]]();
+  });
 
   const legend = byId("scatter-legend");
   for (const name of precisions) {
@@ -163,27 +174,5 @@ if (scatter) {
     legend.append(button);
   }
   [group, batch].forEach((select) => select.addEventListener("change", choose));
-
-  function fillTable() {
-    const body = byId("scatter-table").tBodies[0];
-    body.replaceChildren();
-    const quantile = (sorted, q) => sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))];
-    for (const name of precisions) {
-      const mine = chosen.filter((i) => get("precision", points.row[i]) === name);
-      if (!mine.length) continue;
-      const told = (values, format) => {
-        values.sort((a, b) => a - b);
-        return `${format(quantile(values, 0.5))} (${format(quantile(values, 0.05))} to ${format(quantile(values, 0.95))})`;
-      };
-      const latencies = mine.map((i) => points.latency[i]);
-      body.append(make("tr", {},
-        make("th", { scope: "row" }, name),
-        make("td", {}, mine.length.toLocaleString("en-US")),
-        make("td", {}, told(mine.map((i) => points.input[i] + points.output[i]), String)),
-        make("td", {}, told(mine.map((i) => points.output[i]), String)),
-        make("td", {}, told(latencies, seconds)),
-        make("td", {}, seconds(latencies[latencies.length - 1]))));
-    }
-  }
   choose();
 }
