@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from benchmarks.contender import ROOT
 from benchmarks.figures import Goal, Line
 from benchmarks.setting import Setting, Takes
-from orchestrator.store.codec import from_table
+from orchestrator.store.codec import measurements_of
 from orchestrator.store.store import Store
 
 TITLE = "The page of 100,000 rows"
@@ -45,7 +45,8 @@ def run(setting: Setting) -> tuple[list[Line], dict[str, Any]]:
 
 def write_rows(results: Path, count: int) -> None:
     """A run of so many rows."""
-    measured = from_table(pq.read_table(ROOT / "results" / "h100" / "grids.parquet"))
+    table = pq.read_table(ROOT / "results" / "h100" / "grids.parquet")
+    measured = list(measurements_of(table))
     with Store(results, RUN) as store:
         for number in range(-(-count // len(measured))):
             copies = [

@@ -12,6 +12,7 @@ from orchestrator.core.job import Job, State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.core.outcome import Attempt, Outcome, RankOutcome, WorkerInfo
 from orchestrator.core.topology import Card
+from orchestrator.store.codec import measurements_of
 from orchestrator.store.schema import SCHEMA_VERSION
 from orchestrator.store.store import Store
 from workloads.base import Item, Result
@@ -119,3 +120,7 @@ def journal_row(number: int = 0, **changes: Any) -> Measurement:
 def numbers(store: Store) -> list[int]:
     """The numbers of the rows (``row``) that a store shows, sorted."""
     return sorted((one.batch_size or 0) - 1 for one in store.measurements(samples=False))
+
+
+def from_table(table: Any) -> list[Measurement]:
+    return list(measurements_of(table))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import shutil
 import sys
 import time
@@ -13,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,14 +21,15 @@ from orchestrator.cli import options as shared
 from orchestrator.core.deadline import Deadline
 from orchestrator.core.errors import GridError, Problem, StoreError
 from orchestrator.core.measurement import Prediction
-from orchestrator.core.plan import Action, PastRow, Plan
+from orchestrator.core.plan import Action, Plan
 from orchestrator.core.settings import FIELDS
 from orchestrator.driver.answers import predictions_of
 from orchestrator.driver.options import with_results_of
 from orchestrator.driver.plan import forecast_of, grid_of, plan_grid
 from orchestrator.grid.diagnostics import Rules
-from orchestrator.grid.parser import Grid, parse_grid
+from orchestrator.grid.parser import parse_grid
 from orchestrator.grid.schema import BATCH_SIZES, ONE_BATCH_SIZE, first_grid, grid_schema_text
+from orchestrator.grid.vocabulary import called_otherwise
 from orchestrator.planning.planner import estimator_for
 from orchestrator.report.text import print_predictions
 from orchestrator.scheduler.scheduler import ScheduleSettings
@@ -51,9 +52,6 @@ examples:
   nightgrid init --model tiny-chatglm3                            writes grid.yaml
   nightgrid init tune.yaml --model ./chatglm3-6b --dataset my.jsonl --workload finetuning
 """
-
-#: The work that most first grids ask for, where the model allows it.
-_USUAL = "text-generation"
 
 
 def _add_init_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +80,9 @@ def run_init(args: argparse.Namespace) -> int:
     """Write the file, once the grid in it is sound."""
     fitting = _fitting(args.model)
     device = _device(args.accelerator)
-    spec = _workload(args.workload or _first_choice(fitting, device.name))
-    workload = spec.name
+    workload = args.workload or _first_choice(fitting, device.name)
+    workload = called_otherwise(workload, registry.WORKLOADS) or workload
+    spec = registry.find_workload(workload)
     fields = {
         "workload": workload,
         "model": args.model,
@@ -105,8 +104,14 @@ def run_init(args: argparse.Namespace) -> int:
             file=str(args.file),
         )
         try:
-            grid = parse_grid(text.encode(), str(args.file))
-            refused = _refused_precisions(grid, spec, device.name)
+            # Some precisions would be unsupported, such as integers for training.
+            rules = Rules(refusals, {workload: spec})
+            refused = {
+                job.precision
+                for job in parse_grid(text.encode(), str(args.file)).jobs()
+                for refusal in rules.answers(job, device.name)
+                if refusal.setting == "precision"
+            }
             if refused and len(refused) < len(precisions):
                 precisions = [name for name in precisions if name not in refused]
                 continue
@@ -136,40 +141,22 @@ def run_init(args: argparse.Namespace) -> int:
     )
 
 
-def _refused_precisions(grid: Grid, spec: registry.WorkloadSpec, device: str) -> set[str]:
-    """Precisions whose jobs would be unsupported, such as integers for training."""
-    rules = Rules(refusals, {spec.name: spec})
-    return {
-        job.precision
-        for job in grid.jobs()
-        if any(refusal.setting == "precision" for refusal in rules.answers(job, device))
-    }
-
-
 def _of_a_precision(problem: Problem) -> bool:
     return problem.steps[-2:-1] == ("precision",) and isinstance(problem.steps[-1], int)
 
 
 #: Workloads that a first grid proposes, the first that runs on the cards there are.
-_FIRST = (_USUAL, "text-to-image", "text-encoding")
+_FIRST = ("text-generation", "text-to-image", "text-encoding")
 
 
 def _first_choice(fitting: Sequence[str], device: str) -> str:
     """The workload of a first grid: one that measures, with an engine for these cards."""
     order = sorted(fitting, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     for name in order:
-        if any(
-            registry.ENGINES[engine].runs_on(device)
-            for engine in registry.find_workload(name).engines
-        ):
+        engines = registry.find_workload(name).engines
+        if any(registry.ENGINES[engine].runs_on(device) for engine in engines):
             return name
     return order[0]
-
-
-def _workload(name: str) -> registry.WorkloadSpec:
-    """The workload of this name, or of one that others give it."""
-    meant = [spec for spec in registry.WORKLOADS.values() if name.lower() in spec.also_called]
-    return meant[0] if meant and name not in registry.WORKLOADS else registry.find_workload(name)
 
 
 def _fitting(model: str) -> Sequence[str]:
@@ -184,11 +171,11 @@ def _fitting(model: str) -> Sequence[str]:
 
 def _device(accelerator: str | None) -> DeviceSpec:
     """The named kind of card; else the one whose tool is on this machine, or the first of all."""
+    own = own_devices()
     if accelerator:
-        meant = [spec for spec in own_devices() if spec.answers_to(accelerator)]
-        return meant[0] if meant else of_accelerator(accelerator)
-    here = [spec for spec in own_devices() if spec.tool and shutil.which(spec.tool)]
-    return (here or own_devices())[0]
+        meant = (spec for spec in own if spec.answers_to(accelerator))
+        return next(meant, None) or of_accelerator(accelerator)
+    return next((spec for spec in own if spec.tool and shutil.which(spec.tool)), own[0])
 
 
 PLAN_EPILOG = """\
@@ -213,14 +200,9 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add(parser, "--json")
 
 
-def plan_of(args: argparse.Namespace) -> tuple[Plan, list[PastRow]]:
-    """The plan for the command line's grid, nodes and results, and the earlier rows of its run."""
-    return plan_grid(args.grid, shared.run_options(args, name=args.run_name))
-
-
 def run_plan(args: argparse.Namespace) -> int:
     """Print the plan."""
-    plan, history = plan_of(args)
+    plan, history = plan_grid(args.grid, shared.run_options(args, name=args.run_name))
     lines: list[str] = []
     forecast = None
     at = shared.ends_at(args)
@@ -318,11 +300,16 @@ def _add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_simulate(args: argparse.Namespace) -> int:
     """Simulate the plan and print how it went."""
-    plan, history = plan_of(args)
+    plan, history = plan_grid(args.grid, shared.run_options(args, name=args.run_name))
     estimates = estimator_for(history, plan.nodes)
-    settings = SimulationSettings(
-        seed=args.seed, noise=args.noise, faults=_faults(args.faults, args.seed, plan)
-    )
+    cards = sum(len(node.cards) for node in plan.nodes)
+    faults = Faults()
+    if args.faults:  # all at this rate, and that share of the nodes lost once at a random time
+        random = Random(args.seed)
+        lasts = sum(one.estimate_s * one.job.cards for one in plan.jobs) / max(1, cards)
+        losses = [random.uniform(0, lasts) for _ in plan.nodes if random.random() < args.faults]
+        faults = Faults.at_rate(args.faults, node_losses=tuple(sorted(losses)))
+    settings = SimulationSettings(seed=args.seed, noise=args.noise, faults=faults)
     began = time.perf_counter()
     how, at, now = ScheduleSettings(), shared.ends_at(args), time.time()
     if at is not None:
@@ -330,44 +317,27 @@ def run_simulate(args: argparse.Namespace) -> int:
         how = replace(how, work_until=deadline.work_until - now, stop_s=deadline.stop_s)
     result = simulate(plan.jobs, plan.nodes, estimates, settings=settings, schedule_settings=how)
     took_s = time.perf_counter() - began
+    counts = Counter(str(row.state) for row in result.rows)
     if args.json:
-        output.say_json(_as_json(result, plan, took_s))
+        names = [field.name for field in dataclasses.fields(result) if field.name != "rows"]
+        about = {"grid": plan.grid_name, "nodes": len(plan.nodes), "cards": cards}
+        fields = {name: getattr(result, name) for name in names}
+        last = {"ratio": result.ratio, "simulated_in_s": took_s}
+        output.say_json({**about, "counts": dict(counts), **fields, **last})
     else:
-        _print(result, plan, took_s, output.console())
+        _print_simulation(result, plan, counts, took_s)
     return 0
 
 
-def _faults(rate: float, seed: int, plan: Plan) -> Faults:
-    """All faults at this rate, and that share of the nodes lost once at a random time."""
-    if not rate:
-        return Faults()
-    random = Random(seed)
+def _print_simulation(
+    result: SimulationResult, plan: Plan, counts: Counter[str], took_s: float
+) -> None:
     cards = sum(len(node.cards) for node in plan.nodes)
-    lasts = sum(planned.estimate_s * planned.job.cards for planned in plan.jobs) / max(1, cards)
-    losses = sorted(random.uniform(0, lasts) for _ in plan.nodes if random.random() < rate)
-    return Faults.at_rate(rate, node_losses=tuple(losses))
-
-
-def _as_json(result: SimulationResult, plan: Plan, took_s: float) -> dict[str, object]:
-    names = [field.name for field in dataclasses.fields(result) if field.name != "rows"]
-    return {
-        "grid": plan.grid_name,
-        "nodes": len(plan.nodes),
-        "cards": sum(len(node.cards) for node in plan.nodes),
-        "counts": dict(Counter(str(row.state) for row in result.rows)),
-        **{name: getattr(result, name) for name in names},
-        "ratio": result.ratio,
-        "simulated_in_s": took_s,
-    }
-
-
-def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console) -> None:
-    cards = sum(len(node.cards) for node in plan.nodes)
+    console = output.console()
     table = Table(show_header=False, box=None, pad_edge=False)
-    states = Counter(str(row.state) for row in result.rows).most_common()
-    counts = ", ".join(f"{count:,} {state}" for state, count in states)
+    states = ", ".join(f"{count:,} {state}" for state, count in counts.most_common())
     for name, value in (
-        ("jobs", f"{len(result.rows):,}  ({counts})"),
+        ("jobs", f"{len(result.rows):,}  ({states})"),
         ("nodes, cards", f"{len(plan.nodes):,}, {cards:,}"),
         ("makespan", f"{result.makespan_s:,.1f} s"),
         ("lower bound", f"{result.bound_s:,.1f} s  (work over cards, or the longest job)"),
@@ -380,10 +350,10 @@ def _print(result: SimulationResult, plan: Plan, took_s: float, console: Console
         ("simulated in", f"{took_s:.2f} s  ({result.events / max(took_s, 1e-9):,.0f} events/s)"),
     ):
         table.add_row(f"{name}  ", value)
-    title = Text.assemble((plan.grid_name, "bold"), ", simulated: nothing was run or measured")
-    console.print(title)
-    known = sum(planned.action is Action.REUSE for planned in plan.jobs)
-    if known:
+    console.print(
+        Text.assemble((plan.grid_name, "bold"), ", simulated: nothing was run or measured")
+    )
+    if known := sum(planned.action is Action.REUSE for planned in plan.jobs):
         console.print(
             f"{known:,} of {len(plan.jobs):,} jobs are measured already and left out, as a run "
             "would do; --force simulates them too"
@@ -437,16 +407,13 @@ def _print_columns(args: argparse.Namespace) -> int:
         about = {k.decode(): v.decode() for k, v in (column.metadata or {}).items()}
         named = {"column": column.name, "type": str(column.type), "unit": about.get("unit", "")}
         columns.append(named | {"meaning": about.get("description", "")})
-    shown = [one | {"type": _short(one["type"])} for one in columns]
-    lines = aligned([(name, [one[name] for one in shown]) for name in columns[0]])
+    short = [re.sub(r"<.{24,}", "<…>", one["type"]) for one in columns]
+    shown = {name: [one[name] for one in columns] for name in columns[0]} | {"type": short}
+    lines = aligned([*shown.items()])
     lines += ["", f"Schema version {SCHEMA_VERSION}; docs/schema.md has the nested types."]
     return shared.print_answer(
         args, {"version": SCHEMA_VERSION, "columns": columns}, *lines, indent=1
     )
-
-
-def _short(kind: str) -> str:
-    return kind if len(kind) <= 28 else kind.partition("<")[0] + "<…>"
 
 
 COMMANDS = {

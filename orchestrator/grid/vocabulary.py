@@ -314,7 +314,7 @@ class Vocabulary:
             if value in self.workloads:  # asked without looking for what others have installed
                 return None
             written = {n: entry for n, entry in self.workloads.items() if not entry.implied}
-            return _not_among(value, written, "workload", _meant(value, written))
+            return _not_among(value, written, "workload", called_otherwise(value, written))
         if name == "accelerator":
             try:  # other packages are looked for only where it is none of our own kinds
                 Accelerator(str(value))
@@ -334,7 +334,7 @@ class Vocabulary:
             entry = self.workloads[workload]
             if entry.takes_engine(str(value)):
                 return None
-            meant = _meant(value, {name: ENGINES[name] for name in entry.engines})
+            meant = called_otherwise(value, {name: ENGINES[name] for name in entry.engines})
             return _not_among(value, entry.engines, f"engine of {workload}", meant)
         if name not in ("model", "dataset"):
             return None
@@ -441,7 +441,7 @@ def explain(
     return Fault(f"{shown(value)} is not {' or '.join([*wanted, *choices])}", hint)
 
 
-def _meant(value: object, entries: Mapping[str, Any]) -> str:
+def called_otherwise(value: object, entries: Mapping[str, Any]) -> str:
     """The entry that others call so; "" where none is."""
     word = str(value).casefold()
     return next((name for name, entry in entries.items() if word in entry.also_called), "")

@@ -13,7 +13,7 @@ import errno
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Node:
     scalar: Scalar = None
     items: list[Node] | None = None
     entries: dict[str, tuple[Node, Node]] | None = None  # key -> (the key's position, value)
-    size: int = 1  # how many values it is when aliases are written out
+    size: int = 1  # how many values it is when aliases are written out; 0 while it is read
 
     def plain(self) -> Plain:
         """The value as lists, dictionaries and scalars."""
@@ -92,9 +92,21 @@ def problem_at(file: str, message: str, hint: str = "", at: Node | None = None) 
 
 
 def compose(text: str, file: str) -> tuple[Node | None, list[Problem]]:
-    """The root node of the only document in ``text``, and all that is wrong with it as YAML."""
-    composer = _Composer(file)
-    return composer.compose(text), composer.problems
+    """The root node of the only document in ``text``, None where there is none to speak of, and all
+    that is wrong with it as YAML."""
+    composer = _Composer(text, file)
+    root: Node | None = None
+    try:
+        for event in composer.events:
+            if isinstance(event, yaml.DocumentStartEvent) and root is not None:
+                message = "a second document begins here"
+                hint = "a file holds one grid; several experiments go under `experiments:`"
+                raise composer.stopped(message, hint, event)
+            if isinstance(event, yaml.NodeEvent):
+                root = composer.node(event)
+    except _Stop:
+        root = None
+    return root, composer.problems
 
 
 class _Stop(Exception):
@@ -102,38 +114,59 @@ class _Stop(Exception):
 
 
 class _Composer:
-    """Parser events -> nodes, without recursion, collecting problems on the way."""
+    """Parser events -> nodes, no deeper than ``MAX_DEPTH``, collecting problems on the way."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, text: str, file: str) -> None:
         self.file = file
+        self.events = self._events(text)
         self.problems: list[Problem] = []
         self.anchors: dict[str, Node] = {}
-        self.open: list[Node] = []  # containers being filled, outermost first
-        self.keys: list[tuple[str, Node] | None] = []  # for each, the key that waits for a value
         self.aliased = 0
-        self.root: Node | None = None
 
-    def compose(self, text: str) -> Node | None:
-        """The root node, or None when there is none to speak of."""
-        documents = 0
-        try:
-            for event in self._events(text):
-                if isinstance(event, yaml.DocumentStartEvent):
-                    documents += 1
-                    if documents > 1:
-                        self._complain(
-                            "a second document begins here",
-                            "a file holds one grid; several experiments go under `experiments:`",
-                            event,
-                        )
-                        raise _Stop
-                elif isinstance(event, yaml.NodeEvent):
-                    self._node(event)
-                elif isinstance(event, yaml.CollectionEndEvent):
-                    self._close()
-        except _Stop:
-            return None
-        return self.root
+    def node(self, event: Any, depth: int = 0) -> Node:
+        """The node that begins with an event; takes the events within it."""
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event)
+        if event.tag is not None:
+            hint = "remove it; quotes make a value text, e.g. '12'"
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._complain(f"the tag {tag}: grids have no tags", hint, event)
+        node = _at(event)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
+        if isinstance(event, yaml.ScalarEvent):
+            node.scalar = self._scalar(event)
+            return node
+        if depth >= MAX_DEPTH:
+            raise self.stopped(f"nested more than {MAX_DEPTH} deep", "a grid needs six", event)
+        node.size = 0  # until it is whole
+        if isinstance(event, yaml.SequenceStartEvent):
+            node.items = children = []
+            for inner in self._until(yaml.SequenceEndEvent):
+                children.append(self.node(inner, depth + 1))
+        else:
+            node.entries = {}
+            for inner in self._until(yaml.MappingEndEvent):
+                at = self.node(inner, depth + 1)
+                key, value = self._key(at, inner), self.node(next(self.events), depth + 1)
+                if key in node.entries:
+                    first = node.entries[key][0].line
+                    message = f"the key {key!r} is here twice; it is first on line {first}"
+                    self.problems.append(problem_at(self.file, message, "keep one of them", at))
+                else:
+                    node.entries[key] = (at, value)
+            children = [value for _, value in node.entries.values()]
+        node.size = 1 + sum(child.size for child in children)
+        return node
+
+    def stopped(self, message: str, hint: str, event: Any) -> _Stop:
+        """Note a problem that ends the reading."""
+        self._complain(message, hint, event)
+        return _Stop()
+
+    def _until(self, end: type[yaml.Event]) -> Iterator[Any]:
+        while not isinstance(event := next(self.events), end):
+            yield event
 
     def _events(self, text: str) -> Iterator[Any]:
         try:
@@ -156,32 +189,6 @@ class _Composer:
     def _complain(self, message: str, hint: str, event: Any) -> None:
         self.problems.append(problem_at(self.file, message, hint, _at(event)))
 
-    def _node(self, event: Any) -> None:
-        if isinstance(event, yaml.AliasEvent):
-            self._add(self._alias(event), event)
-            return
-        if event.tag is not None:
-            hint = "remove it; quotes make a value text, e.g. '12'"
-            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._complain(f"the tag {tag}: grids have no tags", hint, event)
-        node = _at(event)
-        if isinstance(event, yaml.ScalarEvent):
-            node.scalar = self._scalar(event)
-        elif isinstance(event, yaml.SequenceStartEvent):
-            node.items = []
-        else:
-            node.entries = {}
-        if event.anchor is not None:
-            self.anchors[event.anchor] = node
-        if isinstance(event, yaml.ScalarEvent):
-            self._add(node, event)
-            return
-        if len(self.open) >= MAX_DEPTH:
-            self._complain(f"nested more than {MAX_DEPTH} deep", "a grid needs six", event)
-            raise _Stop
-        self.open.append(node)
-        self.keys.append(None)
-
     def _scalar(self, event: Any) -> Scalar:
         if not event.implicit[0]:  # quoted or a block: text
             if odd := _UNPRINTABLE.search(event.value):
@@ -200,49 +207,14 @@ class _Composer:
             hint = f"name a value with &{event.anchor} before; quote text that begins with *"
             self._complain(f"*{event.anchor} refers to nothing", hint, event)
             return _at(event)
-        if any(target is container for container in self.open):
+        if not target.size:
             self._complain(f"*{event.anchor} contains itself", "write the value out", event)
             return _at(event)
         self.aliased += target.size
         if self.aliased > MAX_ALIASED_VALUES:
             message = f"aliases expand to more than {MAX_ALIASED_VALUES} values here"
-            self._complain(message, "write the values out, or use axes", event)
-            raise _Stop
-        copy = _at(event)
-        copy.scalar, copy.items, copy.entries = target.scalar, target.items, target.entries
-        copy.size = target.size
-        return copy
-
-    def _close(self) -> None:
-        node = self.open.pop()
-        self.keys.pop()
-        children: list[Node] = node.items or []
-        if node.entries is not None:
-            children = [value for _, value in node.entries.values()]
-        node.size = 1 + sum(child.size for child in children)
-        self._add(node, None)
-
-    def _add(self, node: Node, event: Any) -> None:
-        if not self.open:
-            self.root = node
-            return
-        container = self.open[-1]
-        if container.items is not None:
-            container.items.append(node)
-            return
-        assert container.entries is not None
-        waiting = self.keys[-1]
-        if waiting is None:
-            self.keys[-1] = (self._key(node, event), node)
-            return
-        key, at = waiting
-        self.keys[-1] = None
-        if key in container.entries:
-            first = container.entries[key][0].line
-            message = f"the key {key!r} is here twice; it is first on line {first}"
-            self.problems.append(problem_at(self.file, message, "keep one of them", at))
-        else:
-            container.entries[key] = (at, node)
+            raise self.stopped(message, "write the values out, or use axes", event)
+        return replace(target, line=event.start_mark.line + 1, column=event.start_mark.column + 1)
 
     def _key(self, node: Node, event: Any) -> str:
         if not isinstance(event, yaml.ScalarEvent):

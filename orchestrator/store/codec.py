@@ -210,20 +210,13 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = 
 # ---------------------------------------------------------------- table -> measurement
 
 
-def from_table(table: pa.Table, *, source: str = "table") -> list[Measurement]:
-    """Convert a table to measurements; missing columns get defaults, unknown ones are ignored.
-
-    Raises SchemaMismatch if the table is of a newer version, StoreError if a value is invalid.
-    """
-    return list(measurements_of(table, source=source))
-
-
 def measurements_of(
     table: pa.Table, *, source: str = "table", shared: dict[Any, Any] | None = None
 ) -> Iterator[Measurement]:
-    """``from_table`` as an iterator, a few thousand rows at a time.
+    """Convert a table to measurements, a few thousand rows at a time; missing columns get defaults,
+    unknown ones are ignored. ``shared`` has values that rows of several tables share.
 
-    ``shared`` has values that rows of several tables share.
+    Raises SchemaMismatch if the table is of a newer version, StoreError if a value is invalid.
     """
     import pyarrow as pa
 

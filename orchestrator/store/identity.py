@@ -29,8 +29,8 @@ class Identity:
     """The content of ``run.id``."""
 
     run_id: str  # 12 hexadecimal digits
-    path: str = ""  # for which it was written; empty in a file of version 0.1.0
-    host: str = ""
+    path: str  # for which it was written
+    host: str
     former: tuple[str, ...] = ()  # earlier ids of this directory or of a copy's original
     note: str = ""  # a sentence for the user about a new id
 
@@ -56,18 +56,14 @@ def identify(directory: Path, quarantine: Path) -> Identity:
     here = os.path.realpath(directory)
     if known.path == here:
         return known
-    if _is_copy(known, here):
+    there = ids_at(Path(known.path))[:1] == (known.run_id,)
+    if there or known.host != socket.gethostname():
         note = (
             f"{here} was copied from {known.path}: it goes on as a run of its own, "
             f"and nothing that belongs to run id {known.run_id} is touched"
         )
         return _write(directory, secrets.token_hex(6), (*known.former, known.run_id), note)
     return _write(directory, known.run_id, known.former)
-
-
-def id_at(directory: Path) -> str | None:
-    """The id in a directory; None where there is none."""
-    return next(iter(ids_at(directory)), None)
 
 
 def ids_at(directory: Path) -> tuple[str, ...]:
@@ -77,17 +73,6 @@ def ids_at(directory: Path) -> tuple[str, ...]:
     except (OSError, ValueError):
         return ()
     return known.run_id, *known.former
-
-
-def _is_copy(known: Identity, here: str) -> bool:
-    """Return whether the directory ``here`` is not the one for which an id was written."""
-    if known.path:
-        return known.host != socket.gethostname() or id_at(Path(known.path)) == known.run_id
-    beside: list[str] = []
-    with contextlib.suppress(OSError):
-        beside = disk.names(Path(here).parent)
-    others = (Path(here).with_name(name) for name in beside if name != Path(here).name)
-    return any(id_at(other) == known.run_id for other in others)
 
 
 def _write(directory: Path, run_id: str, former: tuple[str, ...] = (), note: str = "") -> Identity:
@@ -100,18 +85,14 @@ def _write(directory: Path, run_id: str, former: tuple[str, ...] = (), note: str
 
 
 def _parse(data: bytes) -> Identity:
-    """Parse a file of this version or an earlier one; ValueError with the reason if invalid."""
+    """Parse a file; ValueError with the reason if invalid."""
     head, _, rest = data.strip().partition(b"\n")
     run_id = head.decode("ascii", "replace").strip()
     if not _ID.fullmatch(run_id):
         raise ValueError(f"it begins with {run_id[:40]!a}, and an id is 12 hexadecimal digits")
-    if not rest:
-        return Identity(run_id=run_id)
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         detail = json.loads(rest)
-        place = detail.get("place") or detail
-        former = [one["run_id"] if isinstance(one, dict) else one for one in detail["former"]]
-        path, host = place["path"], place["host"]
+        path, host, former = detail["path"], detail["host"], detail["former"]
         texts = all(isinstance(text, str) and len(text) <= 4096 for text in (path, host, *former))
         if texts and "\0" not in path and all(map(_ID.fullmatch, former)):
             return Identity(run_id=run_id, path=path, host=host, former=tuple(former))

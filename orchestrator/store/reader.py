@@ -5,9 +5,8 @@ of the content, because Parquet does not detect all damage: 52 of 1,426 one-byte
 wrong values without an error.
 
     rows-<rows>-<attempt>-<sha256[:16]>.parquet    some rows; their highest attempt number
-    <job>-<attempt>-<sha256[:16]>.parquet          one row (earlier version)
-    rows-<attempt>-<sha256[:16]>.parquet           up to 1,000 rows (earlier version)
-    compacted-<rows>-<sha256[:16]>.parquet         many rows (earlier version)
+    rows-<attempt>-<sha256[:16]>.parquet           up to 1,000 rows (version 0.1.0)
+    <job>-<attempt>-<sha256[:16]>.jsonl            one row that was set aside
 
 Damage is reported and left in place. A row may be in two files while the writer merges them;
 ``ROW_KEY`` deduplicates.
@@ -30,7 +29,7 @@ from orchestrator.core.measurement import Measurement
 from orchestrator.store import disk
 from orchestrator.store.codec import ROWS_TOGETHER, measurements_of, table_of, values_of
 from orchestrator.store.disk import Damage
-from orchestrator.store.log import Line, is_log, rows_in_log
+from orchestrator.store.log import Line, is_log, lines_in
 from orchestrator.store.schema import column_names, columns_schema, current, fault, faults, rules_of
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ MOST_VALUES, MOST_DECODED_BYTES, MOST_FOR_A_BYTE = 5_000_000, 256 * 2**20, 32
 _NAME = re.compile(
     r"(?P<head>[A-Za-z0-9_][A-Za-z0-9_-]{0,79})-(?P<number>\d{1,9})-(?P<digest>[0-9a-f]{16})\.\w+"
 )
-_MOST_TOGETHER = 1000  # rows in a file of an earlier version
+_MOST_TOGETHER = 1000  # rows in a file of version 0.1.0
 
 _LOG = logging.getLogger("nightgrid.store")
 
@@ -75,8 +74,6 @@ def parsed_name(name: str) -> FileName | None:
     if match is None:
         return None
     head, number, digest = match["head"], int(match["number"]), match["digest"]
-    if head == "compacted":
-        return FileName("", 0, number, digest)
     kind, _, count = head.partition("-")
     if kind == "rows" and (not count or count.isdecimal()):
         return FileName("", number, int(count or _MOST_TOGETHER), digest)
@@ -232,7 +229,7 @@ def table_of_lines(
 def _log_table(look: Rows, name: str, columns: list[str]) -> pa.Table:
     """The sound rows of a log; it grows, so what is known of it is of no use."""
     data = _content(look, look.directory / name)
-    table, damaged = table_of_lines(rows_in_log(name, data or b""), columns)
+    table, damaged = table_of_lines(lines_in(data or b""), columns)
     look.damaged += [Damage(path=look.directory / name, reason=line.reason) for line in damaged]
     return table
 
@@ -455,7 +452,7 @@ def _batches(
     name: str, data: bytes, columns: list[str], rows: int = 1024
 ) -> Iterator[pa.RecordBatch]:
     if is_log(name):
-        table, _ = table_of_lines(rows_in_log(name, data), columns)
+        table, _ = table_of_lines(lines_in(data), columns)
         yield from table.to_batches(max_chunksize=rows)
     elif damage_of(name, data) is None:
         file = parquet_file(data, name)

@@ -20,7 +20,7 @@ from orchestrator.core.errors import StoreError
 from orchestrator.store import disk, files, identity, reader
 from orchestrator.store.codec import row_of
 from orchestrator.store.lock import SILENCE_S, Holder, RunLock
-from orchestrator.store.log import AttemptJournal, Line, RowLog, is_log, read_journal, rows_in_log
+from orchestrator.store.log import AttemptJournal, Line, RowLog, is_log, lines_in, read_journal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -238,7 +238,7 @@ class Store:
             self._lock.still_mine()
             if not (logs := self._read_logs()):
                 return None
-            lines = [line for name, data in logs.items() for line in rows_in_log(name, data)]
+            lines = [line for data in logs.values() for line in lines_in(data)]
             table, damaged = reader.table_of_lines(lines)
             path = (
                 self._write_parquet(reader.without_repeated(table, set()))

@@ -18,7 +18,7 @@ from measurements import row as plain_row
 
 from orchestrator.analysis.samples import metrics_of
 from orchestrator.core.measurement import Measurement
-from orchestrator.store.codec import from_table
+from orchestrator.store.codec import measurements_of
 from orchestrator.store.schema import OUT_OF_RANGE
 from workloads import registry
 from workloads.base import Item, Sample
@@ -34,7 +34,7 @@ Lie = Callable[[Measurement], Measurement]
 @cache
 def rows_of_the_card() -> tuple[Measurement, ...]:
     """Rows of seven grids on a real H100."""
-    return tuple(from_table(pq.read_table(ROWS), source=str(ROWS)))
+    return tuple(measurements_of(pq.read_table(ROWS), source=str(ROWS)))
 
 
 def generation() -> Measurement:

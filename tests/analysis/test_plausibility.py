@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from measurement_factory import every_state, large_run
+from measurements import from_table
 from planted_lies import (
     LIES,
     Lie,
@@ -30,7 +31,7 @@ from orchestrator.analysis.flags import raised_on
 from orchestrator.analysis.hardware import reference, roofline_of
 from orchestrator.analysis.plausibility import most_decoded_per_core_s
 from orchestrator.core.measurement import Measurement, Metrics
-from orchestrator.store.codec import from_table, to_table
+from orchestrator.store.codec import to_table
 
 NAMES = [name for name, *_ in LIES]
 

@@ -9,7 +9,7 @@ import pytest
 from core_cases import a_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
-from measurements import attempt, job, rank, recorded, worker
+from measurements import attempt, from_table, job, rank, recorded, worker
 
 from orchestrator.analysis.measurement import Provenance, measurement_of, to_microseconds
 from orchestrator.analysis.samples import metrics_of
@@ -18,7 +18,7 @@ from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.core.outcome import Failure, FailureClass
 from orchestrator.core.topology import Node
-from orchestrator.store.codec import from_table, to_table
+from orchestrator.store.codec import to_table
 from workloads.base import SAMPLES, Item, Result, Sample
 from workloads.util.statistics import ratio_interval
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from measurement_factory import Night, a_job, every_state, large_run
+from measurements import from_table
 
 from orchestrator.analysis.summary import summarize
 from orchestrator.core.job import State
@@ -20,7 +21,6 @@ from orchestrator.report.export import document, json_parts, to_json
 from orchestrator.report.html import render
 from orchestrator.report.run_report import page_text, read_summary
 from orchestrator.store import reader
-from orchestrator.store.codec import from_table
 from orchestrator.store.reader import with_raw
 from orchestrator.store.store import Store
 
@@ -71,7 +71,7 @@ def test_the_work_grows_with_the_rows() -> None:
 
 
 def test_rows_are_counted_by_the_names_of_their_files() -> None:
-    names = ("compacted-250-{}.parquet", "ab-1-{}.parquet", ".x.partial", "note.txt")
+    names = ("rows-250-3-{}.parquet", "ab-1-{}.parquet", ".x.partial", "note.txt")
     assert reader.about_how_many(name.format("0" * 16) for name in names) == 251
     assert reader.about_how_many([f"rows-2-{'0' * 16}.parquet"]) == 1000
 

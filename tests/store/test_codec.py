@@ -16,14 +16,14 @@ from core_cases import a_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
 from measurement_strategies import measurements
-from measurements import row
+from measurements import from_table, row
 
 from orchestrator.core.errors import StoreError
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement, Metrics
 from orchestrator.store import codec
 from orchestrator.store import schema as schema_module
-from orchestrator.store.codec import from_table, line_of, row_in, row_of, table_of, to_table
+from orchestrator.store.codec import line_of, row_in, row_of, table_of, to_table
 from orchestrator.store.column_docs import COLUMN_DOCS, NESTED_DOCS, RANK
 from orchestrator.store.schema import OUT_OF_RANGE, current, fault, faults, schema
 from tools.documents.schema import markdown

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -72,28 +71,12 @@ def test_a_moved_run_keeps_its_id(tmp_path: Path) -> None:
     assert open_by_driver(run).run_id != old
 
 
-def test_an_id_of_an_older_version_is_kept(tmp_path: Path) -> None:
-    for name, text in (
-        ("plain", "0123456789ab\n"),
-        ("placed", "ab0123456789\n" + json.dumps({"place": {"path": "/gone", "host": os.uname()[1]},
-                                                   "former": [{"run_id": "0" * 12, "path": "x"}]})),
-    ):  # fmt: skip
-        run = tmp_path / name
-        run.mkdir()
-        (run / run_files.RUN_ID).write_text(text)
-        assert open_by_driver(run).run_id == text[:12]
-    assert ids_at(tmp_path / "placed") == ("ab0123456789", "0" * 12)
-    (tmp_path / "plain" / run_files.RUN_ID).write_text("0123456789ab\n")
-    copied = copy(tmp_path / "plain", "copy")
-    assert open_by_driver(copied).run_id != "0123456789ab"
-    assert open_by_driver(tmp_path / "plain").run_id == "0123456789ab"
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda path: path.write_bytes(b"\xff\xfe"),
         lambda path: path.write_text("../../etc"),
+        lambda path: path.write_text("0123456789ab\n"),
         lambda path: path.write_text("0123456789ab\n{"),
         lambda path: path.write_text(
             '0123456789ab\n{"path": "/x\\u0000", "host": "", "former": []}'
@@ -103,7 +86,7 @@ def test_an_id_of_an_older_version_is_kept(tmp_path: Path) -> None:
         lambda path: path.mkdir(),
         a_pipe,
     ],
-    ids=["bytes", "path", "json", "nul", "number", "deep", "directory", "pipe"],
+    ids=["bytes", "path", "alone", "json", "nul", "number", "deep", "directory", "pipe"],
 )
 def test_what_is_no_id_is_set_aside(tmp_path: Path, make: Callable[[Path], object]) -> None:
     run = tmp_path / "night"

@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from measurements import journal_row, numbers, row
+from measurements import from_table, journal_row, numbers, row
 from patience import patience
 from store_processes import CONTEXT, Killed, log_rows
 
 from orchestrator.core.errors import SchemaMismatch, StoreError, StoreLocked
 from orchestrator.store import disk, reader, schema
 from orchestrator.store import files as run_files
-from orchestrator.store.codec import from_table, row_of
+from orchestrator.store.codec import row_of
 from orchestrator.store.log import AttemptJournal, RowLog, line_with, lines_in, read_journal
 from orchestrator.store.store import Store
 

@@ -108,36 +108,6 @@ def test_a_reader_of_many_files_need_not_be_faster_than_the_writer(tmp_path, mon
         assert found == list(range(next(coming)))
 
 
-def test_an_older_log_is_read_and_becomes_parquet(tmp_path: Path) -> None:
-    (name,) = (path for path in OLDER.iterdir())
-    rows = tmp_path / "night" / "rows"
-    rows.mkdir(parents=True)
-    (rows / f".{name.name.lstrip('.')}").write_bytes(name.read_bytes())
-    parameters = {"a": 1, "b": True, "d": None}
-    odd = row(2, attempt_number=7, image=b"\0png\xff", parameters=parameters)
-    expected = [row(0), row(1), odd, *(row(number) for number in range(3, 20))]
-    store = Store.existing(tmp_path, "night")
-    assert store.measurements() == expected
-    with store:
-        assert [path.suffix for path in rows.iterdir()] == [".parquet"]
-    assert store.measurements() == expected and store.read().damaged == ()
-
-
-@pytest.mark.parametrize("at", [0, 40, 900, 5000, 20_000, 45_000])
-def test_a_damaged_record_of_an_older_log_costs_no_other(tmp_path: Path, at: int) -> None:
-    (path,) = OLDER.iterdir()
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    rows = tmp_path / "night" / "rows"
-    rows.mkdir(parents=True)
-    (rows / f".{path.name.lstrip('.')}").write_bytes(bytes(data))
-    contents = Store.existing(tmp_path, "night").read()
-    assert len(contents.measurements) in (3, 18, 19)
-    assert len(contents.damaged) == 1
-
-
-OLDER = Path(__file__).with_name("older_log")
-
 COUNT = 9
 
 

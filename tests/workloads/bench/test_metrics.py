@@ -10,14 +10,14 @@ import pytest
 from core_cases import a_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
-from measurements import attempt, job, rank, recorded, row
+from measurements import attempt, from_table, job, rank, recorded, row
 
 from orchestrator.analysis.measurement import measurement_of
 from orchestrator.analysis.metrics import FigureChange, figure_changes, figures_of
 from orchestrator.analysis.samples import derived_figures, metrics_of
 from orchestrator.core.events import RecordRow
 from orchestrator.core.measurement import Measurement
-from orchestrator.store.codec import from_table, to_table
+from orchestrator.store.codec import to_table
 from workloads import registry
 from workloads.base import Metric, Result, Throughput, Timed, of_ranks
 from workloads.registry import METRICS, WORKLOADS
