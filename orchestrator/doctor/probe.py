@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.core.job import Accelerator
@@ -185,11 +186,8 @@ def _cards(kind: Accelerator | None) -> tuple[CardFacts, ...]:
     device = device_class(kind.device)
     known = device.inventory()
     return tuple(
-        CardFacts(
-            index=index,
-            product=known[index].product if index in known else "",
-            links=known[index].links if index in known else None,
-            links_up=known[index].links_up if index in known else None,
+        replace(
+            known.get(index, CardFacts(index=index)),
             occupied=None if card.lost else device.occupied(index),
             lost=card.lost,
             memory_used_bytes=card.memory_used_bytes,

@@ -29,8 +29,8 @@ from orchestrator.core.readings import (
 from orchestrator.worker import node_workers
 from orchestrator.worker.node_workers import EMPTY_READINGS, FRESH_S, KEEP_S, CardSampler
 from workloads.base import Result
-from workloads.devices.monitor.host import CardTelemetry
-from workloads.devices.monitor.nvidia import throttle_names
+from workloads.devices.monitor.host import CardTelemetry, throttle_names
+from workloads.devices.monitor.nvidia import THROTTLED
 
 
 def counted(*points: tuple[float, float]) -> list[Reading]:
@@ -193,7 +193,7 @@ def readings_of() -> list[tuple[float, CardTelemetry]]:
                 temperature_c=row["temperature_c"],
                 utilization_percent=row["utilization"]["gpu"],
                 sm_clock_mhz=row["sm_mhz"],
-                throttled=throttle_names(row["throttle_reasons"]),
+                throttled=throttle_names(row["throttle_reasons"], THROTTLED),
                 memory_used_bytes=row["memory"]["used"],
             ),
         )
@@ -246,7 +246,7 @@ def test_tails_enclose_the_mean_of_what_was_read(
 )
 def test_an_idle_card_is_not_throttled(bits: int, expected: set[str]) -> None:
     """NVML counts idleness among its reasons for a low clock."""
-    assert throttle_names(bits) == expected
+    assert throttle_names(bits, THROTTLED) == expected
 
 
 SECONDS = st.floats(0.0, 1e4)

@@ -53,8 +53,8 @@ CAPABILITIES: Mapping[str, str] = {
 #: int4 by bitsandbytes.
 NF4 = "bitsandbytes NF4, 4-bit weights in blocks of 64, expanded to bf16 for each product"
 
-#: An error class and message fragments (lower case) that map to it.
-Texts = tuple[type[WorkloadError], tuple[str, ...]]
+#: Error classes, and the fragments of messages (lower case) that map to each.
+Texts = Mapping[type[WorkloadError], tuple[str, ...]]
 
 #: Index groups that a job may use on one server, best first.
 Groups = tuple[tuple[int, ...], ...]
@@ -62,17 +62,14 @@ Groups = tuple[tuple[int, ...], ...]
 
 def any_groups(count: int, server_cards: int) -> Groups:
     """Return groups of neighbours, aligned if the count is a power of two: less fragmentation."""
-    return _neighbours(count, server_cards, count if count & (count - 1) == 0 else 1)
+    step = count if count & (count - 1) == 0 else 1
+    starts = range(0, server_cards - count + 1, step)
+    return tuple(tuple(range(start, start + count)) for start in starts)
 
 
 def aligned_groups(count: int, server_cards: int) -> Groups:
     """Return aligned groups, powers of two only: cards are linked in pairs and quads."""
-    return _neighbours(count, server_cards, count) if count & (count - 1) == 0 else ()
-
-
-def _neighbours(count: int, server_cards: int, step: int) -> Groups:
-    starts = range(0, server_cards - count + 1, step)
-    return tuple(tuple(range(start, start + count)) for start in starts)
+    return any_groups(count, server_cards) if count & (count - 1) == 0 else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +214,7 @@ class DeviceSpec:
 
     precisions: Mapping[str, Support]  # by name; missing ones are unsupported
     capabilities: frozenset[str] = frozenset()
-    errors: tuple[Texts, ...] = ()  # of its software; the first match counts
+    errors: Texts = field(default_factory=dict)  # of its software; the first match counts
 
     imports: tuple[str, ...] = ()  # modules that jobs need besides torch and transformers
     packages: tuple[str, ...] = ()  # whose versions are recorded in rows

@@ -32,8 +32,8 @@ from workloads.base import (
     OutOfMemory,
     WorkloadError,
 )
-from workloads.devices import DeviceSpec, Texts
-from workloads.devices.monitor.host import CardInventory, CardTelemetry, CardUse, occupation
+from workloads.devices import CardFacts, DeviceSpec, Texts
+from workloads.devices.monitor.host import CardTelemetry, CardUse, occupation
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,12 @@ def compiled_directory(made_by: str) -> str | None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         os.utime(directory)
-        _remove_unused(root, directory.stat().st_mtime)
+        now = directory.stat().st_mtime  # by the file system's clock
+        for other in root.iterdir():
+            with contextlib.suppress(OSError):
+                old = now - other.stat().st_mtime > COMPILED_UNUSED_S
+                if old and other.is_dir() and not other.is_symlink():
+                    shutil.rmtree(other, ignore_errors=True)
     except OSError:
         return None  # the only cost is compiling again
     return str(directory.absolute())
@@ -125,14 +130,6 @@ def compiled_size_mib() -> int:
     return int(size or _SIZE_MIB)
 
 
-def _remove_unused(root: Path, now: float) -> None:  # ``now`` by the file system's clock
-    for directory in root.iterdir():
-        with contextlib.suppress(OSError):
-            old = now - directory.stat().st_mtime > COMPILED_UNUSED_S
-            if old and directory.is_dir() and not directory.is_symlink():
-                shutil.rmtree(directory, ignore_errors=True)
-
-
 #: Errors of torch on every device, by exception type and by message.
 _COMMON_TYPES: Mapping[str, type[WorkloadError]] = {
     "OutOfMemoryError": OutOfMemory,  # torch.OutOfMemoryError, torch.cuda.…
@@ -144,18 +141,15 @@ _COMMON_TYPES: Mapping[str, type[WorkloadError]] = {
     "TorchDynamoException": CompileFailed,
     "OutOfResources": CompileFailed,  # of Triton: a kernel wants more than a multiprocessor has
 }
-_COMMON_TEXTS: tuple[Texts, ...] = (
-    (
-        CollectiveFailed,
-        (
-            "gloo/transport",
-            "connection closed by peer",
-            "watchdog caught collective operation timeout",
-            "communicator was aborted",
-            "wait timeout after",
-        ),
+_COMMON_TEXTS: Texts = {
+    CollectiveFailed: (
+        "gloo/transport",
+        "connection closed by peer",
+        "watchdog caught collective operation timeout",
+        "communicator was aborted",
+        "wait timeout after",
     ),
-)
+}
 
 _PREFLIGHT_ROWS, _PREFLIGHT_INNER = 256, 64
 _PREFLIGHT_NUMBERS = 2**20
@@ -163,39 +157,33 @@ _PREFLIGHT_NUMBERS = 2**20
 _HEADLINE_LENGTH = 2000
 
 #: Host memory: torch's allocator with and without the source path in front, C++, mapped files.
-_HOST_TEXTS: tuple[Texts, ...] = (
-    (
-        OutOfMemory,
-        (
-            "defaultcpuallocator",
-            "can't allocate memory: you tried to allocate",
-            "cannot allocate memory",
-            "std::bad_alloc",
-            "killed due to the node running low on memory",  # by Ray
-        ),
+_HOST_TEXTS: Texts = {
+    OutOfMemory: (
+        "defaultcpuallocator",
+        "can't allocate memory: you tried to allocate",
+        "cannot allocate memory",
+        "std::bad_alloc",
+        "killed due to the node running low on memory",  # by Ray
     ),
-)
+}
 
 #: Storage of a node, of which /dev/shm is a part. Kernels' "shared memory" is the card's.
-_NODE_TEXTS: tuple[Texts, ...] = (
-    (
-        NodeStorage,
-        (
-            "no space left on device",
-            "disk quota exceeded",
-            "stale file handle",
-            "stale nfs file handle",
-            "workers are out of shared memory",
-            "insufficient shared memory",
-            "is killed by signal: bus error",
-            "creating shared memory segment",  # NCCL
-            "unable to write to file </torch_",
-            "unable to open shared memory object",
-            "failed writing file",  # PytorchStreamWriter
-            "database or disk is full",
-        ),
+_NODE_TEXTS: Texts = {
+    NodeStorage: (
+        "no space left on device",
+        "disk quota exceeded",
+        "stale file handle",
+        "stale nfs file handle",
+        "workers are out of shared memory",
+        "insufficient shared memory",
+        "is killed by signal: bus error",
+        "creating shared memory segment",  # NCCL
+        "unable to write to file </torch_",
+        "unable to open shared memory object",
+        "failed writing file",  # PytorchStreamWriter
+        "database or disk is full",
     ),
-)
+}
 _NODE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.EROFS)
 
 
@@ -241,7 +229,7 @@ class Device(ABC):
         return None
 
     @staticmethod
-    def inventory() -> Mapping[int, CardInventory]:
+    def inventory() -> Mapping[int, CardFacts]:
         """Return products and links of all cards by index, acquiring none; may take seconds."""
         return {}
 
@@ -437,11 +425,9 @@ class Device(ABC):
         return kind(headline(error)) if kind else by_text(error, _COMMON_TEXTS) or error
 
 
-def by_text(
-    error: BaseException, table: Sequence[Texts], *more: type[BaseException]
-) -> WorkloadError | None:
-    """Return the first class in the table with a fragment in the message of a ``RuntimeError``, of
-    a library's own exception or of one of ``more``."""
+def by_text(error: BaseException, texts: Texts, *more: type[BaseException]) -> WorkloadError | None:
+    """Return the first class with a fragment in the message of a ``RuntimeError``, of a library's
+    own exception or of one of ``more``."""
     kinds = type(error).__mro__
     root = kinds[kinds.index(Exception) - 1] if Exception in kinds else Exception
     if root.__module__ == "builtins" and not isinstance(error, (RuntimeError, *more)):
@@ -449,7 +435,7 @@ def by_text(
     if isinstance(error, WorkloadError):
         return None
     message = str(error).lower()
-    for kind, fragments in table:
+    for kind, fragments in dict(texts).items():  # devices of other packages may have pairs
         if any(fragment in message for fragment in fragments):
             return kind(headline(error))
     return None

@@ -29,84 +29,71 @@ from workloads.base import (
 from workloads.devices import NF4, DeviceSpec, Finding, Level, ServerFacts, Texts
 from workloads.devices.base import Copies, Device, command_output, version_in
 from workloads.devices.monitor import nvidia
-from workloads.devices.monitor.host import CardIdentity, CardTelemetry, CardUse, difference
+from workloads.devices.monitor.host import CardTelemetry, CardUse
 
 if TYPE_CHECKING:
     import torch
 
 #: By CUDA's runtime and driver, its libraries, NCCL, Triton, ONNX Runtime and NVML. Faults of the
 #: card that a job's own kernel may cause, too, are the card's until the job fails on another.
-_ERRORS: tuple[Texts, ...] = (
-    (
-        CardFaulty,
-        (
-            "uncorrectable ecc error",
-            "cuda_error_ecc_uncorrectable",
-            "uncorrectable nvlink error",
-            "hardware stack error",
-            "invalid access of peer gpu memory over nvlink or a hardware error",
-            "gpu is lost",
-            "fallen off the bus",
-            "gpu requires reset",  # nvidia-smi
-            "gpu requires restart",  # pynvml
-            "unable to determine the device handle",
-            "unspecified launch failure",
-            "cuda_error_launch_failed",
-            "illegal memory access was encountered",
-            "cuda_error_illegal_address",
-        ),
+_ERRORS: Texts = {
+    CardFaulty: (
+        "uncorrectable ecc error",
+        "cuda_error_ecc_uncorrectable",
+        "uncorrectable nvlink error",
+        "hardware stack error",
+        "invalid access of peer gpu memory over nvlink or a hardware error",
+        "gpu is lost",
+        "fallen off the bus",
+        "gpu requires reset",  # nvidia-smi
+        "gpu requires restart",  # pynvml
+        "unable to determine the device handle",
+        "unspecified launch failure",
+        "cuda_error_launch_failed",
+        "illegal memory access was encountered",
+        "cuda_error_illegal_address",
     ),
-    (
-        OutOfMemory,
-        (
-            "cuda out of memory",
-            "cuda error: out of memory",
-            "cuda driver error: out of memory",
-            "cuda error out of memory",
-            "cuda runtime error (2)",
-            "cuda failure 2: out of memory",
-            "triton error [cuda]: out of memory",
-            "cuda failure 'out of memory'",
-            "cuda failure 2 'out of memory'",
-            "failed to cuda calloc",
-            "cuda_error_out_of_memory",
-            "cudaerrormemoryallocation",
-            "cublas_status_alloc_failed",
-            "cudnn_status_alloc_failed",
-            "cudnn_status_internal_error_device_allocation_failed",
-            "cusolver_status_alloc_failed",
-            "cusparse_status_insufficient_resources",
-            "cuda error: insufficient resources when calling",
-            "cufft_alloc_failed",
-            "bfcarena::allocaterawinternal",
-        ),
+    OutOfMemory: (
+        "cuda out of memory",
+        "cuda error: out of memory",
+        "cuda driver error: out of memory",
+        "cuda error out of memory",
+        "cuda runtime error (2)",
+        "cuda failure 2: out of memory",
+        "triton error [cuda]: out of memory",
+        "cuda failure 'out of memory'",
+        "cuda failure 2 'out of memory'",
+        "failed to cuda calloc",
+        "cuda_error_out_of_memory",
+        "cudaerrormemoryallocation",
+        "_status_alloc_failed",  # of cuBLAS, cuDNN and cuSOLVER
+        "cudnn_status_internal_error_device_allocation_failed",
+        "cusparse_status_insufficient_resources",
+        "cuda error: insufficient resources when calling",
+        "cufft_alloc_failed",
+        "bfcarena::allocaterawinternal",
     ),
-    (
-        CardNotAcquired,
-        (
-            "no cuda-capable device is detected",
-            "all cuda-capable devices are busy or unavailable",
-            "invalid device ordinal",
-            "found no nvidia driver",
-            "no cuda gpus are available",
-            "torch not compiled with cuda enabled",
-            "cuda error: initialization error",
-            "cuda runtime error (3)",
-            "cuda error: unknown error",
-            "cuda unknown error",
-            "system not yet initialized",  # NVSwitch without its fabric manager
-            "unsupported display driver / cuda driver combination",
-            "driver/library version mismatch",
-            "nvml/rm version mismatch",
-            "cuda driver version is insufficient",
-            "cuda_error_not_initialized",
-            "cublas_status_not_initialized",
-            "cudnn_status_not_initialized",
-            "cusolver_status_not_initialized",
-        ),
+    CardNotAcquired: (
+        "no cuda-capable device is detected",
+        "all cuda-capable devices are busy or unavailable",
+        "invalid device ordinal",
+        "found no nvidia driver",
+        "no cuda gpus are available",
+        "torch not compiled with cuda enabled",
+        "cuda error: initialization error",
+        "cuda runtime error (3)",
+        "cuda error: unknown error",
+        "cuda unknown error",
+        "system not yet initialized",  # NVSwitch without its fabric manager
+        "unsupported display driver / cuda driver combination",
+        "driver/library version mismatch",
+        "nvml/rm version mismatch",
+        "cuda driver version is insufficient",
+        "cuda_error_not_initialized",
+        "_status_not_initialized",  # of cuBLAS, cuDNN and cuSOLVER
     ),
-    (CollectiveFailed, ("nccl error", "ncclsystemerror", "ncclremoteerror", "ncclinternalerror")),
-)
+    CollectiveFailed: ("nccl error", "ncclsystemerror", "ncclremoteerror", "ncclinternalerror"),
+}
 
 #: Set to "1" to enable cuDNN's attention; torch has no variable for it.
 CUDNN_ATTENTION = "NIGHTGRID_CUDNN_ATTENTION"
@@ -246,10 +233,12 @@ class CudaDevice(Device):
         count = self._cuda.device_count()
         if count != 1:
             return f"it sees {count} GPUs and was given one"
-        given = nvidia.identity(card_index)
-        if given is None:
+        uuids = getattr(self._cuda.get_device_properties(0), "uuid", ""), nvidia.uuid(card_index)
+        has, given = (str(uuid).lower().removeprefix("gpu-") for uuid in uuids)
+        # A MIG instance has a UUID of its own.
+        if has == given or not (has and given) or has.startswith("mig-"):
             return None
-        return difference(_identity(self._cuda.get_device_properties(0)), given)
+        return f"it has the card with the UUID {has} and was given {given}"
 
     @property
     def torch_device(self) -> str:
@@ -311,8 +300,8 @@ class CudaDevice(Device):
 
         torch.backends.cuda.enable_cudnn_sdp(os.environ.get(CUDNN_ATTENTION) == "1")
         return {
-            "cudnn_attention": _switch(torch.backends.cuda.cudnn_sdp_enabled()),
-            "expandable_segments": _switch(expandable_segments(os.environ)),
+            "cudnn_attention": "on" if torch.backends.cuda.cudnn_sdp_enabled() else "off",
+            "expandable_segments": "on" if expandable_segments(os.environ) else "off",
         }
 
     def memory_details(self) -> Mapping[str, str]:
@@ -387,17 +376,3 @@ def expandable_segments(environment: Mapping[str, str]) -> bool:
     options = [option.strip() for option in setting.lower().split(",")]
     given = [option for option in options if option.startswith("expandable_segments:")]
     return bool(given) and given[-1].endswith(":true")
-
-
-def _switch(on: bool) -> str:
-    return "on" if on else "off"
-
-
-def _identity(properties: Any) -> CardIdentity:
-    """Return a GPU's identity as torch reports it; older versions report less."""
-    bus_id = ""
-    bus, device = (getattr(properties, name, None) for name in ("pci_bus_id", "pci_device_id"))
-    if bus is not None and device is not None:
-        domain = getattr(properties, "pci_domain_id", 0)
-        bus_id = f"{domain:08x}:{bus:02x}:{device:02x}.0"
-    return CardIdentity(uuid=str(getattr(properties, "uuid", "") or ""), bus_id=bus_id)

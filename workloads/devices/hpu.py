@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import importlib
 import inspect
 import os
@@ -27,7 +26,7 @@ from workloads.base import (
     supported,
     unsupported,
 )
-from workloads.devices import NF4, CardProcess, DeviceSpec, Texts, aligned_groups
+from workloads.devices import NF4, CardFacts, CardProcess, DeviceSpec, Texts, aligned_groups
 from workloads.devices.base import (
     Compilations,
     Device,
@@ -38,45 +37,36 @@ from workloads.devices.base import (
 )
 from workloads.devices.monitor import gaudi
 from workloads.devices.monitor.gaudi import PRODUCTS, intel_torch
-from workloads.devices.monitor.host import CardInventory, CardTelemetry, CardUse
+from workloads.devices.monitor.host import CardTelemetry, CardUse
 
 #: The bridge's variable: directory, whether to clear it at start, size in MiB.
 RECIPE_CACHE = "PT_HPU_RECIPE_CACHE_CONFIG"
 
 #: Order matters: a failed acquire also says "Generic failure", like a failed compilation.
-_ERRORS: tuple[Texts, ...] = (
-    (CardFaulty, ("aip is lost", "hlml error with code 15")),  # HLML, and its Python package
-    (CardNotAcquired, ("device acquire failed", "device not found", "device already acquired")),
-    (
-        OutOfMemory,
-        (
-            "module:pt_devmem allocation failed",
-            "allocation failed for size::",
-            "oom: no enough memory for defragment",
-            "workspace allocation of size ::",  # of a graph, usual with large batches
-        ),
+_ERRORS: Texts = {
+    CardFaulty: ("aip is lost", "hlml error with code 15"),  # HLML, and its Python package
+    CardNotAcquired: ("device acquire failed", "device not found", "device already acquired"),
+    OutOfMemory: (
+        "module:pt_devmem allocation failed",
+        "allocation failed for size::",
+        "oom: no enough memory for defragment",
+        "workspace allocation of size ::",  # of a graph, usual with large batches
     ),
-    (
-        CompileFailed,
-        (
-            "graph compile failed",
-            "graph creation failed",
-            "graph duplication failed",  # after very many shapes
-            "syngraphcompile",
-            "synnodecreatewithid failed",
-            "module:pt_lazy error",
-        ),
+    CompileFailed: (
+        "graph compile failed",
+        "graph creation failed",
+        "graph duplication failed",  # after very many shapes
+        "syngraphcompile",
+        "synnodecreatewithid failed",
+        "module:pt_lazy error",
     ),
-    (
-        CollectiveFailed,
-        (
-            "hccl",
-            "comm init rank error",
-            "collective call returned error",
-            "collective nonsfg",
-        ),
+    CollectiveFailed: (
+        "hccl",
+        "comm init rank error",
+        "collective call returned error",
+        "collective nonsfg",
     ),
-)
+}
 
 
 def _variables(process: CardProcess) -> dict[str, str]:
@@ -121,22 +111,6 @@ _METRICS: Mapping[str, Mapping[str, str]] = {
     "cpu_fallback": {"TotalNumber": "number"},
     "recipe_cache": {"TotalHit": "hits", "TotalMiss": "misses"},
 }
-
-
-def _metrics() -> dict[str, float]:
-    """Return the bridge's counters since their first reading; unknown ones are left out."""
-    try:
-        metrics = importlib.import_module("habana_frameworks.torch.hpu.metrics")
-    except ImportError:
-        return {}
-    counters = {}
-    for metric, figures in _METRICS.items():
-        known = metrics.metric_global(metric)
-        stats = dict(known.stats()) if known is not None else {}
-        for name, figure in figures.items():
-            if name in stats:
-                counters[f"{metric}_{figure}"] = float(stats[name])
-    return counters
 
 
 SPEC = DeviceSpec(
@@ -245,7 +219,7 @@ class HpuDevice(Device):
         return "-".join([*(f"{name}-{version}" for name, version in versions.items()), *names])
 
     @staticmethod
-    def inventory() -> Mapping[int, CardInventory]:
+    def inventory() -> Mapping[int, CardFacts]:
         return gaudi.hl_smi_inventory()
 
     @staticmethod
@@ -312,7 +286,14 @@ class HpuDevice(Device):
 
     def compilations(self) -> Compilations:
         known = super().compilations()
-        counters = _metrics()
+        counters: dict[str, float] = {}  # since their first reading
+        with contextlib.suppress(ImportError):
+            metrics = importlib.import_module("habana_frameworks.torch.hpu.metrics")
+            for metric, figures in _METRICS.items():
+                found = metrics.metric_global(metric)
+                stats = dict(found.stats()) if found is not None else {}
+                for name in figures.keys() & stats.keys():
+                    counters[f"{metric}_{figures[name]}"] = float(stats[name])
         if "graph_compilation_number" not in counters:
             return dataclasses.replace(known, graphs=None)  # a bridge without metrics
         fallbacks = counters.get("cpu_fallback_number")
@@ -340,9 +321,6 @@ class HpuDevice(Device):
 
     def reset_peak_memory(self) -> None:
         _bridge().reset_peak_memory_stats()
-
-    def release_memory(self) -> None:
-        gc.collect()
 
     def register_collective(self) -> None:
         importlib.import_module("habana_frameworks.torch.distributed.hccl")

@@ -188,7 +188,7 @@ class EngineSpec:
     warmup_passes: int = 1  # untimed passes over every shape
     counts_compilations: bool = True  # compiles in the timed process, where they can be counted
     metrics: tuple[Metric, ...] = ()  # ``figures`` of its loaded models, beside those of tasks
-    errors: tuple[Texts, ...] = ()  # of its library, which may raise them as ValueError
+    errors: Texts = field(default_factory=dict)  # of its library, which may raise ValueErrors
 
     def runs_on(self, device: str) -> bool:
         """Return whether it runs on a device, by name."""

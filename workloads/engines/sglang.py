@@ -97,5 +97,5 @@ SPEC = EngineSpec(
     packages=(Package(name="sglang", module="sglang"),),
     in_images=False,
     own_loader=True,
-    errors=((OutOfMemory, ("not enough memory. please try to increase --mem-fraction-static",)),),
+    errors={OutOfMemory: ("not enough memory. please try to increase --mem-fraction-static",)},
 )

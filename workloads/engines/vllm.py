@@ -128,22 +128,16 @@ def _refuse_precision(job: JobDescription) -> Iterator[Refusal]:
     yield Refusal(setting="precision", reason=reason, hint=hint, unsupported=True)
 
 
-_ERRORS: tuple[Texts, ...] = (
-    (
-        OutOfMemory,
-        (
-            "no available memory for the cache blocks",
-            "maximum number of tokens that can be stored in kv cache",
-            "larger than the available kv cache memory",
-        ),
+_ERRORS: Texts = {
+    OutOfMemory: (
+        "no available memory for the cache blocks",
+        "maximum number of tokens that can be stored in kv cache",
+        "larger than the available kv cache memory",
     ),
     # Another process has it.
-    (CardNotAcquired, ("less than desired gpu memory", "less than desired cpu memory")),
-    (
-        DataMissing,
-        ("were not initialized from checkpoint", "there is no module or parameter named"),
-    ),
-)
+    CardNotAcquired: ("less than desired gpu memory", "less than desired cpu memory"),
+    DataMissing: ("were not initialized from checkpoint", "there is no module or parameter named"),
+}
 
 _NOT_ON_CPU = "with vLLM on a CPU this version asks for plain weights"
 

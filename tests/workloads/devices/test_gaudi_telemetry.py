@@ -15,10 +15,11 @@ import pytest
 from recorded_hl_smi import GAUDI2_TABLE, GAUDI3_CSV, GAUDI_CSV, GAUDI_TABLE
 
 from orchestrator.core.readings import card_readings
+from workloads.devices import CardFacts
 from workloads.devices.hpu import HpuDevice
 from workloads.devices.monitor import gaudi
 from workloads.devices.monitor.gaudi import fp8_scales, product_of
-from workloads.devices.monitor.host import CardInventory, CardTelemetry, Holder
+from workloads.devices.monitor.host import CardTelemetry, Holder
 
 MIB = 2**20
 
@@ -281,9 +282,8 @@ def test_internal_ports_that_are_up_are_counted(up: int, expected: tuple[int, in
     other, where external ports may be up as well."""
     ports = "".join(f"port {n}: {'external' if n > 20 else 'internal'}\n" for n in range(24))
     link = "".join(f"port {n}: {'UP' if n < up else 'DOWN'}\n" for n in range(24))
-    found = gaudi.parse_links("HL-225", ports, link)
-    assert (found.links, found.links_up) == expected
-    assert gaudi.parse_links("HL-225", "", link).links is None
+    assert gaudi.parse_links(ports, link) == expected
+    assert gaudi.parse_links("", link) == (None, None)
 
 
 def test_the_inventory_asks_each_card_by_its_bus(tool, tmp_path, monkeypatch) -> None:
@@ -295,7 +295,7 @@ def test_the_inventory_asks_each_card_by_its_bus(tool, tmp_path, monkeypatch) ->
         '"-i 0000:b3:00.0 -n link") printf "port 0: UP\\nport 1: DOWN\\nport 2: DOWN\\n";;\n'
         "*) exit 1;;\nesac\n",
     )
-    inventory = {5: CardInventory(product="HL-325L", links=2, links_up=1)}
+    inventory = {5: CardFacts(index=5, product="HL-325L", links=2, links_up=1)}
     assert gaudi.hl_smi_inventory() == inventory
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     assert gaudi.hl_smi_inventory() == {}

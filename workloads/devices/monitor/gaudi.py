@@ -12,21 +12,21 @@ import dataclasses
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.devices import Finding, Level, ServerFacts
+from workloads.devices import CardFacts, Finding, Level, ServerFacts
 from workloads.devices.base import LibraryCalls, command_output
 from workloads.devices.monitor.host import (
-    CardInventory,
     CardTelemetry,
     CardUse,
     Holder,
     attempt,
     csv_rows,
+    library_telemetry,
     number_of,
     telemetry_of,
 )
@@ -72,33 +72,24 @@ def with_lost(
 
 def _card(hlml: Any, handle: Any) -> tuple[int, CardTelemetry]:
     """Return one card's module id and readings; None for those the driver refuses."""
-    module_id = int(hlml.hlmlDeviceGetModuleID(handle))
-    memory = attempt(hlml.hlmlDeviceGetMemoryInfo, handle)
-    power_mw = attempt(hlml.hlmlDeviceGetPowerUsage, handle)
-    energy_mj = attempt(hlml.hlmlDeviceGetTotalEnergyConsumption, handle)
-    sensor = hlml.hlml_t.HLML_TEMP_SENS.HLML_TEMPERATURE_ON_AIP
-    utilization = attempt(hlml.hlmlDeviceGetUtilizationRates, handle)
-    clock = attempt(hlml.hlmlDeviceGetClockInfo, handle, hlml.hlml_t.HLML_CLOCK_TYPE.HLML_CLOCK_MME)
-    reasons = attempt(hlml.hlmlDeviceGetCurrentClocksThrottleReasons, handle)
-    return module_id, CardTelemetry(
-        power_w=None if power_mw is None else power_mw / 1000,
-        power_of="" if power_mw is None else "HLML, hlmlDeviceGetPowerUsage",
-        energy_j=None if energy_mj is None else energy_mj / 1000,
-        temperature_c=attempt(hlml.hlmlDeviceGetTemperature, handle, sensor),
-        utilization_percent=None if utilization is None else float(utilization.aip),
-        sm_clock_mhz=None if clock is None else float(clock),
-        throttled=None if reasons is None else _throttled(hlml, int(reasons)),
-        memory_used_bytes=None if memory is None else int(memory.used),
-        memory_total_bytes=None if memory is None else int(memory.total),
-    )
 
+    def ask(name: str, *arguments: Any) -> Any:
+        return attempt(getattr(hlml, f"hlmlDeviceGet{name}"), handle, *arguments)
 
-def _throttled(hlml: Any, reasons: int) -> frozenset[str]:
+    module_id, names = int(hlml.hlmlDeviceGetModuleID(handle)), hlml.hlml_t
     bits = {
-        "power cap": hlml.hlml_t.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_POWER,
-        "temperature (hardware)": hlml.hlml_t.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_THERMAL,
+        "power cap": int(names.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_POWER),
+        "temperature (hardware)": int(names.HLML_DEFINE.HLML_CLOCKS_THROTTLE_REASON_THERMAL),
     }
-    return frozenset(name for name, bit in bits.items() if reasons & int(bit))
+    card = library_telemetry(
+        ask,
+        names.HLML_TEMP_SENS.HLML_TEMPERATURE_ON_AIP,
+        names.HLML_CLOCK_TYPE.HLML_CLOCK_MME,
+        "aip",
+        ("CurrentClocksThrottleReasons", bits),
+    )
+    source = "" if card.power_w is None else "HLML, hlmlDeviceGetPowerUsage"
+    return module_id, dataclasses.replace(card, power_of=source)
 
 
 # Read Gaudi cards by ``hl-smi``, Habana's monitoring tool, which never acquires one.
@@ -155,25 +146,14 @@ def hl_smi_telemetry() -> dict[int, CardTelemetry]:
 
 
 def hl_smi_use(module_id: int) -> CardUse:
-    """Return the processes and memory on this card now."""
-    host_cards = cards()
-    listed = parse_processes(command_output("hl-smi")) if host_cards else {}
-    return use_in(module_id, host_cards, listed, holders(module_id))
-
-
-def use_in(
-    module_id: int,
-    cards: Iterable[GaudiCard],
-    processes: Mapping[int, Sequence[Holder]],
-    holders: Sequence[Holder],
-) -> CardUse:
-    """Combine hl-smi's list, processes by its index, and open device files into a card's use."""
-    card = next((card for card in cards if card.module_id == module_id), None)
-    known = dict.fromkeys(holders)
+    """Return the processes on this card now, by open device files and by hl-smi, and its memory."""
+    known = holders(module_id)
+    card = next((card for card in cards() if card.module_id == module_id), None)
     if card is None:
         return CardUse(holders=tuple(known))
     pids = {holder.pid for holder in known}
-    known |= dict.fromkeys(h for h in processes.get(card.index, ()) if h.pid not in pids)
+    listed = parse_processes(command_output("hl-smi")).get(card.index, ())
+    known += [holder for holder in listed if holder.pid not in pids]
     return CardUse(holders=tuple(known), used_bytes=card.telemetry.memory_used_bytes)
 
 
@@ -193,30 +173,28 @@ def parse_cards(text: str) -> list[GaudiCard]:
     return sorted(parsed, key=lambda card: card.module_id)
 
 
-def hl_smi_inventory() -> dict[int, CardInventory]:
+def hl_smi_inventory() -> dict[int, CardFacts]:
     """Return the cards' products and internal ports by module id."""
     listed = command_output("hl-smi", "-Q", "module_id,bus_id,name", "-f", "csv,noheader")
     rows = [[word.strip() for word in line.split(",")] for line in listed.splitlines()]
-    cards = [row for row in rows if len(row) == 3 and row[0].isdecimal()]
 
-    def inventory(card: list[str]) -> CardInventory:
-        _, bus_id, name = card
+    def inventory(card: list[str]) -> CardFacts:
+        module_id, bus_id, name = card
         ports, link = (command_output("hl-smi", "-i", bus_id, "-n", n) for n in ("ports", "link"))
-        return parse_links(name, ports, link)
+        links, links_up = parse_links(ports, link)
+        return CardFacts(index=int(module_id), product=name, links=links, links_up=links_up)
 
     with ThreadPoolExecutor(max_workers=8) as threads:
-        return {
-            int(row[0]): one for row, one in zip(cards, threads.map(inventory, cards), strict=True)
-        }
+        cards = [row for row in rows if len(row) == 3 and row[0].isdecimal()]
+        return {card.index: card for card in threads.map(inventory, cards)}
 
 
-def parse_links(name: str, ports: str, link: str) -> CardInventory:
-    """Count internal ports, and those up, capped since ``link`` includes external ports."""
+def parse_links(ports: str, link: str) -> tuple[int | None, int | None]:
+    """Count internal ports, and those up, capped since ``link`` includes external ports; None if
+    there are no internal ones."""
     internal = sum("internal" in line.lower() for line in ports.splitlines())
-    if not internal:
-        return CardInventory(product=name)
     up = sum(re.search(r"\bup\b", line.lower()) is not None for line in link.splitlines())
-    return CardInventory(product=name, links=internal, links_up=min(up, internal))
+    return (internal, min(up, internal)) if internal else (None, None)
 
 
 def parse_power(text: str) -> dict[int, float]:
@@ -251,12 +229,11 @@ def holders(module_id: int, root: Path = Path("/")) -> list[Holder]:
     processes = []
     for process in (root / "proc").glob("[0-9]*"):
         pid = int(process.name)
-        if pid != os.getpid() and _has_open(process, files):
-            try:
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            opened = any(os.readlink(entry) in files for entry in (process / "fd").iterdir())
+            if opened and pid != os.getpid():
                 name = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
-            except OSError:
-                continue  # it has just ended
-            processes.append(Holder(pid=pid, name=name))
+                processes.append(Holder(pid=pid, name=name))
     return sorted(processes, key=lambda holder: holder.pid)
 
 
@@ -278,13 +255,6 @@ def _device_files(root: Path) -> dict[str, int]:
     return module_ids
 
 
-def _has_open(process: Path, files: set[str]) -> bool:
-    try:
-        return any(os.readlink(entry) in files for entry in (process / "fd").iterdir())
-    except OSError:  # gone, or another user's
-        return False
-
-
 # Generations of Gaudi cards.
 #
 # fp8 hardware scales by powers of two: Gaudi2 has four exponent biases, Gaudi3 the full range
@@ -300,7 +270,7 @@ class Product:
     name: str  # its line in devices.csv
     pattern: str  # its names in the driver, hl-smi and the bridge
     ray_type: str  # in Ray's resource ``accelerator_type:…``
-    fp8_exponent_biases: Sequence[int]  # in hardware; empty: no fp8
+    fp8_exponent_biases: str  # in hardware
 
 
 PRODUCTS = (
@@ -308,13 +278,13 @@ PRODUCTS = (
         name="Gaudi2",
         pattern=r"(Intel[ -])?(Habana )?(HL-225\w*|Gaudi ?2)",
         ray_type="Intel-GAUDI2",
-        fp8_exponent_biases=(3, 7, 11, 15),
+        fp8_exponent_biases="3, 7, 11, 15",
     ),
     Product(
         name="Gaudi3",
         pattern=r"(Intel[ -])?(Habana )?(HL-3(25|38)\w*|Gaudi ?3)",  # modules, PCIe cards
         ray_type="Intel-GAUDI3",
-        fp8_exponent_biases=range(64),
+        fp8_exponent_biases="0 to 63",
     ),
 )
 
@@ -329,13 +299,9 @@ def product_of(name: str) -> Product | None:
 
 def fp8_scales(name: str) -> str:
     """Describe the fp8 scales of a card's hardware, for rows."""
-    product = product_of(name)
-    if product is None:
+    if (product := product_of(name)) is None:
         return ""
-    biases = product.fp8_exponent_biases
-    if isinstance(biases, range):
-        return f"exponent biases {biases[0]} to {biases[-1]} in hardware ({product.name})"
-    return f"exponent biases {', '.join(map(str, biases))} in hardware ({product.name})"
+    return f"exponent biases {product.fp8_exponent_biases} in hardware ({product.name})"
 
 
 # Checks of a Gaudi server for the doctor. Pure.

@@ -37,15 +37,6 @@ class CardTelemetry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardInventory:
-    """A card's product, and its links to the other cards of its server."""
-
-    product: str = ""  # the vendor tool's name
-    links: int | None = None  # in total
-    links_up: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """A process that has a card open."""
 
@@ -77,20 +68,15 @@ def number_of(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def bytes_of(text: str | None) -> int | None:
-    """Parse a figure in MiB; returns bytes."""
-    mebibytes = number_of(text)
-    return None if mebibytes is None else int(mebibytes * _MIB)
-
-
 def telemetry_of(row: Mapping[str, str], chip: str) -> CardTelemetry:
     """Return the figures in a row of a vendor's tool, which names its temperature by ``chip``."""
+    used_mib, total_mib = (number_of(row.get(f"memory.{what}")) for what in ("used", "total"))
     return CardTelemetry(
         power_w=number_of(row.get("power.draw")),
         temperature_c=number_of(row.get(f"temperature.{chip}")),
         utilization_percent=number_of(row.get(f"utilization.{chip}")),
-        memory_used_bytes=bytes_of(row.get("memory.used")),
-        memory_total_bytes=bytes_of(row.get("memory.total")),
+        memory_used_bytes=None if used_mib is None else int(used_mib * _MIB),
+        memory_total_bytes=None if total_mib is None else int(total_mib * _MIB),
     )
 
 
@@ -100,6 +86,41 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except Exception:
         return None
+
+
+def library_telemetry(
+    ask: Callable[..., Any],
+    sensor: Any,
+    clock_of: Any,
+    chip: str,
+    throttled: tuple[str, Mapping[str, int]],
+) -> CardTelemetry:
+    """Read a card by NVML, or by HLML, which copies it: power in mW, energy in mJ; None for what
+    the driver refuses.
+
+    ``ask`` calls the function ``nvmlDeviceGet…`` of a name with the card and further arguments;
+    ``throttled`` is the function of the throttle reasons, and the bit of each.
+    """
+    power_mw, energy_mj = ask("PowerUsage"), ask("TotalEnergyConsumption")
+    temperature, clock_mhz = ask("Temperature", sensor), ask("ClockInfo", clock_of)
+    utilization, memory = ask("UtilizationRates"), ask("MemoryInfo")
+    function, bits = throttled
+    reasons = ask(function)
+    return CardTelemetry(
+        power_w=None if power_mw is None else power_mw / 1000,
+        energy_j=None if energy_mj is None else energy_mj / 1000,
+        temperature_c=None if temperature is None else float(temperature),
+        utilization_percent=None if utilization is None else float(getattr(utilization, chip)),
+        sm_clock_mhz=None if clock_mhz is None else float(clock_mhz),
+        throttled=None if reasons is None else throttle_names(int(reasons), bits),
+        memory_used_bytes=None if memory is None else int(memory.used),
+        memory_total_bytes=None if memory is None else int(memory.total),
+    )
+
+
+def throttle_names(reasons: int, bits: Mapping[str, int]) -> frozenset[str]:
+    """Decode a driver's bits into names of throttle reasons."""
+    return frozenset(name for name, bit in bits.items() if reasons & bit)
 
 
 # Decide when a card is free, without acquiring it. Pure.
@@ -180,10 +201,9 @@ class ReleaseWait:
             self._began, self._deadline = now, now + self.patience_s
             self._first_bytes = self._least_bytes = taken
         elif taken is not None:
-            if self._least_bytes is not None and taken <= self._least_bytes - _FALLS_BY_BYTES:
-                self._deadline = now + self.patience_s
-            if self._least_bytes is None or taken <= self._least_bytes - _FALLS_BY_BYTES:
-                self._least_bytes = taken
+            least = self._least_bytes
+            if least is None or taken <= least - _FALLS_BY_BYTES:
+                self._deadline, self._least_bytes = now + self.patience_s, taken
         return why
 
     def is_over(self, now: float) -> bool:
@@ -201,50 +221,6 @@ class ReleaseWait:
         if first is not None and least is not None and least < first:
             text += f", in which its memory fell from {first // _MIB} to {least // _MIB} MiB"
         return text
-
-
-# Compare the card that a process has with the one it was assigned. Pure.
-#
-# ``CUDA_VISIBLE_DEVICES`` set too late, or an order other than the bus's, selects another card, and
-# rows would name the wrong one.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardIdentity:
-    """Unique identifiers of a card; empty if unknown."""
-
-    uuid: str = ""  # "GPU-8dcb4b4c-…", with or without its prefix, in any case
-    bus_id: str = ""  # "00000000:3B:00.0", with a domain of any length
-
-
-def difference(has: CardIdentity, given: CardIdentity) -> str | None:
-    """Describe how the acquired card differs from the assigned one; None if equal or unknown."""
-    for name, one, other in (
-        ("UUID", _uuid(has.uuid), _uuid(given.uuid)),
-        ("bus id", _bus(has.bus_id), _bus(given.bus_id)),
-    ):
-        if one and other and one != other:
-            return f"it has the card with the {name} {one} and was given {other}"
-    return None
-
-
-def _uuid(text: str) -> str:
-    """Strip NVML's prefix, which CUDA lacks; "" for MIG instances, which have their own UUIDs."""
-    lower = text.strip().lower()
-    return "" if lower.startswith("mig-") else lower.removeprefix("gpu-")
-
-
-def _bus(text: str) -> str:
-    """Normalise the domain: NVML writes eight digits, the kernel four, some none."""
-    parts = text.strip().lower().split(":")
-    if len(parts) < 2 or not all(parts):
-        return ""
-    domain = parts[0] if len(parts) == 3 else "0"
-    try:
-        number = int(domain, 16)
-    except ValueError:
-        return ""
-    return ":".join([f"{number:04x}", *parts[-2:]])
 
 
 # Peak resident memory of this process during a job: Linux's high-water mark (VmHWM), reset by
@@ -340,21 +316,18 @@ class PackageEnergy:
         with self._lock:
             packages = [zone for zone in sorted(self._root.glob("*-rapl:*")) if _is_package(zone)]
             try:
-                now = {zone.name: _integer(zone / "energy_uj") for zone in packages}
+                now_uj = {zone.name: _integer(zone / "energy_uj") for zone in packages}
                 for zone in packages:
-                    self._add(zone, now[zone.name])
+                    step = now_uj[zone.name] - self._last_uj.get(zone.name, now_uj[zone.name])
+                    if step < 0:
+                        step += _integer(zone / "max_energy_range_uj")
+                    self._total_uj += step
+                    self._last_uj[zone.name] = now_uj[zone.name]
             except (OSError, ValueError):
                 return None
-            if not now or now.keys() != self._last_uj.keys():
+            if not now_uj or now_uj.keys() != self._last_uj.keys():
                 return None
             return self._total_uj / 1e6
-
-    def _add(self, zone: Path, energy_uj: int) -> None:
-        step = energy_uj - self._last_uj.get(zone.name, energy_uj)
-        if step < 0:
-            step += _integer(zone / "max_energy_range_uj")
-        self._total_uj += step
-        self._last_uj[zone.name] = energy_uj
 
 
 _HOST = PackageEnergy()

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 from workloads.devices.base import LibraryCalls, command_output
 from workloads.devices.monitor.host import (
-    CardIdentity,
     CardTelemetry,
     CardUse,
     Holder,
     attempt,
     csv_rows,
+    library_telemetry,
     number_of,
     telemetry_of,
 )
@@ -33,14 +33,14 @@ _T = TypeVar("_T")
 _OPENED: list[Any] = []
 _CALLS = LibraryCalls()
 
-#: NVML's throttle reasons by bit, without idle and user-set clocks.
-_THROTTLED = {
-    0x04: "power cap",
-    0x08: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "temperature (software)",
-    0x40: "temperature (hardware)",
-    0x80: "power brake",
+#: Bits of NVML's throttle reasons, without idle and user-set clocks.
+THROTTLED = {
+    "power cap": 0x04,
+    "hardware slowdown": 0x08,
+    "sync boost": 0x10,
+    "temperature (software)": 0x20,
+    "temperature (hardware)": 0x40,
+    "power brake": 0x80,
 }
 
 #: NVIDIA's MPS server stays on a shared GPU but computes nothing itself.
@@ -60,29 +60,46 @@ def nvml_telemetry() -> dict[int, CardTelemetry]:
 
 
 def nvml_use(index: int) -> CardUse | None:
-    """Return a GPU's processes (of its container) and memory; None without package or driver."""
+    """Return a GPU's processes (of its container) and memory, of its first MIG instance if it has
+    any, which a process gets; None without package or driver."""
 
     def read(nvml: Any) -> CardUse | None:
         handle = _handle(nvml, index)
-        return None if handle is None else _use(nvml, _computing(nvml, handle))
-
-    return _ask_nvml(read)
-
-
-def identity(index: int) -> CardIdentity | None:
-    """Return a GPU's identity; None if unknown."""
-
-    def read(nvml: Any) -> CardIdentity | None:
-        handle = _handle(nvml, index)
         if handle is None:
             return None
-        pci = attempt(nvml.nvmlDeviceGetPciInfo, handle)
-        return CardIdentity(
-            uuid=attempt(nvml.nvmlDeviceGetUUID, handle) or "",
-            bus_id="" if pci is None else pci.busId,
+        mode = attempt(nvml.nvmlDeviceGetMigMode, handle)
+        if mode and mode[0]:
+            handle = attempt(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, 0) or handle
+        # Version 2 reports the driver's share separately; version 1 includes it.
+        memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+        reserved = 0 if memory is None else int(memory.reserved)
+        if memory is None:
+            memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle)
+        holders = []
+        for process in attempt(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
+            pid = int(process.pid)
+            name = Path(attempt(nvml.nvmlSystemGetProcessName, pid) or "unknown").name
+            if pid != os.getpid() and name != _BROKER:
+                holders.append(Holder(pid=pid, name=name))
+        drawing = attempt(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
+        return CardUse(
+            holders=tuple(sorted(holders, key=lambda holder: holder.pid)),
+            used_bytes=None if memory is None else int(memory.used) + reserved,
+            reserved_bytes=reserved,
+            display=bool(drawing or attempt(nvml.nvmlDeviceGetDisplayActive, handle)),
         )
 
     return _ask_nvml(read)
+
+
+def uuid(index: int) -> str:
+    """Return a GPU's UUID; "" if unknown."""
+
+    def read(nvml: Any) -> Any:
+        handle = _handle(nvml, index)
+        return None if handle is None else attempt(nvml.nvmlDeviceGetUUID, handle)
+
+    return _ask_nvml(read) or ""
 
 
 def _handle(nvml: Any, index: int) -> Any:
@@ -131,62 +148,12 @@ def _card_at(nvml: Any, index: int) -> CardTelemetry:
 
 def _card(nvml: Any, handle: Any) -> CardTelemetry:
     """Read one GPU; None for what the driver refuses."""
-    power_mw = attempt(nvml.nvmlDeviceGetPowerUsage, handle)
-    energy_mj = attempt(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
-    temperature = attempt(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
-    utilization = attempt(nvml.nvmlDeviceGetUtilizationRates, handle)
-    memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle)
-    clock = attempt(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
-    reasons = attempt(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    return CardTelemetry(
-        power_w=None if power_mw is None else power_mw / 1000,
-        energy_j=None if energy_mj is None else energy_mj / 1000,
-        temperature_c=None if temperature is None else float(temperature),
-        utilization_percent=None if utilization is None else float(utilization.gpu),
-        sm_clock_mhz=None if clock is None else float(clock),
-        throttled=None if reasons is None else throttle_names(int(reasons)),
-        memory_used_bytes=None if memory is None else int(memory.used),
-        memory_total_bytes=None if memory is None else int(memory.total),
-    )
 
+    def ask(name: str, *arguments: Any) -> Any:
+        return attempt(getattr(nvml, f"nvmlDeviceGet{name}"), handle, *arguments)
 
-def throttle_names(reasons: int) -> frozenset[str]:
-    """Decode the driver's bits into names of throttle reasons."""
-    return frozenset(name for bit, name in _THROTTLED.items() if reasons & bit)
-
-
-def _computing(nvml: Any, handle: Any) -> Any:
-    """Return the handle of the GPU, or of its first MIG instance, which a process gets."""
-    mode = attempt(nvml.nvmlDeviceGetMigMode, handle)
-    if not mode or not mode[0]:
-        return handle
-    instance = attempt(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, 0)
-    return handle if instance is None else instance
-
-
-def _use(nvml: Any, handle: Any) -> CardUse:
-    # Version 2 reports the driver's share separately; version 1 includes it.
-    memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
-    reserved = 0 if memory is None else int(memory.reserved)
-    if memory is None:
-        memory = attempt(nvml.nvmlDeviceGetMemoryInfo, handle)
-    drawing = attempt(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
-    return CardUse(
-        holders=tuple(_holders(nvml, handle)),
-        used_bytes=None if memory is None else int(memory.used) + reserved,
-        reserved_bytes=reserved,
-        display=bool(drawing) or bool(attempt(nvml.nvmlDeviceGetDisplayActive, handle)),
-    )
-
-
-def _holders(nvml: Any, handle: Any) -> list[Holder]:
-    processes = []
-    for process in attempt(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
-        pid = int(process.pid)
-        name = Path(attempt(nvml.nvmlSystemGetProcessName, pid) or "unknown").name
-        if pid != os.getpid() and name != _BROKER:
-            processes.append(Holder(pid=pid, name=name))
-    return sorted(processes, key=lambda holder: holder.pid)
+    reasons = "CurrentClocksEventReasons", THROTTLED
+    return library_telemetry(ask, nvml.NVML_TEMPERATURE_GPU, nvml.NVML_CLOCK_SM, "gpu", reasons)
 
 
 # Read GPUs by ``nvidia-smi``, which opens no context, where NVML's package is missing.
@@ -227,8 +194,7 @@ def nvidia_smi_telemetry() -> dict[int, CardTelemetry]:
 def uuids() -> dict[int, str]:
     """Return the UUIDs of this host's GPUs by index."""
     count = _ask_nvml(lambda nvml: int(nvml.nvmlDeviceGetCount())) or 0
-    known = {index: card.uuid for index in range(count) if (card := identity(index))}
-    if known:
+    if known := {index: found for index in range(count) if (found := uuid(index))}:
         return known
     printed = command_output("nvidia-smi", "--query-gpu=index,uuid", "--format=csv")
     rows = csv_rows(printed)
