@@ -66,7 +66,7 @@ _TRAINER, _SORTED = Way("Trainer, dynamic padding"), Way("Trainer, length-sorted
 _MINE = Way("nightgrid, one row", asked=_ONE_ROW)
 _MINE_SORTED = Way("nightgrid, one row, length-sorted", True, _ONE_ROW)
 _LAYERS = {"torch_compile": True, "compile_scope": "layers"}
-_BF16 = _ONE_ROW | {"matmul_precision": "medium", "adapter_products": "together"}
+_BF16 = _ONE_ROW | {"matmul_precision": "medium"}
 _SORTED_BF16 = Way("Trainer, length-sorted, bf16 products", True, products="medium")
 _MINE_BF16 = Way("nightgrid, one row, length-sorted, bf16 products", True, _BF16)
 _COMPILED = Way(
@@ -74,7 +74,7 @@ _COMPILED = Way(
     True,
     _BF16 | _LAYERS,
 )
-_ONEDNN = _ONE_ROW | {"matmul_backend": "onednn", "adapter_products": "together"}
+_ONEDNN = _ONE_ROW | {"matmul_backend": "onednn"}
 _SORTED_ONEDNN = Way("Trainer, length-sorted, oneDNN", True, products="medium")
 _MINE_ONEDNN = Way("nightgrid, one row, length-sorted, oneDNN", True, _ONEDNN)
 _COMPILED_ONEDNN = Way(

@@ -24,15 +24,15 @@ from workloads.devices import device_for
 
 _ONE_ROW = {"padding": "packing", "packed_attention": "apart"}
 _COMPILED = {"torch_compile": True}
-_TOGETHER = {"adapter_products": "together", "logits": "chunked"}
+_CHUNKED = {"logits": "chunked"}
 #: Likely the best first, since time on a card is short.
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "one row of one length, compiled": _ONE_ROW
     | _COMPILED
-    | _TOGETHER
+    | _CHUNKED
     | {"packed_length": "longest"},
-    "one row, layers compiled": _ONE_ROW | _COMPILED | _TOGETHER | {"compile_scope": "layers"},
-    "one row": _ONE_ROW | _TOGETHER,
+    "one row, layers compiled": _ONE_ROW | _COMPILED | _CHUNKED | {"compile_scope": "layers"},
+    "one row": _ONE_ROW | _CHUNKED,
     "fixed length, compiled": _COMPILED | {"padding": "fixed"},
     "one row, Liger": _ONE_ROW | {"fused_kernels": "liger"},
     "packed, masked": {"padding": "packing"},
@@ -60,8 +60,7 @@ def main(
             for name, way in chosen.items()
         ]
         name, way = next(iter(chosen.items()))
-        plain = {key: value for key, value in way.items() if key != "adapter_products"}  # LoRA's
-        cells.append((name, plain, "qlora", int(batches.split(",")[0])))
+        cells.append((name, way, "qlora", int(batches.split(",")[0])))
         for name, way, method, batch in cells:
             if rows.elapsed_s > float(seconds):
                 return

@@ -28,7 +28,6 @@ CAPABILITIES: Mapping[str, str] = {
     "native_eager": "torch computes on it as it does on a CPU: the stock engine needs no more",
     "dynamic_shapes": "shapes may change at every step, and nothing is compiled anew",
     "graphs": "a step is captured once and replayed",
-    "side_copies": "batches are copied beside the work, which waits for them (Device.side_copies)",
     "pinned_memory": "copies from page-locked memory need not be waited for",
     "pinned_offload": "what DeepSpeed keeps on the host lies in page-locked memory",
     "paged_memory": "bitsandbytes moves the optimizer's state to the host when a card runs full",

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from workloads.base import (
     BadConfiguration,
@@ -36,7 +36,7 @@ from workloads.devices import CardFacts, DeviceSpec, Texts
 from workloads.devices.monitor.host import CardTelemetry, CardUse, occupation
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 # Compilation counters, and compiled code cached on a node's disk.
@@ -189,19 +189,6 @@ _NODE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO, errno.EROFS
 
 Answer = TypeVar("Answer")
 
-#: Tensors being copied to a card, and the event that marks completion.
-Copies: TypeAlias = "tuple[Sequence[torch.Tensor], Any]"
-
-
-class SideCopies(Protocol):
-    """Asynchronous copies from page-locked memory to the card, parallel to its work."""
-
-    def begin(self, tensors: Sequence[torch.Tensor]) -> Copies:
-        """Queue copies of these tensors without waiting."""
-
-    def arrived(self, copies: Copies) -> Sequence[torch.Tensor]:
-        """Return the copies; the card's queue waits for them, the host does not."""
-
 
 class Device(ABC):
     """A handle on the one card of this process."""
@@ -312,10 +299,6 @@ class Device(ABC):
         """Run ``work``, which must not wait for the card, and return it as one launch to repeat."""
         work()
         return work
-
-    def side_copies(self) -> SideCopies:
-        """Open a copy stream; needs the capability ``side_copies``."""
-        raise NotImplementedError(f"{self.name} copies nothing beside its work")
 
     def synchronize(self) -> None:  # noqa: B027 - doing nothing is right where there is no queue
         """Wait until all work queued on the card is done."""

@@ -15,7 +15,7 @@ import gc
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +27,12 @@ from workloads.base import (
     supported,
 )
 from workloads.devices import NF4, DeviceSpec, Finding, Level, ServerFacts, Texts
-from workloads.devices.base import Copies, Device, command_output, version_in
+from workloads.devices.base import Device, command_output, version_in
 from workloads.devices.monitor import nvidia
 from workloads.devices.monitor.host import CardTelemetry, CardUse
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 #: By CUDA's runtime and driver, its libraries, NCCL, Triton, ONNX Runtime and NVML. Faults of the
 #: card that a job's own kernel may cause, too, are the card's until the job fails on another.
@@ -177,7 +177,7 @@ SPEC = DeviceSpec(
     capabilities=frozenset(
         {
             *("own_memory", "native_eager", "dynamic_shapes", "graphs"),
-            *("pinned_memory", "pinned_offload", "paged_memory", "side_copies"),
+            *("pinned_memory", "pinned_offload", "paged_memory"),
             *("fused_optimizer", "optimizers_8bit", "loss_scaling", "matmul_precision"),
             *("flash_attention_2", "xformers", "liger_kernels", "fp8_products", "nf4_any_width"),
             "sparse_2_4",
@@ -314,9 +314,6 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         self._cuda.synchronize()
 
-    def side_copies(self) -> _SideStream:
-        return _SideStream(self.torch_device)
-
     def random_state(self) -> dict[str, Any]:
         return super().random_state() | {"card": self._cuda.get_rng_state()}
 
@@ -344,30 +341,6 @@ class CudaDevice(Device):
     def release_memory(self) -> None:
         gc.collect()
         self._cuda.empty_cache()
-
-
-class _SideStream:
-    def __init__(self, card: str) -> None:
-        import torch
-
-        self._card, self._stream = card, torch.cuda.Stream(card)
-
-    def begin(self, tensors: Sequence[torch.Tensor]) -> Copies:
-        import torch
-
-        with torch.cuda.stream(self._stream):
-            copied = [tensor.to(self._card, non_blocking=True) for tensor in tensors]
-        return copied, self._stream.record_event()
-
-    def arrived(self, copies: Copies) -> Sequence[torch.Tensor]:
-        import torch
-
-        copied, done = copies
-        work = torch.cuda.current_stream(self._card)
-        work.wait_event(done)
-        for tensor in copied:
-            tensor.record_stream(work)  # else the allocator reuses it for the next copy too early
-        return copied
 
 
 def expandable_segments(environment: Mapping[str, str]) -> bool:

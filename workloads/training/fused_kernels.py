@@ -1,4 +1,4 @@
-"""Fused kernels (liger-kernel, Triton) in one model: norms, gated layers and rotary embeddings.
+"""Fused kernels (liger-kernel, Triton) in one model: norms and gated layers.
 
 liger-kernel's own patches replace functions and classes of transformers and would affect later jobs
 of the process; here the modules of one model get another ``forward`` and lose it again. A kernel is
@@ -11,16 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from types import FunctionType, MethodType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
 from workloads.training.data import NOT_LEARNED
 from workloads.training.losses import summed
-
-Pair: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +30,6 @@ class Kernels:
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     #: Gate and up, [..., width] each -> SiLU(gate) * up. The backward pass may overwrite both.
     silu_mul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    #: Query and key, [rows, heads, positions, width] each, cosines and sines, [rows or 1,
-    #: positions, width] each -> both as ``turned_halves``. May overwrite query and key.
-    turn: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Pair]
     #: States [positions, width], the last layer's weight [vocabulary, width] and bias, targets
     #: [positions] -> summed cross entropy.
     cross_entropy: Callable[
@@ -48,24 +42,6 @@ def rms_normed(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> to
     wide = states.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
     return weight * wide.to(states.dtype)
-
-
-def turned_halves(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rotate element i of the first half with i of the second (Llama).
-
-    ``x`` is [rows, heads, positions, width]; angles [rows or 1, positions, width], halves equal.
-    """
-    first, second = x.chunk(2, -1)
-    return x * cosines[:, None] + torch.cat((-second, first), -1) * sines[:, None]
-
-
-def turned_pairs(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rotate even elements with the next ones as far as angles go (GLM); see ``turned_halves``."""
-    turned = cosines.shape[-1]
-    cos, sin = (angles[:, None, :, : turned // 2] for angles in (cosines, sines))
-    even, odd = x[..., :turned:2], x[..., 1:turned:2]
-    pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
-    return torch.cat((pairs.flatten(-2), x[..., turned:]), -1)
 
 
 def sample(
@@ -85,113 +61,8 @@ def near(one: Any, other: torch.Tensor) -> bool:
     return bool(distance <= bound * other.float().abs().max())
 
 
-#: Function by which attention layers rotate queries and keys.
-_TURN = "apply_rotary_pos_emb"
-
-
-def turned_width(model: torch.nn.Module) -> int | None:
-    """Elements of a head that a model rotates; None: none, or not equal everywhere."""
-    tables = (getattr(module, "inv_freq", None) for module in model.modules())
-    widths = {2 * table.numel() for table in tables if isinstance(table, torch.Tensor)}
-    return widths.pop() if len(widths) == 1 else None
-
-
-def forward_by(
-    module: torch.nn.Module, turned: int, kernel: Callable[..., Pair]
-) -> FunctionType | None:
-    """An attention layer's ``forward`` with ``turned`` elements of heads rotated by a kernel.
-
-    ``kernel`` is as ``Kernels.turn``. None if the layer rotates nothing, or by another formula.
-    """
-    forward, head = type(module).forward, getattr(module, "head_dim", None)
-    if not isinstance(forward, FunctionType) or _TURN not in forward.__code__.co_names:
-        return None
-    plain: Any = forward.__globals__.get(_TURN)
-    if not isinstance(head, int):
-        return None
-    # A function that rejects whole heads is given the rotated part only.
-    halves = head == turned or _tried(plain, head, turned) is None
-    turn: Callable[..., Pair]
-    if _is(plain, turned_pairs, head, turned):
-        turn = _Pairs(kernel)
-    elif halves and _is(plain, turned_halves, turned, turned):
-        turn = kernel
-    else:
-        return None
-
-    def ours(*tensors: torch.Tensor, **more: Any) -> Any:
-        if len(tensors) != 4 or more:
-            return plain(*tensors, **more)
-        return turn(*tensors)
-
-    copy = FunctionType(
-        forward.__code__,
-        {**forward.__globals__, _TURN: ours},
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
-    )
-    copy.__kwdefaults__ = forward.__kwdefaults__
-    return copy
-
-
-def _is(plain: Any, formula: Any, width: int, turned: int) -> bool:
-    results = _tried(plain, width, turned)
-    expected = _tried(lambda q, k, *by: (formula(q, *by), formula(k, *by)), width, turned)
-    if results is None or expected is None:
-        return False
-    return all(map(near, results, expected))
-
-
-def _tried(plain: Any, width: int, turned: int) -> Pair | None:
-    """A query and a key of a width, rotated by a function; None if it fails."""
-    angles = torch.arange(3.0)[None, :, None] * torch.linspace(0.1, 1, turned // 2)
-    cos, sin = (torch.cat((half, half), -1) for half in (angles.cos(), angles.sin()))
-    query, key = (sample((1, heads, 3, width), cos.device) for heads in (4, 2))
-    try:
-        query, key = plain(query, key, cos, sin)
-    except Exception:  # of any kind: a function that takes others
-        return None
-    return query, key
-
-
-class _Pairs:
-    """Rotates pairs of neighbours by a kernel for halves.
-
-    Even elements move to the first half and odd ones to the second, and stay there, since scores
-    sum over all elements in any order. The rest is rotated by 0.
-    """
-
-    def __init__(self, kernel: Callable[..., Pair]) -> None:
-        self._kernel = kernel
-        self._cosines: torch.Tensor | None = None  # as given, the same for all layers of a pass
-        self._widened: Pair | None = None  # for the whole head
-
-    def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
-    ) -> Pair:
-        if self._cosines is not cosines or self._widened is None:
-            rest = (query.shape[-1] - cosines.shape[-1]) // 2
-            self._widened = _widened(cosines, 1.0, rest), _widened(sines, 0.0, rest)
-            self._cosines = cosines
-        return self._kernel(_evens_first(query), _evens_first(key), *self._widened)
-
-
-def _widened(angles: torch.Tensor, fill: float, rest: int) -> torch.Tensor:
-    """Widen [rows, positions, turned] to [rows, positions, turned + 2 * rest], halves equal."""
-    half = angles[..., : angles.shape[-1] // 2]
-    half = torch.cat((half, half.new_full((*half.shape[:-1], rest), fill)), -1)
-    return torch.cat((half, half), -1)
-
-
-def _evens_first(x: torch.Tensor) -> torch.Tensor:
-    """Copy [rows, heads, positions, width] evens first, positions before heads in memory."""
-    pairs = x.transpose(1, 2).unflatten(-1, (-1, 2))
-    return pairs.transpose(-1, -2).flatten(-2).transpose(1, 2)
-
-
 #: The parts that are replaced, as the row names them.
-NORMS, GATES, TURNS = "norms", "gated layers", "rotary embeddings"
+NORMS, GATES = "norms", "gated layers"
 
 #: Names under which gated layers keep their activation.
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
@@ -200,23 +71,13 @@ _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 def fuse(model: torch.nn.Module, kernels: Kernels) -> tuple[Counter[str], Callable[[], None]]:
     """Make modules compute by kernels; return counts by part and an undo function."""
     kind = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    turned = turned_width(model)
-    attentions: dict[type, Any] = {}  # their forward by a kernel, or None
     chosen: list[tuple[torch.nn.Module, str, Callable[..., Any]]] = []
     with torch.no_grad():
         for module in model.modules():
-            part, forward = TURNS, None
             if (epsilon := _epsilon(module)) is not None:
-                part, forward = NORMS, _norm(module, epsilon, kernels)
+                chosen.append((module, NORMS, _norm(module, epsilon, kernels)))
             elif _is_gate(module, kind):
-                part, forward = GATES, _gate(module, kernels)
-            elif turned is not None:
-                if type(module) not in attentions:
-                    attentions[type(module)] = forward_by(module, turned, kernels.turn)
-                if (own := attentions[type(module)]) is not None:
-                    forward = MethodType(own, module)
-            if forward is not None:
-                chosen.append((module, part, forward))
+                chosen.append((module, GATES, _gate(module, kernels)))
     # Only after all trials: a failure leaves the model unchanged.
     before = [(module, module.__dict__.get("forward")) for module, _, _ in chosen]
     for module, _, forward in chosen:
@@ -290,48 +151,24 @@ def _gate(module: Any, kernels: Kernels) -> Callable[..., Any]:
     return forward
 
 
-def _gate_and_up(module: Any, states: torch.Tensor) -> Pair:
+def _gate_and_up(module: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     both = module._modules.get("gate_up_proj")
     if both is None:
         return module.gate_proj(states), module.up_proj(states)
-    if not _is_frozen_product(both):
-        gate, up = both(states).chunk(2, -1)
-        return gate, up
-    # Two products, since kernels need contiguous inputs and would copy halves.
-    weights = both.weight.chunk(2)
-    biases = (None, None) if both.bias is None else both.bias.chunk(2)
-    gate, up = (linear(states, w, b) for w, b in zip(weights, biases, strict=True))
+    gate, up = both(states).chunk(2, -1)
     return gate, up
-
-
-def _is_frozen_product(layer: Any) -> bool:
-    """Tell if a layer is a plain, frozen product without hooks."""
-    return bool(
-        type(layer) is torch.nn.Linear
-        and type(layer.weight) is torch.nn.Parameter
-        and not any(parameter.requires_grad for parameter in layer.parameters())
-        and not layer._forward_hooks
-        and not layer._forward_pre_hooks
-    )
 
 
 def liger() -> Kernels:
     """Kernels of liger-kernel."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-    from liger_kernel.ops.rope import LigerRopeFunction
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
     def rms_norm(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         in_place = False
         options = (epsilon, 0.0, "llama", in_place)
         return LigerRMSNormFunction.apply(states, weight, *options)  # type: ignore[no-any-return]
-
-    def turn(
-        query: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
-    ) -> Pair:
-        query, key = LigerRopeFunction.apply(query, key, cosines, sines)
-        return query, key
 
     def cross_entropy(
         states: torch.Tensor,
@@ -353,6 +190,5 @@ def liger() -> Kernels:
         title=f"liger-kernel {metadata.version('liger-kernel')}",
         rms_norm=rms_norm,
         silu_mul=LigerSiLUMulFunction.apply,
-        turn=turn,
         cross_entropy=cross_entropy,
     )

@@ -12,14 +12,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from workloads.base import BadConfiguration, Metric, Unsupported
 from workloads.bench.profiling import PROFILE
 from workloads.data.datasets import DatasetParameters
 from workloads.models import precision as weights
 from workloads.models import rules
-from workloads.settings import amount_in_id, neutral, neutral_in_id, work, work_in_id
+from workloads.settings import Declaration, amount_in_id, neutral, neutral_in_id, work, work_in_id
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +52,15 @@ SAVE_MODEL = neutral(
 class TrainingParameters(DatasetParameters):
     """Settings of all training: at which rate, on how much data, for how long."""
 
+    removed: ClassVar[Mapping[str, Declaration]] = {
+        "copy_ahead": Declaration(
+            role="choice",
+            default=False,
+            description="Copy the next batch on a stream of its own while the card computes.",
+            instead="write non_blocking_copies: true, or leave it out",
+        )
+    }
+
     learning_rate: float | None = work_in_id(
         None,
         gt=0,
@@ -80,6 +89,15 @@ class TrainingParameters(DatasetParameters):
 
 class MethodParameters(TrainingParameters):
     """Settings of fine-tuning: what is trained, and what becomes of it."""
+
+    removed: ClassVar[Mapping[str, Declaration]] = {
+        "adapter_products": Declaration(
+            role="choice",
+            default="each",
+            description="Adapters of layers that read the same input, computed together.",
+            instead="leave it out: each layer computes its adapter",
+        )
+    }
 
     method: Method = work_in_id(
         "lora",

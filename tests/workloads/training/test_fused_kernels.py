@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import weakref
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,13 @@ from typing import Any
 import pytest
 import torch
 from finetuning_cases import losses, small_model, train, trained, training_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import Linear
 from torch.nn.functional import cross_entropy, linear, sigmoid, silu
 
 from workloads.base import Unsupported
 from workloads.devices.cpu import CpuDevice
 from workloads.training import fused_kernels
-from workloads.training.adapter_products import Together, put_together
-from workloads.training.fused_kernels import GATES, NORMS, TURNS, Kernels, fuse
+from workloads.training.fused_kernels import GATES, NORMS, Kernels, fuse
 from workloads.training.losses import summed
 from workloads.training.techniques.kernels import FusedKernels
 
@@ -42,7 +37,7 @@ HERE = Path(__file__).resolve().parents[1]
 NEAR = {"fp32": 1e-5, "fp16": 0.01, "bf16": 0.05}
 #: Relative, in float32: sums in another order.
 SAME = 1e-4
-ALL = {NORMS: 5, GATES: 2, TURNS: 2}
+ALL = {NORMS: 5, GATES: 2}
 
 
 def passed(model: Any, device: str = "cpu") -> dict[str, torch.Tensor]:
@@ -95,29 +90,6 @@ class _SiluMul(torch.autograd.Function):
         return gate, up
 
 
-class _Turn(torch.autograd.Function):
-    """Overwrites query and key, where their positions come before their heads in memory."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.save_for_backward(cos, sin)
-        return tuple(_overwritten(x, cos, sin) for x in (query, key))
-
-    @staticmethod
-    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        return (*(_overwritten(x, cos, -sin) for x in outer), None, None)
-
-
-def _overwritten(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    turned = fused_kernels.turned_halves(x, cos, sin)
-    flat = x.transpose(1, 2).contiguous()
-    flat.data.copy_(turned.transpose(1, 2))
-    return flat.transpose(1, 2)
-
-
 def _cross_entropy(
     states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
 ) -> torch.Tensor:
@@ -130,7 +102,6 @@ def in_place_of_liger() -> Kernels:
         title="in place of liger-kernel",
         rms_norm=fused_kernels.rms_normed,
         silu_mul=_SiluMul.apply,
-        turn=_Turn.apply,
         cross_entropy=_cross_entropy,
     )
 
@@ -153,16 +124,13 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("llama", {}, ALL),
         ("llama", {"attention_bias": True, "mlp_bias": True}, ALL),
-        ("glm", {}, ALL),  # turns half of a head, by pairs of neighbours; gate and up are one layer
+        ("glm", {}, ALL),  # gate and up are one layer
         ("glm", {"head_dim": 16, "attention_bias": True}, ALL),
         ("glm4", {}, ALL | {NORMS: 9}),  # a norm's output is a term of a sum
         ("qwen3", {}, ALL | {NORMS: 9}),  # norms of queries and keys
         ("phi3", {}, ALL),
-        # Its function is given the rest of a head, too, which it leaves as it is.
-        ("phi3", {"head_dim": 16, "partial_rotary_factor": 0.5}, {NORMS: 5, GATES: 2}),
-        ("gemma", {}, {TURNS: 2}),  # 1 + weight, and another activation
-        ("phi", {"partial_rotary_factor": 0.5}, {TURNS: 2}),  # other norms, and no gates
-        ("gpt2", {}, {}),
+        ("gemma", {}, {}),  # 1 + weight, and another activation
+        ("phi", {"partial_rotary_factor": 0.5}, {}),  # other norms, and no gates
     ],
 )
 @pytest.mark.parametrize("frozen", [False, True], ids=["learning", "frozen"])
@@ -188,29 +156,6 @@ def test_they_go_with_adapters_and_checkpointing(kind: str, dora: bool, checkpoi
     plain = passed(model)
     found, _ = fuse(model, in_place_of_liger())
     assert dict(found) == ALL
-    assert distance(passed(model), plain) < SAME
-
-
-@pytest.mark.parametrize("kind", ["llama", "glm"])
-def test_each_pass_turns_by_its_own_positions(kind: str) -> None:
-    model = small_model(kind, wide=True)
-    places = (torch.arange(5), torch.arange(9, 14), torch.arange(7))
-
-    def logits() -> list[torch.Tensor]:
-        given = ({"input_ids": one[None] % 7 + 3, "position_ids": one[None]} for one in places)
-        return [model(**inputs, use_cache=False).logits for inputs in given]
-
-    plain = logits()
-    fuse(model, in_place_of_liger())
-    torch.testing.assert_close(logits(), plain, rtol=SAME, atol=SAME)
-
-
-def test_they_go_with_adapters_that_are_computed_together() -> None:
-    layers = ["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]
-    model = get_peft_model(small_model("llama", wide=True), LoraConfig(r=2, target_modules=layers))
-    plain = passed(model)
-    put_together(model, lambda: model(input_ids=torch.tensor([[3, 4, 5]]), use_cache=False))
-    fuse(model, in_place_of_liger())
     assert distance(passed(model), plain) < SAME
 
 
@@ -280,7 +225,7 @@ def test_a_job_learns_as_without_them(logits: Any) -> None:
     plain, fused = trained(**job), train(**job, fused_kernels="liger")
     assert losses(fused) == pytest.approx(losses(plain), rel=1e-4)
     parts = fused.details["fused_kernels"]
-    assert parts.startswith("in place of liger-kernel: ") and "rotary embeddings" in parts
+    assert parts.startswith("in place of liger-kernel: ") and "gated layers" in parts
     assert parts.endswith(", loss") == (logits == "chunked")
     assert "fused_kernels" not in plain.details
 
@@ -299,94 +244,6 @@ def test_a_model_without_any_such_part_is_refused() -> None:
     training = training_of(small_model("gpt2"))
     with pytest.raises(Unsupported, match="GPT2LMHeadModel has no norm"):
         FusedKernels(fused_kernels="liger").on_model(training)
-
-
-WIDTH = 6
-
-
-class Layers(torch.nn.Module):
-    """Two layers that read one input (in place: as OLMo clips its queries), and one above."""
-
-    def __init__(
-        self, sizes: tuple[int, int], biased: tuple[bool, bool], in_place: bool = False
-    ) -> None:
-        super().__init__()
-        self.in_place = in_place
-        self.left = torch.nn.Linear(WIDTH, sizes[0], bias=biased[0])
-        self.right = torch.nn.Linear(WIDTH, sizes[1], bias=biased[1])
-        self.top = torch.nn.Linear(sum(sizes), 3)
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        left, right = self.left(states), self.right(states)
-        both = torch.cat([left.mul_(0.5) if self.in_place else left, right], -1)
-        return self.top(both)
-
-
-def adapted(layers: Layers, rank: int, **more: Any) -> Any:
-    targets = ["left", "right", "top"]
-    model = get_peft_model(layers, LoraConfig(r=rank, target_modules=targets, **more))
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter)
-    return model
-
-
-def passed_together(model: Any, states: torch.Tensor) -> list[torch.Tensor]:
-    """Outputs, and the gradients of the inputs and of all that learns."""
-    states = states.clone().requires_grad_()
-    found = model(states)
-    inputs = [states, *(p for p in model.parameters() if p.requires_grad)]
-    return [found, *torch.autograd.grad(found.float().pow(2).sum(), inputs)]
-
-
-@settings(max_examples=25)
-@given(
-    sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)),
-    biased=st.tuples(st.booleans(), st.booleans()),
-    rank=st.integers(1, 4),
-    half=st.booleans(),
-    in_place=st.booleans(),
-    seed=st.integers(0, 2**32),
-)
-def test_together_they_are_what_each_is(sizes, biased, rank, half, in_place, seed) -> None:
-    torch.manual_seed(seed)
-    kind = torch.bfloat16 if half else torch.float32
-    model = adapted(Layers(sizes, biased, in_place).to(kind), rank)
-    states = torch.randn(2, 5, WIDTH, dtype=kind)
-    frozen = {n: p.detach().clone() for n, p in model.named_parameters()}
-    expected = passed_together(model, states)
-    groups, undo = put_together(model, lambda: model(states))
-    assert groups == 2 and sum(type(each) is Together for each in model.modules()) == 3
-    near = {"rtol": 0.1, "atol": 0.3} if half else {"rtol": 1e-4, "atol": 1e-3}
-    for _ in range(2):
-        for one, other in zip(passed_together(model, states), expected, strict=True):
-            scale = max(float(other.detach().abs().max()), 1.0)
-            torch.testing.assert_close(one / scale, other / scale, **near)
-    undo()
-    assert sum(type(each) is Linear for each in model.modules()) == 3
-    assert all(p.equal(frozen[n]) for n, p in model.named_parameters())
-    assert all(map(torch.equal, passed_together(model, states), expected))
-
-
-def test_frozen_weights_are_held_once() -> None:
-    model = adapted(Layers((4, 2), (True, False)), 2)
-    _, undo = put_together(model, lambda: model(torch.randn(1, WIDTH)))
-    layers = [layer for layer in model.modules() if isinstance(layer, Together)]
-    left, right = (getattr(model.base_model.model, n).base_layer.weight for n in ("left", "right"))
-    assert left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
-    whole = [weakref.ref(layer.group.weight) for layer in layers]
-    undo()
-    assert all(weight() is None for weight in whole)
-    weights = [layer.base_layer.weight for layer in layers]
-    assert all(weight.untyped_storage().nbytes() == weight.nbytes for weight in weights)
-    undo()  # nothing is left that it could change
-
-
-@pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_dropout": 0.5}, {"lora_bias": True}])
-def test_what_adds_more_than_two_products_is_refused(more: dict[str, Any]) -> None:
-    model = adapted(Layers((4, 2), (True, True)), 2, **more)
-    with pytest.raises(Unsupported, match="no layer has a plain LoRA"):
-        put_together(model, lambda: model(torch.randn(1, WIDTH)))
 
 
 @pytest.mark.slow
@@ -437,7 +294,7 @@ def of_model(kind: str, way: str, precision: str) -> float:
         model = with_adapters(model, ["q_proj", "v_proj", gate, "down_proj"], True)
     plain = passed(model, DEVICE)
     parts, undo = fuse(model, fused_kernels.liger())
-    assert len(parts) == 3
+    assert len(parts) == 2
     worst = max(distance(passed(model, DEVICE), plain) for _ in range(2))
     undo()
     assert distance(passed(model, DEVICE), plain) == 0.0

@@ -50,7 +50,7 @@ APART: dict[str, Any] = PACKED | {"packed_attention": "apart", "logits": "chunke
         {"optimizer": "adamw-fused", "attention": "eager"},
         {"logits": "learned"},
         APART,
-        APART | {"packed_length": "longest", "adapter_products": "together"},
+        APART | {"packed_length": "longest"},
         PACKED | {"logits": "learned", "gradient_accumulation": 2},
     ],
     ids=lambda technique: "-".join(map(str, technique.values())),

@@ -27,7 +27,6 @@ FP32: dict[str, Any] = {"precision": "fp32"}
 FULL: dict[str, Any] = {"method": "full"}
 QUARTER: dict[str, Any] = {"gradient_accumulation": 4}
 PACKED: dict[str, Any] = {"padding": "packing", "packed_attention": "apart"}
-TOGETHER: dict[str, Any] = {"method": "lora", "adapter_products": "together"}
 PINNED: dict[str, Any] = {"pin_memory": True}
 CHUNKED: dict[str, Any] = {"logits": "chunked"}
 LIGER: dict[str, Any] = {"fused_kernels": "liger"}
@@ -75,7 +74,6 @@ def test_every_method_is_allowed_on_every_device(method: str) -> None:
         (FP32 | {"attention": "flash_attention_2"}, "attention", "fp16 and bf16 only"),
         ({"matmul_precision": "high"}, "matmul_precision", "those of this job are in bf16"),
         (FP32 | {"matmul_precision": "high", "autocast": "bf16"}, "matmul_precision", "none is"),
-        (PINNED | {"copy_ahead": True, "non_blocking_copies": True}, "non_blocking_copies", "by"),
         (FULL | {"save_every": 5, "save_mode": "incremental"}, "save_mode", "the whole model"),
         (LIGER | {"torch_compile": True}, "fused_kernels", "fuses the same passes"),
         ({"gradient_compression": "fp16"}, "gradient_compression", "exchanges no gradients"),
@@ -122,11 +120,9 @@ def test_a_contradiction_is_wrong_on_every_device(changes, setting, words) -> No
         (LIGER, "cpu", "package liger-kernel"),
         (ZERO1 | LIGER, "cuda", "DeepSpeed drives"),
         (FSDP2 | CHUNKED, "cuda", "whole weights"),
-        (FSDP2 | TOGETHER, "cuda", "whole weights"),
         (FP32 | {"matmul_precision": "high"}, "hpu", "does not know"),
         (FP32 | {"matmul_backend": "onednn"}, "cuda", "lacks: fp32 products by oneDNN"),
         (PINNED, "cpu", "page-locked"),
-        (PINNED | {"copy_ahead": True}, "hpu", "copied beside the work"),
         (ZERO2 | {"torch_compile": True}, "cuda", "DeepSpeed drives"),
         (ZERO1 | {"save_every": 5, "save_mode": "async"}, "cuda", "DeepSpeed writes its parts"),
         (ZERO1 | {"gradient_compression": "fp16"}, "cuda", "DeepSpeed's own way"),
@@ -163,7 +159,7 @@ def test_what_cannot_run_becomes_a_row(changes: dict[str, Any], device: str, wor
         {"pin_memory": True, "non_blocking_copies": True, "data_workers": 2, "prefetch_batches": 4},
         {"torch_compile": True, "gradient_checkpointing": True},
         {"fused_kernels": "liger", "logits": "chunked", "gradient_checkpointing": True},
-        {"cards": 2, "fused_kernels": "liger", "adapter_products": "together", "method": "lora"},
+        {"cards": 2, "fused_kernels": "liger", "method": "lora"},
         {"cards": 2, "torch_compile": True, "gradient_compression": "powersgd"},
         {"method": "full", "freeze_layers": 2, "save_every": 5, "save_mode": "incremental"},
         {"cards": 2, "save_every": 5, "save_mode": "async", "release_memory_every": 1},

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported
+from workloads.base import JobDescription, Refusal, Unsupported
 from workloads.settings import choice, choice_in_id
 from workloads.training import data as rows
 from workloads.training.data import Learnable
 from workloads.training.technique import DataPlan, Loading, StepBatch, Technique, Training
-
-if TYPE_CHECKING:
-    from workloads.devices.base import Copies, SideCopies
 
 
 class TokenizerKind(Technique):
@@ -180,14 +176,12 @@ _PREFETCH = 2
 
 
 class DataLoading(Technique):
-    """Data loading: batches made while the card computes, and copied while it computes.
+    """Data loading: batches made while the card computes.
 
     Putting samples into tensors is the host's work. Done in turn, the card waits for it; worker
     processes make the next batches in the meantime and hold some ready (prefetch). A copy to a card
     is queued like any other work only from page-locked ("pinned") memory, and only then does it pay
-    not to wait for it (non-blocking). Still the work of a step begins behind the copy of its batch;
-    copied ahead, on a stream of its own while the card computes the step before, it is there
-    already. The share ``data_s`` of a step shows what is left of all this.
+    not to wait for it (non-blocking). The share ``data_s`` of a step shows what is left of this.
     """
 
     name: ClassVar[str] = "data-loading"
@@ -196,21 +190,11 @@ class DataLoading(Technique):
     beside: ClassVar[Any] = {
         "prefetch_batches": ("data_workers", ()),
         "non_blocking_copies": ("pin_memory", (True,)),
-        "copy_ahead": ("pin_memory", (True,)),
     }
     capabilities: ClassVar[Any] = {
         "pin_memory": "pinned_memory",
         "non_blocking_copies": "pinned_memory",
-        "copy_ahead": "side_copies",
     }
-    excludes: ClassVar[Any] = (
-        (
-            "non_blocking_copies",
-            "copy_ahead",
-            (True,),
-            "batches that are copied ahead are waited for by the card alone",
-        ),
-    )
 
     data_workers: int = choice_in_id(
         0,
@@ -228,11 +212,6 @@ class DataLoading(Technique):
     non_blocking_copies: bool = choice_in_id(
         False, description="Do not wait for copies of batches to the card (with pin_memory)."
     )
-    copy_ahead: bool = choice(
-        False,
-        description="Copy the next batch on a stream of its own while the card computes (with "
-        "pin_memory).",
-    )
 
     def on_data(self, data: DataPlan) -> None:
         if self.non_blocking_copies:
@@ -240,10 +219,7 @@ class DataLoading(Technique):
             data.move = lambda inputs: inputs.changed(
                 lambda tensor: tensor.to(card, non_blocking=True)
             )
-        if self.copy_ahead:
-            data.feed = lambda make: ahead(self._feed(data, make), data.device.side_copies())
-        else:
-            data.feed = lambda make: self._feed(data, make)
+        data.feed = lambda make: self._feed(data, make)
 
     def _feed(self, data: DataPlan, make: Callable[[int], StepBatch]) -> Iterator[StepBatch]:
         from torch.utils.data import DataLoader
@@ -257,59 +233,19 @@ class DataLoading(Technique):
                 "multiprocessing_context": "fork",
             }
         loader: DataLoader[Any] = DataLoader(
-            _Steps(make),  # type: ignore[arg-type]
+            range(sys.maxsize),  # type: ignore[arg-type]
             batch_size=None,
             sampler=itertools.count(data.first_step),  # type: ignore[arg-type]
+            collate_fn=make,  # type: ignore[arg-type]
             pin_memory=self.pin_memory,
             **workers,
         )
-        made_by: set[int] = set()
         batches = iter(loader)
-
-        def stop() -> None:
-            nonlocal batches
-            del batches  # the loader's iterator ends its processes when deleted
-
-        data.ending.callback(stop)
-
-        def read() -> Iterator[StepBatch]:
-            while True:
-                pid, batch = next(batches)
-                made_by.add(pid)
-                if self.data_workers:
-                    if os.getpid() in made_by:
-                        raise BadConfiguration("batches were made by the training process itself")
-                    data.details["data_workers"] = f"{len(made_by)} processes made batches"
-                yield batch
-
-        return read()
-
-
-def ahead(batches: Iterator[StepBatch], copies: SideCopies) -> Iterator[StepBatch]:
-    """Yield each batch on its card, after queueing the copy of the next one."""
-
-    def begin() -> tuple[StepBatch, Copies]:
-        batch = next(batches)
-        tensors = [t for part in batch.micro_batches for t in part.tensors().values()]
-        return batch, copies.begin(tensors)
-
-    coming = begin()
-    while True:
-        batch, copied = coming
-        there = iter(copies.arrived(copied))
-        coming = begin()
-        parts = tuple(part.changed(lambda _: next(there)) for part in batch.micro_batches)  # noqa: B023
-        yield replace(batch, micro_batches=parts)
-
-
-class _Steps:
-    """The batch of each step, and the process that made it."""
-
-    def __init__(self, make: Callable[[int], StepBatch]) -> None:
-        self._make = make
-
-    def __getitem__(self, step: int) -> tuple[int, StepBatch]:
-        return os.getpid(), self._make(step)
+        if self.data_workers:
+            data.details["data_workers"] = f"{self.data_workers} processes made batches"
+            # Deleting the iterator would end them as well, but a traceback may keep it.
+            data.ending.callback(batches._shutdown_workers)  # type: ignore[attr-defined]
+        return batches
 
 
 SPECS = (TokenizerKind, Padding, DataLoading)

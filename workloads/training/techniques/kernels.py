@@ -1,12 +1,10 @@
-"""Techniques of computation: compilation, attention, adapters, kernels, and the last layer."""
+"""Techniques of computation: compilation, attention, kernels, and the last layer."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import itertools
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal
@@ -135,11 +133,10 @@ def _from_nothing(training: Training) -> None:
     import torch
 
     torch.compiler.reset()
-    directory = training.ending.enter_context(tempfile.TemporaryDirectory(prefix="compiled-"))
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = directory  # restored after the job
-    utilities: Any = importlib.import_module("torch._inductor.utils")
-    for name in ("clear_caches", "clear_inductor_caches"):  # by version
-        getattr(utilities, name, lambda: None)()
+    cache = importlib.import_module("torch._inductor.utils").fresh_inductor_cache()
+    cache.__enter__()
+    # Not the job's error, for which it would leave its directory on disk.
+    training.ending.callback(cache.__exit__, None, None, None)
     config: Any = importlib.import_module("torch._inductor.config")
     # No more processes than the job has cores.
     threads = min(torch.get_num_threads(), config.compile_threads or 1)
@@ -197,57 +194,17 @@ class Attention(Technique):
         training.details["attention"] = said
 
 
-class AdapterProducts(Technique):
-    """Products of adapters: each layer's by itself, or those of one input together.
-
-    Query, key and value read the same input, and each has an adapter of two thin matrices. Layer by
-    layer that is six thin products, three scalings and three sums beside the three frozen products;
-    a thin product costs more to start than to compute. *together* makes of them one frozen product
-    and two thin ones, with gradients for the adapters alone. The sums are taken in another order,
-    else nothing changes.
-    """
-
-    name: ClassVar[str] = "adapter-products"
-    title: ClassVar[str] = "adapter products"
-    order: ClassVar[int] = 106  # of the layers as sparsity has left them
-    needs: ClassVar[tuple[str, ...]] = ("pack",)
-    beside: ClassVar[Any] = {"adapter_products": ("method", ("lora",))}
-    whole_weights: ClassVar[Any] = ("adapter_products",)
-
-    adapter_products: Literal["each", "together"] = choice(
-        "each",
-        description="For method lora: each layer computes its adapter by itself, or layers that "
-        "read the same input (query, key and value) compute theirs together: one frozen product "
-        "and two thin ones for all of them.",
-    )
-
-    def on_model(self, training: Training) -> None:
-        import torch
-
-        from workloads.training.adapter_products import put_together
-
-        def look() -> Any:
-            ids = torch.tensor([[3, 4, 5, 6]], device=training.device.torch_device)
-            pairs = training.model.config.is_encoder_decoder
-            decoder = {"decoder_input_ids": ids} if pairs else {}
-            return training.model(input_ids=ids, use_cache=False, **decoder)
-
-        groups, undo = put_together(training.model, look)
-        training.undo.callback(undo)
-        training.details["adapter_products"] = f"together, {groups} inputs"
-
-
 class FusedKernels(Technique):
-    """Fused kernels: norms, gates, rotary embeddings and the loss in one pass each.
+    """Fused kernels: norms, gates and the loss in one pass each.
 
     Between its products a layer reads and writes its activations a dozen times, and keeps several
     of them for the way back. The package liger-kernel (``pip install liger-kernel``) brings
-    Triton kernels that make one pass of a norm, of SiLU(gate) · up, of turning queries and keys
-    and, with ``logits: chunked``, of the loss, and keep less. Its own patches replace functions and
-    classes of transformers, which the next job of a warm worker would meet, and know no GLM. Here
-    the modules of the job's model alone are given the kernels, each after it was seen to compute
-    the same, and lose them after the last step; the row says how many did. ``torch_compile`` fuses
-    the same passes by itself, on other devices too.
+    Triton kernels that make one pass of a norm, of SiLU(gate) · up and, with ``logits: chunked``,
+    of the loss, and keep less. Its own patches replace functions and classes of transformers, which
+    the next job of a warm worker would meet, and know no GLM. Here the modules of the job's model
+    alone are given the kernels, each after it was seen to compute the same, and lose them after the
+    last step; the row says how many did. ``torch_compile`` fuses the same passes by itself, on
+    other devices too.
     """
 
     name: ClassVar[str] = "fused-kernels"
@@ -267,9 +224,8 @@ class FusedKernels(Technique):
 
     fused_kernels: Literal["none", "liger"] = choice(
         "none",
-        description="Kernels of norms, gated layers, rotary embeddings and, with logits: chunked, "
-        "of the loss: those that the model's code calls, or the package liger-kernel's, one pass "
-        "each (CUDA only).",
+        description="Kernels of norms, gated layers and, with logits: chunked, of the loss: those "
+        "that the model's code calls, or the package liger-kernel's, one pass each (CUDA only).",
     )
 
     def before_load(self, loading: Loading) -> None:
@@ -292,8 +248,8 @@ class FusedKernels(Technique):
             training.undo.callback(setattr, loss, "cross_entropy", summed)
         if not parts:
             raise Unsupported(
-                f"fused_kernels liger: {type(training.model).__name__} has no norm, gated layer or "
-                "rotary embedding that the kernels compute; leave fused_kernels out"
+                f"fused_kernels liger: {type(training.model).__name__} has no norm or gated layer "
+                "that the kernels compute; leave fused_kernels out"
             )
         training.details["fused_kernels"] = f"{kernels.title}: {', '.join(parts)}"
 
@@ -361,4 +317,4 @@ class LearnedLogits(Technique):
         training.positions = training.task.function("positions")
 
 
-SPECS = (Compilation, Attention, AdapterProducts, FusedKernels, LearnedLogits)
+SPECS = (Compilation, Attention, FusedKernels, LearnedLogits)
