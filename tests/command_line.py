@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,14 @@ import tiny_workload
 
 from orchestrator.cli.main import full_parser, main
 from orchestrator.core.topology import Node
-from orchestrator.on_ray.jobs import HeadJobFailed, JobInfo, NoAnswer, Submission
+from orchestrator.on_ray.jobs import (
+    HeadJobFailed,
+    JobInfo,
+    JobServer,
+    NoAnswer,
+    Submission,
+    nodes_here,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -136,6 +143,12 @@ class Head:
         assert self.logs is not None
         return (self.logs / path).read_bytes()
 
+    json_in = JobServer.json_in
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        assert function is nodes_here
+        return self.json_in("a line of Ray's\n" + json.dumps([*map(asdict, self.nodes)]) + "\n")
+
     def jobs(self) -> list[JobInfo]:
         return list(self.known)
 
@@ -153,12 +166,9 @@ class Head:
         self,
         arguments: Sequence[str],
         *,
-        timeout_s: float,
-        module: str = "orchestrator",
+        timeout_s: float = 0.0,
         may_fail: bool = False,
     ) -> str:
-        if module == "orchestrator.on_ray.jobs":
-            return "a line of Ray's\n" + json.dumps([asdict(node) for node in self.nodes]) + "\n"
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             code = main(list(arguments))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from orchestrator.cli import options as shared
-from orchestrator.core.errors import GridError, StoreError, SubmitError
+from orchestrator.core.errors import GridError, StoreError
 from orchestrator.core.job import Job
 from orchestrator.core.topology import Node, parse_emulation
 from orchestrator.doctor import checks
@@ -228,12 +227,7 @@ def _from_afar(args: argparse.Namespace) -> int:
     if args.expected_nodes:
         command += ["--nodes", str(args.expected_nodes)]
     server = JobServer(args.address)
-    printed = server.ask(command, timeout_s=args.timeout_s + 60, may_fail=True)
-    lines = (line for line in printed.splitlines() if line.startswith('{"emulated"'))
-    answered = next(map(json.loads, lines), None)
-    if answered is None:
-        end = "\n".join(printed.splitlines()[-15:])
-        raise SubmitError(f"the examination on {server.address} came to nothing:\n{end}")
+    answered = server.json_in(server.ask(command, timeout_s=args.timeout_s + 60, may_fail=True))
     here = versions_here()
     findings = [checks.finding_of(finding) for finding in answered["findings"]]
     findings += checks.check_workstation(here, Versions(**answered["facts"]["driver"]))

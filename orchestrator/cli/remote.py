@@ -208,7 +208,7 @@ def run_fetch(args: argparse.Namespace) -> int:
     """Bring what is not here yet."""
     if args.address and is_address(args.address):
         return _from_copy(args)
-    copy = RunCopy.of(args.address, args.id, args.results, there=args.there, name=args.name)
+    copy = RunCopy(args.address, args.id, args.results, there=args.there, name=args.name)
     _say_received(args, copy.name, copy.copy())
     return 0
 

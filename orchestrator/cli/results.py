@@ -119,7 +119,7 @@ def run_report(args: argparse.Namespace) -> int:
     if args.every:
         return _every_run(args)
     if args.address:
-        copy = RunCopy.of(args.address, shared.named_run(args), args.results)
+        copy = RunCopy(args.address, shared.named_run(args), args.results)
         copy.copy()
         args.run_name = copy.name
     store = find_run(args.run_name, args.results)

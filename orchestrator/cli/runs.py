@@ -337,7 +337,7 @@ def run_watch(args: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not args.address:
         return _serve(args)
-    copy = RunCopy.of(args.address, shared.named_run(args), args.results)
+    copy = RunCopy(args.address, shared.named_run(args), args.results)
     with copy.following(COPY_EVERY_S):
         args.run_name = copy.name
         return _serve(args)

@@ -3,13 +3,10 @@ rules of workloads, without torch or a card; over a dashboard, a job on the head
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from orchestrator.core.job import Job
@@ -19,9 +16,7 @@ from orchestrator.on_ray.cluster import connect
 from orchestrator.on_ray.jobs import ANSWER_S, JobServer, is_job_address
 from orchestrator.util import output
 from orchestrator.util.format import plural
-from orchestrator.worker.orphans import private_directory
 
-_QUESTIONS = "questions.json"
 #: Most jobs of a grid that are looked at: those of one model, data and settings are one.
 _MOST_JOBS = 500
 _PATHS = ("model", "dataset")
@@ -56,19 +51,19 @@ def refused(where: str | Sequence[Node], jobs: Sequence[Job]) -> list[NodeRefusa
     """
     if not jobs:
         return []
+    questions = list(map(_question, jobs))
     if not isinstance(where, str):
-        return _refusals(jobs, _ask(where, list(map(_question, jobs))))
-    if not is_job_address(where):
-        with connect(where) as cluster:
-            return refused(cluster.nodes(), jobs)
-    with private_directory() as directory:
-        file = directory / _QUESTIONS
-        file.write_text(json.dumps(list(map(_question, jobs))), encoding="utf-8")
-        printed = JobServer(where).ask(
-            (_QUESTIONS,), module=__name__, timeout_s=ANSWER_S, files={_QUESTIONS: file}
-        )
-    line = next((line for line in printed.splitlines() if line.startswith("[")), "[]")
-    return _refusals(jobs, json.loads(line))
+        return _refusals(jobs, _ask(where, questions))
+    if is_job_address(where):
+        return _refusals(jobs, JobServer(where).call(ask_here, questions))
+    with connect(where) as cluster:
+        return _refusals(jobs, _ask(cluster.nodes(), questions))
+
+
+def ask_here(questions: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Ask the nodes of the cluster that this process is in."""
+    with connect() as cluster:
+        return _ask(cluster.nodes(), questions)
 
 
 def _question(job: Job) -> dict[str, Any]:
@@ -143,15 +138,3 @@ def answers(accelerator: str, questions: Sequence[Mapping[str, Any]]) -> list[li
             if not refusal.unsupported:
                 found.append([number, refusal.setting, refusal.reason, refusal.hint])
     return found
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Print the answers of the cluster that this process is in."""
-    questions = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    with connect() as cluster:
-        output.say_json(_ask(cluster.nodes(), questions))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,7 +3,7 @@
 A job runs the command one would type there, with the program, the grid and the files it names
 uploaded (``upload.py``). Its submission id is chosen here, so that a repeated submission finds it.
 Submitted drivers and head jobs (commands that answer a query) both run on the head node, so head
-jobs find the runs' files. As a program, this module prints the cluster's nodes for a workstation.
+jobs find the runs' files. As a program, this module calls a function for a workstation.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import platform
@@ -46,12 +47,14 @@ from orchestrator.util import output
 from orchestrator.util.host import bypass_proxies
 from orchestrator.util.redaction import error_line
 from orchestrator.worker.environment import GIT_COMMIT_VARIABLE, GIT_DIRTY_VARIABLE, git_state
+from orchestrator.worker.orphans import private_directory
 
 _REFUSED = (2, 3, 4)  # exit codes of a job that may have left its run as it was
 _HELPER_END_S = 10.0  # Ray kills a job 3 s after it was asked to end
 #: Time for a stopped job to end its workers and write its last rows (Ray's own: 3 s).
 _STOP_WAIT_S = 120
 ANSWER_S = 120.0
+_CALL = "call.json"
 DEFAULT_PORT = 8265
 ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _CONNECT_S = 5.0
@@ -218,7 +221,7 @@ class JobServer:
         self,
         arguments: Sequence[str],
         *,
-        timeout_s: float,
+        timeout_s: float = ANSWER_S,
         module: str = "orchestrator",
         may_fail: bool = False,
         files: Mapping[str, Path] | None = None,
@@ -257,6 +260,21 @@ class JobServer:
             reason = refusal[-500:] or job.message or f"`{command}` ended as {job.status}"
             raise HeadJobFailed(f"{self.address}: {reason}")
         return printed
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of this program by a head job; arguments and result are JSON values."""
+        with private_directory() as directory:
+            file = directory / _CALL
+            call = (function.__module__, function.__name__, arguments)
+            file.write_text(json.dumps(call), encoding="utf-8")
+            return self.json_in(self.ask((_CALL,), module=__name__, files={_CALL: file}))
+
+    def json_in(self, printed: str) -> Any:
+        """The JSON value in what a head job has printed; SubmitError, with its end, if none."""
+        for start in re.finditer(r"^(?=[{\[])", printed, re.MULTILINE):
+            with contextlib.suppress(ValueError):
+                return json.JSONDecoder().raw_decode(printed, start.start())[0]
+        raise SubmitError(f"{self.address}: {printed[-500:] or 'no answer'}")
 
     def _forget(self, name: str) -> None:
         """End and delete a head job, best-effort."""
@@ -375,7 +393,7 @@ def ask_there(
     """Return what a command prints on the head; see ``JobServer.ask``."""
     directory = directory_there(results, job)
     where = ["--results", directory] if directory else []
-    return server.ask([*arguments, *where], timeout_s=ANSWER_S)
+    return server.ask([*arguments, *where])
 
 
 def directory_there(results: str | None, job: JobInfo | None) -> str:
@@ -388,13 +406,7 @@ def ask_json(
     server: JobServer, arguments: Sequence[str], results: str | None, job: JobInfo | None = None
 ) -> Any:
     """Return the JSON that a command prints there; SubmitError, with its output, if none."""
-    printed = ask_there(server, [*arguments, "--json"], results, job)
-    lines = printed.splitlines()
-    for first, line in enumerate(lines):
-        if line.startswith(("{", "[")):
-            with contextlib.suppress(ValueError):
-                return json.loads("\n".join(lines[first:]))
-    raise SubmitError(f"{server.address}: {printed[-500:] or 'no answer'}")
+    return server.json_in(ask_there(server, [*arguments, "--json"], results, job))
 
 
 def nodes_at(address: str) -> list[Node]:
@@ -405,31 +417,29 @@ def nodes_at(address: str) -> list[Node]:
     if not is_job_address(address):
         with connect(address) as cluster:
             return list(described(cluster.nodes()))
-    server = JobServer(address)
-    printed = server.ask((), module="orchestrator.on_ray.jobs", timeout_s=ANSWER_S)
-    for line in printed.splitlines():
-        if line.startswith("["):
-            return [node_of_json(values) for values in json.loads(line)]
-    raise SubmitError(f"{server.address} does not say what nodes it has: {printed[-500:]}")
+    nodes = []
+    for values in JobServer(address).call(nodes_here):
+        packages = values["packages"]
+        converted = {
+            "accelerator": Accelerator(values["accelerator"]),
+            "card_indices": tuple(values["card_indices"]),
+            "packages": packages and tuple((name, version) for name, version in packages),
+            "faults": tuple(values["faults"]),
+        }
+        nodes.append(Node(**{**values, **converted}))
+    return nodes
 
 
-def node_of_json(values: Mapping[str, Any]) -> Node:
-    """The node that ``main`` has printed."""
-    packages = values["packages"]
-    converted = {
-        "accelerator": Accelerator(values["accelerator"]),
-        "card_indices": tuple(values["card_indices"]),
-        "packages": packages and tuple((name, version) for name, version in packages),
-        "faults": tuple(values.get("faults", ())),
-    }
-    return Node(**{**values, **converted})
-
-
-def main(arguments: Sequence[str] = ()) -> int:
-    """Print the nodes of the cluster that this process is in."""
+def nodes_here() -> list[dict[str, Any]]:
+    """Nodes with cards of the cluster that this process is in, as JSON values."""
     with connect() as cluster:  # Ray names it to its jobs, wherever its files are
-        nodes = described(cluster.nodes())
-    output.say_json([dataclasses.asdict(node) for node in nodes])
+        return [dataclasses.asdict(node) for node in described(cluster.nodes())]
+
+
+def main(file: str) -> int:
+    """Make the call in a file, as ``JobServer.call`` has written it, and print its result."""
+    module, name, arguments = json.loads(Path(file).read_text(encoding="utf-8"))
+    output.say_json(getattr(importlib.import_module(module), name)(*arguments))
     return 0
 
 
@@ -505,4 +515,4 @@ def _info(job: Mapping[str, Any]) -> JobInfo:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

@@ -51,7 +51,12 @@ _SLACK_S = 10.0
 
 def serve_results(results: Path) -> None:
     """Have the dashboard serve the runs of a directory, best-effort; needs Ray or a Ray job."""
-    logs = _log_directory()
+    ray = sys.modules.get("ray")
+    node = ray._private.worker._global_node if ray is not None else None
+    logs = Path(node.get_logs_dir_path()) if node is not None else None
+    for parent in Path.cwd().parents:  # a Ray job's is below its session's directory
+        if parent.name == "runtime_resources":
+            logs = parent.parent / "logs"
     if logs is None:
         return
     path = results.absolute()
@@ -65,15 +70,6 @@ def serve_results(results: Path) -> None:
         with contextlib.suppress(OSError):  # there already, or a name that is too long
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path, target_is_directory=True)
-
-
-def _log_directory() -> Path | None:
-    for parent in Path.cwd().parents:  # a Ray job's is below its session's directory
-        if parent.name == "runtime_resources":
-            return parent.parent / "logs"
-    ray = sys.modules.get("ray")
-    node = ray._private.worker._global_node if ray is not None else None
-    return Path(node.get_logs_dir_path()) if node is not None else None
 
 
 # ---------------------------------------------------------------- on a workstation
@@ -146,33 +142,28 @@ def _judged(served: ServedRun, job: JobInfo | None) -> ServedRun | None:
 # ---------------------------------------------------------------- copies on a workstation
 
 
-@dataclass(slots=True, kw_only=True)
 class RunCopy:
-    """A copy of a cluster's run in ``results / name``. Raises SubmitError if the dashboard cannot
-    be read, StoreError if the name has another run (``copy_directory``), or there is none."""
+    """A copy in ``results / name`` of a cluster's run, named by it or a job's id; ``there`` is its
+    results directory on the head.
 
-    server: JobServer
-    run: str
-    there: str  # results directory on the head; empty for its default
-    results: Path
-    name: str
+    Raises SubmitError if the dashboard cannot be read, StoreError if the name has another run
+    (``copy_directory``), or there is none.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         address: str | None,
         run: str,
         results: Path,
         *,
         there: str | None = None,
         name: str | None = None,
-    ) -> RunCopy:
-        """Of a run's name or a job's id."""
-        server = JobServer(address)
-        job = server.sent(run)
-        run = job.run if job is not None and job.run else run
-        there = directory_there(there, job)
-        return cls(server=server, run=run, there=there, results=results, name=name or run)
+    ) -> None:
+        self.server = JobServer(address)
+        job = self.server.sent(run)
+        self.run = job.run if job is not None and job.run else run
+        self.there = directory_there(there, job)  # empty for the head's default
+        self.results, self.name = results, name or self.run
 
     def copy(self) -> list[str]:
         """Copy what is missing or may have changed; returns the names of the files."""
@@ -202,7 +193,9 @@ class RunCopy:
         def follow() -> None:
             finished = False
             while not finished and not ended.wait(every_s):
-                finished = self._finished()  # then what is there now is the rest
+                with contextlib.suppress(OSError, ValueError):
+                    text = files.read_text(self.results / self.name / STATUS)
+                    finished = RunStatus.from_json(text).finished  # what is there now is the rest
                 with contextlib.suppress(SubmitError, StoreError):  # the next try may do better
                     self.copy()
 
@@ -227,9 +220,3 @@ class RunCopy:
             if "file is not found" in str(error):
                 raise FileNotFoundError(name) from error
             raise
-
-    def _finished(self) -> bool:
-        with contextlib.suppress(OSError, ValueError):
-            text = files.read_text(self.results / self.name / STATUS)
-            return RunStatus.from_json(text).finished
-        return False

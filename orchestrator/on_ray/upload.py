@@ -99,7 +99,15 @@ def upload_of(
             f"not uploaded, since they are named as secrets are: {', '.join(secret[:10])}. Move "
             f"them elsewhere, or name each that is meant to go: --include {secret[0]}"
         )
-    _refuse_large(named)
+    sizes = {name: path.stat().st_size for name, path in named.items()}
+    if (total := sum(sizes.values())) > MOST_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        place = os.path.dirname(largest) or largest
+        raise SubmitError(
+            f"{total / 1e6:,.0f} MB would be uploaded ({largest} alone has "
+            f"{sizes[largest] / 1e6:,.0f} MB), and {MOST_BYTES / 1e6:.0f} MB is the most: put "
+            f"{place} where the cluster's nodes see it and write its absolute path into the grid"
+        )
     return Upload(program=program_files(root), named=named)
 
 
@@ -115,18 +123,6 @@ def name_there(grid: Path, working_dir: Path) -> str:
         f"{grid} is outside the directory that is uploaded, {root}; copy it there, or give "
         "--working-dir"
     )
-
-
-def _refuse_large(named: Mapping[str, Path]) -> None:
-    sizes = {name: path.stat().st_size for name, path in named.items()}
-    if (total := sum(sizes.values())) > MOST_BYTES:
-        largest = max(sizes, key=lambda name: sizes[name])
-        place = os.path.dirname(largest) or largest
-        raise SubmitError(
-            f"{total / 1e6:,.0f} MB would be uploaded ({largest} alone has "
-            f"{sizes[largest] / 1e6:,.0f} MB), and {MOST_BYTES / 1e6:.0f} MB is the most: put "
-            f"{place} where the cluster's nodes see it and write its absolute path into the grid"
-        )
 
 
 def program_files(root: Path | None = None) -> dict[str, Path]:
