@@ -184,7 +184,8 @@ def head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[Head]:
     class Fresh(Head):
         known, submissions, stopped = [], [], []
 
-    for module in ("on_ray.jobs", "on_ray.run_status", "cli.doctor", "cli.remote", "cli.runs"):
+    # The home of the class last: a module that is imported for its own patch takes the real one.
+    for module in ("cli.doctor", "cli.remote", "cli.runs", "on_ray.run_status", "on_ray.jobs"):
         monkeypatch.setattr(f"orchestrator.{module}.JobServer", Fresh)
     monkeypatch.setattr("orchestrator.cli.runs.cache_root", lambda: tmp_path / "cache")
     return Fresh

@@ -130,11 +130,20 @@ class NodeAgent:
         deadline = time.monotonic() + _SILENCE_S
         while True:
             first, responses = self._responses.pending(_LOOK_S)
-            progress, telemetry = self._look(), self._read_cards()
+            now = time.monotonic()
+            progress: Mapping[str, Progress] | None = None  # None: not looked at again
+            telemetry: Mapping[int, CardTelemetry] | None = None
+            if now >= self._look_at:
+                self._look_at = now + _LOOK_S
+                self._workers.look()
+                progress = self._workers.progress()
+            if self._sampler is not None and now >= self._read_at:
+                self._read_at = now + _TELEMETRY_S
+                telemetry = self._sampler.latest()
             gone = self._spawner_gone.is_set()
             changed = progress is not None and progress != self._reported
             news = responses or changed or telemetry is not None or gone
-            if news or time.monotonic() >= deadline:
+            if news or now >= deadline:
                 break
         if progress is not None:
             self._reported = progress
@@ -162,23 +171,6 @@ class NodeAgent:
         if request is not None and isinstance(response, protocol.Ended):
             self._outcomes.keep(request, response)
         self._responses.put(response)
-
-    def _look(self) -> Mapping[str, Progress] | None:
-        """Progress of the busy workers; None within a second of the last look."""
-        now = time.monotonic()
-        if now < self._look_at:
-            return None
-        self._look_at = now + _LOOK_S
-        self._workers.look()
-        return self._workers.progress()
-
-    def _read_cards(self) -> Mapping[int, CardTelemetry] | None:
-        """Latest telemetry of the cards; None on an emulated node, and between two readings."""
-        now = time.monotonic()
-        if self._sampler is None or now < self._read_at:
-            return None
-        self._read_at = now + _TELEMETRY_S
-        return self._sampler.latest()
 
 
 def usable_cards(kind: Accelerator, ids: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -249,9 +241,12 @@ class PlacedAgent:
 
 
 def start_agent(run: str, node: Node, ray_id: str, settings: AgentSettings) -> PlacedAgent | None:
-    """Claim a Ray node's free cards and start an agent for them; None if none is free."""
+    """Claim a Ray node's free cards and start an agent for them, with this driver's mark
+    (``worker/orphans.py``); None if none is free."""
+    import ray
     from ray._private.state import available_resources_per_node
     from ray.util import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     spec = node.accelerator.spec
     free = int(available_resources_per_node().get(ray_id, {}).get(spec.ray_resource, 0))
@@ -264,8 +259,19 @@ def start_agent(run: str, node: Node, ray_id: str, settings: AgentSettings) -> P
         bundle_label_selector=[{"ray.io/node-id": ray_id}],
         name=owned(f"cards of {node.name} {time.monotonic_ns()}"),
     )
-    name = owned(f"{run} agent of {node.name} {time.monotonic_ns()}")
-    agent = _agent_in(group, free, name)
+    owner = Owner.of_this_process()
+    mark = {VARIABLE: str(owner)} if owner is not None else {}
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "runtime_env": {"env_vars": {**WORKER_VARIABLES, **mark}},
+        "name": owned(f"{run} agent of {node.name} {time.monotonic_ns()}"),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
+    }
+    remote: Any = ray.remote  # its types lack concurrency groups
+    kind = remote(concurrency_groups={"submit": 1, "exchange": 1, "jobs": free})(NodeAgent)
+    agent = kind.options(**options).remote()
     ids = task_on_cards(group, spec, free, f"cards of {node.name}")
     return PlacedAgent(group=group, agent=agent, facts=agent.serve.remote(settings, ids))
 
@@ -279,26 +285,6 @@ def end_agent(placed: PlacedAgent) -> None:
         return
     ray.kill(placed.agent)
     remove_placement_group(placed.group)
-
-
-def _agent_in(group: Any, cards: int, name: str) -> Any:
-    """Start the agent of so many cards, with this driver's mark (``worker/orphans.py``)."""
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    owner = Owner.of_this_process()
-    mark = {VARIABLE: str(owner)} if owner is not None else {}
-    options: dict[str, Any] = {
-        "num_cpus": 0,
-        "max_restarts": 0,
-        "max_task_retries": 0,
-        "runtime_env": {"env_vars": {**WORKER_VARIABLES, **mark}},
-        "name": name,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0),
-    }
-    remote: Any = ray.remote  # its types lack concurrency groups
-    agent = remote(concurrency_groups={"submit": 1, "exchange": 1, "jobs": cards})(NodeAgent)
-    return agent.options(**options).remote()
 
 
 # ---------------------------------------------------------------- stale actors
@@ -318,36 +304,32 @@ def owner_in(name: str) -> Owner | None:
 
 def end_stale_actors() -> list[str]:
     """End actors and groups of earlier drivers, return names; may raise ControlStoreLost."""
-    owner = Owner.of_this_process()
-    if owner is None:
-        return []
-    try:
-        return _end_actors_before(owner)
-    except Exception as error:
-        if not is_absence(error):
-            raise
-        reason = error_line(error, 200)
-        raise ControlStoreLost(f"the cluster's head went while it was joined: {reason}") from error
-
-
-def _end_actors_before(owner: Owner) -> list[str]:
     import ray
     from ray._raylet import PlacementGroupID
     from ray.util import list_named_actors, placement_group_table, remove_placement_group
     from ray.util.placement_group import PlacementGroup
 
+    owner, ended = Owner.of_this_process(), list[str]()
+    if owner is None:
+        return ended
+
     def is_stale(name: str) -> bool:
         driver = owner_in(name)
         return driver is not None and driver.precedes(owner)
 
-    ended: list[str] = []
-    for actor in list_named_actors(all_namespaces=True):
-        if is_stale(actor["name"]):
-            with contextlib.suppress(ValueError):  # it has ended meanwhile
-                ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
-                ended.append(actor["name"])
-    for group_id, group in placement_group_table().items():
-        if is_stale(group["name"]) and group["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
-            ended.append(group["name"])
+    try:
+        for actor in list_named_actors(all_namespaces=True):
+            if is_stale(actor["name"]):
+                with contextlib.suppress(ValueError):  # it has ended meanwhile
+                    ray.kill(ray.get_actor(actor["name"], namespace=actor["namespace"]))
+                    ended.append(actor["name"])
+        for group_id, group in placement_group_table().items():
+            if is_stale(group["name"]) and group["state"] != "REMOVED":
+                remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(group_id))))
+                ended.append(group["name"])
+    except Exception as error:
+        if not is_absence(error):
+            raise
+        reason = error_line(error, 200)
+        raise ControlStoreLost(f"the cluster's head went while it was joined: {reason}") from error
     return ended

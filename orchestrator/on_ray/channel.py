@@ -63,16 +63,12 @@ def answer_of(call: Any) -> Any:
 
 def task_on(node_id: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Call a function on the node of this id in Ray, once."""
-    return _task(node_id, function).remote(*arguments, **named)
-
-
-def _task(node_id: str, function: Callable[..., Any]) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
     task: Any = ray.remote(num_cpus=0, max_retries=0)(function)
-    return task.options(scheduling_strategy=strategy)
+    return task.options(scheduling_strategy=strategy).remote(*arguments, **named)
 
 
 def ask_nodes(
@@ -85,7 +81,7 @@ def ask_nodes(
     Ray's idle processes, of which each takes a second to start.)"""
     import ray
 
-    calls = {i: _task(i, function).remote(*them) for i, them in arguments.items()}
+    calls = {i: task_on(i, function, *them) for i, them in arguments.items()}
     silent: list[Any] = []
     if calls:
         _, silent = ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s)

@@ -120,11 +120,6 @@ class ForeignCards:
         self.nodes.pop(server_id, None)
         self._taken.discard(server_id)
 
-    def retain(self, alive: Collection[str]) -> None:
-        """Forget the servers that are not among these."""
-        for server_id in set(self.nodes) - set(alive):
-            self.remove(server_id)
-
     @property
     def waits_for(self) -> str:
         """Holders of the cards that the run waits for, for messages; empty if none."""
@@ -201,7 +196,12 @@ class Claims:
             return
         self._next_poll = now + self.poll_interval_s
         self.foreign.look()
-        self._check_agents(now, absent_s=now - self._polled_at)
+        absent_s = now - self._polled_at
+        patience_s = ORPHANED_AGENT_PATIENCE_S if self.gcs.replaced else AGENT_PATIENCE_S
+        for claim in self.joined():
+            if absent_s > _ABSENCE_S:
+                claim.channel.heard_at = min(claim.channel.heard_at + absent_s, now)
+            self.lose_if_silent(claim, patience_s)
         self._polled_at = now
         if not self._looking:
             self._looking = True
@@ -238,7 +238,8 @@ class Claims:
             return
         now = self.clock()
         ray_nodes: Mapping[str, RayNode] = value
-        self.foreign.retain(ray_nodes)
+        for server_id in self.foreign.nodes.keys() - ray_nodes.keys():
+            self.foreign.remove(server_id)
         for claim in list(self.by_node.values()):
             if claim.ray_id not in ray_nodes:
                 self.lose(claim, node_lost("Ray declared it dead"))
@@ -301,14 +302,6 @@ class Claims:
         for claim in self.by_node.values():
             if not claim.joined:
                 claim.since = now
-
-    def _check_agents(self, now: float, absent_s: float) -> None:
-        """Give up nodes with silent agents; time in which this loop was frozen does not count."""
-        patience_s = ORPHANED_AGENT_PATIENCE_S if self.gcs.replaced else AGENT_PATIENCE_S
-        for claim in self.joined():
-            if absent_s > _ABSENCE_S:
-                claim.channel.heard_at = min(claim.channel.heard_at + absent_s, now)
-            self.lose_if_silent(claim, patience_s)
 
     def lose_if_silent(self, claim: Claim, patience_s: float) -> bool:
         """Lose a node if its agent has been silent for ``patience_s``; return whether it was."""

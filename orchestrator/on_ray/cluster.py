@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.job import Accelerator
 from orchestrator.core.topology import Node
 from orchestrator.on_ray.channel import ask_nodes
-from orchestrator.on_ray.gcs import answers, first_answer, outlived, within
+from orchestrator.on_ray.gcs import first_answer, outlived, within
 from orchestrator.worker.environment import node_here, packages_here
 from workloads.devices import all_devices, host_device
 from workloads.util import files
@@ -223,7 +223,18 @@ def join_cluster(address: str, **options: Any) -> None:
     take_own_token()
     if wrong := missing_token():
         raise ClusterError(wrong)
-    _ask(address)
+    # ``ray.init`` would wait for ever for a GCS that is silent, or refuses.
+    answer = first_answer(address, patience_s=_FIRST_ANSWER_S)
+    if answer is None:
+        raise ClusterError(
+            f"the control store of the Ray cluster at {address} takes connections, but has not "
+            f"answered for {_FIRST_ANSWER_S:.0f} s: it is frozen, overloaded or still starting. "
+            f"Try again once `ray health-check --address {address}` ends with 0 on the head node"
+        )
+    if asks_for_token(answer):
+        raise ClusterError(token_advice(f"the Ray cluster at {address}"))
+    if isinstance(answer, Exception):
+        raise _not_joined(address, answer) from answer
     try:
         with outlived():
             ray.init(
@@ -244,28 +255,20 @@ def _not_joined(address: str, error: BaseException) -> ClusterError:
     )
 
 
-def _ask(address: str) -> None:
-    """Raise ClusterError if the GCS is silent or refuses: ``ray.init`` would wait for ever."""
-    answer = first_answer(address, patience_s=_FIRST_ANSWER_S)
-    if answer is None:
-        raise ClusterError(
-            f"the control store of the Ray cluster at {address} takes connections, but has not "
-            f"answered for {_FIRST_ANSWER_S:.0f} s: it is frozen, overloaded or still starting. "
-            f"Try again once `ray health-check --address {address}` ends with 0 on the head node"
-        )
-    if asks_for_token(answer):
-        raise ClusterError(token_advice(f"the Ray cluster at {address}"))
-    if isinstance(answer, Exception):
-        raise _not_joined(address, answer) from answer
-
-
 def leave_cluster() -> None:
     """Leave the cluster, waiting 30 s at most, or 5 s if the GCS is gone already."""
     import ray
 
     if not ray.is_initialized():
         return
-    within(_LEAVE_S if answers() else _PROBE_TIMEOUT_S, ray.shutdown)
+    from ray._private.worker import global_worker
+
+    patience_s, worker = _LEAVE_S, cast(Any, global_worker)  # untyped
+    try:
+        worker.gcs_client.get_all_node_info(timeout=_PROBE_TIMEOUT_S)
+    except Exception:
+        patience_s = _PROBE_TIMEOUT_S
+    within(patience_s, ray.shutdown)
 
 
 # ---------------------------------------------------------------- what is in it (pure)
@@ -281,10 +284,16 @@ def nodes_of(ray_nodes: Iterable[Mapping[str, Any]]) -> list[Node]:
     names = Counter(name_of(node) for node in alive)
     nodes = []
     for ray_node in alive:
-        kind, count = _cards(ray_node)
-        if count < 1:
-            continue
         name = name_of(ray_node)
+        cards, _ = describe_cards(ray_node["Resources"])
+        if len(cards) > 1:
+            raise ClusterError(
+                f"node {name} has both {' and '.join(cards)} in its Ray resources; start "
+                "it with one kind of card (`ray start --resources …` or `--num-gpus 0`)"
+            )
+        if not any(cards.values()):
+            continue
+        [(kind, count)] = cards.items()
         if names[name] > 1:
             name = f"{name}-{ray_node['NodeID'][:4]}"
         nodes.append(node_of(ray_node, name, kind, tuple(range(count))))
@@ -345,16 +354,6 @@ def describe_cards(resources: Mapping[str, float]) -> tuple[dict[Accelerator, in
     if not cards and resources.get(host.ray_resource, 0) >= 1:
         cards[Accelerator(host.accelerator)] = int(resources.get(SERVER_CARDS, 1))
     return cards, card_type
-
-
-def _cards(ray_node: Mapping[str, Any]) -> tuple[Accelerator, int]:
-    cards, _ = describe_cards(ray_node["Resources"])
-    if len(cards) > 1:
-        raise ClusterError(
-            f"node {name_of(ray_node)} has both {' and '.join(cards)} in its Ray resources; start "
-            "it with one kind of card (`ray start --resources …` or `--num-gpus 0`)"
-        )
-    return next(iter(cards.items()), (Accelerator(host_device().accelerator), 0))
 
 
 # ---------------------------------------------------------------- what its nodes say

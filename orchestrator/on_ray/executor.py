@@ -90,26 +90,23 @@ class RunningAttempt:
     first_failure: RankOutcome | None = None
 
     def outcome(self) -> Outcome:
-        """All ranks together, once all have ended."""
-        cause = self._cause()
+        """All ranks together, once all have ended; the cause is the rank that failed first on its
+        own: others' collective errors may arrive earlier."""
+        cause = self.first_failure
+        if cause is not None and _is_collective(cause):
+            own = [
+                outcome
+                for outcome in self.ended.values()
+                if outcome.state not in (State.SUCCEEDED, State.LOST)
+                and not _is_collective(outcome)
+            ]
+            cause = min(own, key=lambda outcome: outcome.ended_at, default=cause)
         return Outcome(
             attempt_id=self.attempt.attempt_id,
             state=cause.state if cause else State.SUCCEEDED,
             ranks=tuple(self.ended[rank] for rank in sorted(self.ended)),
             failure=cause.failure if cause else None,
         )
-
-    def _cause(self) -> RankOutcome | None:
-        """The rank that failed first on its own: others' collective errors may arrive earlier."""
-        first = self.first_failure
-        if first is None or not _is_collective(first):
-            return first
-        own = [
-            outcome
-            for outcome in self.ended.values()
-            if outcome.state not in (State.SUCCEEDED, State.LOST) and not _is_collective(outcome)
-        ]
-        return min(own, key=lambda outcome: outcome.ended_at, default=first)
 
 
 def _is_collective(outcome: RankOutcome) -> bool:
@@ -165,20 +162,23 @@ class WorkerPool:
     def handle(self, batch: protocol.ResponseBatch) -> None:
         """Handle the responses of a node."""
         for response in batch.responses:
+            worker = self._workers.get(response.worker_id)
             if isinstance(response, protocol.Ended):
-                self._ended(response)
-            elif isinstance(response, protocol.Started):
-                self._started(response)
+                self._ended(response, worker)
             elif isinstance(response, protocol.Listened):
                 running = self._running.get(response.attempt_id)
                 if running is not None and running.needs_rendezvous:
                     self._send_orders(running, response.rendezvous)
-            elif isinstance(response, protocol.Halted):
-                self._halted(response)
-            elif (worker := self._workers.get(response.worker_id)) is not None:
-                # Stopped: a rank that has not ended by now is lost.
+            elif worker is None:
+                continue
+            elif isinstance(response, protocol.Started):
+                self._started(worker, response.value)
+            elif isinstance(response, protocol.Stopped):  # a rank that has not ended yet is lost
                 self._end_rank_of(worker, "the worker was stopped before it could start")
                 self._worker_gone(worker)
+            elif worker.attempt_id == response.attempt_id:  # halted, and not ended meanwhile
+                worker.failure = worker.failure or Failure(FailureClass.HANG, response.reason)
+                self._stop(worker, response.reason)
         for worker_id, progress in (batch.progress or {}).items():
             worker = self._workers.get(worker_id)
             # An attempt that has ended meanwhile is not what the worker does.
@@ -221,10 +221,7 @@ class WorkerPool:
         passed_on = {**loading.passed_on(), **encryption.passed_on()}
         claim.channel.put(start_request(command, claim.node, claim.facts, self._factory, passed_on))
 
-    def _started(self, response: protocol.Started) -> None:
-        worker, value = self._workers.get(response.worker_id), response.value
-        if worker is None:
-            return
+    def _started(self, worker: Worker, value: WorkerInfo | Failure) -> None:
         if isinstance(value, WorkerInfo):
             worker.info = value
             if not worker.stopping:
@@ -259,14 +256,6 @@ class WorkerPool:
                 message = f"the worker has not ended {STOP_PATIENCE_S:.0f} s after it was killed"
                 worker.failure = Failure(FailureClass.HANG, message)
             self._end_rank_of(worker, worker.failure.message)
-
-    def _halted(self, response: protocol.Halted) -> None:
-        worker = self._workers.get(response.worker_id)
-        if worker is None or worker.attempt_id != response.attempt_id:
-            return  # the attempt has ended meanwhile
-        if worker.failure is None:
-            worker.failure = Failure(FailureClass.HANG, response.reason)
-        self._stop(worker, response.reason)
 
     def _worker_gone(self, worker: Worker) -> None:
         """Note that its process is gone. The event waits until its attempt ends on all ranks."""
@@ -306,7 +295,7 @@ class WorkerPool:
             claim = self._claim_of(worker.card.node_id) if worker is not None else None
             if worker is None or claim is None or worker.stopping or worker.gone:
                 failure = rendezvous if isinstance(rendezvous, Failure) else None
-                self._rank_lost(running, rank, worker, _GONE, failure)
+                self._rank_lost(running, rank, _GONE, failure)
                 continue
             here = rendezvous
             if isinstance(rendezvous, Rendezvous):
@@ -341,11 +330,10 @@ class WorkerPool:
                 worker.failure = worker.failure or Failure(FailureClass.CANCELLED, _CANCELLED)
                 self._stop(worker, _CANCELLED)
 
-    def _ended(self, response: protocol.Ended) -> None:
+    def _ended(self, response: protocol.Ended, worker: Worker | None) -> None:
         progress = self._progress.get(response.worker_id)
         if progress is not None and progress.attempt_id == response.attempt_id:
             del self._progress[response.worker_id]
-        worker = self._workers.get(response.worker_id)
         running = self._running.get(response.attempt_id)
         outcome = outcome_of(response, worker)
         if isinstance(outcome, RankOutcome) and outcome.state is State.LOST and worker is not None:
@@ -363,23 +351,19 @@ class WorkerPool:
         if isinstance(outcome, RankOutcome):
             self._rank_ended(running, rank, outcome)
         else:
-            self._rank_lost(running, rank, worker, outcome)
+            self._rank_lost(running, rank, outcome)
 
     def _end_rank_of(self, worker: Worker, message: str) -> None:
         running = self._running.get(worker.attempt_id or "")
         if running is not None:
             rank = running.worker_ids.index(worker.worker_id)
-            self._rank_lost(running, rank, worker, message)
+            self._rank_lost(running, rank, message)
 
     def _rank_lost(
-        self,
-        running: RunningAttempt,
-        rank: int,
-        worker: Worker | None,
-        message: str,
-        failure: Failure | None = None,
+        self, running: RunningAttempt, rank: int, message: str, failure: Failure | None = None
     ) -> None:
         """Lose a rank; ``message`` is the reason unless a failure is known."""
+        worker = self._workers.get(running.worker_ids[rank])
         failure = failure or (worker.failure if worker else None)
         outcome = RankOutcome(
             rank=rank,
@@ -400,9 +384,19 @@ class WorkerPool:
             running.first_failure = outcome
             if len(running.worker_ids) > 1:
                 self._stop_gang(running, rank)
-        done = len(running.ended) == len(running.worker_ids)
-        if done and running.attempt.attempt_id in self._running:
-            self._attempt_ended(running)
+        attempt_id = running.attempt.attempt_id
+        if len(running.ended) < len(running.worker_ids) or attempt_id not in self._running:
+            return
+        del self._running[attempt_id]
+        self._events.append(AttemptEnded(at=self._clock(), outcome=running.outcome()))
+        for worker_id in running.worker_ids:
+            worker = self._workers.get(worker_id)
+            if worker is None:
+                continue
+            if worker.attempt_id == attempt_id:
+                worker.attempt_id = None
+            if worker.gone:
+                self._worker_gone(worker)
 
     def _stop_gang(self, running: RunningAttempt, failed_rank: int) -> None:
         for rank, worker_id in enumerate(running.worker_ids):
@@ -415,20 +409,8 @@ class WorkerPool:
             self._stop(worker, _GANG_STOPPED)
         if running.needs_rendezvous:  # no rank has its order, so none will say that it has ended
             running.needs_rendezvous = False
-            for rank, worker_id in enumerate(running.worker_ids):
-                self._rank_lost(running, rank, self._workers.get(worker_id), _GANG_STOPPED)
-
-    def _attempt_ended(self, running: RunningAttempt) -> None:
-        del self._running[running.attempt.attempt_id]
-        self._events.append(AttemptEnded(at=self._clock(), outcome=running.outcome()))
-        for worker_id in running.worker_ids:
-            worker = self._workers.get(worker_id)
-            if worker is None:
-                continue
-            if worker.attempt_id == running.attempt.attempt_id:
-                worker.attempt_id = None
-            if worker.gone:
-                self._worker_gone(worker)
+            for rank in range(len(running.worker_ids)):
+                self._rank_lost(running, rank, _GANG_STOPPED)
 
 
 # ---------------------------------------------------------------- on Ray
@@ -491,7 +473,9 @@ class RayExecutor(WorkerPool):
             for claim in self.claims.joined():
                 claim.channel.send()
             left_s = max(0.0, deadline - time.monotonic())
-            self._wait(0.0 if self._events else min(left_s, self.claims.poll_interval_s))
+            store_or_agents = self._calls or self._gcs  # before there is any agent, the GCS
+            store_or_agents.wait(0.0 if self._events else min(left_s, self.claims.poll_interval_s))
+            self._gcs.collect()
             self.give_up_stops(self.claims.lose_if_silent)
             self._look_at_tasks()
             if self._events or left_s == 0.0:
@@ -521,14 +505,6 @@ class RayExecutor(WorkerPool):
             claim.channel.send()
         self.claims.close()
         self._calls.clear()
-
-    def _wait(self, timeout_s: float) -> None:
-        """Wait for an answer of an agent; before there is any agent, for the GCS's."""
-        if self._calls:
-            self._calls.wait(timeout_s)
-        else:
-            self._gcs.wait(timeout_s)
-        self._gcs.collect()
 
     def _look_at_tasks(self) -> None:
         """Start a task for each node of each attempt that is due for one, and handle those that

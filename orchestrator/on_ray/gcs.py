@@ -33,7 +33,6 @@ JOINING = {
 #: An answer takes milliseconds; on a busy machine, seconds.
 SILENT_AFTER_S = 5.0
 _ANSWER_S = 10
-_LAST_ANSWER_S = 5
 ALIVE = 0  # GcsNodeInfo.ALIVE
 _REPLACED = "WrongClusterID"
 
@@ -184,18 +183,6 @@ def first_answer(address: str, *, patience_s: float) -> Any:
         return answer if within(patience_s, ask) else None
     finally:
         notice.cancel()
-
-
-def answers() -> bool:
-    """Return whether the joined cluster's GCS answers now."""
-    from ray._private.worker import global_worker
-
-    worker: Any = global_worker  # untyped attribute
-    try:
-        worker.gcs_client.get_all_node_info(timeout=_LAST_ANSWER_S)
-    except Exception:
-        return False
-    return True
 
 
 #: Calls that ``within`` left waiting. With any, an orderly exit would hang in Ray's exit handlers.

@@ -54,31 +54,40 @@ class LocalCluster(RayCluster):
 
     def add(self, node: Node) -> None:
         """Start a node and wait until it is up."""
-        self.add_ray_node(node.name, **_ray_arguments(node))
+        spec = node.accelerator.spec
+        arguments = _without_cards()
+        request = spec.ray_request(len(node.card_indices))
+        resources: dict[str, float] = arguments["resources"] | request.pop("resources", {})
+        resources[SERVER_CARDS] = node.server_cards
+        if spec.ray_type:
+            resources[RAY_TYPE + spec.ray_type] = 1
+        if node.emulated:
+            resources[EMULATED] = 1
+            resources[EMULATED_DEVICE + node.emulated_device] = 1
+        if node.memory_bytes_per_card is not None:
+            resources[CARD_MEMORY_MIB] = node.memory_bytes_per_card // 2**20
+        if shown := spec.visible(*node.card_indices):
+            arguments["env_vars"] = shown
+        self.add_ray_node(node.name, **{**arguments, **request, "resources": resources})
 
     def add_ray_node(self, name: str, **arguments: Any) -> None:
         """Start a node with these Ray arguments; the first one is the head."""
+        sockets = {}
+        if self.ray_nodes:  # Ray's own choice of names collides in parallel starts
+            directory = Path(self.ray_cluster.head_node.get_sockets_dir_path())
+            key = os.urandom(4).hex()
+            sockets["plasma_store_socket_name"] = str(directory / f"store-{key}")
+            sockets["raylet_socket_name"] = str(directory / f"node-{key}")
         started = self.ray_cluster.add_node(
             node_name=name,
             node_ip_address=LOOPBACK,
             object_store_memory=OBJECT_STORE_BYTES,
             dashboard_agent_listen_port=0,  # any; Ray's own choice is the same for all heads
-            **self._sockets(),
+            **sockets,
             **arguments,
         )
         self.ray_nodes[name] = started
         self.address = str(self.ray_cluster.address)
-
-    def _sockets(self) -> dict[str, str]:
-        """Socket names of a node but the first: Ray's own choice collides in parallel starts."""
-        if not self.ray_nodes:
-            return {}
-        directory = Path(self.ray_cluster.head_node.get_sockets_dir_path())
-        key = os.urandom(4).hex()
-        return {
-            "plasma_store_socket_name": str(directory / f"store-{key}"),
-            "raylet_socket_name": str(directory / f"node-{key}"),
-        }
 
     def remove(self, name: str) -> None:
         """Kill a node and everything on it."""
@@ -206,21 +215,3 @@ def _without_cards() -> dict[str, Any]:
         arguments["resources"] |= request.pop("resources", {})
         arguments |= request
     return arguments
-
-
-def _ray_arguments(node: Node) -> dict[str, Any]:
-    spec = node.accelerator.spec
-    arguments = _without_cards()
-    request = spec.ray_request(len(node.card_indices))
-    resources: dict[str, float] = arguments["resources"] | request.pop("resources", {})
-    resources[SERVER_CARDS] = node.server_cards
-    if spec.ray_type:
-        resources[RAY_TYPE + spec.ray_type] = 1
-    if node.emulated:
-        resources[EMULATED] = 1
-        resources[EMULATED_DEVICE + node.emulated_device] = 1
-    if node.memory_bytes_per_card is not None:
-        resources[CARD_MEMORY_MIB] = node.memory_bytes_per_card // 2**20
-    if shown := spec.visible(*node.card_indices):
-        arguments["env_vars"] = shown
-    return {**arguments, **request, "resources": resources}

@@ -92,16 +92,14 @@ class Publisher:
         """Record a status, every few seconds and at the end."""
         if status.at < self._next_at and not status.finished:
             return
+        from ray.util.metrics import Gauge
+
         self._next_at = status.at + INTERVAL_S
         for reading in readings_of(status):
-            gauge = self._gauges.get(reading.name)
-            if gauge is None:
-                gauge = self._gauges[reading.name] = _gauge(reading.name)
-            gauge.set(reading.value, {"run": status.run, **reading.tags})
-
-
-def _gauge(name: str) -> Any:
-    from ray.util.metrics import Gauge
-
-    tags, description = METRICS.get(name, ((), "Throughput of the finished jobs while timed"))
-    return Gauge(name, description, tag_keys=("run", *tags))
+            name = reading.name
+            if name not in self._gauges:
+                tags, description = METRICS.get(
+                    name, ((), "Throughput of the finished jobs while timed")
+                )
+                self._gauges[name] = Gauge(name, description, tag_keys=("run", *tags))
+            self._gauges[name].set(reading.value, {"run": status.run, **reading.tags})

@@ -208,8 +208,17 @@ class RunQueue:
         if self._store is None:
             self._store = self._make_client()
         submitted = self._submitted()
-        if not self._mine.driver:
-            self._arrive(submitted)
+        if (
+            not self._mine.driver
+        ):  # take the turn of the run's earlier driver unless it was given on
+            earlier = self._tickets().get(self._mine.run_id)
+            sent = submitted.get(self._mine.submission)
+            self._mine = replace(
+                self._mine,
+                driver=self._driver(),
+                since=sent.since if sent is not None else self._mine.since,
+                taking=earlier is not None and earlier.turn,
+            )
         self._write(beat=self._mine.beat + 1)
         drivers = self._drivers()
         known = {ticket.driver for ticket in self._tickets().values()}
@@ -229,16 +238,6 @@ class RunQueue:
         """Give the place back."""
         if self._store is not None:
             self._store.internal_kv_del(_key(self._mine.run_id), False, NAMESPACE, _TIMEOUT_S)
-
-    def _arrive(self, submitted: Mapping[str, Ticket]) -> None:
-        """Take a ticket, and the turn of the run's earlier driver unless it was given on."""
-        earlier, sent = self._tickets().get(self._mine.run_id), submitted.get(self._mine.submission)
-        self._mine = replace(
-            self._mine,
-            driver=self._driver(),
-            since=sent.since if sent is not None else self._mine.since,
-            taking=earlier is not None and earlier.turn,
-        )
 
     def _place(self, living: set[str], expected: Iterable[Ticket]) -> Standing:
         others = [
