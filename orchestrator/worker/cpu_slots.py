@@ -167,10 +167,19 @@ def cpu_slot(
 
     On each host the lowest rank of a gang takes the cores of all its ranks there, at most all of
     the host's; hosts are locked in the order of their files, so gangs do not deadlock. All ranks
-    call this. ``cores`` are those that this process may use; ``path`` is the lock file.
+    call this. ``cores`` are those that this process may use; ``path`` is the lock file, else
+    ``VARIABLE``'s, else that of the first private directory.
     """
     began = time.monotonic()
-    locks = _locks_of(path)
+    locks: Locks | None = None
+    named = path or os.environ.get(VARIABLE)
+    candidates = [Path(named)] if named else [directory / _FILE for directory in directories()]
+    for place in candidates if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):
+            if not named:
+                make_private(place.parent)
+            locks = Locks.of(place)
+            break
     own = locks.identity if locks is not None else ""
     ranks: list[tuple[str, int]] = collective.gather((own, threads))
     wanted = sum(count for file, count in ranks if file == own)
@@ -194,19 +203,6 @@ def directories() -> tuple[Path, ...]:
     """Candidate directories of this user's lock file, in order of preference."""
     cache = Path("~/.cache/nightgrid").expanduser() / f"slots-{socket.gethostname()}"
     return Path(f"/tmp/nightgrid-{os.geteuid()}"), cache
-
-
-def _locks_of(path: Path | None) -> Locks | None:
-    """Locks of this file, else of ``VARIABLE``'s or the first private directory's; Linux only."""
-    if sys.platform != "linux":
-        return None
-    named = path or os.environ.get(VARIABLE)
-    for file in [Path(named)] if named else [place / _FILE for place in directories()]:
-        with contextlib.suppress(OSError):
-            if not named:
-                make_private(file.parent)
-            return Locks.of(file)
-    return None
 
 
 def make_private(directory: Path) -> None:

@@ -89,7 +89,9 @@ def layer_if_made(software: str) -> Path | None:
 
 def layer_key(software: str) -> str:
     """Key of a layer in the node's cache: what was installed in it, for which packages below."""
-    content = (sorted(software.split()), sys.version, platform.machine(), _below(), _sources())
+    # Variables that say where pip and uv find packages.
+    sources = {n: v for n, v in os.environ.items() if re.match(r"(PIP|UV)_\w*(INDEX|LINKS)", n)}
+    content = (sorted(software.split()), sys.version, platform.machine(), _below(), sources)
     return f"software-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]}"
 
 
@@ -151,11 +153,6 @@ def _installed_bytes(package: str) -> int:
 @cache
 def _below() -> list[str]:
     return sorted(f"{one.metadata['Name']}=={one.version}" for one in metadata.distributions())
-
-
-def _sources() -> dict[str, str]:
-    """Variables that say where pip and uv find packages."""
-    return {n: v for n, v in os.environ.items() if re.match(r"(PIP|UV)_\w*(INDEX|LINKS)", n)}
 
 
 def _has_pip() -> bool:

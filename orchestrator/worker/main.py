@@ -18,9 +18,10 @@ from typing import Any
 
 from orchestrator.core.events import Progress
 from orchestrator.core.outcome import Failure, classify
+from orchestrator.util.format import one_line
 from orchestrator.util.host import complete_environment
 from orchestrator.util.redaction import finish_output, redact, redact_output
-from orchestrator.worker.protocol import TAIL_BYTES, pickled
+from orchestrator.worker.protocol import pickled
 
 _REPORT_INTERVAL_S = 0.25
 
@@ -45,7 +46,11 @@ def _serve(channel: Connection) -> int:
         info = worker.start()
     except Exception as error:
         _print_traceback()
-        channel.send(("failed", worker.failure(error) if worker else _failure_of(error)))
+        if worker is None:
+            message = one_line(redact(str(error), os.environ), 2000) or type(error).__name__
+            channel.send(("failed", Failure(classify(error), message)))
+        else:
+            channel.send(("failed", worker.failure(error)))
         return 1
     channel.send(("answer", info))
     sending = threading.Lock()
@@ -91,12 +96,6 @@ def _print_traceback() -> None:
     """Print the error that is being handled; the job may have closed or replaced the stream."""
     with contextlib.suppress(Exception):
         traceback.print_exc()
-
-
-def _failure_of(error: Exception) -> Failure:
-    text = redact(str(error).strip(), os.environ) or type(error).__name__
-    tail = redact("".join(traceback.format_exception(error)), os.environ)
-    return Failure(classify(error), text.splitlines()[0], tail=tail[-TAIL_BYTES:])
 
 
 def _report(worker: Any, channel: Connection, sending: threading.Lock) -> None:

@@ -16,30 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import psutil
+
 from orchestrator.util.host import memory_use, text_of
 
-STATUS = Path("/proc/self/status")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
-
-
-class LimitUnavailable(Exception):
-    """This system cannot limit the private memory of a process."""
-
-
-def private_bytes() -> int:
-    """Return the bytes that RLIMIT_DATA counts; raise LimitUnavailable where they are unknown."""
-    line = re.search(r"^VmData:\s+(\d+) kB", text_of(STATUS), re.MULTILINE)
-    if line is None:
-        raise LimitUnavailable(f"{STATUS} has no VmData line")
-    return int(line[1]) * 1024
-
-
-def _return_freed_memory() -> None:
-    """Make glibc return freed blocks of 1 MiB, which would count against the next job."""
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
-        glibc = ctypes.CDLL("libc.so.6")
-        glibc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
-        glibc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +32,16 @@ class MemoryLimit:
 
     @classmethod
     def above_baseline(cls, memory_bytes: int) -> MemoryLimit:
-        """Return a limit ``memory_bytes`` above this process's current use; not yet enforced."""
-        _return_freed_memory()
-        return cls(baseline_bytes=private_bytes(), memory_bytes=memory_bytes)
+        """Return a limit ``memory_bytes`` above this process's current use; not yet enforced.
+
+        From now on glibc returns freed blocks of 1 MiB, which would count against the next job.
+        """
+        with contextlib.suppress(OSError, AttributeError):  # not glibc
+            glibc = ctypes.CDLL("libc.so.6")
+            glibc.mallopt(_M_TRIM_THRESHOLD, 1 << 20)
+            glibc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        # What RLIMIT_DATA counts, and the stack.
+        return cls(baseline_bytes=psutil.Process().memory_info().data, memory_bytes=memory_bytes)
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:

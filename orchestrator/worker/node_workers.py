@@ -20,7 +20,7 @@ from orchestrator.core.readings import Energy, Reading, card_readings, energy_be
 from orchestrator.worker import protocol
 from orchestrator.worker.process import WorkerProcess
 from workloads.devices.monitor.host import CardTelemetry
-from workloads.util.processes import ProcessStat, process_stat
+from workloads.util.processes import process_stat
 
 #: Consecutive looks, one a second, after which a rank counts as halted. With the executor's 20 s
 #: for an unconfirmed stop, a gang ends within 30 s.
@@ -87,9 +87,13 @@ class NodeWorkers:
         for worker in workers:
             attempt_id, pid = worker.attempt_id, worker.process.pid
             watched = worker.is_gang and attempt_id
-            state = _halt(process_stat(pid)) if watched and pid is not None else ""
-            worker.halted = worker.halted + 1 if state else 0
+            stat = process_stat(pid) if watched and pid is not None else None
+            if stat is None or not (stat.stopped or stat.ended or stat.ending):
+                worker.halted = 0
+                continue
+            worker.halted += 1
             if worker.halted == HALTED_LOOKS:
+                state = "has been stopped by a signal" if stat.stopped else "has been ending"
                 reason = f"the process {pid} of this rank {state} for {HALTED_LOOKS} s"
                 self._respond(protocol.Halted(worker.name, attempt_id, reason), None)
 
@@ -160,13 +164,6 @@ class NodeWorkers:
             worker.requests.put(None)
             worker.thread.join()
         self._respond(protocol.Stopped(request.worker_id), None)
-
-
-def _halt(stat: ProcessStat | None) -> str:
-    """Describe a stopped or ending process; empty for one that may go on, or has gone."""
-    if stat is None or not (stat.stopped or stat.ended or stat.ending):
-        return ""
-    return "has been stopped by a signal" if stat.stopped else "has been ending"
 
 
 # ---------------------------------------------------------------- the sampler of this host's cards

@@ -165,18 +165,12 @@ def _end(orphans: Callable[[], list[ProcessStat]], limit_s: float = _END_S) -> d
             stuck = ", ".join(f"{one.pid} ({ended.get(one.pid, '')[:60]})" for one in alive[:5])
             raise TimeoutError(f"processes of an earlier driver do not end: {stuck}")
         for orphan in alive:
-            ended[orphan.pid] = ended.get(orphan.pid) or command_of(orphan.pid)
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{orphan.pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                ended.setdefault(orphan.pid, command.decode(errors="replace").strip())
             kill(orphan)
         time.sleep(0.02)
     return ended
-
-
-def command_of(pid: int) -> str:
-    """The command line of a process, for people; empty once it is gone."""
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
-        return words.decode(errors="replace").strip()
-    return ""
 
 
 def _with_descendants(belongs: Callable[[ProcessStat], bool]) -> list[ProcessStat]:

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from typing import Any
 
 from orchestrator.core.events import Progress
@@ -62,7 +61,12 @@ class WorkerProcess:
             self._gone.set()
             return self._death("start")
         kind, software = split_kind(self._config.kind)
-        layer = self._layer(software) if software else None
+        layer = layer_if_made(software) if software else None
+        if (
+            software and self._config.world_size > 1
+        ):  # made now, since other ranks would wait for it
+            with contextlib.suppress(Exception):  # ``run`` gives the reason
+                layer = make_layer(software, lambda: self._stop_reason is not None)
         if layer is None and software:  # made for the first job, whose row says where that fails
             self._config = replace(self._config, kind=kind)
         mine, theirs = Pipe()
@@ -169,8 +173,18 @@ class WorkerProcess:
         ordinary, software = split_kind(kind)
         if kind == self._config.kind or ordinary not in self._request.environments:
             return None  # a kind that this card never has is for the worker to refuse
-        if software and (failure := self._make_layer(software, attempt)):
-            return failure
+        if software:  # made by the first job that needs it
+            before = self._progress
+            self._progress = Progress(
+                worker_id=self._request.worker_id, attempt_id=attempt.attempt_id, phase="install"
+            )
+            try:
+                make_layer(software, lambda: self._stop_reason is not None)
+            except Exception as error:
+                if self._stop_reason is not None:
+                    return self._death(f"installing {software}")
+                return Failure(classify(error), one_line(redact(str(error), os.environ), 2000))
+            self._progress = before
         self._kill()
         environment = self._request.environments[ordinary]
         self._config = replace(self._config, kind=kind, environment=environment)
@@ -183,28 +197,6 @@ class WorkerProcess:
             message = f"the node's packages do not work with {software}: {started.message}"
             return replace(started, failure_class=FailureClass.BAD_CONFIGURATION, message=message)
         return started
-
-    def _layer(self, software: str) -> Path | None:
-        """The layer of a process at its start, made now if other ranks would wait for it."""
-        if self._config.world_size > 1:
-            with contextlib.suppress(Exception):  # ``run`` gives the reason
-                return make_layer(software, lambda: self._stop_reason is not None)
-        return layer_if_made(software)
-
-    def _make_layer(self, software: str, attempt: Attempt) -> Failure | None:
-        """Have the layer of a job's software, made by the first job that needs it."""
-        before = self._progress
-        self._progress = Progress(
-            worker_id=self._request.worker_id, attempt_id=attempt.attempt_id, phase="install"
-        )
-        try:
-            make_layer(software, lambda: self._stop_reason is not None)
-        except Exception as error:
-            if self._stop_reason is not None:
-                return self._death(f"installing {software}")
-            return Failure(classify(error), one_line(redact(str(error), os.environ), 2000))
-        self._progress = before
-        return None
 
     def _ask(self, method: str, *arguments: Any) -> tuple[str, Any]:
         if self._channel is None:

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from multiprocessing.connection import Client, Connection
@@ -400,11 +400,13 @@ def preload(modules: Sequence[str]) -> bool:
     return bool(modules) and len(os.listdir("/proc/self/task")) == 1
 
 
-def run(listener: socket.socket, directory: Path, load: Callable[[], bool]) -> int:
-    """Become a reaper with a spawner beneath it; return the spawner's exit status.
-
-    Removes ``directory``, the socket's, at the end; ``load`` returns whether workers are forked.
-    """
+def main(argv: Sequence[str]) -> int:
+    """``spawn LISTENER DIRECTORY [MODULE …]``: become a reaper with a spawner beneath it; return
+    the spawner's exit status. Standard input is the lifeline; the directory, which is the
+    socket's, is removed at the end."""
+    sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
+    listener, directory = socket.socket(fileno=int(argv[0])), Path(argv[1])
+    listener.set_inheritable(False)
     orphans.become_subreaper()
     reaper_lives, held_by_reaper = os.pipe()
     loading, held_while_loading = os.pipe()
@@ -420,7 +422,7 @@ def run(listener: socket.socket, directory: Path, load: Callable[[], bool]) -> i
         os._exit(70)
     os.setpgid(0, 0)  # a signal to the reaper's group leaves one of the two to clean up
     orphans.become_subreaper()
-    forks = load()
+    forks = preload(argv[2:])
     output.say(f"serving, {'forked workers' if forks else 'fresh interpreters'}")
     orphans.die_with_parent(then=False)  # from now on it ends its workers before itself
     os.close(held_while_loading)
@@ -450,14 +452,6 @@ def _remove(path: Path) -> None:
     directory: OwnedDirectory | None = owned_directory(path)
     if directory is not None:
         directory.remove()
-
-
-def main(argv: Sequence[str]) -> int:
-    """``spawn LISTENER DIRECTORY [MODULE …]``: standard input is the lifeline."""
-    sys.stdout, sys.stderr = output.guarded(sys.stdout), output.guarded(sys.stderr)
-    listener = socket.socket(fileno=int(argv[0]))
-    listener.set_inheritable(False)
-    return run(listener, Path(argv[1]), lambda: preload(argv[2:]))
 
 
 if __name__ == "__main__":

@@ -485,28 +485,28 @@ def describe(
     trace = redact("".join(traceback.format_exception(error)), os.environ)
     tail = trace.rstrip().splitlines()[-TAIL_LINES:]
     _let_go(error)
-    return Failure(
-        failure_class, message, tail="\n".join(tail), log=_log_of_this_process(node_name)
-    )
+    log = ""
+    with contextlib.suppress(OSError):
+        path = os.readlink("/proc/self/fd/2")  # stderr, unless that is a terminal or a pipe
+        log = f"{node_name}:{path}" if os.path.isfile(path) else ""
+    return Failure(failure_class, message, tail="\n".join(tail), log=log)
 
 
 def _known(
     error: BaseException, device: Device | None, memory_bytes: int | None, engine: str
 ) -> BaseException:
-    if memory_bytes is not None and _memory_was_refused(error):
-        return base.OutOfMemory(
-            f"the emulated card's {memory_bytes:,} bytes are exhausted: "
-            f"{one_line(str(error), 2000) or type(error).__name__}"
-        )
+    if memory_bytes is not None:
+        refused = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+        if isinstance(error, RuntimeError | ImportError):
+            refused = _REFUSED.search(str(error)) is not None
+        if refused:
+            return base.OutOfMemory(
+                f"the emulated card's {memory_bytes:,} bytes are exhausted: "
+                f"{one_line(str(error), 2000) or type(error).__name__}"
+            )
     if engine in ENGINES and (known := by_text(error, ENGINES[engine].errors, ValueError)):
         return known
     return device.classify(error) if device is not None else error
-
-
-def _memory_was_refused(error: BaseException) -> bool:
-    if isinstance(error, RuntimeError | ImportError):
-        return bool(_REFUSED.search(str(error)))
-    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
 def _let_go(error: BaseException) -> None:
@@ -521,12 +521,3 @@ def _let_go(error: BaseException) -> None:
         todo += [current.__cause__, current.__context__]
         traceback.clear_frames(current.__traceback__)
         current.__traceback__ = None
-
-
-def _log_of_this_process(node_name: str) -> str:
-    """``host:path`` of the file that stderr goes to; empty when it is a terminal or a pipe."""
-    with contextlib.suppress(OSError):
-        path = os.readlink("/proc/self/fd/2")
-        if os.path.isfile(path):
-            return f"{node_name}:{path}"
-    return ""
