@@ -26,7 +26,7 @@ from orchestrator.grid.parser import load_grid
 from orchestrator.on_ray.cluster import RayCluster, connect, described, local_address
 from orchestrator.on_ray.examination import ClusterFacts, Examination
 from orchestrator.on_ray.file_look import NodeRefusal, refused, with_absolute_paths
-from orchestrator.on_ray.jobs import JobServer, Versions, is_job_address, nodes_at, versions_here
+from orchestrator.on_ray.jobs import JobServer, is_job_address, nodes_at
 from orchestrator.on_ray.local_cluster import emulate
 from orchestrator.store.history import read_card_checks, slow_cards_of
 from orchestrator.store.reader import runs
@@ -228,9 +228,7 @@ def _from_afar(args: argparse.Namespace) -> int:
         command += ["--nodes", str(args.expected_nodes)]
     server = JobServer(args.address)
     answered = server.json_in(server.ask(command, timeout_s=args.timeout_s + 60, may_fail=True))
-    here = versions_here()
     findings = [checks.finding_of(finding) for finding in answered["findings"]]
-    findings += checks.check_workstation(here, Versions(**answered["facts"]["driver"]))
     findings += _grid_findings(
         args.grid, partial(refused, server.address), partial(nodes_at, server.address)
     )

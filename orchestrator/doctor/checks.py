@@ -15,13 +15,11 @@ from typing import Any
 from orchestrator.core import errors
 from orchestrator.core.job import Accelerator
 from orchestrator.doctor.probe import NEEDED
-from orchestrator.on_ray.examination import ClusterFacts, NodeFacts, Probe
-from orchestrator.on_ray.jobs import Versions
+from orchestrator.on_ray.examination import ClusterFacts, NodeFacts, Probe, Versions
 from orchestrator.util.format import listed, plural
 from orchestrator.util.host import HOME_REMEDY, MEMORY_REMEDY
 from workloads.devices import Finding, Level, all_devices
 from workloads.engines import ENGINES, engine_packages
-from workloads.models.rules import PACKAGES
 
 #: Packages whose versions must match for rows of two nodes to be comparable.
 _COMPARED = ("nightgrid", "torch", "deepspeed", "peft")  # and those of engines
@@ -178,19 +176,6 @@ def check_imports(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
                     )
                     remedy = f"{spec.install} ({other} below {limit})"
                     yield Finding("imports", message, remedy, Level.ERROR)
-
-
-def check_quantization(probe: Probe) -> Iterator[Finding]:
-    """Report missing packages for quantised checkpoints, if torchao is installed."""
-    if "torchao" not in probe.versions:
-        return
-    for package, (install, kinds) in PACKAGES.items():
-        if package not in probe.versions:
-            message = (
-                f"{package} is not installed: jobs with checkpoints of "
-                f"{', '.join(kinds)} become UNSUPPORTED rows"
-            )
-            yield Finding("quantization", message, install, Level.NOTE)
 
 
 def check_cards(node: NodeFacts, probe: Probe) -> Iterator[Finding]:
@@ -359,7 +344,6 @@ def check_node(node: NodeFacts) -> Iterator[Finding]:
         yield Finding("cards", message, remedy, Level.ERROR)
     if (probe := node.probe) is not None:
         yield from check_imports(node, probe)
-        yield from check_quantization(probe)
         yield from check_cards(node, probe)
         yield from check_accounts(node)
         for kind, count in () if node.emulated else node.cards.items():
@@ -374,22 +358,6 @@ def check_node(node: NodeFacts) -> Iterator[Finding]:
             "out of the cluster"
         )
         yield Finding("answer", node.trouble, remedy, Level.ERROR)
-
-
-def check_workstation(workstation: Versions, cluster: Versions) -> list[Finding]:
-    """Check that Ray matches; Python may differ, as nothing is pickled across."""
-    if workstation.ray == cluster.ray:
-        return []
-    same_minor = workstation.ray.split(".")[:2] == cluster.ray.split(".")[:2]
-    return [
-        Finding(
-            "ray-version",
-            f"Ray is {workstation.ray} here and {cluster.ray} on the cluster",
-            f"pip install 'ray[default]=={cluster.ray}' on the workstation",
-            Level.NOTE if same_minor else Level.WARNING,
-            where="workstation",
-        )
-    ]
 
 
 # ---------------------------------------------------------------- text and JSON

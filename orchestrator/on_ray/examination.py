@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -20,7 +21,6 @@ from typing import Any
 from orchestrator.core.job import Accelerator
 from orchestrator.on_ray.channel import answer_of, task_on
 from orchestrator.on_ray.cluster import EMULATED, RayCluster, describe_cards, name_of
-from orchestrator.on_ray.jobs import Versions, versions_here
 from orchestrator.util.host import MemoryUse
 from orchestrator.util.redaction import error_line
 from workloads.devices import ServerFacts
@@ -31,6 +31,14 @@ _PATIENCE_S = 2.0  # of one round trip
 #: many times what the slowest of the others took.
 _SLOWER = 4.0
 START_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """Versions that must agree between the places a run spans."""
+
+    ray: str
+    python: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +174,7 @@ class Examination:
                 facts[node_id] = replace(node, trouble=node.trouble or silent)
         return ClusterFacts(
             address=cluster.address,
-            driver=versions_here(),
+            driver=Versions(ray=ray.__version__, python=platform.python_version()),
             nodes=tuple(facts.values()),
             token=_asks_for_token(cluster.address),
             dashboard=str(_own_node().webui_url or "").removeprefix("http://") or None,

@@ -14,7 +14,6 @@ import dataclasses
 import importlib
 import json
 import os
-import platform
 import re
 import shlex
 import socket
@@ -122,14 +121,6 @@ class Submission:
         }
         known = {name: value for name, value in variables.items() if value}
         return {"working_dir": str(directory), "env_vars": known}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Versions:
-    """Versions that must agree between the places a run spans."""
-
-    ray: str
-    python: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,13 +470,6 @@ def resolve_job_address(address: str | None) -> str:
             "loopback unless given --dashboard-host), or an SSH tunnel needed?"
         ) from error
     return chosen if parts.port or parts.scheme == "https" else f"{chosen.rstrip('/')}:{port}"
-
-
-def versions_here() -> Versions:
-    """Ray and Python of this process."""
-    import ray
-
-    return Versions(ray=ray.__version__, python=platform.python_version())
 
 
 def new_submission_id(run: str) -> str:

@@ -89,10 +89,6 @@ class LocalCluster(RayCluster):
         self.ray_nodes[name] = started
         self.address = str(self.ray_cluster.address)
 
-    def remove(self, name: str) -> None:
-        """Kill a node and everything on it."""
-        self.ray_cluster.remove_node(self.ray_nodes.pop(name), allow_graceful=False)
-
     def end(self) -> None:
         """Kill all nodes at once, without Ray's second of grace for each."""
         for ray_node in self.ray_nodes.values():

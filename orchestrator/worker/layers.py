@@ -134,22 +134,6 @@ def available_versions(package: str, *, pre: bool = False) -> list[str]:
     return line[1].replace(" ", "").split(",")[::-1] if line else []
 
 
-def size_text(software: str) -> str:
-    """Say about how large a layer will be, by those of its packages that are installed here."""
-    sizes = [_installed_bytes(pin.partition("==")[0]) for pin in software.split()]
-    known = sum(size for size in sizes if size)
-    if not known:
-        return "its size is not known here"
-    more = "" if all(sizes) else "and more, "
-    return f"about {known / 1e6:,.0f} MB, {more}by what is installed here"
-
-
-def _installed_bytes(package: str) -> int:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return sum(file.size or 0 for file in metadata.distribution(package).files or ())
-    return 0
-
-
 @cache
 def _below() -> list[str]:
     return sorted(f"{one.metadata['Name']}=={one.version}" for one in metadata.distributions())
@@ -216,7 +200,7 @@ def layer_notes(jobs: Iterable[Job]) -> list[str]:
     """A line for each software of a plan's jobs."""
     return [
         f"software {name}, {plural(count, 'job')}: each node installs it once, over its own "
-        f"packages, before the first of them; {size_text(name)}"
+        f"packages, before the first of them"
         for name, count in jobs_by_layer(jobs).items()
     ]
 
@@ -231,5 +215,5 @@ def layer_findings(jobs: Iterable[Job]) -> Iterator[Finding]:
             yield Finding("software", str(error), remedy, Level.ERROR, where="here")
         else:
             changes = ", ".join(packages) or "nothing, it is installed"
-            text = f"{name} would install {changes}; {size_text(name)}"
+            text = f"{name} would install {changes}"
             yield Finding("software", text, "", Level.NOTE, where="here")

@@ -16,7 +16,6 @@ from orchestrator.core import errors
 from orchestrator.core.job import Accelerator
 from orchestrator.doctor.checks import (
     as_json,
-    check_workstation,
     exit_code,
     finding_lines,
     finding_of,
@@ -36,8 +35,8 @@ from orchestrator.on_ray.examination import (
     Probe,
     SharedFacts,
     Space,
+    Versions,
 )
-from orchestrator.on_ray.jobs import Versions
 from orchestrator.util.host import MemoryUse
 from workloads.devices import CardFacts, Finding, Level
 
@@ -207,10 +206,6 @@ PROBES: list[tuple[dict[str, Any], str, Level, str]] = [
     ({"memory": memory(96)}, "memory", E, "96% of 0.0 GiB"),
     ({"python": "3.12.1"}, "ray-version", E, "it has Ray 2.60.0 and Python 3.12.1"),
     ({"python": "3.10.14"}, "ray-version", W, "and Python 3.10.14"),
-    (
-        {"versions": GAUDI_VERSIONS | {"torchao": "0.18.0", "auto-round": "0.16.1"}},
-        *("quantization", N, "checkpoints of compressed-tensors become UNSUPPORTED"),
-    ),
 ]
 NODES += [(gaudi(probe=gaudi_probe(**changes)), *finding) for changes, *finding in PROBES]
 
@@ -294,13 +289,6 @@ def test_a_cluster_without_cards_is_unfit() -> None:
     head = NodeFacts(name="head", node_id="head", head=True, probe=gaudi_probe(cards=()))
     (found,) = judge(cluster(head))
     assert found.level is E and "no node has registered a" in found.message
-
-
-@pytest.mark.parametrize(("version", "levels"), [("2.60.0", []), ("2.60.1", [N]), ("2.55.0", [W])])
-def test_the_workstation_has_the_clusters_ray(version: str, levels: list[Level]) -> None:
-    """Only the job client is used from there, so another patch release is only worth knowing."""
-    found = check_workstation(Versions(ray=version, python="3.13.1"), HERE)
-    assert [finding.level for finding in found] == levels
 
 
 # ---------------------------------------------------------------- telling

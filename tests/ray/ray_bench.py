@@ -59,6 +59,11 @@ class Bench:
             assert time.monotonic() < deadline, f"in {timeout_s} s only came {self.seen[-8:]}"
             self.seen += self.executor.events(0.5)
 
+    def remove(self, name: str) -> None:
+        """Kill a node and everything on it."""
+        node = self.cluster.ray_nodes.pop(name)
+        self.cluster.ray_cluster.remove_node(node, allow_graceful=False)
+
     def node(self, name: str) -> Node:
         joined = self.wait_for(lambda e: isinstance(e, NodeJoined) and e.node.name == name)
         node: Node = joined.node

@@ -68,7 +68,7 @@ def examined(bench, shared, tmp_path_factory):
         patience.undo()
         os.kill(raylet, signal.SIGCONT)
         for name in ("lacking", "frozen"):
-            cluster.remove(name)
+            bench.remove(name)
 
 
 def named(facts: ClusterFacts, name: str) -> NodeFacts:

@@ -307,7 +307,7 @@ def test_a_node_of_another_packages_device_joins_works_and_takes_everything_alon
         assert outcome.state is State.SUCCEEDED
         attempt_id = bench.run((node.cards[1],), [worker], "sleep:600")
         bench.wait_for_phase(worker.worker_id, "measure")
-        bench.cluster.remove("xpu-1")
+        bench.remove("xpu-1")
         outcome = bench.ended(attempt_id, timeout_s=60).outcome
         assert outcome.state is State.LOST and outcome.failure is not None
         assert outcome.failure.failure_class is FailureClass.NODE_LOST

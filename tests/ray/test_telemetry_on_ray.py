@@ -110,7 +110,7 @@ def test_a_real_node_is_read_and_an_emulated_one_is_not(bench, tmp_path, monkeyp
         assert "card_readings" not in unread.result.details
         bench.stop(real, emulated)
     finally:
-        bench.cluster.remove("gpu-9")
+        bench.remove("gpu-9")
 
 
 #: Should the driver wait for the store: it answers again after so long, or later under load, but

@@ -136,13 +136,12 @@ def test_software_that_is_not_pinned_is_refused(software: str) -> None:
         a_job(software)
 
 
-def test_a_plan_says_what_nodes_install_and_about_how_large_it_is() -> None:
+def test_a_plan_says_what_nodes_install() -> None:
     notes = layer_notes([a_job("numpy==1.0"), a_job("default"), a_job("planted==1.0 numpy==1.0")])
     assert [note.partition(",")[0] for note in notes] == [
         "software numpy==1.0",
         "software planted==1.0 numpy==1.0",
     ]
-    assert " MB, by what is installed here" in notes[0] and "and more" in notes[1]
 
 
 @pytest.mark.slow
@@ -150,5 +149,5 @@ def test_a_plan_says_what_nodes_install_and_about_how_large_it_is() -> None:
 def test_doctor_names_what_would_be_installed_and_what_cannot_be() -> None:
     able, unable = layer_findings([a_job("planted==1.0"), a_job("planted==7.0"), a_job("default")])
     assert able.level is Level.NOTE
-    assert able.message.startswith("planted==1.0 would install planted==1.0, planted_below==1.2;")
+    assert able.message.startswith("planted==1.0 would install planted==1.0, planted_below==1.2")
     assert unable.level is Level.ERROR and "planted==7.0 cannot be installed" in unable.message
