@@ -64,10 +64,10 @@ def capacity(*, stream: bool, requests: int, tokens: int) -> dict[str, float]:
     cores = sorted(os.sched_getaffinity(0))
     plan = schedule([Planned(prompt="p", output_tokens=tokens)] * requests, concurrency=32)
     with server(0, 0, cores[-1]) as url, tempfile.TemporaryDirectory() as directory:
-        target = Target(url=url, model="m", stream=stream)
+        target = Target(urls=[url], model="m", stream=stream)
         table = run_process(target, plan, Limits(), Path(directory), cores=cores[:1])
     summary = summary_of(table)
-    counted = summary["events"] if stream else requests
+    counted = sum(map(len, table["token_s"].to_pylist())) if stream else requests
     return {"a_second": counted / summary["wall_s"], "a_cpu_second": counted / summary["cpu_s"]}
 
 
@@ -77,7 +77,7 @@ def capacity(*, stream: bool, requests: int, tokens: int) -> dict[str, float]:
 def nightgrid(url: str, directory: Path, _environment: Path) -> dict[str, float]:
     """One load by this project's client."""
     plan = schedule([Planned(prompt="p" * 32, output_tokens=TOKENS)] * REQUESTS, concurrency=8)
-    table = run_process(Target(url=url, model="m"), plan, Limits(), directory)
+    table = run_process(Target(urls=[url], model="m"), plan, Limits(), directory)
     ended = max(table["ended_s"].to_pylist())
     found = figures(table, (0.0, ended))
     tokens = sum(table["output_tokens"].to_pylist())

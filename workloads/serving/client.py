@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
@@ -60,12 +60,11 @@ _PROGRESS_EVERY_S = 0.5
 class Target:
     """A server, or several behind round-robin, and how it is asked."""
 
-    url: str | tuple[str, ...]  # up to and without ``/v1``
+    urls: Sequence[str]  # up to and without ``/v1``
     model: str
     key: str = field(default="", repr=False)  # sent as a bearer token; "": none
     api: Literal["completions", "chat"] = "completions"
     stream: bool = True
-    ignore_eos: bool = False
     usage: bool = True  # ask for the token counts at a stream's end (``stream_options``)
     extra: Mapping[str, Any] = field(default_factory=dict)  # more fields of each request's body
 
@@ -73,27 +72,21 @@ class Target:
     def endpoints(self) -> list[str]:
         """The addresses that requests are posted to, by server."""
         path = "/v1/completions" if self.api == "completions" else "/v1/chat/completions"
-        urls = (self.url,) if isinstance(self.url, str) else self.url
-        return [url.rstrip("/") + path for url in urls]
+        return [url.rstrip("/") + path for url in self.urls]
 
     def body(self, prompt: Prompt, output_tokens: int) -> bytes:
-        """Return a request's body; BadConfiguration for a prompt that this API cannot take."""
+        """Return a request's body; BadConfiguration for token ids to the chat API."""
+        content: dict[str, Any] = {"prompt": prompt}
         if self.api == "chat":
-            if isinstance(prompt, tuple) and not (prompt and isinstance(prompt[0], Mapping)):
-                raise BadConfiguration("the chat API takes texts and messages, not token ids")
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            content: dict[str, Any] = {"messages": messages}
-        elif isinstance(prompt, tuple) and prompt and isinstance(prompt[0], Mapping):
-            raise BadConfiguration("the completions API takes texts and token ids, not messages")
-        else:
-            content = {"prompt": prompt}
+            if not all(isinstance(message, Mapping) for message in messages):
+                raise BadConfiguration("the chat API takes texts and messages, not token ids")
+            content = {"messages": messages}
         content |= {"model": self.model, "max_tokens": output_tokens, "temperature": 0}
         if self.stream:
             content["stream"] = True
             if self.usage:
                 content["stream_options"] = {"include_usage": True}
-        if self.ignore_eos:
-            content["ignore_eos"] = True
         return json.dumps({**content, **self.extra}, ensure_ascii=False).encode()
 
 
@@ -107,50 +100,28 @@ class Limits:
     silence_s: float | None = None  # without an event while requests wait; the load ends then
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """A load under way."""
-
-    elapsed_s: float
-    sent: int
-    ended: int
-    failed: int
-    events: int
-    silent_s: float  # since the last event while requests wait; 0 if none waits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """The client's measurement of itself and of the load as a whole."""
-
-    wall_s: float
-    cpu_s: float
-    sent: int
-    failed: int
-    events: int
-    lag_p90_s: float  # of the event loop
-    lag_max_s: float
-    late_p90_s: float | None  # behind the planned times; None in a closed loop
-    stopped: Literal["complete", "time", "silence"]
-
-
 async def drive(
     target: Target,
     schedule: Schedule,
     limits: Limits | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> pa.Table:
     """Send a schedule to a server and return the request table (``COLUMNS``).
 
-    The ``Summary`` is in the table's metadata (``summary_of``). Requests that fail are rows with an
-    error; nothing is sent twice.
+    Requests that fail are rows with an error; nothing is sent twice. ``on_progress`` is called
+    about twice a second.
     """
     load = _Load(target, schedule, limits or Limits(), on_progress)
     return await load.run()
 
 
 def summary_of(table: pa.Table) -> dict[str, Any]:
-    """Return the ``Summary`` of a table that ``drive`` returned, as JSON."""
+    """Return what the client measured of itself and of the load, of a table that ``drive`` made.
+
+    ``wall_s`` and ``cpu_s``; 90th percentiles of its event loop's delay (``lag_p90_s``) and of
+    sending behind the planned times (``late_p90_s``; None in a closed loop); and why it ended
+    (``stopped``): complete, time or silence.
+    """
     summary: dict[str, Any] = json.loads((table.schema.metadata or {})[b"summary"])
     return summary
 
@@ -255,7 +226,7 @@ class _Load:
         target: Target,
         schedule: Schedule,
         limits: Limits,
-        on_progress: Callable[[Progress], None] | None,
+        on_progress: Callable[[], None],
     ) -> None:
         self._target, self._schedule, self._limits = target, schedule, limits
         self._on_progress = on_progress
@@ -268,7 +239,7 @@ class _Load:
         self._ends = {index: asyncio.Event() for index in waited_for}
         self._responses: list[_Response] = []
         self._requests: set[asyncio.Task[None]] = set()
-        self._ended = self._failed = self._events = 0
+        self._ended = 0
         self._last_event = self._start = 0.0
         self._lags: list[float] = []
         self._stopped: Literal["complete", "time", "silence"] = "complete"
@@ -296,12 +267,14 @@ class _Load:
                 with suppress(asyncio.CancelledError):
                     await sending
             finally:
-                await _end(sending, watching, lagging, *self._requests)
+                tasks = (sending, watching, lagging, *self._requests)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
                 gc.unfreeze()
             wall_s = time.perf_counter() - self._start
             cpu_s = time.process_time() - cpu
-        self._report(0.0)
-        return self._table(self._summary(wall_s, cpu_s))
+        return self._table({"wall_s": wall_s, "cpu_s": cpu_s})
 
     async def _send_all(self, session: aiohttp.ClientSession) -> None:
         if self._schedule.concurrency is None:
@@ -376,7 +349,6 @@ class _Load:
         finally:
             self._last_event = time.perf_counter()
             self._ended += 1
-            self._failed += response.error is not None
             if index in self._ends:
                 self._ends[index].set()
 
@@ -388,7 +360,6 @@ class _Load:
             rest = lines.pop()
             for line in lines:
                 if line.startswith(b"data:") and response.read_event(line[5:].strip(), at):
-                    self._events += 1
                     self._last_event = at
         if rest.startswith(b"data:"):
             response.read_event(rest[5:].strip(), time.perf_counter())
@@ -403,7 +374,7 @@ class _Load:
             await asyncio.sleep(_PROGRESS_EVERY_S)
             now = time.perf_counter()
             silent_s = now - self._last_event if len(self._responses) > self._ended else 0.0
-            self._report(silent_s)
+            self._on_progress()
             if end is not None and now >= end:
                 self._stopped = "time"
             elif limits.silence_s is not None and silent_s > limits.silence_s:
@@ -420,42 +391,13 @@ class _Load:
             await asyncio.sleep(_LAG_EVERY_S)
             self._lags.append(max(0.0, time.perf_counter() - due))
 
-    def _report(self, silent_s: float) -> None:
-        if self._on_progress is not None:
-            self._on_progress(
-                Progress(
-                    elapsed_s=time.perf_counter() - self._start,
-                    sent=len(self._responses),
-                    ended=self._ended,
-                    failed=self._failed,
-                    events=self._events,
-                    silent_s=silent_s,
-                )
-            )
-
-    def _summary(self, wall_s: float, cpu_s: float) -> Summary:
-        late = [
-            response.sent - self._start - response.request.at_s
-            for response in self._responses
-            if response.request.at_s is not None and response.request.after is None
-        ]
-        return Summary(
-            wall_s=wall_s,
-            cpu_s=cpu_s,
-            sent=len(self._responses),
-            failed=self._failed,
-            events=self._events,
-            lag_p90_s=percentile(self._lags, 90) or 0.0,
-            lag_max_s=max(self._lags, default=0.0),
-            late_p90_s=percentile(late, 90) if late else None,
-            stopped=self._stopped,
-        )
-
-    def _table(self, summary: Summary) -> pa.Table:
-        rows = []
+    def _table(self, times: Mapping[str, float]) -> pa.Table:
+        rows, late = [], []
         for response in sorted(self._responses, key=lambda one: one.index):
             sent = response.sent - self._start
             request, events = response.request, response.event_s
+            if request.at_s is not None and request.after is None:
+                late.append(sent - request.at_s)
             counted = response.input_tokens
             rows.append(
                 {
@@ -474,14 +416,14 @@ class _Load:
                     "server": response.server,
                 }
             )
-        metadata = {"summary": json.dumps(asdict(summary))}
+        summary = {
+            **times,
+            "lag_p90_s": percentile(self._lags, 90) or 0.0,
+            "late_p90_s": percentile(late, 90) if late else None,
+            "stopped": self._stopped,
+        }
+        metadata = {"summary": json.dumps(summary)}
         return pa.Table.from_pylist(rows, schema=COLUMNS).replace_schema_metadata(metadata)
-
-
-async def _end(*tasks: asyncio.Future[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _http_error(status: int, text: str) -> str:
@@ -497,12 +439,6 @@ def _http_error(status: int, text: str) -> str:
 # ---------------------------------------------------------------- a process of its own
 
 
-def read_table(path: Path) -> pa.Table:
-    """Read an Arrow IPC file into memory."""
-    with pa.OSFile(str(path), "rb") as source, pa.ipc.open_file(source) as reader:
-        return reader.read_all()
-
-
 class ClientFailed(WorkloadError):
     """The client's process ended without a result; the message quotes its stderr."""
 
@@ -514,7 +450,7 @@ def run_process(
     directory: Path,
     *,
     cores: Sequence[int] = (),
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> pa.Table:
     """Drive a schedule from a process of its own, and return the request table.
 
@@ -536,9 +472,8 @@ def run_process(
             assert process.stdin is not None and process.stdout is not None
             with suppress(BrokenPipeError), process.stdin:
                 process.stdin.write(work)
-            for line in process.stdout:
-                if on_progress is not None:
-                    on_progress(Progress(**json.loads(line)))
+            for _ in process.stdout:  # a line for each call of ``on_progress`` there
+                on_progress()
         finally:
             if process.poll() is None and sys.exc_info()[0] is not None:
                 process.kill()
@@ -548,21 +483,18 @@ def run_process(
         if process.returncode:
             text = errors.read_text(errors="replace").strip()[-2000:]
             raise ClientFailed(f"the load generator exited with {process.returncode}: {text}")
-        return read_table(output)
+        with pa.OSFile(str(output), "rb") as source, pa.ipc.open_file(source) as reader:
+            return reader.read_all()
     finally:
         for path in (output, errors):
             path.unlink(missing_ok=True)
 
 
 def main() -> None:
-    """Drive the load that ``run_process`` pickled to stdin; print progress as JSON lines."""
+    """Drive the load that ``run_process`` pickled to stdin; print a line now and then."""
     target, schedule, limits, cores, output = pickle.load(sys.stdin.buffer)
     if cores:
         os.sched_setaffinity(0, cores)
-
-    def report(progress: Progress) -> None:
-        print(json.dumps(asdict(progress)), flush=True)
-
-    table = asyncio.run(drive(target, schedule, limits, report))
+    table = asyncio.run(drive(target, schedule, limits, lambda: print(flush=True)))
     with pa.OSFile(output, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)

@@ -16,7 +16,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -51,17 +51,6 @@ class Schedule:
 
     requests: tuple[Planned, ...]
     concurrency: int | None = None  # None: an open loop
-
-    def __post_init__(self) -> None:
-        if self.concurrency is not None and self.concurrency < 1:
-            raise BadConfiguration(f"concurrency {self.concurrency}; at least 1 is needed")
-        if self.concurrency is None and any(request.at_s is None for request in self.requests):
-            raise BadConfiguration("an open loop needs the time of every request")
-        for position, request in enumerate(self.requests):
-            if request.after is not None and not 0 <= request.after < position:
-                raise ValueError(
-                    f"request {position} waits for {request.after}, not an earlier one"
-                )
 
 
 # ---------------------------------------------------------------- lengths
@@ -122,58 +111,46 @@ def random_requests(
     outputs: Lengths,
     vocabulary: int,
     *,
+    turns: int = 1,
     seed: int = 0,
     shared_prefix: int = 0,
     special: Iterable[int] = (),
 ) -> list[Planned]:
     """Requests whose prompts are random token ids, so that no cached prefix helps but the shared.
 
-    A prompt is never shorter than its ``shared_prefix`` + 1. Ids are drawn uniformly from
-    ``range(vocabulary)`` without the ``special`` ones, such as those of end-of-sequence and of
-    images.
+    ``count`` are conversations. Of one turn, ``inputs`` are whole prompts, never shorter than the
+    ``shared_prefix`` + 1. Of several, each turn adds ``inputs`` tokens, and its prompt is the whole
+    conversation before it. What stands for earlier answers is drawn too, so that every engine reads
+    the same prompts. Turns are dealt out in rounds: round by round, each waits for the last.
+
+    Ids are drawn uniformly from ``range(vocabulary)`` without the ``special`` ones, such as those
+    of end-of-sequence and of images.
     """
-    ids = _drawer(vocabulary, special, generator(seed, "tokens"))
-    lengths = inputs.draw(count, generator(seed, "inputs"))
-    answers = outputs.draw(count, generator(seed, "outputs"))
-    start = ids(shared_prefix)
-    requests = []
-    for length, answer in zip(lengths, answers, strict=True):
-        prompt = start + ids(max(1, length - len(start)))
-        requests.append(Planned(prompt=prompt, input_tokens=len(prompt), output_tokens=answer))
-    return requests
+    import numpy  # lazy: plans read this file
 
+    allowed = numpy.setdiff1d(numpy.arange(vocabulary), numpy.fromiter(special, dtype=int))
+    if not len(allowed):
+        raise BadConfiguration(f"a vocabulary of {vocabulary} tokens leaves none to draw")
+    random = generator(seed, "tokens")
 
-def random_chats(
-    count: int,
-    turns: int,
-    inputs: Lengths,
-    outputs: Lengths,
-    vocabulary: int,
-    *,
-    seed: int = 0,
-    shared_prefix: int = 0,
-    special: Iterable[int] = (),
-) -> list[Planned]:
-    """Conversations of random token ids: each turn's prompt is the whole conversation before it.
+    def ids(length: int) -> tuple[int, ...]:
+        return tuple(allowed[random.integers(0, len(allowed), length)].tolist())
 
-    What stands for earlier answers is drawn too, so that every engine reads the same prompts. The
-    ``turns`` of all conversations are dealt out in rounds: round by round, each waits for the last.
-    A turn adds ``inputs`` tokens, and every conversation begins with ``shared_prefix`` ones.
-    """
-    ids = _drawer(vocabulary, special, generator(seed, "tokens"))
     added = inputs.draw(count * turns, generator(seed, "inputs"))
     answers = outputs.draw(count * turns, generator(seed, "outputs"))
     histories = [ids(shared_prefix)] * count
     requests = []
-    for number in range(count * turns):
+    for number, answer in enumerate(answers):
         chat = number % count
-        prompt = histories[chat] + ids(added[number])
-        histories[chat] = prompt + ids(answers[number])
+        length = added[number] if turns > 1 else max(1, added[number] - shared_prefix)
+        prompt = histories[chat] + ids(length)
+        if turns > 1:
+            histories[chat] = prompt + ids(answer)
         requests.append(
             Planned(
                 prompt=prompt,
                 input_tokens=len(prompt),
-                output_tokens=answers[number],
+                output_tokens=answer,
                 after=number - count if number >= count else None,
             )
         )
@@ -193,19 +170,14 @@ def dataset_requests(
     ``chat``: send messages, with earlier turns; else texts, joined.
     """
     answers = output_tokens.draw(count, generator(seed, "outputs"))
-    return [
-        Planned(prompt=_prompt(example, chat), output_tokens=answer)
-        for example, answer in zip(itertools.cycle(examples), answers, strict=False)
-    ]
-
-
-def _prompt(example: Example, chat: bool) -> Prompt:
-    turns = [(turn.role, turn.text) for turn in example.earlier]
-    if example.content:
-        turns.append(("user", example.content))
-    if chat:
-        return tuple({"role": role, "content": text} for role, text in turns)
-    return "\n".join(text for _, text in turns)
+    requests = []
+    for example, answer in zip(itertools.cycle(examples), answers, strict=False):
+        messages = [{"role": turn.role, "content": turn.text} for turn in example.earlier]
+        if example.content:
+            messages.append({"role": "user", "content": example.content})
+        text = "\n".join(message["content"] for message in messages)
+        requests.append(Planned(prompt=tuple(messages) if chat else text, output_tokens=answer))
+    return requests
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
@@ -213,18 +185,6 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
     import numpy  # lazy: plans read this file
 
     return numpy.random.default_rng([seed, zlib.crc32(purpose.encode())])
-
-
-def _drawer(
-    vocabulary: int, special: Iterable[int], random: np.random.Generator
-) -> Callable[[int], tuple[int, ...]]:
-    """Return a function that draws so many ids."""
-    import numpy  # lazy: plans read this file
-
-    allowed = numpy.setdiff1d(numpy.arange(vocabulary), numpy.fromiter(special, dtype=int))
-    if not len(allowed):
-        raise BadConfiguration(f"a vocabulary of {vocabulary} tokens leaves none to draw")
-    return lambda count: tuple(allowed[random.integers(0, len(allowed), count)].tolist())
 
 
 # ---------------------------------------------------------------- times
@@ -248,14 +208,13 @@ def parse_pattern(text: str) -> tuple[Pattern, float]:
 
 
 def arrival_times(count: int, rate: float, pattern: str = "poisson", seed: int = 0) -> list[float]:
-    """Return ``count`` times in seconds from the load's start, in order, at ``rate`` a second.
+    """Return ``count`` times in seconds from the load's start, in order, at ``rate`` (above 0) a
+    second.
 
     ``poisson``: gaps are exponential. ``gamma(k)``: gaps are gamma of shape k and the same mean, k
     = 1 being Poisson (vLLM's burstiness). ``bursts(n)``: n at once, the bursts Poisson at rate /
     n. ``ramp(r)``: Poisson whose rate grows linearly from r to ``rate`` over the load.
     """
-    if not (rate > 0 and math.isfinite(rate)):
-        raise BadConfiguration(f"request_rate {rate:g}; it must be above 0")
     name, number = parse_pattern(pattern)
     random = generator(seed, "times")
     if name == "constant":
@@ -295,23 +254,9 @@ def schedule(
     arrivals: str = "poisson",
     seed: int = 0,
 ) -> Schedule:
-    """Give requests their times: a closed loop, an open loop at a rate, or a trace's own times.
-    Raises BadConfiguration for both, or for neither without times."""
-    if concurrency is not None and request_rate is not None:
-        raise BadConfiguration(
-            "concurrency and request_rate exclude each other: one load, one loop"
-        )
-    times: Sequence[float | None]
-    if concurrency is not None:
-        times = [None] * len(requests)
-    elif request_rate is not None:
+    """Give requests their times: a closed loop, else an open loop at a rate, else a trace's own."""
+    times: Sequence[float | None] = [None if concurrency else one.at_s for one in requests]
+    if request_rate is not None:
         times = arrival_times(len(requests), request_rate, arrivals, seed)
-    else:
-        times = [request.at_s for request in requests]
-        if None in times:
-            raise BadConfiguration(
-                "write concurrency (a closed loop) or request_rate (an open one); only recorded "
-                "traces have times of their own"
-            )
     timed = (replace(one, at_s=at_s) for one, at_s in zip(requests, times, strict=True))
     return Schedule(concurrency=concurrency, requests=tuple(timed))

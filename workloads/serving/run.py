@@ -41,7 +41,7 @@ from workloads.models.loading import ModelSource, load_config, load_tokenizer, o
 from workloads.serving import load as loads
 from workloads.serving import servers as processes
 from workloads.serving import statistics
-from workloads.serving.client import Limits, Progress, Target, run_process, summary_of
+from workloads.serving.client import Limits, Target, run_process, summary_of
 from workloads.serving.servers import Server
 from workloads.serving.traces import read_trace
 from workloads.serving.workload import ServingParameters, cards_of_a_server
@@ -120,17 +120,14 @@ def _start_servers(
         for server in servers:
             server.stop()
         raise
-    return Serving(servers=tuple(servers), source=_source(request, servers[0]))
-
-
-def _source(request: Request, server: Server) -> ModelSource | None:
-    """The model's checkpoint on this node; None where only a server elsewhere has it."""
+    ours = servers[0].process is not None
     try:
-        return open_model(request.model, weights=bool(server.process), protected=True)
+        source = open_model(request.model, weights=ours, protected=True)
     except WorkloadError:
-        if server.process is None:
-            return None
-        raise
+        if ours:
+            raise
+        source = None  # only a server elsewhere has it
+    return Serving(servers=tuple(servers), source=source)
 
 
 def _cards(context: JobContext) -> list[str]:
@@ -160,14 +157,6 @@ def client_cores(cards: Sequence[str]) -> list[int]:
 # ---------------------------------------------------------------- requests of a load
 
 
-def requests_of_window(parameters: ServingParameters) -> int:
-    """Requests of one repeat."""
-    if parameters.requests is not None:
-        return parameters.requests
-    users = parameters.concurrency or parameters.request_rate or 0
-    return max(_LEAST_REQUESTS, round(_REQUESTS_PER_USER * users))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """Requests of a job's windows."""
@@ -179,8 +168,15 @@ class Load:
     def schedule(self, count: int, seed: int) -> loads.Schedule:
         """Requests of one window, of other tokens and times for each seed."""
         parameters = self.parameters
+        requests = self._requests(count, seed)
+        if self.dataset is None and not self.serving.servers[0].command.token_ids:
+            decode = self.serving.tokenizer.decode  # the server takes only texts
+            requests = [
+                dataclasses.replace(one, prompt=decode(list(one.prompt)), input_tokens=None)
+                for one in requests
+            ]
         return loads.schedule(
-            [self._sendable(request) for request in self._requests(count, seed)],
+            requests,
             concurrency=parameters.concurrency,
             request_rate=parameters.request_rate,
             arrivals=parameters.arrivals,
@@ -199,34 +195,23 @@ class Load:
             return loads.dataset_requests(
                 turned, count, outputs, chat=parameters.api != "completions", seed=seed
             )
-        inputs = loads.parse_lengths(parameters.input_tokens or 1)
-        common = {
-            "seed": seed,
-            "shared_prefix": parameters.shared_prefix,
-            "special": serving.tokenizer.all_special_ids,
-        }
-        if parameters.turns > 1:
-            chats = max(1, count // parameters.turns)
-            return loads.random_chats(
-                chats, parameters.turns, inputs, outputs, serving.vocabulary, **common
-            )
-        return loads.random_requests(count, inputs, outputs, serving.vocabulary, **common)
-
-    def _sendable(self, request: loads.Planned) -> loads.Planned:
-        """The same with a text for token ids, if the server takes only texts."""
-        ids = request.prompt
-        is_ids = isinstance(ids, tuple) and bool(ids) and isinstance(ids[0], int)
-        if not is_ids or self.serving.servers[0].command.token_ids:
-            return request
-        text = self.serving.tokenizer.decode(list(ids))
-        return dataclasses.replace(request, prompt=text, input_tokens=None)
+        return loads.random_requests(
+            max(1, count // parameters.turns),
+            loads.parse_lengths(parameters.input_tokens or 1),
+            outputs,
+            serving.vocabulary,
+            turns=parameters.turns,
+            seed=seed,
+            shared_prefix=parameters.shared_prefix,
+            special=serving.tokenizer.all_special_ids,
+        )
 
     def target(self) -> Target:
         """The servers as the client asks them."""
         first = self.serving.servers[0]
         api = self.parameters.api or ("completions" if self.dataset is None else "chat")
         return Target(
-            url=tuple(server.url for server in self.serving.servers),
+            urls=[server.url for server in self.serving.servers],
             model=self.serving.model,
             key=first.key,
             api=api,
@@ -263,7 +248,9 @@ class Windows:
             return lambda: Observation(items=0)
         settings, parameters = self.request.measure, self.load.parameters
         warmup = repeat < settings.warmup
-        count, limit_s = requests_of_window(parameters), settings.time_limit_s
+        users = parameters.concurrency or parameters.request_rate or 0
+        count = parameters.requests or max(_LEAST_REQUESTS, round(_REQUESTS_PER_USER * users))
+        limit_s = settings.time_limit_s
         if warmup:
             count = min(count, max(2 * (parameters.concurrency or 4), 4))
             limit_s = settings.warmup_limit_s
@@ -271,20 +258,25 @@ class Windows:
             now = self.context.clock()
             self.timed_until = self.timed_until or now + limit_s
             limit_s = max(self.timed_until - now, _SHORTEST_WINDOW_S)
-        table = self._drive(self.load.schedule(count, seed=repeat), limit_s)
+        schedule = self.load.schedule(count, seed=repeat)
+        table, self.counters[repeat] = self._drive(schedule, limit_s)
         if warmup:
-            self._note_first_tokens(table)
+            took = pc.subtract(table["first_s"], table["sent_s"]).drop_null().to_pylist()
+            known = self.resident.known
+            known["longest_first_token_s"] = max([known.get("longest_first_token_s", 0.0), *took])
         observed = self._observe(repeat, table)
         return lambda: observed
 
-    def _drive(self, schedule: loads.Schedule, limit_s: float) -> pa.Table:
-        """Run the client; ServerSilent or what ``Server.check`` raises if a server fails."""
+    def _drive(self, schedule: loads.Schedule, limit_s: float) -> tuple[pa.Table, dict[str, float]]:
+        """Run the client; return its table and the servers' counters. Raises ServerSilent or what
+        ``Server.check`` does if a server fails, and with the first error if no request was
+        answered."""
         servers = self.load.serving.servers
         longest = self.resident.known.get("longest_first_token_s", 0.0)
         silence_s = max(processes.SILENCE_S, processes.SILENCE_FACTOR * longest)
         counters = _Counters(servers, self.context.clock)
 
-        def on_progress(_: Progress) -> None:
+        def on_progress() -> None:
             for server in servers:
                 server.check()
             counters.look()
@@ -308,23 +300,12 @@ class Windows:
                 f"the server ran and emitted nothing for {silence_s:g} s while {waiting} requests "
                 f"waited; it was ended. Its stderr: {quoted or 'empty'}"
             )
-        self._require_answers(table)
-        self._last_counters = counters.figures()
-        return table
-
-    def _require_answers(self, table: pa.Table) -> None:
-        """Raise if no request was answered, with the first error."""
         errors = table["error"].to_pylist()
         if all(errors):
             text = f"no request was answered; the first error: {errors[0] if errors else 'none'}"
             refused = bool(errors) and all(error.startswith("refused") for error in errors)
             raise BadConfiguration(text) if refused else RuntimeError(text)
-
-    def _note_first_tokens(self, table: pa.Table) -> None:
-        sent, first = table["sent_s"].to_pylist(), table["first_s"].to_pylist()
-        took = [f - s for s, f in zip(sent, first, strict=True) if f is not None]
-        known = self.resident.known
-        known["longest_first_token_s"] = max([known.get("longest_first_token_s", 0.0), *took])
+        return table, counters.figures()
 
     def _observe(self, repeat: int, table: pa.Table) -> Observation:
         window = statistics.steady_window(table, self.load.parameters.concurrency)
@@ -332,7 +313,6 @@ class Windows:
         figures = statistics.figures(table, window, limits, self.context.world_size)
         figures |= statistics.client_figures(summary_of(table), figures)
         self.tables[repeat], self.figures[repeat] = table, figures
-        self.counters[repeat] = self._last_counters
         span = figures["window_s"]
         output = round(figures.get("output_tokens_per_s", 0.0) * span)
         total = round(figures.get("total_tokens_per_s", 0.0) * span)
@@ -357,9 +337,13 @@ class Windows:
             figures, settings.confidence, settings.relative_half_width
         )
 
+    def _timed(self, measured: Measured) -> list[int]:
+        """The repeats whose windows count."""
+        return [s.repeat for s in measured.samples if not s.warmup and s.repeat in self.tables]
+
     def result_figures(self, measured: Measured) -> dict[str, float]:
         """Figures of all timed windows: rates by their lengths, latencies of all requests."""
-        timed = [s.repeat for s in measured.samples if not s.warmup and s.repeat in self.tables]
+        timed = self._timed(measured)
         if not timed:
             return {}
         tables = [self.tables[repeat] for repeat in timed]
@@ -378,12 +362,11 @@ class Windows:
 
     def request_table(self, measured: Measured) -> bytes:
         """All timed requests as an Arrow IPC file, with the repeat of each."""
-        timed = [s.repeat for s in measured.samples if not s.warmup and s.repeat in self.tables]
         parts = [
             self.tables[repeat]
             .replace_schema_metadata(None)
             .append_column("repeat", pa.array([repeat] * len(self.tables[repeat]), pa.int32()))
-            for repeat in timed
+            for repeat in self._timed(measured)
         ]
         sink = io.BytesIO()
         table = pa.concat_tables(parts)
@@ -393,12 +376,7 @@ class Windows:
         return sink.getvalue()
 
 
-_RATES = (
-    "output_tokens_per_s",
-    "total_tokens_per_s",
-    "requests_per_s",
-    "tokens_per_s_per_card",
-)
+_RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s", "tokens_per_s_per_card")
 
 
 def combined(windows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -103,8 +103,8 @@ class Server:
     process: subprocess.Popen[bytes] | None = None
     tail: _Tail | None = None
     memory: set[str] = field(default_factory=set)  # its files of shared memory, by path
-    #: Ends the process, once.
-    end: Callable[[], object] = lambda: None
+    #: Ends the process with its descendants, once, and removes its shared memory.
+    stop: Callable[[], object] = lambda: None
 
     def check(self) -> None:
         """Raise ServerFailed, or the error that its stderr shows, if the process has ended."""
@@ -172,17 +172,6 @@ class Server:
         pids = {self.process.pid, *(stat.pid for stat in beneath)}
         listening = (c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
         return any(c.pid in pids for c in listening if c.laddr.port == port)
-
-    def stop(self) -> None:
-        """End the process with its descendants, and remove its shared memory."""
-        self.end()
-
-    def note_shared_memory(self) -> None:
-        """Remember the files of shared memory that its processes use, for ``stop``."""
-        if self.process is not None:
-            beneath = descendants(self.process.pid, processes())
-            for pid in (self.process.pid, *(stat.pid for stat in beneath)):
-                self.memory.update(_shared_memory_of(pid))
 
 
 class _HTTPStatus(OSError):
@@ -256,7 +245,8 @@ def start(
             if isinstance(known, PortTaken) and not last:
                 continue
             raise known from error
-        server.note_shared_memory()
+        if server.process is not None:
+            server.memory |= _shared_memory_of(server.process)
         return server
     raise AssertionError("unreachable")
 
@@ -279,16 +269,14 @@ def _started(
     if cores:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(process.pid, cores)
-    memory: set[str] = set()
     server = Server(
         command=command,
         url=command.url or f"http://{place.host}:{place.port}",
         key=command.key or place.key,
         process=process,
         tail=_Tail(process.stderr),
-        memory=memory,
     )
-    server.end = weakref.finalize(server, _end, process, memory)
+    server.stop = weakref.finalize(server, _end, process, server.memory)
     return server
 
 
@@ -365,8 +353,7 @@ def _end(process: subprocess.Popen[bytes], memory: set[str]) -> None:
     """End a process in order, then by force with what it started, and remove shared memory."""
     family = descendants(process.pid, processes())
     if process.poll() is None:
-        for pid in (process.pid, *(stat.pid for stat in family)):
-            memory.update(_shared_memory_of(pid))
+        memory |= _shared_memory_of(process)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -382,15 +369,19 @@ def _end(process: subprocess.Popen[bytes], memory: set[str]) -> None:
         started_ticks(stat.pid) == stat.started_ticks for stat in family
     ):
         time.sleep(_POLL_S / 2)
-    for path in memory - _shared_memory_of(os.getpid()):
+    for path in memory - _mapped(os.getpid()):
         with contextlib.suppress(OSError):
             if os.stat(path, follow_symlinks=False).st_uid == os.geteuid():
                 os.unlink(path)
-    memory.clear()
 
 
-def _shared_memory_of(pid: int) -> set[str]:
-    """Named files of shared memory that a process has mapped."""
+def _shared_memory_of(process: subprocess.Popen[bytes]) -> set[str]:
+    """Named files of shared memory that a process and its descendants have mapped."""
+    beneath = descendants(process.pid, processes())
+    return _mapped(process.pid).union(*(_mapped(stat.pid) for stat in beneath))
+
+
+def _mapped(pid: int) -> set[str]:
     with contextlib.suppress(OSError, ValueError):
         maps = Path(f"/proc/{pid}/maps").read_text()
         return set(re.findall(r"(/dev/shm/\S+)$", maps, re.MULTILINE))

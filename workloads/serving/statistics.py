@@ -59,22 +59,6 @@ def _rate(name: str, title: str, unit: str, description: str) -> Metric:
     return Metric(name=name, title=title, unit=unit, description=description, better="higher")
 
 
-def _latency_metrics() -> list[Metric]:
-    metrics = []
-    for name, (title, description) in _LATENCIES.items():
-        for part in ("mean", *(f"p{percent}" for percent in _PERCENTS)):
-            metrics.append(
-                Metric(
-                    name=f"{name}_{part}_s",
-                    title=f"{title} {part}",
-                    unit="s",
-                    description=f"The {description}: {part}.",
-                    better="lower",
-                )
-            )
-    return metrics
-
-
 #: Every figure that ``figures`` and ``client_figures`` return, declared for rows and tables.
 METRICS: tuple[Metric, ...] = (
     _rate("output_tokens_per_s", "output", "tokens/s", "Generated tokens over the window."),
@@ -92,7 +76,17 @@ METRICS: tuple[Metric, ...] = (
         "tokens/s",
         "Inverse of the median time per output token (1/TPOT).",
     ),
-    *_latency_metrics(),
+    *(
+        Metric(
+            name=f"{name}_{part}_s",
+            title=f"{title} {part}",
+            unit="s",
+            description=f"The {description}: {part}.",
+            better="lower",
+        )
+        for name, (title, description) in _LATENCIES.items()
+        for part in ("mean", "p50", "p90", "p99")
+    ),
     _rate(
         "goodput_per_s",
         "goodput",
@@ -165,18 +159,14 @@ METRICS: tuple[Metric, ...] = (
 
 
 def parse_slo(limits: object) -> dict[str, float]:
-    """Read limits of goodput: a mapping, or text such as ``ttft_s=0.5 tpot_s=0.05``. Raises
-    BadConfiguration for an unknown name, or a limit that is no number above 0."""
-    if isinstance(limits, Mapping):
-        pairs = [(str(name), value) for name, value in limits.items()]
-    else:
-        parts = re.sub(r"\s*=\s*", "=", str(limits or "")).replace(",", " ").split()
-        pairs = [(name, value) for name, _, value in (part.partition("=") for part in parts)]
+    """Read limits of goodput, such as ``ttft_s=0.5 tpot_s=0.05``. Raises BadConfiguration for an
+    unknown name, or a limit that is no number above 0."""
+    parts = re.sub(r"\s*=\s*", "=", str(limits or "")).replace(",", " ").split()
     result = {}
-    for name, value in pairs:
+    for name, _, value in (part.partition("=") for part in parts):
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except ValueError:
             number = 0.0
         if name not in SLO_NAMES or not (number > 0 and math.isfinite(number)):
             raise BadConfiguration(
@@ -196,23 +186,21 @@ def steady_window(table: pa.Table, concurrency: int | None) -> tuple[float, floa
     request until its last is sent. Fewer than three rounds (closed), or less than half of the
     load's time (open), leave no steady part: then all of it counts.
     """
-    sent, ended = _times(table, "sent_s"), _times(table, "ended_s")
-    if not ended:
+    sent = table["sent_s"].to_pylist()
+    times = zip(sent, table["ended_s"].to_pylist(), strict=True)
+    whole_requests = [(start, end) for start, end in times if end is not None]
+    if not whole_requests:
         return 0.0, max(sent, default=0.0)
-    whole = min(sent), max(ended)
+    ended = sorted(end for _, end in whole_requests)
+    whole = min(sent), ended[-1]
     if concurrency is None:
-        columns = zip(table["sent_s"].to_pylist(), table["ended_s"].to_pylist(), strict=True)
-        took = sorted(e - s for s, e in columns if e is not None and s is not None)
+        took = sorted(end - start for start, end in whole_requests)
         start, end = min(sent) + took[len(took) // 2], max(sent)
         return (start, end) if end - start >= (whole[1] - whole[0]) / 2 else whole
     if len(ended) < 3 * concurrency:
         return whole
-    start, end = ended[concurrency - 1], sent[-1]
+    start, end = ended[concurrency - 1], max(sent)
     return (start, end) if end > start else whole
-
-
-def _times(table: pa.Table, name: str) -> list[float]:
-    return sorted(time for time in table[name].to_pylist() if time is not None)
 
 
 def figures(

@@ -14,16 +14,12 @@ from workloads.base import BadConfiguration
 from workloads.data.shapes import Example, Turn
 from workloads.serving.load import (
     Lengths,
-    Planned,
-    Schedule,
     arrival_times,
     dataset_requests,
     generator,
     parse_lengths,
     parse_pattern,
-    random_chats,
     random_requests,
-    schedule,
 )
 
 TEN = Lengths(kind="fixed", first=10)
@@ -86,7 +82,8 @@ def test_a_vocabulary_of_special_tokens_alone_is_refused() -> None:
 
 
 def test_a_turn_repeats_its_conversation_and_comes_after_the_turn_before() -> None:
-    requests = random_chats(3, 4, TEN, Lengths(kind="fixed", first=5), 500, shared_prefix=20)
+    answers = Lengths(kind="fixed", first=5)
+    requests = random_requests(3, TEN, answers, 500, turns=4, shared_prefix=20)
     assert len(requests) == 12 and len({r.prompt[:20] for r in requests}) == 1
     for number, request in enumerate(requests):
         turn = number // 3
@@ -149,28 +146,3 @@ def test_a_ramp_grows_from_one_rate_to_the_other() -> None:
 def test_other_patterns_are_refused(text: str) -> None:
     with pytest.raises(BadConfiguration, match="no pattern of arrivals"):
         parse_pattern(text)
-
-
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_is_above_zero(rate: float) -> None:
-    with pytest.raises(BadConfiguration, match="above 0"):
-        arrival_times(3, rate)
-
-
-def test_one_load_has_one_loop() -> None:
-    requests = [Planned(prompt="a", output_tokens=1)]
-    with pytest.raises(BadConfiguration, match="exclude"):
-        schedule(requests, concurrency=1, request_rate=1.0)
-    with pytest.raises(BadConfiguration, match="only recorded traces"):
-        schedule(requests)
-    with pytest.raises(BadConfiguration, match="at least 1"):
-        schedule(requests, concurrency=0)
-    assert schedule(requests, concurrency=2).requests[0].at_s is None
-    assert schedule(requests, request_rate=2.0).concurrency is None
-
-
-def test_a_schedule_refuses_what_no_client_could_send() -> None:
-    with pytest.raises(ValueError, match="waits for"):
-        Schedule(requests=(Planned(prompt="a", output_tokens=1, at_s=0.0, after=0),))
-    with pytest.raises(BadConfiguration, match="needs the time"):
-        Schedule(requests=(Planned(prompt="a", output_tokens=1),))
