@@ -12,6 +12,7 @@ import codecs
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
@@ -19,7 +20,6 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -63,14 +63,6 @@ class BadExample(BadConfiguration):
     """An example does not have the shape of its file; retrying on another node does not help."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataFiles:
-    """The files of a dataset, in order, and the split that they are; "" if it has none."""
-
-    files: tuple[Path, ...]
-    split: str = ""
-
-
 def ending_of(path: Path) -> str:
     """The ending that says what a file holds, in lower case and without that of a compression."""
     suffix = path.suffix.lower()
@@ -81,7 +73,7 @@ def records(path: Path, split: str = "train") -> Iterator[Placed]:
     """Yield the records of a file, or of a directory's files of a split; see ``data_files``. Raises
     DataMissing, and BadConfiguration for what is malformed (BadExample) or ambiguous."""
     try:
-        for file in data_files(path, split).files if path.is_dir() else [path]:
+        for file in data_files(path, split) if path.is_dir() else [path]:
             yield from _records(file)
     except OSError as error:
         raise DataMissing(
@@ -89,17 +81,17 @@ def records(path: Path, split: str = "train") -> Iterator[Placed]:
         ) from error
 
 
-def data_files(directory: Path, split: str = "train") -> DataFiles:
-    """Return a directory's data files: AdvertiseGen's two, or the split of those named by splits
-    (the only one if there is no other and ``split`` is train), or all, if of one kind.
+def data_files(directory: Path, split: str = "train") -> list[Path]:
+    """Return a directory's data files in order: AdvertiseGen's two, or the split of those named by
+    splits (the only one if there is no other and ``split`` is train), or all, if of one kind.
 
     Hidden files and those that tools leave beside data are none; if the directory itself has no
     data file, directories below it are looked into. Raises DataMissing without a data file, and
     BadConfiguration without such a split, or for files of several kinds or datasets.
     """
-    merged = tuple(directory / n for n in ADVERTISEGEN_FILES if (directory / n).is_file())
+    merged = [directory / n for n in ADVERTISEGEN_FILES if (directory / n).is_file()]
     if merged and split == "train":
-        return DataFiles(merged)
+        return merged
     there = _nearest(directory)
     if not there:
         raise DataMissing(
@@ -108,7 +100,9 @@ def data_files(directory: Path, split: str = "train") -> DataFiles:
         )
     by_split: dict[str, list[Path]] = {}
     for file in there:
-        if name := _split_of(file.relative_to(directory)):
+        parts = reversed(file.relative_to(directory).parts)
+        words = (word for part in parts for word in re.split(r"[^a-z]+", part.lower()))
+        if name := next((_SPLITS[word] for word in words if word in _SPLITS), ""):
             by_split.setdefault(name, []).append(file)
     wanted = _SPLITS.get(split, split)
     if wanted == "train" and len(by_split) == 1:
@@ -134,7 +128,7 @@ def data_files(directory: Path, split: str = "train") -> DataFiles:
             f"dataset directory {directory} has several datasets ({', '.join(parents[:5])}); name "
             "one of its directories"
         )
-    return DataFiles(tuple(chosen), wanted if by_split else "")
+    return chosen
 
 
 def _nearest(directory: Path) -> list[Path]:
@@ -162,12 +156,6 @@ def _nearest(directory: Path) -> list[Path]:
             return sorted(there)
         level = sorted(below)
     return []
-
-
-def _split_of(path: Path) -> str:
-    """The split that a file's or its directory's name tells; "" if none."""
-    words = (word for part in reversed(path.parts) for word in re.split(r"[^a-z]+", part.lower()))
-    return next((_SPLITS[word] for word in words if word in _SPLITS), "")
 
 
 def _records(path: Path) -> Iterator[Placed]:
@@ -243,30 +231,22 @@ def _pieces(path: Path, content: BinaryIO, encoding: str) -> Iterator[str]:
 
 
 def _lines(path: Path, content: BinaryIO, encoding: str) -> Iterator[bytes]:
-    if encoding != "utf-8-sig":
-        text = io.TextIOWrapper(content, encoding=encoding)
-        content = cast("BinaryIO", _Recoded(path, text))
-    for number, line in enumerate(iter(lambda: content.readline(MAX_LINE_BYTES + 1), b""), 1):
+    """Yield a file's lines as UTF-8."""
+    recoded = encoding != "utf-8-sig"
+    text = io.TextIOWrapper(content, encoding=encoding) if recoded else None
+    for number in itertools.count(1):
+        try:
+            if text is None:
+                line = content.readline(MAX_LINE_BYTES + 1)
+            else:
+                line = text.readline(MAX_LINE_BYTES + 1).encode()
+        except UnicodeError as error:
+            raise BadExample(f"{path}:{number}: not UTF-16: {error}") from error
         if len(line) > MAX_LINE_BYTES:
             raise BadExample(f"{path}:{number}: line longer than {MAX_LINE_BYTES:,} bytes")
+        if not line:
+            return
         yield line
-
-
-@dataclass(slots=True)
-class _Recoded:
-    """Lines of a text as UTF-8."""
-
-    path: Path
-    text: io.TextIOWrapper
-    number: int = 0
-
-    def readline(self, limit: int) -> bytes:
-        """The next line, up to a number of characters."""
-        self.number += 1
-        try:
-            return self.text.readline(limit).encode()
-        except UnicodeError as error:
-            raise BadExample(f"{self.path}:{self.number}: not UTF-16: {error}") from error
 
 
 #: The beginning of a file that is one object around its records.
@@ -287,18 +267,14 @@ def _json_lines(path: Path, content: io.BufferedReader, encoding: str) -> Iterat
         except BadExample:
             if number > 1 or line.strip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
                 raise
-            yield from _in_one_object(path, b"".join(chain([line], _up_to(lines))), where)
+            whole = bytearray(line)
+            for line in lines:
+                if len(whole) + len(line) > MAX_OBJECT_BYTES:
+                    break
+                whole += line
+            yield from _in_one_object(path, bytes(whole), where)
             return
         yield where, record
-
-
-def _up_to(lines: Iterator[bytes]) -> Iterator[bytes]:
-    size = 0
-    for line in lines:
-        size += len(line)
-        if size > MAX_OBJECT_BYTES:
-            return
-        yield line
 
 
 def _in_one_object(path: Path, text: bytes, where: str) -> Iterator[Placed]:
@@ -336,7 +312,7 @@ def _json_list(path: Path, pieces: Iterator[str]) -> Iterator[Placed]:
     closed = False
     comma = True  # whether an entry may come: after a comma, or at the beginning
     while True:
-        begin, at = at, _end_of_space(text, at)
+        begin, at = at, _SPACE.match(text, at).end()  # type: ignore[union-attr]
         line += text.count("\n", begin, at)
         if at == len(text):
             if (piece := next(pieces, None)) is None:
@@ -376,11 +352,6 @@ def _json_list(path: Path, pieces: Iterator[str]) -> Iterator[Placed]:
         number, at, comma = number + 1, end, False
     if not closed:
         raise BadExample(f"{path}:{line}: the list does not end; the file is cut off")
-
-
-def _end_of_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
 
 
 def _json(text: bytes, where: str) -> Any:

@@ -103,6 +103,8 @@ _MORE_OF_A_PROMPT = {"context", "passage", "choices", "options", "document", "sy
 
 #: Columns of a record that is one message of a conversation.
 _OF_A_MESSAGE = {"role", "speaker", "parent_id"}
+#: Learned part of examples with an answer, and without one, for rows.
+ANSWER, WHOLE_TEXT = "the answer", "every token of the text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +112,10 @@ class Shape:
     """One layout of an example."""
 
     needs: tuple[str, ...]  # required columns
-    may_have: tuple[str, ...] = ()
-    learned: str  # the part that fine-tuning learns, for the row
-    written: str  # a JSON sample, for messages
     read: Callable[[Record], Example]
+    may_have: tuple[str, ...] = ()
+    learned: str = ANSWER  # the part that fine-tuning learns, for the row
+    sample: str = ""  # in JSON, for messages; "": texts in all columns
     whole: bool = False  # not of records with further columns that belong to a prompt
 
     def fits(self, record: Record) -> bool:
@@ -127,19 +129,19 @@ class Shape:
         """All columns that are read."""
         return (*self.needs, *self.may_have)
 
+    @property
+    def written(self) -> str:
+        """A JSON sample, for messages."""
+        texts = ", ".join(f'"{name}": "…"' for name in self.columns)
+        return self.sample or f"{{{texts}}}"
 
-def _texts(prompt: str, answer: str) -> Callable[[Record], Example]:
-    """Read a prompt and an answer, which may be empty, from two columns."""
-    return lambda record: Example(
-        content=_text(record, prompt), summary=_text(record, answer, empty=True)
-    )
 
-
-def _about(prompt: str, about: str, answer: str) -> Callable[[Record], Example]:
-    """Read a prompt that a second text follows, which may be empty, and an answer."""
+def _texts(prompt: str, answer: str, about: str = "") -> Callable[[Record], Example]:
+    """Read a prompt, a second text ``about`` it and an answer, which may be empty, from columns."""
 
     def read(record: Record) -> Example:
-        asked, more = _text(record, prompt), _text(record, about, empty=True)
+        asked = _text(record, prompt)
+        more = _text(record, about, empty=True) if about else ""
         content = f"{asked}\n\n{more}" if more.strip() else asked
         return Example(content=content, summary=_text(record, answer, empty=True))
 
@@ -208,64 +210,38 @@ def _prompt(record: Record) -> Example:
     return read("prompt", "completion")(record)
 
 
-def _written(prompt: str, answer: str) -> str:
-    return f'{{"{prompt}": "…", "{answer}": "…"}}'
-
-
-#: Learned part of examples with an answer, and without one, for rows.
-ANSWER, WHOLE_TEXT = "the answer", "every token of the text"
 _LAST = "the last answer of each conversation"
 
 #: The first match by columns is an example's shape.
 SHAPES = (
-    Shape(  # AdvertiseGen's
-        needs=("content",),
-        may_have=("summary",),
-        learned=ANSWER,
-        written='{"content": "…", "summary": "…"}',
-        read=_texts("content", "summary"),
-    ),
+    # AdvertiseGen's
+    Shape(needs=("content",), may_have=("summary",), read=_texts("content", "summary")),
     Shape(  # CNN/DailyMail's
         needs=("article",),
         may_have=("highlights",),
         learned="the highlights",
-        written='{"article": "…", "highlights": "…"}',
         read=_texts("article", "highlights"),
     ),
     Shape(  # Alpaca's; ``input`` may be empty and follows the instruction
         needs=("instruction", "output"),
         may_have=("input",),
-        learned=ANSWER,
-        written='{"instruction": "…", "input": "", "output": "…"}',
-        read=_about("instruction", "input", "output"),
+        read=_texts("instruction", "output", about="input"),
     ),
     Shape(  # Dolly's
         needs=("instruction", "response"),
         may_have=("context",),
-        learned=ANSWER,
-        written='{"instruction": "…", "context": "", "response": "…"}',
-        read=_about("instruction", "context", "response"),
+        read=_texts("instruction", "response", about="context"),
     ),
-    Shape(  # OpenOrca's
-        needs=("question", "response", "system_prompt"),
-        learned=ANSWER,
-        written='{"system_prompt": "…", "question": "…", "response": "…"}',
-        read=_with_system,
-    ),
+    # OpenOrca's
+    Shape(needs=("question", "response", "system_prompt"), read=_with_system),
     Shape(  # SQuAD's
         needs=("context", "question", "answers"),
         learned="the first answer",
-        written='{"context": "…", "question": "…", "answers": {"text": ["…"]}}',
+        sample='{"context": "…", "question": "…", "answers": {"text": ["…"]}}',
         read=_squad,
     ),
     *(
-        Shape(
-            needs=(prompt, answer),
-            learned=learned,
-            read=_texts(prompt, answer),
-            whole=True,
-            written=_written(prompt, answer),
-        )
+        Shape(needs=(prompt, answer), learned=learned, read=_texts(prompt, answer), whole=True)
         for prompt, answer, learned in (
             ("question", "answer", ANSWER),  # GSM8K's
             ("problem", "solution", ANSWER),  # MATH's
@@ -278,26 +254,20 @@ SHAPES = (
     Shape(  # a chat: turns with ``role`` and ``content``
         needs=("messages",),
         learned=_LAST,
-        written='{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", …}]}',
+        sample='{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", …}]}',
         read=_chat("messages"),
     ),
     Shape(  # ShareGPT's: turns with ``from`` and ``value``
         needs=("conversations",),
         learned=_LAST,
-        written='{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", …}]}',
+        sample='{"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", …}]}',
         read=_chat("conversations"),
     ),
-    Shape(  # two texts, or two lists of turns
-        needs=("prompt",),
-        may_have=("completion",),
-        learned=ANSWER,
-        written='{"prompt": "…", "completion": "…"}',
-        read=_prompt,
-    ),
+    # Two texts, or two lists of turns.
+    Shape(needs=("prompt",), may_have=("completion",), read=_prompt),
     Shape(
         needs=("text",),
         learned=WHOLE_TEXT,
-        written='{"text": "…"}',
         read=lambda record: Example(content=_text(record, "text")),
     ),
 )
@@ -320,7 +290,10 @@ class Columns:
             record = {name: record.get(self.names.get(name, name)) for name in columns}
         try:
             example = self.shape.read(record)
-            _check_texts(example)
+            try:
+                text_of(example).encode()
+            except UnicodeEncodeError:
+                raise Unusable("half a character (a lone surrogate) in its text") from None
         except Unusable as error:
             text = f"{error}; expected {self.shape.written}"
             renamed = re.sub(r'"(\w+)"', lambda m: f'"{self.names.get(m[1], m[1])}"', text)
@@ -329,14 +302,6 @@ class Columns:
             raise unusable from None
         synthetic = record.get("synthetic") is True
         return replace(example, synthetic=True) if synthetic else example
-
-
-def _check_texts(example: Example) -> None:
-    try:
-        for text in (example.content, example.summary, *(turn.text for turn in example.earlier)):
-            text.encode()
-    except UnicodeEncodeError:
-        raise Unusable("half a character (a lone surrogate) in its text") from None
 
 
 def columns_named(text: str) -> Columns:
@@ -428,7 +393,9 @@ def _turns(record: Record, name: str) -> Iterator[Turn]:
         )
         text = next((entry[key] for key in ("content", "value", "text") if key in entry), None)
         calls = entry.get("tool_calls")
-        tool_calls = tuple(calls) if isinstance(calls, list) and _are_mappings(calls) else ()
+        if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+            calls = ()
+        tool_calls = tuple(calls)
         if role is None:
             raise Unusable(
                 f"{turn} has none of the roles {', '.join(dict.fromkeys(_ROLES.values()))}"
@@ -442,10 +409,6 @@ def _turns(record: Record, name: str) -> Iterator[Turn]:
         yield Turn(role=role, text=text, tool_calls=tool_calls)
 
 
-def _are_mappings(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, Mapping) for value in values)
-
-
 def _text_of_parts(parts: Sequence[Any], turn: str) -> str:
     """The texts of content parts, as newer chat interfaces write them."""
     texts = []
@@ -454,12 +417,8 @@ def _text_of_parts(parts: Sequence[Any], turn: str) -> str:
             texts.append(part)
             continue
         text = part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str) or part.get("type", "text") not in (
-            "text",
-            "input_text",
-            "output_text",
-        ):
-            kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
+        kind = part.get("type", "text") if isinstance(part, Mapping) else _kind(part)
+        if not isinstance(text, str) or kind not in ("text", "input_text", "output_text"):
             raise Unusable(f"{turn} has a part that is no text ({kind!s:.40})")
         texts.append(text)
     return "\n".join(texts)

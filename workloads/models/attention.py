@@ -86,7 +86,12 @@ def xformers_attention(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     bias: Any = None
     if attention_mask is not None:
-        bias = _aligned(attention_mask[..., : key.shape[2]].to(query.dtype), heads)
+        mask = attention_mask[..., : key.shape[2]].to(query.dtype)
+        columns = mask.shape[-1]
+        # The kernels require rows aligned to 8 elements.
+        wide = mask.new_zeros(*mask.shape[:-1], -(-columns // 8) * 8)
+        wide[..., :columns] = mask
+        bias = wide[..., :columns].expand(-1, heads, -1, -1)
     elif causal and query.shape[2] > 1:  # a single query is the last position and sees all
         same = query.shape[2] == key.shape[2]
         kind = "LowerTriangularMask" if same else "LowerTriangularFromBottomRightMask"
@@ -100,11 +105,3 @@ def xformers_attention(
         scale=scaling,
     )
     return output, None
-
-
-def _aligned(mask: torch.Tensor, heads: int) -> torch.Tensor:
-    """Expand the mask to all heads, with rows aligned to 8 elements as the kernels require."""
-    columns = mask.shape[-1]
-    wide = mask.new_zeros(*mask.shape[:-1], -(-columns // 8) * 8)
-    wide[..., :columns] = mask
-    return wide[..., :columns].expand(-1, heads, -1, -1)

@@ -19,12 +19,7 @@ from typing import Any, Literal
 
 from workloads.base import DataMissing, WorkloadError
 from workloads.data.cache import cache_root
-from workloads.inspection.checkpoints import (
-    PIPELINE_INDEX,
-    read_config,
-    read_object,
-    weight_files,
-)
+from workloads.inspection.checkpoints import PIPELINE_INDEX, read_config, read_object, weight_files
 from workloads.inspection.configuration import ROPE_KEYS, rope_type, text_part
 from workloads.models import hub, products, random_weights
 from workloads.models.chatglm3.layout import is_original, sizes_of
@@ -105,8 +100,10 @@ def _described(name: str) -> tuple[_Kind, str, Mapping[str, Any]]:
     kind: _Kind = "directory"
     if name.startswith(random_weights.PREFIX):
         kind, directory = "random", random_weights.directory_of(name)
-    elif (path := directory_here(name)) is not None:
+    elif os.path.exists(path := Path(name).expanduser()):
         directory = path.resolve()
+    elif (saved := products.find_saved(name)) is not None:
+        directory = saved.resolve()
     elif not hub.is_hub_id(name):
         raise DataMissing(_unknown(name))
     elif (snapshot := hub.cached_snapshot(name)) is not None:
@@ -167,12 +164,6 @@ def pipeline_index(name: str) -> Mapping[str, Any] | None:
     """Return a pipeline's model_index.json; None if there is none."""
     content = known_content(name)
     return content if content is not None and is_pipeline_index(content) else None
-
-
-def directory_here(name: str) -> Path | None:
-    """Return an existing path of this name, or the directory of a model saved under it."""
-    path = Path(name).expanduser()
-    return path if os.path.exists(path) else products.find_saved(name)
 
 
 def refuse_name(name: str) -> str:
@@ -245,7 +236,10 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
     positions = next((config[name] for name in names if config.get(name)), None)
     if type(positions) is not int:
         return None
-    rope = rope_of(config)
+    ropes = (config.get(key) for key in ROPE_KEYS)
+    rope = next((one for one in ropes if isinstance(one, Mapping) and one), {})
+    if isinstance(full := rope.get("full_attention"), Mapping):
+        rope = full
     kind, factor = rope_type(rope), rope.get("factor")
     if not isinstance(factor, int | float) or not 0 < factor < 1e6:
         return positions
@@ -253,16 +247,6 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
         original = rope.get("original_max_position_embeddings")
         return int((original if type(original) is int else positions) * factor)
     return int(positions * factor) if kind in ("linear", "dynamic") else positions
-
-
-def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rotary parameters of a text model's full attention; empty if it has none."""
-    for key in ROPE_KEYS:
-        rope = config.get(key)
-        if isinstance(rope, Mapping) and rope:
-            nested = rope.get("full_attention")
-            return nested if isinstance(nested, Mapping) else rope
-    return {}
 
 
 def whole_number(value: object) -> int:

@@ -42,18 +42,13 @@ class Picture:
         return f"{self.kind} layer × {self.layers}"
 
 
-def _pipeline_part(tensor: Tensor) -> Block:
-    """The block of a part of a pipeline, named ``part: class``."""
-    name, _, kind = tensor.name.partition(": ")
-    return Block(title=name, lines=(kind,), parameters=tensor.parameters)
-
-
 def picture_of(description: Description) -> Picture:
     """Arrange a description's parts."""
     a, tensors = description.architecture, description.tensors
     if a.kind == "pipeline":
+        parts = [(tensor.name.split(": ", 1), tensor.parameters) for tensor in tensors]
         return Picture(
-            above=tuple(map(_pipeline_part, tensors)),
+            above=tuple(Block(title=t, lines=(kind,), parameters=n) for (t, kind), n in parts),
             branches=(),
             residual=False,
             layers=0,
@@ -66,7 +61,9 @@ def picture_of(description: Description) -> Picture:
     attention = _sum(t for t in inside if _part(t) == "attention") // max(a.layers, 1)
     mlp = _sum(t for t in inside if _part(t) == "mlp") // max(a.layers, 1)
     norms = _sum(t for t in inside if _part(t) == "norm") // max(a.layers, 1)
-    half = Block(title=a.norm, lines=_norm_lines(a), parameters=norms // 2)
+    own_norms = {t.name.split(".*.")[1].split(".")[0] for t in inside if _part(t) == "norm"}
+    epsilon = (f"epsilon {a.epsilon:.3g}",) if a.epsilon else ()
+    half = Block(title=a.norm, lines=epsilon, parameters=norms // 2)
     head = 0 if a.tied else _sum(t for t in outside if t.name == "lm_head.weight")
     final = _sum(t for t in outside if _part(t) == "norm")
     table = _sum(outside) - head - final
@@ -80,11 +77,12 @@ def picture_of(description: Description) -> Picture:
             (half, Block(title="Attention", lines=_attention_lines(a), parameters=attention)),
             (half, Block(title="MLP", lines=(unit,), parameters=mlp)),
         ),
-        residual=_is_plain_pre_norm(inside),
+        # One norm before attention, one before the MLP, and no other.
+        residual=own_norms in ({"input_layernorm", "post_attention_layernorm"}, {"ln_1", "ln_2"}),
         layers=a.layers,
         layer_parameters=attention + mlp + norms,
         below=(
-            Block(title=a.norm, lines=_norm_lines(a), parameters=final),
+            Block(title=a.norm, lines=epsilon, parameters=final),
             Block(
                 title="Output layer",
                 lines=(
@@ -109,29 +107,14 @@ def _part(tensor: Tensor) -> str:
     return "attention" if any("attn" in n or "attention" in n for n in names) else "mlp"
 
 
-def _is_plain_pre_norm(inside: list[Tensor]) -> bool:
-    """Tell if there is one norm before attention and one before the MLP, and no other."""
-    norms = {t.name.split(".*.")[1].split(".")[0] for t in inside if _part(t) == "norm"}
-    return norms in ({"input_layernorm", "post_attention_layernorm"}, {"ln_1", "ln_2"})
-
-
-def _norm_lines(a: Architecture) -> tuple[str, ...]:
-    return (f"epsilon {a.epsilon:.3g}",) if a.epsilon else ()
-
-
 def _attention_lines(a: Architecture) -> tuple[str, ...]:
-    if a.kv_heads == a.heads:
-        heads = f"{a.heads} heads of {a.head_dim}"
-    else:
+    heads = f"{a.heads} heads of {a.head_dim}"
+    if a.kv_heads != a.heads:
         heads = f"{a.heads} query heads share {a.kv_heads} key/value heads of {a.head_dim}"
-    rotary = f"rotary positions on {a.rotary_dim} of {a.head_dim} channels"
-    return (
-        heads,
-        rotary
-        if a.rotary_dim
-        else f"{'relative' if a.relative_positions else 'learned'} positions",
-        "bias on queries, keys, values" if a.qkv_bias else "no bias",
-    )
+    positions = "relative positions" if a.relative_positions else "learned positions"
+    if a.rotary_dim:
+        positions = f"rotary positions on {a.rotary_dim} of {a.head_dim} channels"
+    return heads, positions, "bias on queries, keys, values" if a.qkv_bias else "no bias"
 
 
 def short(count: int) -> str:

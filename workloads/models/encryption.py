@@ -23,6 +23,7 @@ import stat
 import struct
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -115,11 +116,9 @@ def read_key(file: Path) -> bytes:
     )
 
 
-@contextlib.contextmanager
-def key_named(file: Path | None) -> Iterator[None]:
+def key_named(file: Path | None) -> AbstractContextManager[None]:
     """Set the key file during the block, also for ``passed_on``; None keeps the environment's."""
-    with variables({VARIABLE: str(file)} if file is not None else {}):
-        yield
+    return variables({VARIABLE: str(file)} if file is not None else {})
 
 
 def passed_on() -> Mapping[str, str]:

@@ -65,9 +65,7 @@ def split(model_id: str) -> tuple[str, str]:
 
 def cached_snapshot(model_id: str) -> Path | None:
     """Return a model's complete snapshot in the local cache, of its revision if named; or None."""
-    repository, revision = split(model_id)
-    for commit in _cached_commits("models", repository, revision):
-        snapshot = _cached_repository("models", repository) / "snapshots" / commit
+    for snapshot in _snapshots("models", *split(model_id)):
         try:
             if _pipeline_is_whole(snapshot):
                 return snapshot
@@ -79,20 +77,18 @@ def cached_snapshot(model_id: str) -> Path | None:
     return None
 
 
-def _cached_repository(kind: Kind, repository: str) -> Path:
-    return cache_directory() / f"{kind}--{repository.replace('/', '--')}"
-
-
-def _cached_commits(kind: Kind, repository: str, revision: str) -> Iterator[str]:
-    """Yield commits in the local cache that a revision may mean, the likeliest first."""
-    folder = _cached_repository(kind, repository)
+def _snapshots(kind: Kind, repository: str, revision: str) -> Iterator[Path]:
+    """Yield directories of the local cache that a revision may mean, named by their commits, the
+    likeliest first."""
+    folder = cache_directory() / f"{kind}--{repository.replace('/', '--')}"
+    snapshots = folder / "snapshots"
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        yield files.read_text(folder / "refs" / (revision or MAIN), limit_bytes=4096).strip()
-    snapshots = (folder / "snapshots").glob("*")
-    for path in sorted(snapshots, key=lambda path: path.stat().st_mtime, reverse=True):
+        commit = files.read_text(folder / "refs" / (revision or MAIN), limit_bytes=4096)
+        yield snapshots / commit.strip()
+    for path in sorted(snapshots.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True):
         # Snapshots fetched by commit have no reference.
         if revision in ("", path.name):
-            yield path.name
+            yield path
 
 
 def _pipeline_is_whole(snapshot: Path) -> bool:
@@ -148,10 +144,12 @@ def configuration_at(url: str, token: str | None) -> dict[str, Any] | str:
             content = json.loads(text)
             answer.append(content if isinstance(content, dict) else "has no usable config.json")
         except urllib.error.HTTPError as error:
-            answer.append(_meaning(error.code) + _by_way_of(url))
+            answer.append(
+                _MEANINGS.get(error.code, f"answers with HTTP {error.code}") + _proxy(url)
+            )
         except (OSError, ValueError, RecursionError) as error:
             why = getattr(error, "reason", None) or error
-            answer.append(f"cannot be reached ({why}){_by_way_of(url)}")
+            answer.append(f"cannot be reached ({why}){_proxy(url)}")
 
     thread = threading.Thread(target=ask, daemon=True, name="hub")
     thread.start()
@@ -159,7 +157,16 @@ def configuration_at(url: str, token: str | None) -> dict[str, Any] | str:
     return answer[0] if answer else f"did not answer within {DEADLINE_S:.0f} s"
 
 
-def _by_way_of(url: str) -> str:
+#: Statuses of HTTP in words.
+_MEANINGS = {
+    407: "was not asked: 407, the proxy wants a user and password in its variable",
+    401: "answers 401: no such model, or it needs access (set HF_TOKEN)",
+    403: "answers 403: no such model, or it needs access (set HF_TOKEN)",
+    404: NO_CONFIG,
+}
+
+
+def _proxy(url: str) -> str:
     """Name the proxy that answered or failed instead of ``url``, if there is one."""
     import urllib.request
 
@@ -169,16 +176,6 @@ def _by_way_of(url: str) -> str:
         return ""
     where = proxy.rpartition("@")[2]
     return f" by way of the proxy {where}; without it: no_proxy={parts.hostname}"
-
-
-def _meaning(code: int) -> str:
-    if code == 407:
-        return "was not asked: 407, the proxy wants a user and password in its variable"
-    if code in (401, 403):
-        return f"answers {code}: no such model, or it needs access (set HF_TOKEN)"
-    if code == 404:
-        return NO_CONFIG
-    return f"answers with HTTP {code}"
 
 
 def download(model_id: str, *, with_code: bool = False, pipeline: bool = False) -> Path:
@@ -233,11 +230,8 @@ class Revisions:
         if COMMIT.fullmatch(revision):
             return revision
         key = f"{kind}/{repository}@{revision or MAIN}"
-        if key not in self.commits:
-            self.commits[key] = self._look_up(kind, repository, revision)
-        return self.commits[key]
-
-    def _look_up(self, kind: Kind, repository: str, revision: str) -> str:
+        if key in self.commits:
+            return self.commits[key]
         what = f"{repository}@{revision}" if revision else repository
         if offline():
             why = "HF_HUB_OFFLINE is set"
@@ -247,19 +241,21 @@ class Revisions:
             url = f"{endpoint()}/api/{kind}/{repository}/revision/{quoted}?expand=sha"
             answer = configuration_at(url, os.environ.get("HF_TOKEN"))
             if isinstance(answer, dict) and COMMIT.fullmatch(str(answer.get("sha", ""))):
-                return str(answer["sha"])
+                self.commits[key] = str(answer["sha"])
+                return self.commits[key]
             if answer == NO_CONFIG:
                 raise DataMissing(
                     f"{what}: {endpoint()} has no {kind[:-1]} of this name and revision"
                 )
             answered = "answers without a commit" if isinstance(answer, dict) else answer
             why = f"{endpoint()} {answered}"
-        cached = next(_cached_commits(kind, repository, revision), None)
+        cached = next(_snapshots(kind, repository, revision), None)
         if cached is None:
             raise DataMissing(f"{what} is not in the local cache ({cache_directory()}), and {why}")
         if not offline():
-            self.notes[f"{what} is {cached[:7]} by the local cache, since {why}"] = None
-        return cached
+            self.notes[f"{what} is {cached.name[:7]} by the local cache, since {why}"] = None
+        self.commits[key] = cached.name
+        return cached.name
 
     def model(self, name: str) -> str:
         """Pin ``org/name[@REVISION]`` to its commit; keep other names. Raises as ``of``."""

@@ -12,16 +12,15 @@ import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from workloads.base import BadConfiguration, DataMissing, Unsupported
 from workloads.data.cache import cached_directory
-from workloads.inspection.checkpoints import (
-    read_config,
-    weight_files,
-)
+from workloads.inspection.checkpoints import read_config, weight_files
 from workloads.inspection.headers import NeedsTorch, describe_tensors, read_header
 from workloads.inspection.look import LOADERS
 from workloads.inspection.process import stage
@@ -41,11 +40,9 @@ from workloads.util.processes import variables
 _REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 
-@contextlib.contextmanager
-def permitted(models: Sequence[str]) -> Iterator[None]:
+def permitted(models: Sequence[str]) -> AbstractContextManager[None]:
     """Allow exactly these models to run code during the block; none: keep the environment's."""
-    with variables({VARIABLE: os.pathsep.join(models)} if models else {}):
-        yield
+    return variables({VARIABLE: os.pathsep.join(models)} if models else {})
 
 
 def passed_on() -> Mapping[str, str]:
@@ -144,25 +141,6 @@ def _reading(source: ModelSource, failure: str) -> Iterator[None]:
         raise DataMissing(f"{failure}: {text:.300}") from error
 
 
-def load_causal_model(source: ModelSource, **arguments: Any) -> Any:
-    """Load a causal language model; ``arguments`` are those of ``from_pretrained``.
-
-    Raises DataMissing for a missing or truncated file, BadConfiguration for another kind of model
-    or its own code without permission, Unsupported without this attention or a package.
-    """
-    return _load("causal-lm", source, arguments)
-
-
-def load_seq2seq_model(source: ModelSource, **arguments: Any) -> Any:
-    """Load a sequence-to-sequence model; see ``load_causal_model``."""
-    return _load("seq2seq-lm", source, arguments)
-
-
-def load_masked_model(source: ModelSource, **arguments: Any) -> Any:
-    """Load a masked language model; its ``new_weights`` names weights that the checkpoint lacks."""
-    return _load("masked-lm", source, arguments)
-
-
 def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) -> Any:
     """Build a masked language model for ``vocabulary``, with fresh weights, equal everywhere."""
     import torch
@@ -182,8 +160,13 @@ def make_masked_model(source: ModelSource, vocabulary: int, **arguments: Any) ->
     return model.to(dtype)
 
 
-def _load(task: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
-    """Load a task's model; raise DataMissing if a tensor was made up that is not declared new."""
+def _load(task: str, source: ModelSource, **arguments: Any) -> Any:
+    """Load a task's model; ``arguments`` are those of ``from_pretrained``.
+
+    Its ``new_weights`` names weights that the checkpoint lacks and the task declares new. Raises
+    DataMissing for a missing or truncated file or tensor, BadConfiguration for another kind of
+    model or its own code without permission, Unsupported without this attention or a package.
+    """
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # a worker's log is no terminal
@@ -216,6 +199,11 @@ def _load(task: str, source: ModelSource, arguments: Mapping[str, Any]) -> Any:
         if dtype is not None and precision.quantized_already(whole.config):
             precision.align_dtypes(whole, dtype)
         return precision.restore_ranges(whole, Path(source.path))
+
+
+load_causal_model = partial(_load, "causal-lm")
+load_seq2seq_model = partial(_load, "seq2seq-lm")
+load_masked_model = partial(_load, "masked-lm")
 
 
 def _with_attention(loader: Any, config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,8 +64,16 @@ def support(precision: str, device: str, engine: str = "", ability: str | None =
     """
     if precision not in PRECISIONS:
         raise BadConfiguration(f"no precision '{precision}'. There is: {', '.join(PRECISIONS)}.")
-    entry = _declared(precision, device, engine)
-    others = [] if entry.supported else _engines_that_do(precision, device, engine, ability)
+    entry, chosen = _declared(precision, device, engine), ENGINES.get(engine)
+    if entry.supported or (chosen is not None and ability not in chosen.abilities):
+        return entry
+    others = [
+        spec.name
+        for spec in sorted(ENGINES.known(), key=lambda spec: not spec.default)
+        if ability in spec.abilities
+        and spec.runs_on(device)
+        and _declared(precision, device, spec.name).supported
+    ]
     if not others:
         return entry
     plural = "s" if len(others) > 1 else ""
@@ -80,20 +88,6 @@ def _declared(precision: str, device: str, engine: str) -> Support:
     spec = ENGINES.get(engine) if engine else None
     own = spec.precisions.get((precision, device)) if spec is not None else None
     return own or device_spec(device).precision(precision)
-
-
-def _engines_that_do(precision: str, device: str, engine: str, ability: str | None) -> list[str]:
-    """Return engines with an ability in a precision, the default first; none beside one without."""
-    chosen = ENGINES.get(engine)
-    if chosen is not None and ability not in chosen.abilities:
-        return []
-    return [
-        spec.name
-        for spec in sorted(ENGINES.known(), key=lambda spec: not spec.default)
-        if ability in spec.abilities
-        and spec.runs_on(device)
-        and _declared(precision, device, spec.name).supported
-    ]
 
 
 def table() -> list[dict[str, Any]]:
@@ -291,14 +285,19 @@ def _in_format(tensor: torch.Tensor, precision: str) -> bool:
 
 def inspect(model: nn.Module, precision: str, device: str, engine: str = "") -> ModelWeights:
     """Read all weights' storage; raises BadConfiguration if they are not in ``precision``."""
-    parameters = _unique_parameters(model)
+    parameters = dict(model.named_parameters())  # tied ones once
     matrices = {
         name: tensor
         for name, tensor in parameters.items()
         if tensor.dim() >= 2 or getattr(tensor, "quant_state", None) is not None
     }
     packed = _packed_layers(model)
-    in_packed = sum(_packed_count(model.get_submodule(name)) for name in packed)
+    in_packed = 0
+    for name, (weights, *_) in packed.items():
+        layer = model.get_submodule(name)
+        sizes = [getattr(layer, name, None) for name in ("infeatures", "outfeatures")]
+        known = [size for size in sizes if isinstance(size, int)]
+        in_packed += math.prod(known) if len(known) == 2 else 8 * weights.numel()  # of int32
     quantized_count = in_packed + sum(
         logical_count(tensor) for tensor in matrices.values() if _in_format(tensor, precision)
     )
@@ -331,19 +330,12 @@ def _packed_layers(model: nn.Module) -> dict[str, list[torch.Tensor]]:
     return layers
 
 
-def _packed_count(layer: nn.Module) -> int:
-    sizes = getattr(layer, "infeatures", None), getattr(layer, "outfeatures", None)
-    if isinstance(sizes[0], int) and isinstance(sizes[1], int):
-        return sizes[0] * sizes[1]
-    return int(layer.get_buffer("qweight").numel()) * 8  # weights per int32
-
-
 def card_weight_bytes(model: nn.Module) -> int:
     """Return the bytes of the weights on this card: all, or its shard."""
     return sum(
         # DeepSpeed's ZeRO 3 empties a parameter and attaches this card's shard.
         stored_bytes(getattr(tensor, "ds_tensor", tensor))
-        for tensor in _unique_parameters(model).values()
+        for tensor in model.parameters()
     )
 
 
@@ -361,12 +353,7 @@ def check_shapes(model_config: Any, precision: str, device: str) -> None:
             )
 
 
-def _unique_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters by name, tied ones once."""
-    return dict(model.named_parameters(remove_duplicate=True))
-
-
-def _quantized(matrices: dict[str, torch.Tensor], precision: str, packed: Sequence[str]) -> str:
+def _quantized(matrices: Mapping[str, torch.Tensor], precision: str, packed: Sequence[str]) -> str:
     """Return what is wrong with a plain model: a layer is packed or of another format."""
     if packed:
         return (
@@ -387,7 +374,7 @@ def _quantized(matrices: dict[str, torch.Tensor], precision: str, packed: Sequen
 
 
 def _unquantized(
-    model: nn.Module, matrices: dict[str, torch.Tensor], precision: str, packed: bool
+    model: nn.Module, matrices: Mapping[str, torch.Tensor], precision: str, packed: bool
 ) -> str:
     """Return what is wrong with a quantised model: a linear layer is in another format."""
     output = getattr(model, "get_output_embeddings", lambda: None)()

@@ -157,7 +157,7 @@ def examine(
     place, look = Path(directory), PromptLook()
     try:
         render = _renderer(place)
-        length = _lengths(place)
+        tokenizer = cache(lambda: _tokenizer(place))
         until = time.monotonic() + LOOK_S
         for where, example in placed_examples(dataset, Reading(**reading)):
             if look.usable == count:
@@ -179,13 +179,15 @@ def examine(
                 continue
             tokens = 0
             if room is not None and len(text.encode()) > room:
-                tokens = length(text)
-                look.unknown += tokens < 0
-            if room is not None and tokens > room:
+                if tokenizer() is None:
+                    look.unknown += 1
+                else:
+                    tokens = len(tokenizer().encode(text, add_special_tokens=False).ids)
+            if is_long := room is not None and tokens > room:
                 look.long += 1
                 first = f"{where} has {tokens:,} tokens, and there is room for {room:,}"
                 look.first_long = look.first_long or first
-            look.usable += not (skips and room is not None and tokens > room)
+            look.usable += not (skips and is_long)
     except WorkloadError:
         return {}  # of the template or the data, and named by the look at these
     return dataclasses.asdict(look)
@@ -200,20 +202,11 @@ def _renderer(place: Path) -> Callable[[Sequence[Turn], bool], str]:
     return lambda turns, answers: render([message_of(t) for t in turns], tokens, answers=answers)
 
 
-def _lengths(place: Path) -> Callable[[str], int]:
-    """Return a function from a text to its tokens; -1 without a tokenizer.json."""
+def _tokenizer(place: Path) -> Any:
+    """Load a directory's tokenizer.json; None without one."""
+    from tokenizers import Tokenizer
 
-    @cache
-    def tokenizer() -> Any:
-        from tokenizers import Tokenizer
-
-        try:
-            return Tokenizer.from_file(str(place / "tokenizer.json"))
-        except Exception:  # the library raises no other class
-            return None
-
-    def length(text: str) -> int:
-        made = tokenizer()
-        return -1 if made is None else len(made.encode(text, add_special_tokens=False).ids)
-
-    return length
+    try:
+        return Tokenizer.from_file(str(place / "tokenizer.json"))
+    except Exception:  # the library raises no other class
+        return None

@@ -80,7 +80,13 @@ def encode_answer(
     if layout == "chatglm3":
         ids = _encode_as_text(tokenizer, "\n") + _encode_as_text(tokenizer, answer)
     elif layout == "chat-template":
-        return _ids(tokenizer, _answer_from_template(tokenizer, turns_of(text, earlier), answer))
+        turns = turns_of(text, earlier)
+        prompt = _rendered(tokenizer, turns)
+        answered = (*turns, Turn(role="assistant", text=answer))
+        whole = _rendered(tokenizer, answered, answers=False)
+        if not whole.startswith(prompt):  # the template rewrites answered prompts
+            return _ids(tokenizer, answer + (tokenizer.eos_token or ""))
+        return _ids(tokenizer, whole[len(prompt) :])
     else:
         ids = _ids(tokenizer, answer)
     return [*ids, tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else ids
@@ -137,16 +143,6 @@ def prompt_details(tokenizer: Any) -> dict[str, str]:
     return {"template_date": fixed_date("%Y-%m-%d")} if dated else {}
 
 
-def _answer_from_template(tokenizer: Any, turns: Sequence[Turn], answer: str) -> str:
-    """Return the template's text after the prompt: the answer and the turn's end."""
-    prompt = _rendered(tokenizer, turns)
-    answered = (*turns, Turn(role="assistant", text=answer))
-    whole = _rendered(tokenizer, answered, answers=False)
-    if not whole.startswith(prompt):  # the template rewrites answered prompts
-        return answer + (tokenizer.eos_token or "")
-    return whole[len(prompt) :]
-
-
 # A model's prompt layout in words, with an example and its ids if there is a tokenizer.
 
 LAYOUTS = {
@@ -183,7 +179,16 @@ def example_prompt(config: Mapping[str, Any], directory: Path | None) -> Prompt:
     from transformers import AutoTokenizer
 
     if directory is None or not has_tokenizer(directory):
-        return _without_tokenizer(config)
+        glm = chatglm3_layout.layout_of(config) == "native"
+        if not glm or config.get("vocab_size") != chatglm3_layout.PUBLISHED_VOCABULARY:
+            return Prompt(layout="unknown", example="", note="no tokenizer beside the config")
+        return Prompt(
+            layout=LAYOUTS["chatglm3"],
+            example="你好",
+            tokens=tuple(PUBLISHED_EXAMPLE),
+            ids=tuple(PUBLISHED_EXAMPLE.values()),
+            note="no tokenizer.model here: ids of the published tokenizer",
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(tokenizer_directory(directory)), trust_remote_code=False
@@ -204,16 +209,3 @@ def example_prompt(config: Mapping[str, Any], directory: Path | None) -> Prompt:
         tokens=tuple(tokenizer.convert_ids_to_tokens(ids)),
         ids=tuple(ids),
     )
-
-
-def _without_tokenizer(config: Mapping[str, Any]) -> Prompt:
-    glm = chatglm3_layout.layout_of(config) == "native"
-    if glm and config.get("vocab_size") == chatglm3_layout.PUBLISHED_VOCABULARY:
-        return Prompt(
-            layout=LAYOUTS["chatglm3"],
-            example="你好",
-            tokens=tuple(PUBLISHED_EXAMPLE),
-            ids=tuple(PUBLISHED_EXAMPLE.values()),
-            note="no tokenizer.model here: ids of the published tokenizer",
-        )
-    return Prompt(layout="unknown", example="", note="no tokenizer beside the config")

@@ -52,13 +52,28 @@ def cache_key(directory: Path) -> str:
 
 
 def build(source: Path, directory: Path) -> None:
-    """Write configuration and tokenizer into an empty directory; no weights."""
+    """Write configuration and tokenizer (its own, or one of three special tokens and the 256 bytes)
+    into an empty directory; no weights."""
     for file in side_files(source):
         shutil.copyfile(file, directory / file.name)
     config = {**read_config(source), "random_weights": True}
     (directory / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
-    if not has_tokenizer(source):
-        _write_bytes_tokenizer(directory)
+    if has_tokenizer(source):
+        return
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ("<pad>", "<s>", "</s>")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    pad, begin, end = special
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad, bos_token=begin, eos_token=end
+    ).save_pretrained(directory)
 
 
 def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:
@@ -79,21 +94,3 @@ def make(loader: Any, config: Any, seed: int = 0, **arguments: Any) -> Any:
     return type(model).from_pretrained(
         None, config=config, state_dict=weights, trust_remote_code=False, **arguments
     )
-
-
-def _write_bytes_tokenizer(directory: Path) -> None:
-    """Write a tokenizer of three special tokens and the 256 bytes."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    special = ("<pad>", "<s>", "</s>")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-    pad, begin, end = special
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad, bos_token=begin, eos_token=end
-    ).save_pretrained(directory)

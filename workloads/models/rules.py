@@ -13,11 +13,7 @@ from typing import Any
 
 from workloads.base import BadConfiguration, JobDescription, Refusal, Unsupported, WorkloadError
 from workloads.devices import DeviceSpec, device_spec
-from workloads.inspection.checkpoints import (
-    protected_files,
-    read_config,
-    weight_files,
-)
+from workloads.inspection.checkpoints import protected_files, read_config, weight_files
 from workloads.inspection.configuration import text_part
 from workloads.inspection.headers import describe_tensors
 from workloads.inspection.look import MODEL, Look, look
