@@ -44,11 +44,10 @@ from orchestrator.analysis.metrics import named_figures
 from orchestrator.analysis.selection import newest_final
 from orchestrator.core.job import Job, Scalar, State
 from orchestrator.grid.objectives import Constraint, SearchSettings
-from orchestrator.search.acquisition import expected_improvement
 from orchestrator.search.order import SearchOrder, space_of
 from orchestrator.search.predictions import Known, predict
 from orchestrator.search.roofline import Roofline
-from orchestrator.search.search import Limit, Metric, Search
+from orchestrator.search.search import Limit, Metric, Search, expected_improvement
 from orchestrator.search.space import Floats, Role, Space
 from orchestrator.search.surrogate import Z_95, Belief, Kernel
 from orchestrator.store.store import Store

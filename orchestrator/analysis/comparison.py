@@ -23,20 +23,16 @@ from orchestrator.analysis.flags import (
 )
 from orchestrator.analysis.ratio import (
     KNOWN,
-    Rate,
     Ratio,
     between_runs,
     rate_of,
-    rate_of_metrics,
     ratio_of,
     significant,
 )
-from orchestrator.analysis.samples import metrics_of
 from orchestrator.analysis.selection import files_of
 from orchestrator.core.job import Scalar, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import scalar
-from workloads import registry
 
 NO_FLAGS = "none"
 
@@ -62,18 +58,9 @@ class Rule:
         return "unknown" if value is None else scalar(value)
 
 
-def _versions(row: Measurement, _: Sequence[Raised]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(row.versions.items()))
-
-
 def _files(row: Measurement, _: Sequence[Raised]) -> str | None:
     known = ((kind, files_of(row, kind)) for kind in ("model", "dataset"))
     return ", ".join(f"{kind} {files}" for kind, files in known if files) or None
-
-
-def _flags(_: Measurement, raised: Sequence[Raised]) -> str:
-    proves_nothing = barred(raised) or bounded(raised)
-    return ", ".join(one.flag.name for one in raised) if proves_nothing else NO_FLAGS
 
 
 #: With this key allowed, jobs are matched across accelerators, too.
@@ -94,7 +81,10 @@ RULES = (
     Rule(
         "flags",
         "a figure that was disturbed or cannot be true proves nothing",
-        _flags,
+        lambda _, raised: (
+            ", ".join(one.flag.name for one in raised if barred(raised) or bounded(raised))
+            or NO_FLAGS
+        ),
         only=NO_FLAGS,
     ),
     Rule(
@@ -123,7 +113,12 @@ RULES = (
     ),
     Rule("niceness", "a nicer process waits for others", effect="warns"),
     Rule("driver", _MAY_BE_THE_CHANGE, lambda row, _: row.driver_version, effect="warns"),
-    Rule("versions", _MAY_BE_THE_CHANGE, _versions, effect="warns"),
+    Rule(
+        "versions",
+        _MAY_BE_THE_CHANGE,
+        lambda row, _: ", ".join(f"{name} {at}" for name, at in sorted(row.versions.items())),
+        effect="warns",
+    ),
     Rule("git_commit", _MAY_BE_THE_CHANGE, effect="warns"),
     Rule(
         "nodes",
@@ -259,7 +254,7 @@ def compare(
     noise: float | None = None,
     allow: Collection[str] = frozenset(),
 ) -> RunComparison:
-    """Compare the newest final rows of two runs, one per job, with their raw samples.
+    """Compare the newest final rows of two runs, one per job.
 
     ``flags`` are those of both runs by job id (empty: they are derived here).
 
@@ -271,7 +266,9 @@ def compare(
     measured, rates, refused, turned = [], [], [], []
     warnings: Counter[tuple[str, str, str]] = Counter()
     for old, new in shared:
-        old_rate, new_rate = _rate(old, confidence), _rate(new, confidence)
+        old_rate, new_rate = (
+            rate_of(row) if row.state is State.SUCCEEDED else None for row in (old, new)
+        )
         if old_rate is None or new_rate is None:
             if old.state is not new.state:
                 turned.append(JobPair(before=old, after=new))
@@ -326,29 +323,11 @@ def pairs_of(
     candidates: dict[tuple[str, ...], tuple[list[Measurement], list[Measurement]]] = {}
     for side, rows in enumerate((left, right)):
         for row in rows:
-            key = _settings(row, common[row.workload], across_devices)
+            accelerator = "" if across_devices else row.accelerator.value
+            key = (
+                *(row.workload, row.model, row.dataset, accelerator, str(row.cards)),
+                *(row.precision, row.batch_size_requested, row.engine, row.isolation),
+                *(f"{name}={row.parameters[name]!r}" for name in sorted(common[row.workload])),
+            )
             candidates.setdefault(key, ([], []))[side].append(row)
     return pairs + [(a[0], b[0]) for a, b in candidates.values() if len(a) == len(b) == 1]
-
-
-def _settings(row: Measurement, names: set[str], across_devices: bool) -> tuple[str, ...]:
-    accelerator = "" if across_devices else row.accelerator.value
-    fields = (
-        *(row.workload, row.model, row.dataset, accelerator, str(row.cards)),
-        *(row.precision, row.batch_size_requested, row.engine, row.isolation),
-    )
-    return (*fields, *(f"{name}={row.parameters[name]!r}" for name in sorted(names)))
-
-
-def _rate(row: Measurement, confidence: float) -> Rate | None:
-    """Return the throughput from raw repeats, or from the stored interval where there are none."""
-    if row.state is not State.SUCCEEDED:
-        return None
-    if row.samples and row.metrics.processes == 1:
-        return rate_of_metrics(
-            metrics_of(
-                row.samples, confidence=confidence, throughput=registry.throughput_of(row.workload)
-            ),
-            confidence,
-        )
-    return rate_of(row)

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.core.measurement import Measurement, Metrics
+from orchestrator.core.measurement import Measurement
 from workloads.util.statistics import student_t_quantile, student_t_two_sided
 
 #: Degrees of freedom of a spread taken as known.
@@ -67,19 +67,14 @@ class Ratio:
 
 def rate_of(row: Measurement) -> Rate | None:
     """Return a row's throughput; None if it is not positive."""
-    return rate_of_metrics(row.metrics, row.measure.confidence)
-
-
-def rate_of_metrics(metrics: Metrics, confidence: float) -> Rate | None:
-    """Return the throughput, whose interval has this level; None if it is not positive."""
-    value = metrics.throughput
+    metrics, value = row.metrics, row.metrics.throughput
     if value is None or not math.isfinite(value) or value <= 0:
         return None
     low, high = metrics.throughput_low, metrics.throughput_high
     degrees = (metrics.processes if metrics.processes > 1 else metrics.repeats) - 1
     if low is None or high is None or degrees < 1 or not math.isfinite(high - low):
         return Rate(value=value, error=None, degrees=0)
-    quantile = student_t_quantile((1 + confidence) / 2, degrees)
+    quantile = student_t_quantile((1 + row.measure.confidence) / 2, degrees)
     return Rate(value=value, error=(high - low) / 2 / quantile / value, degrees=degrees)
 
 
@@ -129,8 +124,13 @@ def pooled(ratios: Sequence[Ratio]) -> Ratio:
 
 def _with_interval(value: float, parts: Sequence[tuple[float, float]], confidence: float) -> Ratio:
     """Return a ratio and its interval, from pairs of log error and degrees of freedom."""
-    error = math.sqrt(math.fsum(part**2 for part, _ in parts))
-    degrees = _welch_degrees(parts)
+    total = math.fsum(part**2 for part, _ in parts)
+    error = math.sqrt(total)
+    if total == 0:
+        degrees = max(1.0, min(degrees for _, degrees in parts))
+    else:  # Satterthwaite's degrees of freedom of a sum of variances
+        shares = math.fsum((part**2 / total) ** 2 / degrees for part, degrees in parts)
+        degrees = max(1.0, 1 / shares) if shares > 0 else KNOWN
     reach = student_t_quantile((1 + confidence) / 2, max(1, int(min(degrees, 10_000)))) * error
     return Ratio(
         value=value,
@@ -139,15 +139,6 @@ def _with_interval(value: float, parts: Sequence[tuple[float, float]], confidenc
         log_error=error,
         degrees=degrees,
     )
-
-
-def _welch_degrees(parts: Sequence[tuple[float, float]]) -> float:
-    """Return Satterthwaite's degrees of freedom of a sum of variances, given standard errors."""
-    total = math.fsum(error**2 for error, _ in parts)
-    if total == 0:
-        return max(1.0, min(degrees for _, degrees in parts))
-    shares = math.fsum((error**2 / total) ** 2 / degrees for error, degrees in parts)
-    return max(1.0, 1 / shares) if shares > 0 else KNOWN
 
 
 # ---------------------------------------------------------------- noise, significance

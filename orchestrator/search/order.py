@@ -33,8 +33,8 @@ from workloads import registry
 
 #: Probability at which ``within`` is believed.
 SURE = 0.95
-#: Least seconds between two answers to the questions while rows come in: 2 % of a core for 10,000
-#: cells.
+#: Least seconds between two answers to the questions while rows come in: one takes half a second
+#: of a core for 10,000 cells.
 ANSWER_EVERY_S = 3.0
 #: Spread of the roofline's level: a grid may be of any kind of card, or of none.
 _ANY_CARD = 2.0
@@ -208,8 +208,10 @@ class SearchOrder:
         self._states.setdefault(row, {})[job_id] = state
         if state is State.SUCCEEDED and doubt.usable:
             known = self._values.setdefault(row, {}).setdefault(job_id, [])
-            if again and known and _worse(doubt, known[0].doubt):
-                return
+            if again and known:
+                earlier, new = ((bool(d.flags), bool(d.better_by)) for d in (known[0].doubt, doubt))
+                if new > earlier:  # it says less
+                    return
             known[:] = [*(known if again else ()), _Measured(figures, doubt)]
             every = [one for of_job in self._values[row].values() for one in of_job]
             if good := [one for one in every if not one.doubt.flags]:
@@ -255,7 +257,9 @@ class SearchOrder:
         left = dict(free)
         jobs: list[Job] = []
         while any(count > 0 for count in left.values()):
-            rows = self._next(sum(left.values()), self._barred(left), now)
+            none_free = (rows for kind, rows in self._rows_of.items() if left.get(kind, 0) <= 0)
+            barred = self._released.union(*none_free)
+            rows = self._next(sum(left.values()), barred, now)
             if not rows:
                 break
             for row in rows:
@@ -360,22 +364,22 @@ class SearchOrder:
         return self._verdicts
 
     def answers(self, now: float = float("inf")) -> tuple[Answered, ...]:
-        """The present answers, see ``verdicts``."""
-        return tuple(map(self._with_repeats, self.verdicts(now)))
-
-    def _with_repeats(self, verdict: Verdict) -> Answered:
-        """The answer with the number of its measurements and how far they lie apart."""
-        answered, objective = verdict.answered, verdict.answered.figure
-        every = [] if verdict.row is None else self._values[verdict.row].values()
-        known = [one.figures.get(objective, 0.0) for of_job in every for one in of_job]
-        rates = [rate for rate in known if rate > 0]  # a repeat may lack the figure
-        jobs = () if verdict.row is None else self.cells[verdict.row]
-        return replace(
-            answered,
-            job_id=jobs[0].job_id if jobs else "",
-            times=len(rates),
-            apart=max(rates) / min(rates) - 1 if rates else 0.0,
-        )
+        """The present answers, see ``verdicts``, with the number of their measurements and how far
+        they lie apart."""
+        answers = []
+        for answered, row, *_ in self.verdicts(now):
+            if row is not None:
+                every = [one for of_job in self._values[row].values() for one in of_job]
+                known = [one.figures.get(answered.figure, 0.0) for one in every]
+                rates = [rate for rate in known if rate > 0]  # a repeat may lack the figure
+                answered = replace(
+                    answered,
+                    job_id=self.cells[row][0].job_id,
+                    times=len(rates),
+                    apart=max(rates) / min(rates) - 1 if rates else 0.0,
+                )
+            answers.append(answered)
+        return tuple(answers)
 
     def winners(self) -> list[str]:
         """Ids of the jobs that won, and of those too close to call, unless they have replicates:
@@ -407,20 +411,10 @@ class SearchOrder:
     def _measured(self) -> int:
         return len(self.search.values.get(self.search.objective.name, {}))
 
-    def _barred(self, free: Mapping[Accelerator, int]) -> Collection[int]:
-        """Rows that were released, or for whose kind of card none is free."""
-        others = (rows for kind, rows in self._rows_of.items() if free.get(kind, 0) <= 0)
-        return self._released.union(*others)
-
 
 class _Measured(NamedTuple):
     figures: Mapping[str, float]
     doubt: Doubt
-
-
-def _worse(doubt: Doubt, other: Doubt) -> bool:
-    """Return whether a row says less than another, by its flags."""
-    return (bool(doubt.flags), bool(doubt.better_by)) > (bool(other.flags), bool(other.better_by))
 
 
 def _joined(every: Sequence[_Measured]) -> _Measured:

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from orchestrator.core.measurement import Doubt
 from orchestrator.core.status import UNLIKELY, Answered
 from orchestrator.grid.objectives import Question
-from orchestrator.search.acquisition import normal_cdf
-from orchestrator.search.search import Metric, Search
+from orchestrator.search.search import Metric, Search, normal_cdf
 from orchestrator.search.space import Floats
 from orchestrator.search.surrogate import Z_95, Belief
 from orchestrator.util.format import number, plural
@@ -78,7 +77,7 @@ class Inquiry:
     def verdict(self, labels: Sequence[str], doubts: Mapping[int, Doubt]) -> Verdict:
         """The present answer; labels and doubts are of rows."""
         search, question, rows = self.search, self.question, self.rows
-        known = [search.values.get(metric.name, {}) for metric in self._metrics]
+        known = self._known()
         failed = np.isin(rows, list(search.failed))
         some = np.isin(rows, list(known[0])) & ~failed
         complete = some & np.isin(rows, list(set(known[0]).intersection(*known[1:])))
@@ -111,22 +110,25 @@ class Inquiry:
         rivals = rows[predicted]
         if len(rivals):
             sign = search.objective.sign
-            rough = search.predictions(search.objective, rivals, roughly=True)
-            z = (sign * rough.mean - lowest - log1p(question.within)) / rough.deviation
+            belief = search.predictions(search.objective, rivals)
+            z = (sign * belief.mean - lowest - log1p(question.within)) / belief.deviation
             rivals = rivals[normal_cdf(z) > _NEGLIGIBLE]
         cells = self._cells(np.sort(np.concatenate([cells.rows, rivals])), doubts)
-        contenders = self._contenders(cells)
+        own, contenders = cells.own, self._contenders(cells)
         chances = self._chances(cells, contenders[:_CONTENDERS])
         # Where hardly any can win, as among lower bounds, the best value is the best guess.
         place = int(chances.argmax()) if chances.max() >= UNLIKELY else 0
         best, probability = int(contenders[place]), float(chances[place])
-        better = self._better(cells, best)
+        ahead = cells.rival.mean - own.mean[best] - log1p(question.within)
+        spread = np.hypot(cells.rival.deviation, own.deviation[best])
+        better = cells.may_keep * normal_cdf(ahead / spread)  # than the answer, within the limits
+        better[best] = 0.0
         bound = "at least" if question.more_is_better else "at most"
         answered = replace(
             base,
             job=labels[cells.rows[best]],
-            value=exp(search.objective.sign * cells.own.mean[best]),
-            bound=bound if cells.rival.mean[best] > cells.own.mean[best] else "",
+            value=exp(search.objective.sign * own.mean[best]),
+            bound=bound if cells.rival.mean[best] > own.mean[best] else "",
             probability=probability,
             reached=sure and probability >= question.confidence,
             changes=(*self._changes(cells, best, better, labels), *base.changes),
@@ -143,15 +145,24 @@ class Inquiry:
             rival=int(cells.rows[rival]) if again else None,
         )
 
-    @property
-    def _metrics(self) -> list[Metric]:
-        return [self.search.objective, *(limit.metric for limit in self.search.limits)]
+    def _known(self) -> list[Mapping[int, float]]:
+        """Values by row of the objective and of each limit's metric."""
+        metrics = (self.search.objective, *(limit.metric for limit in self.search.limits))
+        return [self.search.values.get(metric.name, {}) for metric in metrics]
 
     def _cells(self, rows: NDArray[np.intp], doubts: Mapping[int, Doubt]) -> _Cells:
         """Knowledge of cells that are measured or predicted."""
         own, rival = self._beliefs(self.search.objective, rows, doubts)
         sign = self.search.objective.sign
-        measured, keeps, may_keep = self._keep(rows, doubts)
+        known = self._known()
+        complete = set(known[0]).intersection(*known[1:]) - self.search.flagged
+        measured = np.isin(rows, list(complete))
+        keeps = np.where(measured, 1.0, self.search.chance_of_success(rows))
+        may_keep = keeps.copy()
+        for limit in self.search.limits:
+            by_rows, up_to = self._beliefs(limit.metric, rows, doubts)
+            keeps *= limit.probability(by_rows)
+            may_keep *= limit.probability(up_to)
         return _Cells(
             rows=rows,
             measured=measured,
@@ -160,22 +171,6 @@ class Inquiry:
             keeps=keeps,
             may_keep=may_keep,
         )
-
-    def _keep(
-        self, rows: NDArray[np.intp], doubts: Mapping[int, Doubt]
-    ) -> tuple[NDArray[np.bool_], Floats, Floats]:
-        """Measured cells, and the probability of each to be measurable and to keep the limits, by
-        its rows and up to where the truth may be."""
-        known = [self.search.values.get(metric.name, {}) for metric in self._metrics]
-        complete = set(known[0]).intersection(*known[1:]) - self.search.flagged
-        measured = np.isin(rows, list(complete))
-        keeps = np.where(measured, 1.0, self.search.chance_of_success(rows))
-        may_keep = keeps.copy()
-        for limit in self.search.limits:
-            own, rival = self._beliefs(limit.metric, rows, doubts)
-            keeps *= limit.probability(own)
-            may_keep *= limit.probability(rival)
-        return measured, keeps, may_keep
 
     def _beliefs(
         self, metric: Metric, rows: NDArray[np.intp], doubts: Mapping[int, Doubt]
@@ -225,14 +220,6 @@ class Inquiry:
         first = [chance(at, rivals[:_LIKELIEST]) for at in contenders]
         every = zip(contenders, first, strict=True)
         return np.array([chance(at, rivals) if one > _NEGLIGIBLE else one for at, one in every])
-
-    def _better(self, cells: _Cells, best: int) -> Floats:
-        """Probability of each cell that it keeps the limits and is better than the answer."""
-        ahead = cells.rival.mean - cells.own.mean[best] - log1p(self.question.within)
-        spread = np.hypot(cells.rival.deviation, cells.own.deviation[best])
-        better = cells.may_keep * normal_cdf(ahead / spread)
-        better[best] = 0.0
-        return better
 
     def _with_lead(
         self,
@@ -288,7 +275,7 @@ class Inquiry:
         sure: bool,
     ) -> Verdict:
         """The answer while no measured cell keeps the limits."""
-        may_keep = self._keep(rows, doubts)[2]
+        may_keep = self._cells(rows, doubts).may_keep
         none = float(np.exp(np.log1p(-np.minimum(may_keep, 1 - 1e-12)).sum()))
         changes = [
             f"{labels[rows[at]]} keeps the limits with probability {may_keep[at]:.2f}"

@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.search import acquisition
 from orchestrator.search.roofline import Mean, Plane
 from orchestrator.search.space import KINDS, Floats, Rows, Space
 from orchestrator.search.surrogate import Belief, Kernel, Surrogate
+from workloads.util.statistics import pareto
 
 #: Cells that one decision looks at: the best of the last one, and others in turn.
 LOOKED_AT = 512
@@ -60,7 +61,7 @@ class Limit:
 
     def probability(self, belief: Belief) -> Floats:
         """Probability that a value with this belief keeps the bound."""
-        below = acquisition.probability_below(belief, log(self.bound))
+        below = probability_below(belief, log(self.bound))
         return below if self.at_most else 1.0 - below
 
 
@@ -115,14 +116,6 @@ class Search:
         self.failed.add(row)
 
     @property
-    def metrics(self) -> list[Metric]:
-        """The metrics that matter, each once."""
-        every = [self.objective, *(limit.metric for limit in self.limits)]
-        if self.second is not None:
-            every.append(self.second)
-        return list({metric.name: metric for metric in every}.values())
-
-    @property
     def known(self) -> set[int]:
         """Rows that are measured, failed or run now."""
         return {*self._measured, *self.failed, *self.running}
@@ -137,18 +130,19 @@ class Search:
         candidates = self._candidates(barred=barred)
         if not len(candidates) or count < 1:
             return []
-        first = [] if self.known or self._first() in barred else [self._first()]
-        rows = np.array([*sorted(self.running), *first, *candidates])
-        beliefs = {metric.name: self._believe(metric, rows) for metric in self.metrics}
-        certain = len(rows) - len(candidates)
-        taken = np.zeros(len(rows), dtype=bool)
-        taken[:certain] = True
-        taken[certain:] = np.isin(rows[certain:], first)
+        first = [int(np.random.default_rng(self.seed).integers(self.space.size))]
+        if self.known or first[0] in barred:
+            first = []
+        certain = [*sorted(self.running), *first]
+        rows = np.array([*certain, *candidates[~np.isin(candidates, first)]])
+        metrics = [self.objective, *(limit.metric for limit in self.limits)]
+        metrics += [self.second] if self.second is not None else []
+        beliefs = {metric.name: self._believe(metric, rows) for metric in metrics}
+        taken = np.arange(len(rows)) < len(certain)
         chosen = list(first)
         success = self.chance_of_success(rows)
-        correlation = _Correlation(self.space, rows) if certain or count > 1 else None
-        for at in range(certain):
-            beliefs = {name: _believed(b, correlation, at) for name, b in beliefs.items()}
+        for at in range(len(certain)):
+            beliefs = self._narrowed(beliefs, rows, at)
         while len(chosen) < count and not taken.all():
             scores = self._scores(rows, beliefs) * success
             scores[taken] = -1.0
@@ -160,16 +154,26 @@ class Search:
             at = int(left[scores[left].argmax()])
             taken[at] = True
             chosen.append(int(rows[at]))
-            if correlation is not None and len(chosen) < count:
-                beliefs = {name: _believed(b, correlation, at) for name, b in beliefs.items()}
+            if len(chosen) < count:
+                beliefs = self._narrowed(beliefs, rows, at)
         return chosen[:count]
 
-    def predictions(self, metric: Metric, rows: Rows, *, roughly: bool = False) -> Belief:
-        """Beliefs about the log of a metric of these cells; ``roughly``: see ``Surrogate.fit``.
+    def _narrowed(
+        self, beliefs: Mapping[str, Belief], rows: NDArray[np.intp], at: int
+    ) -> dict[str, Belief]:
+        """Beliefs once the value of one cell is as expected: less is uncertain around it."""
+        kernel = Kernel()
+        covariance = kernel.between(self.space, rows[[at]], rows)[0]
+        correlation = covariance / kernel.variance(self.space)
+        rest = np.sqrt(np.maximum(1.0 - np.square(correlation), 1e-4))
+        return {name: Belief(one.mean, one.deviation * rest) for name, one in beliefs.items()}
+
+    def predictions(self, metric: Metric, rows: Rows) -> Belief:
+        """Beliefs about the log of a metric of these cells.
 
         The cells that a search measures lie close together, and their errors say little of cells
         far from them: they may widen intervals here, but not narrow them."""
-        belief = self._believe(metric, np.asarray(rows, dtype=np.intp), roughly=roughly)
+        belief = self._believe(metric, np.asarray(rows, dtype=np.intp))
         wider = max(1.0, 1.0 / self._surrogates[metric.name].calibration)
         return Belief(belief.mean, belief.deviation * wider)
 
@@ -182,7 +186,7 @@ class Search:
         known = _spread(sorted({*self._measured, *self.failed}), MOST_FITTED)
         labels = np.array([-1.0 if row in self.failed else 1.0 for row in known])
         belief = self._success.fit(known, labels, rows)
-        return acquisition.normal_cdf(belief.mean / belief.deviation)
+        return normal_cdf(belief.mean / belief.deviation)
 
     def answer(self, tolerance: float = 0.0) -> Answer | None:
         """The best cell so far; None while no measured one keeps the limits."""
@@ -199,7 +203,7 @@ class Search:
         if len(left):
             belief = _turned(self._believe(self.objective, left), sign)
             aim = sign * log(keeping[best]) + log(1.0 + tolerance)
-            chances = 1.0 - acquisition.probability_below(belief, aim)
+            chances = 1.0 - probability_below(belief, aim)
             for limit in self.limits:
                 chances = chances * limit.probability(self._believe(limit.metric, left))
             chances = chances * self.chance_of_success(left)
@@ -224,9 +228,6 @@ class Search:
                 for limit in self.limits
             )
         }
-
-    def _first(self) -> int:
-        return int(np.random.default_rng(self.seed).integers(self.space.size))
 
     def _candidates(
         self, add: Sequence[int] = (), barred: Collection[int] = ()
@@ -260,7 +261,7 @@ class Search:
             distance += self.space.squared_distances(kind, rows, [best])[:, 0]
         return some & (distance == distance[some].min())
 
-    def _believe(self, metric: Metric, rows: NDArray[np.intp], *, roughly: bool = False) -> Belief:
+    def _believe(self, metric: Metric, rows: NDArray[np.intp]) -> Belief:
         surrogate = self._surrogates.get(metric.name)
         if surrogate is None:
             kernel = _UNKNOWN if isinstance(metric.mean, Plane) else None
@@ -268,7 +269,7 @@ class Search:
         values = self.values.get(metric.name, {})
         fitted = _most_telling(values, metric.sign)
         logs = np.log([values[row] for row in fitted])
-        return surrogate.fit(fitted, logs, rows, roughly=roughly)
+        return surrogate.fit(fitted, logs, rows)
 
     def _scores(self, rows: NDArray[np.intp], beliefs: Mapping[str, Belief]) -> Floats:
         sign = self.objective.sign
@@ -282,12 +283,10 @@ class Search:
                 for row, value in keeping.items()
                 if row in known
             ]
-            gain = acquisition.expected_area_gain(
-                belief, _turned(beliefs[other.name], other.sign), points
-            )
+            gain = expected_area_gain(belief, _turned(beliefs[other.name], other.sign), points)
         else:
             best = max((sign * log(value) for value in keeping.values()), default=None)
-            gain = acquisition.expected_improvement(belief, best)
+            gain = expected_improvement(belief, best)
         for limit in self.limits:
             gain = gain * limit.probability(beliefs[limit.metric.name])
         return gain / self.cost(rows) if self.cost is not None else gain
@@ -312,20 +311,59 @@ def _turned(belief: Belief, sign: float) -> Belief:
     return Belief(sign * belief.mean, belief.deviation)
 
 
-class _Correlation:
-    """Prior correlation of residuals among rows, one row at a time."""
+# ---------------------------------------------------------------- scores of cells
 
-    def __init__(self, space: Space, rows: NDArray[np.intp]) -> None:
-        self._space, self._rows, self._kernel = space, rows, Kernel()
-
-    def of(self, at: int) -> Floats:
-        covariance = self._kernel.between(self._space, self._rows[[at]], self._rows)[0]
-        return covariance / self._kernel.variance(self._space)
+#: Deviation (natural log) beyond which ignorance alone does not raise a score any more.
+_WIDEST = 1.0
+_QUANTILES = np.array([NormalDist().inv_cdf((at + 0.5) / 6) for at in range(6)])
 
 
-def _believed(belief: Belief, correlation: _Correlation | None, at: int) -> Belief:
-    """The belief once the value of one cell is as expected: less is uncertain around it."""
-    if correlation is None:
-        return belief
-    rest = np.sqrt(np.maximum(1.0 - np.square(correlation.of(at)), 1e-4))
-    return Belief(belief.mean, belief.deviation * rest)
+def normal_cdf(z: Floats) -> Floats:
+    """Cumulative standard normal distribution, to 2e-4."""
+    return 0.5 * (1.0 + np.tanh(0.7978845608 * (z + 0.044715 * z**3)))
+
+
+def probability_below(belief: Belief, log_bound: float) -> Floats:
+    """Probability that a value is at most the bound."""
+    return normal_cdf((log_bound - belief.mean) / belief.deviation)
+
+
+def expected_improvement(belief: Belief, best: float | None) -> Floats:
+    """Expected excess of exp(value) over exp(best), relative to it; of a log-normal.
+
+    Without a best, the expected value itself, up to a common factor.
+    """
+    deviation = np.minimum(belief.deviation, _WIDEST)
+    reference = best if best is not None else float(belief.mean.max())
+    above = belief.mean - reference
+    value = np.exp(np.minimum(above + deviation**2 / 2, 50.0))
+    if best is None:
+        return value
+    z = above / deviation
+    return np.maximum(value * normal_cdf(z + deviation) - normal_cdf(z), 0.0)
+
+
+def expected_area_gain(
+    first: Belief, second: Belief, points: Sequence[tuple[float, float]]
+) -> Floats:
+    """Expected gain of the area dominated by a front, both coordinates log values to raise.
+
+    Area is measured from a corner below all points and beliefs, over independent quantiles.
+    """
+    corner = (
+        min([float(first.mean.min()), *(x for x, _ in points)]) - 1.0,
+        min([float(second.mean.min()), *(y for _, y in points)]) - 1.0,
+    )
+    steps = pareto(points, lambda point: point)
+    xs = first.mean[:, None] + first.deviation[:, None] * np.repeat(_QUANTILES, len(_QUANTILES))
+    ys = second.mean[:, None] + second.deviation[:, None] * np.tile(_QUANTILES, len(_QUANTILES))
+    gain = np.zeros_like(xs)
+    # Vertical strips between neighbours of the front; in each the front has one height.
+    edges = [*(x for x, _ in reversed(steps)), np.inf]
+    heights = [*(y for _, y in reversed(steps)), corner[1]]
+    left = corner[0]
+    for right, height in zip(edges, heights, strict=True):
+        width = np.clip(xs, left, right) - left
+        gain += width * np.maximum(ys - height, 0.0)
+        left = right
+    return gain.mean(axis=1)

@@ -11,7 +11,7 @@ measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -95,9 +95,8 @@ SCALES = (
 _LIKELIEST, _ENOUGH = 2, 24
 #: Steps to a mean's parameters, and their largest and last size in prior deviations.
 _STEPS, _LONGEST_STEP, _CLOSE = 8, 1.5, 0.02
-#: Measured cells whose values bound a deviation, and cells that are looked at together: the cache
-#: holds their covariances.
-_ROUGHLY, _TOGETHER = 32, 1024
+#: Cells that are looked at together: the cache holds their covariances.
+_TOGETHER = 1024
 #: Imaginary cells with errors as predicted, weighed with those measured.
 _CALM = 12.0
 
@@ -119,7 +118,7 @@ class Surrogate:
         self._parameters = dict.fromkeys(SCALES, mean.start)
         self._fits: dict[Scale, _Fit] = {}
         self._learned: tuple[bytes, bytes] | None = None  # the data of the last fit
-        self._rough: Belief | None = None  # of all cells, by the last fit
+        self._beliefs: Belief | None = None  # about all cells, by the last fit
         #: Factor on deviations, from leave-one-out errors of the last fit.
         self.calibration = 1.0
 
@@ -130,41 +129,33 @@ class Surrogate:
         variance += self._kernel.variance(self._space)
         return Belief(values, np.sqrt(variance))
 
-    def fit(self, rows: Rows, logs: Floats, at: Rows, *, roughly: bool = False) -> Belief:
-        """The belief about the cells ``at``, given log values of ``rows``; both shape (n,).
-
-        ``roughly`` gives the same means with deviations that are too large: those that some of the
-        values leave, for a tenth of the time."""
+    def fit(self, rows: Rows, logs: Floats, at: Rows) -> Belief:
+        """The belief about the cells ``at``, given log values of ``rows``; both shape (n,)."""
         if not len(rows):
             return self.prior(at)
-        rows = np.asarray(rows)
+        rows, at = np.asarray(rows), np.asarray(at)
         data = rows.tobytes(), np.asarray(logs).tobytes()
         if data != self._learned:  # beliefs about other cells need no other fit
             self._learn(rows, logs)
             self._learned = data
-            self._rough = None
-        at, step = np.asarray(at), len(rows) // _ROUGHLY
-        if roughly and self._rough is None:  # of all cells: the next question asks for them, too
-            fits = self._fits
-            if step > 1:
-                some = slice(0, None, step)
-                fits = {scale: _with_some(fit, some) for scale, fit in fits.items()}
-            self._rough = self._believe_all(fits, rows, np.arange(self._space.size))
-        if self._rough is not None and (roughly or step <= 1):
-            return Belief(self._rough.mean[at], self._rough.deviation[at])
-        return self._believe_all(self._fits, rows, at)
+            self._beliefs = None
+        if self._beliefs is None:
+            every = at if 2 * len(at) < self._space.size else np.arange(self._space.size)
+            starts = range(0, max(1, len(every)), _TOGETHER)
+            blocks = [self._believe(rows, every[start : start + _TOGETHER]) for start in starts]
+            belief = Belief(*map(np.concatenate, zip(*blocks, strict=True)))
+            if every is at:
+                return belief
+            self._beliefs = belief  # the next question asks for most cells, too
+        return Belief(self._beliefs.mean[at], self._beliefs.deviation[at])
 
-    def _believe_all(self, fits: Mapping[Scale, _Fit], rows: Rows, at: Rows) -> Belief:
-        starts = range(0, max(1, len(at)), _TOGETHER)
-        blocks = [self._believe(fits, rows, at[start : start + _TOGETHER]) for start in starts]
-        return Belief(*map(np.concatenate, zip(*blocks, strict=True)))
-
-    def _believe(self, fits: Mapping[Scale, _Fit], rows: Rows, at: Rows) -> Belief:
-        across = self._covariances(fits, at, rows)
+    def _believe(self, rows: Rows, at: Rows) -> Belief:
+        across = self._covariances(self._fits, at, rows)
         beliefs = [
-            self._predict(scale, fit, at, across[scale.load_length]) for scale, fit in fits.items()
+            self._predict(scale, fit, at, across[scale.load_length])
+            for scale, fit in self._fits.items()
         ]
-        weights = np.array([fit.weight for fit in fits.values()])
+        weights = np.array([fit.weight for fit in self._fits.values()])
         means = np.stack([belief.mean for belief in beliefs])
         mean = weights @ means
         variance = weights @ (np.stack([b.deviation for b in beliefs]) + np.square(means - mean))
@@ -238,8 +229,8 @@ class Surrogate:
         values, there = self._mean.linear(fit.parameters, at)
         change = prior_variance * (fit.here.T @ fit.solved) - (fit.parameters - self._mean.start)
         mean = values + there @ change + scale.amplitude**2 * (across @ fit.solved)
-        shared = (there * prior_variance) @ fit.here[fit.some].T
-        shared += across[:, fit.some] * scale.amplitude**2
+        shared = (there * prior_variance) @ fit.here.T
+        shared += across * scale.amplitude**2
         variance = (
             self._kernel.variance(self._space) * scale.amplitude**2
             + (np.square(there) @ prior_variance)
@@ -252,18 +243,11 @@ class Surrogate:
 class _Fit(NamedTuple):
     parameters: Floats
     here: Floats  # derivatives of the mean at the cells known
-    inverse: Floats  # of the covariance of their values, or of some
+    inverse: Floats  # of the covariance of their values
     solved: Floats
     errors: Floats
     evidence: float
     weight: float = 1.0  # among the factors
-    some: slice = slice(None)
-
-
-def _with_some(fit: _Fit, some: slice) -> _Fit:
-    """The fit with the variances that some of the values leave."""
-    covariance = np.linalg.inv(fit.inverse)
-    return fit._replace(some=some, inverse=np.linalg.inv(covariance[some, some]))
 
 
 def _calibration(errors: Floats) -> float:

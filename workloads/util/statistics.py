@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
+
+_Point = TypeVar("_Point")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,17 @@ def ratio_interval(
     quantile = student_t_quantile((1 + confidence) / 2, count - 1)
     half = quantile * math.sqrt(variance / count) / (total / count)
     return Interval(mean=ratio, low=ratio - half, high=ratio + half)
+
+
+def pareto(
+    points: Iterable[_Point], figures: Callable[[_Point], tuple[float, float]]
+) -> list[_Point]:
+    """Points that no other exceeds in both figures, by falling first figure, of equals one."""
+    front: list[_Point] = []
+    for point in sorted(points, key=figures, reverse=True):
+        if not front or figures(point)[1] > figures(front[-1])[1]:
+            front.append(point)
+    return front
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
