@@ -47,11 +47,22 @@ class Effect:
     """One setting changed from one value to another, at one or more batch sizes."""
 
     setting: Setting  # of the work; engine, isolation and techniques are those of both rows
-    label_setting: Setting  # without settings at their defaults, for labels
     name: str  # "precision", "padding", …
     before: str
     after: str
     pairs: tuple[Pair, ...]  # by batch size, smallest first
+
+    @property
+    def label_setting(self) -> Setting:
+        """The setting without values at their defaults, for labels."""
+        setting = self.setting
+        declared = declared_of(setting.workload, setting.engine or usual_engine(setting.workload))
+        parameters = tuple(
+            (name, value)
+            for name, value in setting.parameters
+            if name not in declared or scalar(declared[name].default) != value
+        )
+        return replace(setting, parameters=parameters)
 
     @property
     def ratio(self) -> Ratio:
@@ -96,25 +107,32 @@ def effects_of(
         techniques: dict[tuple[Setting, str], Technique] = {}  # shared by all batch sizes
         chosen = []
         for row in group:
-            own = settings[row.job_id], row.precision
+            setting = settings[row.job_id]
+            own = setting, row.precision
             if own not in techniques:
-                techniques[own] = frozenset(_choices(row, own[0], defaults).items())
+                known = dict(setting.parameters)
+                known |= {"engine": setting.engine, "isolation": setting.isolation}
+                # A choice that an engine lacks is at its default.
+                values = {name: known.get(name, usual) for name, usual in defaults.items()}
+                techniques[own] = frozenset((values | {"precision": row.precision}).items())
             chosen.append((row, techniques[own]))
         pairs_of_change: dict[tuple[_Change, Technique], list[Pair]] = {}
         for change, around, pair in _pairs(chosen, defaults, bounds):
             pairs_of_change.setdefault((change, around), []).append(pair)
-        for (change, around), pairs in sorted(pairs_of_change.items(), key=_gain, reverse=True):
-            setting = _with(work, dict(around))
-            effects.append(
-                Effect(
-                    setting=setting,
-                    label_setting=_without_defaults(setting),
-                    name=change[0],
-                    before=change[1],
-                    after=change[2],
-                    pairs=tuple(sorted(pairs, key=_batch)),
-                )
+        of_work = []
+        for ((name, before, after), around), pairs in pairs_of_change.items():
+            shared = dict(around)
+            setting = replace(
+                work,
+                engine=shared.pop("engine", ""),
+                isolation=shared.pop("isolation", ""),
+                parameters=tuple(sorted((*work.parameters, *shared.items()))),
             )
+            by_size = tuple(sorted(pairs, key=_batch))
+            of_work.append(
+                Effect(setting=setting, name=name, before=before, after=after, pairs=by_size)
+            )
+        effects += sorted(of_work, key=lambda effect: effect.ratio.value, reverse=True)
     return tuple(effects)
 
 
@@ -222,33 +240,6 @@ def _defaults(workload: str, engines: Iterable[str]) -> dict[str, str]:
     return {**known, "engine": usual_engine(workload)}
 
 
-def _gain(entry: tuple[object, list[Pair]]) -> float:
-    return pooled([pair.ratio for pair in entry[1]]).value
-
-
-def _choices(row: Measurement, setting: Setting, defaults: Choices) -> Choices:
-    """Return every choice of a row; one that its engine lacks is at its default."""
-    own = {**dict(setting.parameters), "engine": setting.engine, "isolation": setting.isolation}
-    return {**{n: own.get(n, defaults[n]) for n in defaults}, "precision": row.precision}
-
-
-def _with(work: Setting, choices: dict[str, str]) -> Setting:
-    """Return the work with the choices that both rows share."""
-    engine, isolation = choices.pop("engine", ""), choices.pop("isolation", "")
-    parameters = tuple(sorted((*work.parameters, *choices.items())))
-    return replace(work, engine=engine, isolation=isolation, parameters=parameters)
-
-
-def _without_defaults(setting: Setting) -> Setting:
-    declared = declared_of(setting.workload, setting.engine or usual_engine(setting.workload))
-    parameters = tuple(
-        (name, value)
-        for name, value in setting.parameters
-        if name not in declared or scalar(declared[name].default) != value
-    )
-    return replace(setting, parameters=parameters)
-
-
 # ---------------------------------------------------------------- scaling over cards
 
 
@@ -297,21 +288,18 @@ def scalings_of(
         ordered = [row for row in ordered if row.batch_size == base.batch_size]
         if len({row.cards for row in ordered}) < 2:
             continue
-        one = Scaling(
-            setting=replace(setting, cards=base.cards),
-            precision=precision,
-            batch_size=batch_size,
-            base=base,
-            steps=tuple(_step(row, base, bounds) for row in ordered),
+        steps = []
+        for row in ordered:
+            measured = ratio_of_rows(row, base, bounds) if row is not base else None
+            speedup = measured or Ratio(value=1.0, low=1.0, high=1.0)
+            steps.append(Step(row=row, speedup=speedup, ideal=row.cards / base.cards))
+        scalings.append(
+            Scaling(
+                setting=replace(setting, cards=base.cards),
+                precision=precision,
+                batch_size=batch_size,
+                base=base,
+                steps=tuple(steps),
+            )
         )
-        scalings.append(one)
     return tuple(sorted(scalings, key=lambda s: (s.setting, precision_rank(s.precision))))
-
-
-def _step(row: Measurement, base: Measurement, bounds: Collection[str]) -> Step:
-    speedup = Ratio(value=1.0, low=1.0, high=1.0)
-    if row is not base:
-        measured = ratio_of_rows(row, base, bounds)
-        assert measured is not None  # both have a rate
-        speedup = measured
-    return Step(row=row, speedup=speedup, ideal=row.cards / base.cards)

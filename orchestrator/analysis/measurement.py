@@ -11,7 +11,7 @@ from orchestrator.analysis.samples import NOTHING, derived_figures, metrics_of
 from orchestrator.core.events import RecordRow
 from orchestrator.core.job import Accelerator, State
 from orchestrator.core.measurement import Measurement
-from orchestrator.core.outcome import Attempt, Failure, RankOutcome
+from orchestrator.core.outcome import Attempt, RankOutcome
 from orchestrator.core.topology import Node
 from orchestrator.store.schema import SCHEMA_VERSION
 from workloads import registry
@@ -29,12 +29,6 @@ _OF_JOB = (
     *("experiment", "workload", "model", "dataset", "accelerator", "cards", "precision"),
     *("engine", "isolation", "measure", "replicate"),
 )
-#: Columns whose largest value over ranks counts, with the field of ``ProcessorUse``.
-_WORST = {
-    "processor_wait_share": "wait_share",
-    "stolen_share": "stolen_share",
-    "host_load": "host_load",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +74,10 @@ def measurement_of(
             throughput=registry.throughput_of(job.workload),
         )
         metrics = replace(metrics, **_energy(ranks))
-    failure = _failure(record)
+    failure = None
+    if record.outcome is not None and record.state is not State.SUCCEEDED:
+        by_end = sorted(record.outcome.ranks, key=lambda rank: rank.ended_at)
+        failure = record.outcome.failure or next((r.failure for r in by_end if r.failure), None)
     by_id = {node.node_id: node for node in nodes}
     return Measurement(
         schema_version=SCHEMA_VERSION,
@@ -121,13 +118,6 @@ def measurement_of(
 def to_microseconds(seconds: float | None) -> float | None:
     """Round seconds since the epoch as tables do, so that rows read back as written."""
     return None if seconds is None else round(seconds * 1_000_000) / 1_000_000
-
-
-def _failure(record: RecordRow) -> Failure | None:
-    if record.state is State.SUCCEEDED or record.outcome is None:
-        return None
-    ranks = sorted(record.outcome.ranks, key=lambda rank: rank.ended_at)
-    return record.outcome.failure or next((r.failure for r in ranks if r.failure), None)
 
 
 def _where(
@@ -177,8 +167,9 @@ def _processors(ranks: Sequence[RankOutcome]) -> dict[str, Any]:
         columns["oversubscribed"] = any(turn.oversubscribed for turn in turns)
     if uses and len(uses) == len(ranks):
         columns["processor_cores"] = min(use.cores for use in uses)
-        for column, name in _WORST.items():
+        for name in ("wait_share", "stolen_share", "host_load"):
             values = [getattr(use, name) for use in uses]
+            column = "processor_wait_share" if name == "wait_share" else name
             columns[column] = None if None in values else max(values)
     return columns
 
@@ -206,7 +197,10 @@ def _numbers(
     columns: dict[str, Any] = {}
     if results:
         first = results[0]
-        columns = {name: _most(getattr(one, name) for one in results) for name in _LARGEST} | {
+        for name in _LARGEST:
+            known = [value for one in results if (value := getattr(one, name)) is not None]
+            columns[name] = max(known, default=None)
+        columns |= {
             "stop_reason": first.stop_reason,
             "warmup_end": first.warmup_end,
             "random_weights": any(result.random_weights for result in results),
@@ -222,7 +216,3 @@ def _numbers(
         ]
         columns["details"] = columns.get("details", {}) | {"ranks": "; ".join(ends)}
     return columns
-
-
-def _most(values: Iterable[Any]) -> Any:
-    return max((value for value in values if value is not None), default=None)

@@ -163,18 +163,15 @@ class StepTime:
 
 def step_times_of(rows: Iterable[Measurement]) -> tuple[StepTime, ...]:
     """Return one entry for each succeeded row that trained, in the order of the rows."""
-    times = (_step_time(row) for row in rows if row.state is State.SUCCEEDED)
-    return tuple(time for time in times if time is not None)
-
-
-def _step_time(row: Measurement) -> StepTime | None:
-    timed = [sample for _, sample in row.samples if not sample.warmup]
-    wall_s = math.fsum(sample.wall_s for sample in timed)
-    if not wall_s or all(sample.forward_s is None for sample in timed):
-        return None
-
-    def share(part: str) -> float | None:
-        times = [getattr(sample, f"{part}_s") for sample in timed]
-        return None if None in times else math.fsum(times) / wall_s
-
-    return StepTime(row=row, step_s=wall_s / len(timed), **{part: share(part) for part in PARTS})
+    step_times = []
+    for row in rows:
+        timed = [sample for _, sample in row.samples if not sample.warmup]
+        wall_s = math.fsum(sample.wall_s for sample in timed)
+        measured = row.state is State.SUCCEEDED and wall_s
+        if measured and any(sample.forward_s is not None for sample in timed):
+            shares: dict[str, float | None] = {}
+            for part in PARTS:
+                times = [getattr(sample, f"{part}_s") for sample in timed]
+                shares[part] = None if None in times else math.fsum(times) / wall_s
+            step_times.append(StepTime(row=row, step_s=wall_s / len(timed), **shares))
+    return tuple(step_times)

@@ -21,7 +21,7 @@ from orchestrator.analysis.hardware import (
     reference,
     sheet_of,
 )
-from orchestrator.analysis.raw import Groups, Numbers, Records, floats, largest, whole
+from orchestrator.analysis.samples import Groups, Numbers, Records, floats, largest, whole
 from orchestrator.analysis.timeline import duration_s
 from orchestrator.core.measurement import Measurement
 from orchestrator.store.schema import OUT_OF_RANGE

@@ -138,13 +138,16 @@ def banners_of(
 
 def provenance_of(rows: Sequence[Measurement], measurements: Sequence[Measurement]) -> Provenance:
     """Return the provenance of the newest final ``rows``; ``measurements`` are all rows."""
-    names = sorted({name for row in rows for name in row.versions}, key=_version_rank)
+    first = ("nightgrid", "python", "torch", "transformers", "peft", "ray", "habana", "cuda")
+    names = sorted({name for row in rows for name in row.versions} - set(first))
+    names = [*first, *names]
     versions = [
         _fact(name, (r.versions[name] for r in rows if name in r.versions)) for name in names
     ]
+    trees = {None: None, True: "with uncommitted changes", False: "clean"}
     facts = [
         _fact("git commit", (r.git_commit for r in rows)),
-        _fact("working tree", (_dirty(r.git_dirty) for r in rows)),
+        _fact("working tree", (trees[r.git_dirty] for r in rows)),
         _fact("node", (node for r in rows for node in dict.fromkeys(r.nodes))),
         _fact("device", (r.device_name for r in rows)),
         _fact("driver", (r.driver_version for r in rows)),
@@ -152,18 +155,10 @@ def provenance_of(rows: Sequence[Measurement], measurements: Sequence[Measuremen
         _fact("niceness", (r.niceness for r in rows)),
         _fact("schema version", (r.schema_version for r in rows)),
     ]
-    return Provenance(
-        facts=tuple(fact for fact in facts if fact.values),
-        versions=tuple(fact for fact in versions if fact.values),
-        invocations=_invocations(measurements),
-    )
-
-
-def _invocations(measurements: Sequence[Measurement]) -> tuple[Invocation, ...]:
     groups: dict[str, list[Measurement]] = {}
     for row in measurements:
         groups.setdefault(row.invocation_id, []).append(row)
-    return tuple(
+    invocations = (
         Invocation(
             invocation_id=name,
             started_at=min((r.started_at for r in group if r.started_at is not None), default=None),
@@ -171,6 +166,11 @@ def _invocations(measurements: Sequence[Measurement]) -> tuple[Invocation, ...]:
             rows=len(group),
         )
         for name, group in groups.items()
+    )
+    return Provenance(
+        facts=tuple(fact for fact in facts if fact.values),
+        versions=tuple(fact for fact in versions if fact.values),
+        invocations=tuple(invocations),
     )
 
 
@@ -181,14 +181,3 @@ def _fact(name: str, values: Iterable[object]) -> Fact:
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name, _ in Counter(names).most_common())
-
-
-def _dirty(dirty: bool | None) -> str | None:
-    if dirty is None:
-        return None
-    return "with uncommitted changes" if dirty else "clean"
-
-
-def _version_rank(name: str) -> tuple[int, str]:
-    first = ("nightgrid", "python", "torch", "transformers", "peft", "ray", "habana", "cuda")
-    return (first.index(name) if name in first else len(first), name)

@@ -30,6 +30,7 @@ from orchestrator.core.settings import FIELDS
 from orchestrator.grid.objectives import COMMON
 from workloads import registry
 from workloads.registry import Metric
+from workloads.util.statistics import pareto
 
 #: Largest factor by which a throughput without an interval is taken to be off.
 UNKNOWN_FACTOR = 2.0
@@ -85,13 +86,25 @@ class Ranking:
     unit: str
     ranked: tuple[Measurement, ...]  # succeeded rows, the fastest first
     tied: tuple[Measurement, ...]  # rows that may be as fast as the fastest, best first
-    verdict: Verdict
     bounds: frozenset[str] = frozenset()  # job ids of rows whose throughput is a lower bound
 
     @property
     def fastest(self) -> Measurement:
         """The row with the highest throughput."""
         return self.ranked[0]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Standing of the fastest row."""
+        if len(self.ranked) == 1:
+            return Verdict.ALONE
+        candidates = (self.fastest, *self.tied)
+        unknown = any(row.metrics.throughput_low is None for row in candidates)
+        if not self.tied and not unknown:
+            return Verdict.CLEAR_WINNER
+        if any(map(self.at_least, candidates)):
+            return Verdict.PROVISIONAL
+        return Verdict.NOT_KNOWN if unknown else Verdict.TIED
 
     @property
     def contenders(self) -> int:
@@ -139,8 +152,27 @@ class Ranking:
 
     @property
     def leaders(self) -> tuple[Leader, ...]:
-        """The best rows by the workload's own figures, in order of declaration."""
-        return tuple(_leaders(self.setting.workload, self.ranked))
+        """The best rows by each figure of the workload that declares a better direction and varies,
+        in order of declaration."""
+        declared = registry.metrics_of(self.setting.workload)
+        raw = any(row.samples for row in self.ranked)  # figures may be derived from them
+        names = {name for row in self.ranked for name in (*row.workload_metrics, *row.details)}
+        leaders = []
+        for metric in declared.values():
+            if metric.better is None or not (raw or metric.name in names):
+                continue
+            figures = ((reported_figure(row, metric.name, declared), row) for row in self.ranked)
+            known = [
+                (value, row) for value, row in figures if value is not None and isfinite(value)
+            ]
+            if len(known) < 2:
+                continue
+            pick = min if metric.better == "lower" else max
+            value, row = pick(known, key=lambda pair: pair[0])
+            alike = sum(same(value, other) for other, _ in known)
+            if alike < len(known):
+                leaders.append(Leader(metric=metric, row=row, value=value, tied=alike - 1))
+        return tuple(leaders)
 
 
 def rankings_of(
@@ -153,16 +185,15 @@ def rankings_of(
     entered = (row for row in rows if isfinite(row.metrics.throughput or math.nan))
     rankings = []
     for (setting, unit), group in by_work(entered, settings).items():
-        ranked = sorted(group, key=lambda row: (-throughput(row), row.job_id))
-        verdict, tied = _verdict(ranked, bounds)
+        fastest, *others = sorted(group, key=lambda row: (-throughput(row), row.job_id))
+        floor = range_of(fastest, bounds)[0]
         rankings.append(
             Ranking(
                 setting=setting,
                 unit=unit,
-                ranked=tuple(ranked),
-                tied=tied,
-                verdict=verdict,
-                bounds=frozenset(row.job_id for row in ranked if row.job_id in bounds),
+                ranked=(fastest, *others),
+                tied=tuple(row for row in others if range_of(row, bounds)[1] >= floor),
+                bounds=frozenset(row.job_id for row in group if row.job_id in bounds),
             )
         )
     return tuple(rankings)
@@ -240,44 +271,6 @@ def work_of(setting: Setting) -> Setting:
     return replace(setting, parameters=parameters, **blank)
 
 
-def _verdict(
-    ranked: Sequence[Measurement], bounds: Collection[str]
-) -> tuple[Verdict, tuple[Measurement, ...]]:
-    """Return the verdict, and the rows that may be as fast as the fastest, best first."""
-    fastest, *others = ranked
-    if not others:
-        return Verdict.ALONE, ()
-    floor = range_of(fastest, bounds)[0]
-    rivals = tuple(row for row in others if range_of(row, bounds)[1] >= floor)
-    unknown = fastest.metrics.throughput_low is None
-    if not rivals and not unknown:
-        return Verdict.CLEAR_WINNER, ()
-    if any(row.job_id in bounds for row in (fastest, *rivals)):
-        return Verdict.PROVISIONAL, rivals
-    if any(row.metrics.throughput_low is None for row in (fastest, *rivals)):
-        return Verdict.NOT_KNOWN, rivals
-    return Verdict.TIED, rivals
-
-
-def _leaders(workload: str, rows: Sequence[Measurement]) -> Iterator[Leader]:
-    """Yield the best row by each figure that declares a better direction and varies."""
-    declared = registry.metrics_of(workload)
-    raw = any(row.samples for row in rows)  # figures may be derived from them
-    names = {name for row in rows for name in (*row.workload_metrics, *row.details)}
-    for metric in declared.values():
-        if metric.better is None or not (raw or metric.name in names):
-            continue
-        figures = ((reported_figure(row, metric.name, declared), row) for row in rows)
-        known = [(value, row) for value, row in figures if value is not None and isfinite(value)]
-        if len(known) < 2:
-            continue
-        pick = min if metric.better == "lower" else max
-        value, row = pick(known, key=lambda pair: pair[0])
-        alike = sum(same(value, other) for other, _ in known)
-        if alike < len(known):
-            yield Leader(metric=metric, row=row, value=value, tied=alike - 1)
-
-
 # ---------------------------------------------------------------- throughput against latency
 
 
@@ -299,20 +292,11 @@ def fronts_of(rows: Sequence[Measurement], settings: Mapping[str, Setting]) -> t
     fronts = []
     for (setting, unit), group in by_work(pointed, settings).items():
         if len(group) > 1:
-            best = pareto(group)
+            best = pareto(group, lambda row: (-latency(row), throughput(row)))
             on_it = {row.job_id for row in best}
             beaten = tuple(row for row in group if row.job_id not in on_it)
-            fronts.append(Front(setting=setting, unit=unit, best=best, beaten=beaten))
+            fronts.append(Front(setting=setting, unit=unit, best=tuple(best), beaten=beaten))
     return tuple(fronts)
-
-
-def pareto(rows: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """Return the rows that no other beats, lowest latency first; all must have both figures."""
-    front: list[Measurement] = []
-    for row in sorted(rows, key=lambda row: (latency(row), -throughput(row))):
-        if not front or throughput(row) > throughput(front[-1]):
-            front.append(row)
-    return tuple(front)
 
 
 def throughput(row: Measurement) -> float:
@@ -347,8 +331,15 @@ class HeadToHead:
     unit: str
     sides: tuple[str, ...]  # names
     lines: tuple[Line, ...]  # the fastest first
-    overall: tuple[Ratio | None, ...]  # geometric means over lines that have the first side
     left_out: int = 0  # lines beyond the limit
+
+    @property
+    def overall(self) -> tuple[Ratio | None, ...]:
+        """Geometric means of the sides over the lines that have the first side."""
+        based = [line.ratios for line in self.lines if line.rows[0] is not None]
+        of_sides = ([one[side] for one in based] for side in range(len(self.sides)))
+        known = ([ratio for ratio in ratios if ratio is not None] for ratios in of_sides)
+        return tuple(pooled(ratios) if ratios else None for ratios in known)
 
     @property
     def fastest(self) -> int | None:
@@ -418,16 +409,20 @@ def _compared(
     matched.sort(key=lambda by_side: max(map(throughput, by_side.values())), reverse=True)
     shown = matched[:MOST_LINES]
     labels = _labels(shown, common)
-    lines = [
-        _line(by_side, len(order), label, bounds)
-        for by_side, label in zip(shown, labels, strict=True)
-    ]
+    lines = []
+    for by_side, label in zip(shown, labels, strict=True):
+        of_sides = tuple(by_side.get(side) for side in range(len(order)))
+        base = next(row for row in of_sides if row is not None)
+        ratios = (
+            ratio_of_rows(row, base, bounds) if row is not None and row is not base else None
+            for row in of_sides
+        )
+        lines.append(Line(label=label, rows=of_sides, ratios=tuple(ratios)))
     return HeadToHead(
         workload=workload,
         unit=unit,
         sides=tuple(_names([sides[side] for side in order])),
         lines=tuple(lines),
-        overall=tuple(_overall(lines, side) for side in range(len(order))),
         left_out=len(matched) - len(shown),
     )
 
@@ -452,22 +447,3 @@ def _labels(matched: Sequence[Mapping[int, Measurement]], common: frozenset[str]
         )
     labels = labels_of(stripped)
     return [str(labels[row.job_id]) for row in stripped]
-
-
-def _line(
-    by_side: Mapping[int, Measurement], sides: int, label: str, bounds: Collection[str]
-) -> Line:
-    rows = tuple(by_side.get(side) for side in range(sides))
-    base = next(row for row in rows if row is not None)
-    others = (row if row is not base else None for row in rows)
-    ratios = (ratio_of_rows(row, base, bounds) if row is not None else None for row in others)
-    return Line(label=label, rows=rows, ratios=tuple(ratios))
-
-
-def _overall(lines: Iterable[Line], side: int) -> Ratio | None:
-    ratios = [
-        ratio
-        for line in lines
-        if line.rows[0] is not None and (ratio := line.ratios[side]) is not None
-    ]
-    return pooled(ratios) if ratios else None

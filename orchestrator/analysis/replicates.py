@@ -99,9 +99,17 @@ def _cell(
     # Each replicate of `max` searches its own batch size, and may find another one.
     size = Counter(row.batch_size for row in counted).most_common(1)[0][0]
     counted = [row for row in counted if row.batch_size == size]
-    processes = _by_process(counted)
+    by_process: dict[object, list[Measurement]] = {}
+    for row in counted:  # a row without a process id has its own group
+        known = row.worker_pid is not None
+        key = (row.invocation_id, row.nodes[:1], row.worker_pid) if known else row.job_id
+        by_process.setdefault(key, []).append(row)
+    processes = list(by_process.values())
     means = [math.fsum(map(throughput, rows)) / len(rows) for rows in processes]
-    errors = [_error(rows[0]) if len(rows) == 1 else None for rows in processes]
+    rates = [rate_of(rows[0]) if len(rows) == 1 else None for rows in processes]
+    errors = [
+        rate.error * rate.value if rate and rate.error is not None else None for rate in rates
+    ]
     spread = nested_interval(means, errors, counted[0].measure.confidence, runs=runs)
     if spread is None:
         return Cell(row=counted[0], replicates=tuple(group), counted=tuple(counted[:1]))
@@ -123,22 +131,6 @@ def _cell(
         counted=tuple(counted),
         spread=spread,
     )
-
-
-def _by_process(rows: Iterable[Measurement]) -> list[list[Measurement]]:
-    """Group rows by process; a row without a process id gets its own group."""
-    processes: dict[object, list[Measurement]] = {}
-    for row in rows:
-        known = row.worker_pid is not None
-        key = (row.invocation_id, row.nodes[:1], row.worker_pid) if known else row.job_id
-        processes.setdefault(key, []).append(row)
-    return list(processes.values())
-
-
-def _error(row: Measurement) -> float | None:
-    """Return the standard error of the row's throughput, from its own repeats."""
-    rate = rate_of(row)
-    return None if rate is None or rate.error is None else rate.error * rate.value
 
 
 def _averaged(rows: Sequence[Measurement]) -> Metrics:

@@ -82,8 +82,19 @@ def newest_final(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]
         if not row.final:
             continue
         known = newest.get(row.job_id)
-        if known is None or _stands_for(row, known[1], newer=time >= known[0]):
-            newest[row.job_id] = (time, row)
+        if known is not None:
+            before = known[1]
+            newer = time >= known[0]
+            real = before if row.emulated else row
+            if row.emulated != before.emulated and real.state is State.SUCCEEDED:
+                replaces = real is row
+            elif newer:
+                replaces = supersedes(row.state, before.state)
+            else:
+                replaces = not supersedes(before.state, row.state)
+            if not replaces:
+                continue
+        newest[row.job_id] = (time, row)
     return tuple(row for _, row in newest.values())
 
 
@@ -116,15 +127,6 @@ def by_content(rows: Sequence[Measurement]) -> tuple[Measurement, ...]:
     return tuple(result)
 
 
-def _stands_for(row: Measurement, other: Measurement, *, newer: bool) -> bool:
-    """Return whether ``row`` represents the job rather than ``other``."""
-    if row.emulated != other.emulated:
-        real = other if row.emulated else row
-        if real.state is State.SUCCEEDED:
-            return real is row
-    return supersedes(row.state, other.state) if newer else not supersedes(other.state, row.state)
-
-
 def settings_of(
     rows: Sequence[Measurement], raised: Mapping[str, tuple[Raised, ...]] | None = None
 ) -> dict[str, Setting]:
@@ -152,14 +154,11 @@ def settings_of(
         key = (*fields, league, id(row.parameters))  # rows outlive this: no other gets its id
         if key not in shared:
             own: dict[str, Any] = dict(zip(_FIELDS, fields, strict=True))
-            shared[key] = Setting(**own, parameters=_parameters(row), league=league)
+            declared = as_declared(row.workload, row.engine, row.parameters)
+            parameters = tuple(sorted((name, scalar(value)) for name, value in declared.items()))
+            shared[key] = Setting(**own, parameters=parameters, league=league)
         settings[row.job_id] = shared[key]
     return settings
-
-
-def _parameters(row: Measurement) -> tuple[tuple[str, str], ...]:
-    declared = as_declared(row.workload, row.engine, row.parameters)
-    return tuple(sorted((name, scalar(value)) for name, value in declared.items()))
 
 
 @lru_cache(maxsize=65_536)
@@ -196,21 +195,20 @@ def shared_by_workload(settings: Iterable[Setting]) -> dict[str, dict[str, str]]
     groups: dict[str, list[Setting]] = {}
     for setting in sorted(set(settings)):
         groups.setdefault(setting.workload, []).append(setting)
-    return {workload: facts for workload, group in groups.items() if (facts := shared_facts(group))}
-
-
-def shared_facts(settings: Sequence[Setting]) -> dict[str, str]:
-    """Return settings with one value in all of these, as name and value."""
-    facts: dict[str, str] = {}
-    for name in ("model", "dataset", "engine", "isolation"):
-        values = {getattr(setting, name) for setting in settings}
-        if len(values) == 1:
-            facts[name] = values.pop()
-    varying = varying_parameters(settings)
-    for name, value in stated_parameters(settings[0]).items():
-        if name not in varying:
-            facts[name.replace("_", " ")] = value
-    return {name: value for name, value in facts.items() if value}
+    shared = {}
+    for workload, group in groups.items():
+        facts: dict[str, str] = {}
+        for name in ("model", "dataset", "engine", "isolation"):
+            values = {getattr(setting, name) for setting in group}
+            if len(values) == 1:
+                facts[name] = values.pop()
+        varying = varying_parameters(group)
+        for name, value in stated_parameters(group[0]).items():
+            if name not in varying:
+                facts[name.replace("_", " ")] = value
+        if known := {name: value for name, value in facts.items() if value}:
+            shared[workload] = known
+    return shared
 
 
 @dataclass(frozen=True, slots=True)

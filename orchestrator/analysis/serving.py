@@ -17,6 +17,7 @@ from orchestrator.analysis.selection import Setting
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from workloads.serving.statistics import SLO_NAMES, parse_slo
+from workloads.util.statistics import pareto
 
 #: Settings that are the load itself, and those that change no figure of a point.
 LOADS = ("concurrency", "request_rate")
@@ -63,6 +64,11 @@ class Point:
         stem = name.removesuffix("_s")
         ninety = self.row.reported(f"{stem}_p90_s")
         return self.row.reported(f"{stem}_p50_s") if ninety is None else ninety
+
+    def keeps(self, limits: Mapping[str, float]) -> bool:
+        """Return whether it is not flagged and within limits on ``figure``, by name."""
+        figures = ((self.figure(name), most) for name, most in limits.items())
+        return not self.flagged and all(it is not None and it <= most for it, most in figures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,42 +180,38 @@ def _served(
     about: str,
 ) -> Served:
     groups: dict[tuple[tuple[str, str], ...], list[Point]] = {}
-    for point in points:
-        groups.setdefault(_choices(point.row, settings), []).append(point)
-    apart = _names_apart(groups)
-    curves = tuple(
-        Curve(
-            name=_name(choices, apart),
-            load_name=load_name,
-            points=tuple(sorted(group, key=lambda point: point.load)),
+    for point in points:  # by the settings of a server, and those of its model
+        row, own = point.row, settings[point.row.job_id]
+        choices = (
+            *(("engine", own.engine), ("precision", row.precision), ("cards", str(row.cards))),
+            *(pair for pair in own.parameters if pair[0] not in _BESIDE),
         )
-        for choices, group in groups.items()
-    )
-    limits = next((row.parameters.get("slo") for row in (p.row for p in points)), None)
+        groups.setdefault(choices, []).append(point)
+    apart = _names_apart(groups)
+    curves = []
+    for choices, group in groups.items():
+        texts = [
+            value if name in ("engine", "precision") else f"{name}={value}"
+            for name, value in choices
+            if name in apart
+        ]
+        curves.append(
+            Curve(
+                name=" ".join(texts) or choices[0][1],
+                load_name=load_name,
+                points=tuple(sorted(group, key=lambda point: point.load)),
+            )
+        )
+    streamed = [point for point in points if point.per_user and not point.flagged]
+    front = pareto(streamed, lambda point: (point.per_user or 0.0, point.per_card))
     return Served(
         setting=setting,
         about=about if load_name == "concurrency" else f"{about}, open loop",
-        curves=curves,
-        front=front_of(points),
-        best=tuple(_best(curves, parse_slo(limits))),
+        curves=tuple(curves),
+        front=tuple(reversed(front)),
+        best=tuple(_best(curves, parse_slo(points[0].row.parameters.get("slo")))),
         currency=prices.currency if any(point.cost is not None for point in points) else "",
     )
-
-
-def _choices(row: Measurement, settings: Mapping[str, Setting]) -> tuple[tuple[str, str], ...]:
-    """The settings of a server, and those of its model."""
-    setting = settings[row.job_id]
-    of_row = (("engine", setting.engine), ("precision", row.precision), ("cards", str(row.cards)))
-    return (*of_row, *(pair for pair in setting.parameters if pair[0] not in _BESIDE))
-
-
-def _name(choices: Sequence[tuple[str, str]], apart: Sequence[str]) -> str:
-    texts = [
-        value if name in ("engine", "precision") else f"{name}={value}"
-        for name, value in choices
-        if name in apart
-    ]
-    return " ".join(texts) or choices[0][1]
 
 
 def _names_apart(groups: Iterable[Sequence[tuple[str, str]]]) -> list[str]:
@@ -224,30 +226,13 @@ def _names_apart(groups: Iterable[Sequence[tuple[str, str]]]) -> list[str]:
     return names
 
 
-def front_of(points: Iterable[Point]) -> tuple[Point, ...]:
-    """Return the points that no other beats in tokens/s per card and per user."""
-    front: list[Point] = []
-    streamed = [point for point in points if point.per_user and not point.flagged]
-    for point in sorted(streamed, key=lambda one: (-(one.per_user or 0.0), -one.per_card)):
-        if not front or point.per_card > front[-1].per_card:
-            front.append(point)
-    return tuple(reversed(front))
-
-
 def _best(curves: Sequence[Curve], slo: Mapping[str, float]) -> Iterable[Best]:
     """Yield the best point without a limit, under each limit, and under all of them."""
     questions: list[Mapping[str, float]] = [{}, *({n: limit} for n, limit in slo.items())]
     if len(slo) > 1:
         questions.append(slo)
     for limits in questions:
-        able = [(c, p) for c in curves for p in c.points if _keeps(p, limits)]
+        able = [(curve, point) for curve in curves for point in curve.points if point.keeps(limits)]
         curve, point = max(able, key=lambda pair: pair[1].per_card, default=(None, None))
         text = ", ".join(f"{SLO_NAMES[name]} ≤ {limit:g} s" for name, limit in limits.items())
         yield Best(limits=text, curve=curve, point=point)
-
-
-def _keeps(point: Point, limits: Mapping[str, float]) -> bool:
-    values = {name: point.figure(name) for name in limits}
-    return not point.flagged and all(
-        v is not None and v <= limits[name] for name, v in values.items()
-    )

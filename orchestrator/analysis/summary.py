@@ -372,6 +372,14 @@ def summarize(
     counted = Counter(row.state for row in rows)
     answered = {row.job_id for row in rows if row.state not in UNANSWERED}
     unanswered = tuple(one for one in predictions if one.job_id not in answered)
+    rankings, of_unit = rankings_of(fit, settings, bounds), Counter[str]()
+    for one in rankings:
+        of_unit[one.unit] += one.contenders
+
+    def place(one: Ranking) -> tuple[object, ...]:
+        """Put the unit of most rows first, and of one unit the fastest."""
+        return -of_unit[one.unit], one.unit, -throughput(one.fastest), one.setting
+
     return Summary(
         run=measurements[0].run if measurements else "",
         rows=rows,
@@ -384,7 +392,7 @@ def summarize(
         raised=raised,
         shared=shared_by_workload(settings.values()),
         head_to_head=head_to_head(fit, settings, bounds),
-        rankings=_fastest_first(rankings_of(fit, settings, bounds)),
+        rankings=tuple(sorted(rankings, key=place)),
         tables=tables_of(joined.rows, settings, labels, raised, unanswered),
         fronts=fronts_of(fit, settings),
         effects=effects_of(fit, settings, bounds),
@@ -412,15 +420,3 @@ def at_equal_quality(summary: Summary, limit: float | None = None) -> Summary:
     """Return the summary with fronts of only the rows whose output equals the plain path's."""
     rows = [row for row in ranked(summary.rows, summary.raised) if equal(row, limit)]
     return replace(summary, fronts=fronts_of(rows, summary.settings))
-
-
-def _fastest_first(rankings: Sequence[Ranking]) -> tuple[Ranking, ...]:
-    """Sort rankings by unit, the one of most rows first, then by speed."""
-    rows = Counter[str]()
-    for one in rankings:
-        rows[one.unit] += one.contenders
-
-    def place(one: Ranking) -> tuple[object, ...]:
-        return -rows[one.unit], one.unit, -throughput(one.fastest), one.setting
-
-    return tuple(sorted(rankings, key=place))

@@ -7,7 +7,7 @@ if neither does, the two settings that vary are the axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -33,16 +33,17 @@ PALE = 0.15
 class Table:
     """Cells by line and column; cells outside the grid are absent."""
 
-    setting: Setting
-    about: Mapping[str, str]  # what distinguishes it from other tables, besides model and device
-    unit: str  # of the throughput; "" when nothing succeeded
-    line_name: str
-    column_name: str
-    lines: tuple[str, ...]  # precisions from wide to narrow, settings by their fastest cell
-    columns: tuple[str, ...]  # "1", "2", …, "best", "max"
+    setting: Setting  # only what its cells share
     cells: Mapping[tuple[str, str], Measurement]  # by (line, column)
-    best: frozenset[str]  # job ids of clear winners: one, unless rows did different work
-    tied: frozenset[str]  # job ids of rows of which each may be the best
+    line_name: str = PRECISION
+    column_name: str = BATCH
+    lines: tuple[str, ...] = ()  # precisions from wide to narrow, settings by their fastest cell
+    columns: tuple[str, ...] = ()  # "1", "2", …, "best", "max"
+    #: What distinguishes it from other tables, besides model and device.
+    about: Mapping[str, str] = field(default_factory=dict)
+    unit: str = ""  # of the throughput; "" when nothing succeeded
+    best: frozenset[str] = frozenset()  # job ids of clear winners: one, unless work differed
+    tied: frozenset[str] = frozenset()  # job ids of rows of which each may be the best
     flagged: frozenset[str] = frozenset()  # job ids of rows that rank nowhere
     bounds: frozenset[str] = frozenset()  # job ids of rows whose throughput is a lower bound
     #: Predicted throughput of cells without a result, by job id; it ranks nowhere.
@@ -85,72 +86,49 @@ def tables_of(
     predictions: Iterable[Prediction] = (),
 ) -> tuple[Table, ...]:
     """Return tables that hold every row once, in the order of the rows."""
-    predicted = {one.job_id: one for one in predictions if _is_shown(one)}
+    predicted = {
+        one.job_id: one
+        for one in predictions
+        if one.figure == "throughput" and one.runs >= LIKELY and one.plus_minus <= WIDEST
+    }
     by_setting: dict[Setting, list[Measurement]] = {}
     for row in rows:
         by_setting.setdefault(settings[row.job_id], []).append(row)
-    alike: dict[object, list[Setting]] = {}
-    for setting in by_setting:
-        alike.setdefault(_place(setting), []).append(setting)
-    laid = [
-        layout
-        for group in alike.values()
-        for layout in _layouts({setting: by_setting[setting] for setting in group}, labels)
-    ]
+    alike: dict[Setting, dict[Setting, list[Measurement]]] = {}
+    for setting, group in by_setting.items():
+        place = replace(setting, engine="", isolation="", parameters=())
+        alike.setdefault(place, {})[setting] = group
+    laid: list[Table] = []
+    for groups in alike.values():
+        together = _together(groups, labels) if 1 < len(groups) <= MOST_SHARED_LINES else None
+        if together is not None:
+            laid.append(together)
+            continue
+        for setting, group in groups.items():
+            cells = {(row.precision, row.batch_size_requested): row for row in group}
+            laid.append(Table(setting=setting, cells=cells))
     apart = Differences.among([one.setting for one in laid])
-    return tuple(_table(one, apart, settings, raised, predicted) for one in laid)
-
-
-def _is_shown(prediction: Prediction) -> bool:
-    known = prediction.runs >= LIKELY and prediction.plus_minus <= WIDEST
-    return known and prediction.figure == "throughput"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """Rows placed on two axes; ``setting`` has only what they share."""
-
-    setting: Setting
-    line_name: str = PRECISION
-    column_name: str = BATCH
-    cells: Mapping[tuple[str, str], Measurement]
-
-
-def _place(setting: Setting) -> tuple[object, ...]:
-    return (
-        *(setting.workload, setting.model, setting.dataset, setting.accelerator, setting.emulated),
-        *(setting.device, setting.cards, setting.league),
-    )
-
-
-def _layouts(
-    groups: Mapping[Setting, Sequence[Measurement]], labels: Mapping[str, Label]
-) -> Iterator[_Layout]:
-    """Yield the tables of one place: one for all settings, or one for each."""
-    together = _together(groups, labels) if 1 < len(groups) <= MOST_SHARED_LINES else None
-    if together is not None:
-        yield together
-        return
-    for setting, rows in groups.items():
-        yield _Layout(
-            setting=setting,
-            cells={(row.precision, row.batch_size_requested): row for row in rows},
-        )
+    return tuple(_with_figures(one, apart, settings, raised, predicted) for one in laid)
 
 
 def _together(
     groups: Mapping[Setting, Sequence[Measurement]], labels: Mapping[str, Label]
-) -> _Layout | None:
+) -> Table | None:
+    """Return one table of all settings of a place, if their cells fit into one."""
     rows = [row for group in groups.values() for row in group]
     precisions = {row.precision for row in rows}
     sizes = {row.batch_size_requested for row in rows}
     if len(precisions) > 1 and len(sizes) > 1:
         return None
-    shared = _shared(list(groups))
+    first, *_ = groups
+    pairs = set(first.parameters).intersection(*(one.parameters for one in groups))
+    several = [n for n in ("engine", "isolation") if len({getattr(s, n) for s in groups}) > 1]
+    texts: dict[str, Any] = dict.fromkeys(several, "")
+    shared = replace(first, parameters=tuple(sorted(pairs)), **texts)
     if len(precisions) == len(sizes) == 1:
-        pair = _two_settings(groups)
+        pair = _two_settings(groups, shared)
         if pair is not None:
-            return replace(pair, setting=shared)
+            return pair
     by_precision = len(precisions) > 1
     cells = {}
     for row in rows:
@@ -160,10 +138,10 @@ def _together(
             return None
         cells[line, column] = row
     name = PRECISION if by_precision else BATCH
-    return _Layout(setting=shared, line_name=SETTING, column_name=name, cells=cells)
+    return Table(setting=shared, line_name=SETTING, column_name=name, cells=cells)
 
 
-def _two_settings(groups: Mapping[Setting, Sequence[Measurement]]) -> _Layout | None:
+def _two_settings(groups: Mapping[Setting, Sequence[Measurement]], shared: Setting) -> Table | None:
     """Return a table of the only two differing facts, if at least half of its cells exist."""
     apart = Differences.among(list(groups))
     names = [*apart.fields, *sorted(apart.parameters)]
@@ -183,26 +161,18 @@ def _two_settings(groups: Mapping[Setting, Sequence[Measurement]]) -> _Layout | 
     titles = [name.replace("_", " ") for name in names]
     if len(first) < len(second):  # the longer axis goes down
         cells, titles = {(b, a): row for (a, b), row in cells.items()}, titles[::-1]
-    setting = next(iter(groups))
-    return _Layout(setting=setting, line_name=titles[0], column_name=titles[1], cells=cells)
+    return Table(setting=shared, line_name=titles[0], column_name=titles[1], cells=cells)
 
 
-def _shared(settings: Sequence[Setting]) -> Setting:
-    first = settings[0]
-    pairs = set(first.parameters).intersection(*(one.parameters for one in settings))
-    several = [n for n in ("engine", "isolation") if len({getattr(s, n) for s in settings}) > 1]
-    texts: dict[str, Any] = dict.fromkeys(several, "")
-    return replace(first, parameters=tuple(sorted(pairs)), **texts)
-
-
-def _table(
-    layout: _Layout,
+def _with_figures(
+    table: Table,
     apart: Differences,
     settings: Mapping[str, Setting],
     raised: Mapping[str, tuple[Raised, ...]],
     predicted: Mapping[str, Prediction],
 ) -> Table:
-    rows = list(layout.cells.values())
+    """Return a table of which setting, axes and cells are known."""
+    rows = list(table.cells.values())
     fit = ranked(rows, raised)
     bounds = bounds_of(raised)
     rankings = rankings_of(fit, settings, bounds)
@@ -213,16 +183,12 @@ def _table(
     own = [ranking for ranking in rankings if ranking.unit == unit]
     figures = [row.metrics.throughput for row in fit if row.metrics.throughput_unit == unit]
     values = [value for value in figures if value and math.isfinite(value) and value > 0]
-    lines, columns = (tuple(dict.fromkeys(key[axis] for key in layout.cells)) for axis in (0, 1))
-    return Table(
-        setting=layout.setting,
-        about=apart.of(layout.setting),
+    return replace(
+        table,
+        about=apart.of(table.setting),
         unit=unit,
-        line_name=layout.line_name,
-        column_name=layout.column_name,
-        lines=tuple(_ordered(lines, layout, 0)),
-        columns=tuple(_ordered(columns, layout, 1)),
-        cells=layout.cells,
+        lines=_ordered(table, 0),
+        columns=_ordered(table, 1),
         best=frozenset(one.winner.job_id for one in own if one.winner is not None),
         tied=frozenset(row.job_id for one in own for row in one.first),
         flagged=frozenset({row.job_id for row in rows} - {row.job_id for row in fit}),
@@ -238,14 +204,15 @@ def _table(
     )
 
 
-def _ordered(keys: Sequence[str], layout: _Layout, axis: int) -> list[str]:
+def _ordered(table: Table, axis: int) -> tuple[str, ...]:
     """Sort precisions from wide to narrow, sizes by number, others by highest throughput."""
-    name = (layout.line_name, layout.column_name)[axis]
+    fastest: dict[str, float] = {}
+    for cell, row in table.cells.items():
+        fastest[cell[axis]] = max(fastest.get(cell[axis], 0.0), row.metrics.throughput or 0.0)
+    name = (table.line_name, table.column_name)[axis]
     if name == PRECISION:
-        return sorted(keys, key=precision_rank)
-    if name == BATCH or all(key.isdecimal() for key in keys):
-        return sorted(keys, key=lambda key: (0, int(key), "") if key.isdecimal() else (1, 0, key))
-    fastest = dict.fromkeys(keys, 0.0)
-    for cell, row in layout.cells.items():
-        fastest[cell[axis]] = max(fastest[cell[axis]], row.metrics.throughput or 0.0)
-    return sorted(keys, key=fastest.__getitem__, reverse=True)
+        return tuple(sorted(fastest, key=precision_rank))
+    if name == BATCH or all(map(str.isdecimal, fastest)):
+        numbers = sorted(filter(str.isdecimal, fastest), key=int)
+        return (*numbers, *sorted(fastest.keys() - set(numbers)))
+    return tuple(sorted(fastest, key=fastest.__getitem__, reverse=True))

@@ -6,7 +6,7 @@ Cards that never had a job leave no row and are missing.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.job import State
@@ -72,15 +72,18 @@ class Timeline:
             for span in lane.spans:
                 if span.row.state is State.SUCCEEDED:
                     worked.setdefault(span.row.job_id, set()).add(lane.name)
-        failed = [(lane, tuple(_failed_there(lane, worked))) for lane in self.lanes]
-        return sorted((pair for pair in failed if pair[1]), key=lambda pair: -len(pair[1]))
-
-
-def _failed_there(lane: Lane, worked: Mapping[str, Collection[str]]) -> Iterator[Span]:
-    for span in lane.spans:
-        cards = worked.get(span.row.job_id, ())
-        if span.row.state in (State.FAILED, State.TIMED_OUT) and cards and lane.name not in cards:
-            yield span
+        blamed = []
+        for lane in self.lanes:
+            failed = tuple(
+                span
+                for span in lane.spans
+                if span.row.state in (State.FAILED, State.TIMED_OUT)
+                and (cards := worked.get(span.row.job_id))
+                and lane.name not in cards
+            )
+            if failed:
+                blamed.append((lane, failed))
+        return sorted(blamed, key=lambda pair: -len(pair[1]))
 
 
 def timeline_of(measurements: Sequence[Measurement]) -> Timeline:

@@ -59,11 +59,14 @@ class Trend:
     """The series of one job on one device, oldest point first."""
 
     label: str
-    device: str
-    emulated: bool
-    unit: str
+    row: Measurement  # the last one
     points: tuple[Point, ...]
     changes: tuple[ChangePoint, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """Name of the device, else the kind of card."""
+        return self.row.device_name or str(self.row.accelerator)
 
     @property
     def overall(self) -> float:
@@ -115,9 +118,19 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
     labels = labels_of(list({one[-1][1].job_id: one[-1][1] for one in several}.values()))
     trends = [_trend(one, str(labels[one[-1][1].job_id])) for one in several]
     noise, degrees = _noise(trends)
+    splits = [list(_splits(trend.points, 0, noise, degrees)) for trend in trends]
+    p_values = [one.p_value for changes in splits for one in changes]
+    sure = iter(ratio.significant(p_values, LEVEL))
+    for number, changes in enumerate(splits):
+        real = sorted((one for one in changes if next(sure)), key=lambda one: one.at)
+        trends[number] = replace(trends[number], changes=tuple(real))
+
+    def size(trend: Trend) -> float:
+        return max((abs(math.log(one.ratio)) for one in trend.changes), default=0.0)
+
     return Trends(
         nights=tuple(Night(run=run, invocation_id=i, at=begins[run, i]) for run, i in nights),
-        trends=tuple(_with_changes(trends, noise, degrees)),
+        trends=tuple(sorted(trends, key=lambda trend: (-size(trend), trend.label))),
         single=len(series) - len(several),
         noise=noise,
         noise_degrees=degrees,
@@ -125,7 +138,6 @@ def trends_of(rows: Iterable[Measurement]) -> Trends:
 
 
 def _trend(rows: Sequence[tuple[int, Measurement]], label: str) -> Trend:
-    last = rows[-1][1]
     points = []
     for night, row in rows:
         rate = ratio.rate_of(row)
@@ -139,13 +151,7 @@ def _trend(rows: Sequence[tuple[int, Measurement]], label: str) -> Trend:
                 high=row.metrics.throughput_high,
             )
         )
-    return Trend(
-        label=label,
-        device=last.device_name or str(last.accelerator),
-        emulated=last.emulated,
-        unit=last.metrics.throughput_unit,
-        points=tuple(points),
-    )
+    return Trend(label=label, row=rows[-1][1], points=tuple(points))
 
 
 def _noise(trends: Sequence[Trend]) -> tuple[float, float]:
@@ -167,23 +173,6 @@ def _noise(trends: Sequence[Trend]) -> tuple[float, float]:
     return ratio.excess_scatter(left, rows=2)
 
 
-def _with_changes(trends: Sequence[Trend], noise: float, degrees: float) -> Iterator[Trend]:
-    splits = [list(_splits(trend.points, 0, noise, degrees)) for trend in trends]
-    verdicts = iter(
-        ratio.significant([one.p_value for changes in splits for one in changes], LEVEL)
-    )
-    changed = []
-    for trend, changes in zip(trends, splits, strict=True):
-        real = [change for change in changes if next(verdicts)]
-        real.sort(key=lambda change: change.at)
-        changed.append(replace(trend, changes=tuple(real)))
-
-    def size(trend: Trend) -> float:
-        return max((abs(math.log(one.ratio)) for one in trend.changes), default=0.0)
-
-    yield from sorted(changed, key=lambda trend: (-size(trend), trend.label))
-
-
 def _splits(
     points: Sequence[Point], start: int, noise: float, degrees: float
 ) -> Iterator[ChangePoint]:
@@ -193,14 +182,12 @@ def _splits(
         return
     logs = [math.log(point.value) for point in points]
     spreads = [point.error**2 + noise**2 for point in points]
-    best: tuple[float, int, float] | None = None
+    candidates = []
     for at in range(1, count):
         step = statistics.fmean(logs[at:]) - statistics.fmean(logs[:at])
         error = math.sqrt(sum(spreads[:at]) / at**2 + sum(spreads[at:]) / (count - at) ** 2)
-        if best is None or abs(step) / error > best[0]:
-            best = (abs(step) / error, at, step)
-    assert best is not None
-    distance, at, step = best
+        candidates.append((abs(step) / error, at, step))
+    distance, at, step = max(candidates, key=lambda candidate: candidate[0])
     p_value = min(1.0, (count - 1) * student_t_two_sided(distance, degrees))
     yield ChangePoint(at=start + at, ratio=math.exp(step), p_value=p_value)
     if p_value <= LEVEL:

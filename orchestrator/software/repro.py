@@ -153,13 +153,12 @@ def noise_of(row: Measurement, history: Iterable[Measurement]) -> tuple[float, f
 
     Kinds differ in it: on a shared host what reads its memory drifts by a fifth within seconds,
     what stays in the caches does not."""
-    here = [r for r in history if _place(r) == _place(row)]
-    trends = trends_of(here)
+    trends = trends_of(other for other in history if _place(other) == _place(row))
     noise, degrees = math.sqrt(2) * trends.noise, trends.noise_degrees
     if degrees == KNOWN:
         noise = ASSUMED_NOISE
-    kin = trends_of(r for r in here if _kind(r) == _kind(row)).trends
-    pairs = [pair for trend in kin for pair in pairwise(trend.points)]
+    kin = (trend.points for trend in trends.trends if _kind(trend.row) == _kind(row))
+    pairs = [pair for points in kin for pair in pairwise(points)]
     if not pairs:
         return noise, degrees
     excess = sum(math.log(b.value / a.value) ** 2 - a.error**2 - b.error**2 for a, b in pairs)

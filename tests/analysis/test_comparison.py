@@ -23,7 +23,7 @@ from orchestrator.analysis.ratio import (
     LEAST_NOISE,
     Rate,
     between_runs,
-    rate_of_metrics,
+    rate_of,
     ratio_of,
     significant,
 )
@@ -208,7 +208,7 @@ def test_intervals_of_ratios_cover_the_truth() -> None:
         rates = []
         for truth in (1.0, 1.3):
             walls = [1 / (truth * (1 + chance.gauss(0, 0.02))) for _ in range(5)]
-            rate = rate_of_metrics(metrics_of(measured(0, walls).samples), 0.95)
+            rate = rate_of(measured(0, walls))
             assert rate is not None
             rates.append(rate)
         ratio = ratio_of(rates[1], rates[0])

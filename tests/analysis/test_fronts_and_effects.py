@@ -13,19 +13,13 @@ from measurement_factory import Night, a_job, precision_grid, with_interval
 from planted_lies import rows_of_the_card
 
 from orchestrator.analysis.effects import baseline, effects_of, scalings_of
-from orchestrator.analysis.rankings import (
-    fronts_of,
-    latency,
-    pareto,
-    throughput,
-)
+from orchestrator.analysis.rankings import fronts_of
 from orchestrator.analysis.selection import settings_of
 from orchestrator.analysis.summary import Summary, summarize
 from orchestrator.core.job import MAX, State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report.charts import LABEL_CHARACTERS, effects_chart
-
-ONE = Night().add(a_job())
+from workloads.util.statistics import pareto
 
 
 def with_rate(
@@ -36,19 +30,11 @@ def with_rate(
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=25))
 def test_the_front_holds_exactly_what_nothing_beats(points: list[tuple[int, int]]) -> None:
-    rows = [with_rate(ONE, float(rate), latency_s=float(wait)) for rate, wait in points]
-    front = pareto(rows)
-    on_it = [(throughput(row), latency(row)) for row in front]
-    assert len(set(on_it)) == len(on_it)
-
-    def beaten(row: Measurement) -> bool:
-        own = throughput(row), latency(row)
-        others = ((throughput(other), latency(other)) for other in rows)
-        return any(t >= own[0] and l_s <= own[1] and (t, l_s) != own for t, l_s in others)
-
-    for row in rows:
-        assert beaten(row) is ((throughput(row), latency(row)) not in on_it)
-    assert [latency(row) for row in front] == sorted(latency(row) for row in front)
+    front = pareto(points, lambda point: point)
+    assert front == sorted(set(front), reverse=True)
+    for x, y in points:
+        beaten = any(a >= x and b >= y and (a, b) != (x, y) for a, b in points)
+        assert beaten is ((x, y) not in front)
 
 
 def test_fronts_never_mix_devices_or_work() -> None:
