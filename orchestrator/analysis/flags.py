@@ -303,14 +303,11 @@ def raised_on(
     raised: list[tuple[Raised, ...]] = []
     for row, impossible in zip(rows, contradictions(rows, raw), strict=True):
         flags = every_flag() if row.state is State.SUCCEEDED else ()
-        reasons = ((f, _first(impossible) if f is IMPLAUSIBLE else f.reason(row)) for f in flags)
+        more = f"; and {len(impossible) - 1} more" if len(impossible) > 1 else ""
+        why = f"{impossible[0]}{more}" if impossible else None
+        reasons = ((flag, why if flag is IMPLAUSIBLE else flag.reason(row)) for flag in flags)
         raised.append(tuple(Raised(flag, reason) for flag, reason in reasons if reason))
     return raised
-
-
-def _first(reasons: Sequence[str]) -> str | None:
-    more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return f"{reasons[0]}{more}" if reasons else None
 
 
 def raised_by_job(

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from orchestrator.analysis.metrics import reported_figure
-from orchestrator.core.job import Scalar, State
+from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.util.format import number, scalar, seconds, times
 from workloads.bench import PREFILL_TOKENS_PER_S as PREFILL
@@ -454,7 +454,10 @@ def matches(row: Measurement, figure: Published) -> bool:
         and same_precision(row, figure.precision)
         and row.batch_size == figure.batch_size
         and row.cards == figure.cards
-        and all(_text(row.parameters.get(name)) in values for name, values in figure.settings)
+        and all(
+            ("null" if (value := row.parameters.get(name)) is None else scalar(value)) in values
+            for name, values in figure.settings
+        )
     )
 
 
@@ -468,10 +471,9 @@ def far_below(rows: Sequence[Measurement], published: Sequence[Published]) -> di
     sentences = {}
     for row in rows:
         sheet = sheet_of(row, sheets) if row.state is State.SUCCEEDED else None
-        for figure in published if sheet is not None else ():
-            if sheet is None or figure.device != sheet.device or not matches(row, figure):
-                continue
-            value = _value(row, figure)
+        device = sheet.device if sheet is not None else None
+        for figure in (one for one in published if one.device == device):
+            value = _value(row, figure) if matches(row, figure) else None
             if value is not None and speedup(figure.metric, value, figure.value) < DOUBTED_SHARE:
                 sentences[row.job_id] = (
                     f"{figure.model} {figure.precision} b={figure.batch_size} on {figure.device} "
@@ -561,17 +563,13 @@ def _line(figure: Published, row: Measurement | None, published: Sequence[Publis
         candidates = [f for f in published if f.device == device and not f.doubtful]
         if not candidates or figure.doubtful or figure.device == device:
             continue
-        reference = max(candidates, key=lambda other: _likeness(other, figure))
+        same_batch = [f for f in candidates if f.batch_size == figure.batch_size] or candidates
+        alike = [f for f in same_batch if f.precision == figure.precision] or same_batch
+        reference = max(alike, key=lambda one: speedup(one.metric, one.value, 1.0))
         speedups[device] = speedup(figure.metric, figure.value, reference.value)
         if reference.batch_size != figure.batch_size:
             unlike.add(device)
     return Line(figure=figure, row=row, speedups=speedups, best_against_best=frozenset(unlike))
-
-
-def _likeness(other: Published, figure: Published) -> tuple[bool, bool, float]:
-    """Sort key of reference figures; the greatest is used."""
-    fast = 1 / other.value if other.metric == "latency" else other.value
-    return other.batch_size == figure.batch_size, other.precision == figure.precision, fast
 
 
 def _value(row: Measurement, figure: Published) -> float | None:
@@ -585,10 +583,6 @@ def _value(row: Measurement, figure: Published) -> float | None:
     if figure.unit == "samples/s":
         return rate
     return row.cards / rate if figure.unit == "s/image" else None
-
-
-def _text(value: Scalar) -> str:
-    return "null" if value is None else scalar(value)
 
 
 def _last_part(dataset: str) -> str:

@@ -244,7 +244,9 @@ class _RawChecks:
         self._repeats()
         self._limits()
         self._rates()
-        self._durations()
+        self._compare("durations", "measure_s", self.whole_wall, seconds, self.there)
+        cpu_s = self._sum(self.timed.row, self.timed["cpu_s"])
+        self._compare("durations", "cpu_s", cpu_s, seconds, self.there)
         steps, lengths = self.counted.lists["step_s"]
         owner = np.repeat(self.counted.row, whole(lengths))
         first = self.counted["ttft_s"]
@@ -259,16 +261,16 @@ class _RawChecks:
         self._texts()
         self._times()
         self._prompt_times()
-        self._warmup(samples)
+        warm = samples.where((samples["warmup"] != 0) & (samples["rank"] == 0))
+        spent = self._sum(warm.row, warm["wall_s"])
+        stored = floats(row.warmup_s for row in rows)
+        wrong = self.there & (spent > 0) & (spent > _most(stored))
+        text = "warm-up took {}, its batches {}"
+        self._blame("warm-up", wrong, self.every, text, (seconds, stored), (seconds, spent))
         self._against_the_card()
 
     def _blame(
-        self,
-        check: str,
-        wrong: Numbers,
-        owner: Numbers,
-        text: str,
-        *values: Written,
+        self, check: str, wrong: Numbers, owner: Numbers, text: str, *values: Written
     ) -> None:
         """Record the first wrong record of each row, once per check.
 
@@ -343,7 +345,7 @@ class _RawChecks:
             # Training steps differ in work, so use the overall rate.
             total = self._sum(self.repeat_row, done) / whole
             rate = np.where(some & ~self.trains, mean, total)
-            self._compare("rates", name, rate, number, "give", testable)
+            self._compare("rates", name, rate, number, testable)
             unlike &= _differ(throughput, rate)
         text = "throughput is {}, its samples give none of that"
         self._blame("rates", unlike, self.every, text, (number, throughput))
@@ -352,24 +354,13 @@ class _RawChecks:
         text = "it counts {} repeats, its samples have {}"
         self._blame("repeats", wrong, self.every, text, (_count, stored), (_count, self.repeats))
 
-    def _durations(self) -> None:
-        cpu_s = self._sum(self.timed.row, self.timed["cpu_s"])
-        for name, spent_s in (("measure_s", self.whole_wall), ("cpu_s", cpu_s)):
-            self._compare("durations", name, spent_s, seconds, "took", self.there)
-
     def _compare(
-        self,
-        check: str,
-        name: str,
-        recounted: Numbers,
-        write: Callable[[Any], str],
-        verb: str,
-        rows: Numbers,
+        self, check: str, name: str, recounted: Numbers, write: Callable[[Any], str], rows: Numbers
     ) -> None:
         """Blame masked rows whose stored figure differs from the recomputed one."""
         stored = self._metric(name)
         wrong = rows & _differ(stored, recounted)
-        text = f"{name} is {{}}, its samples {verb} {{}}"
+        text = f"{name} is {{}}, its samples {'took' if write is seconds else 'give'} {{}}"
         self._blame(check, wrong, self.every, text, (write, stored), (write, recounted))
 
     def _percentiles(
@@ -409,7 +400,7 @@ class _RawChecks:
             recomputed = np.full(self.n, np.nan)
             recomputed[row[at]] = mean[at]
             trained = self.trains & ~np.isnan(recomputed)
-            self._compare("losses", name, recomputed, number, "give", trained)
+            self._compare("losses", name, recomputed, number, trained)
 
     def _counts(self) -> None:
         last, items = self.last, self.items
@@ -463,8 +454,9 @@ class _RawChecks:
         counts = whole(lengths)
         place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
         text_of = np.repeat(np.arange(len(counts)), counts)
-        ends = [_end_ids(row) for row in self.rows]
-        for end_ids in {known for known in ends if known}:
+        words = [row.details.get(END_TOKEN_IDS, "").split() for row in self.rows]
+        ends = [frozenset(map(int, filter(str.isdecimal, of_row))) for of_row in words]
+        for end_ids in set(filter(None, ends)):  # none: unknown, or texts continue past them
             alike = np.array([known == end_ids for known in ends])[own[text_of]]
             ended = (place < counts[text_of] - 1) & np.isin(ids, list(end_ids)) & alike
             after = (_count, place + 1)
@@ -522,14 +514,6 @@ class _RawChecks:
         wrong = latency < least * (1 - SHARE) - SLACK_S
         self._blame("prompt steps", wrong, own, text, (float, written), took, (seconds, least))
 
-    def _warmup(self, samples: Records) -> None:
-        warm = samples.where((samples["warmup"] != 0) & (samples["rank"] == 0))
-        spent = self._sum(warm.row, warm["wall_s"])
-        stored = floats(row.warmup_s for row in self.rows)
-        wrong = self.there & (spent > 0) & (spent > _most(stored))
-        text = "warm-up took {}, its batches {}"
-        self._blame("warm-up", wrong, self.every, text, (seconds, stored), (seconds, spent))
-
     def _against_the_card(self) -> None:
         timed, own, rows = self.timed, self.timed.row, self.rows
         wall, written = timed["wall_s"], timed["output_tokens"]
@@ -559,12 +543,6 @@ class _RawChecks:
         takes = (seconds, read / most)
         values = ((float, read), (seconds, first), (str, self.peak[own]), takes)
         self._blame("prefill", read > most * first, own, text, *values)
-
-
-def _end_ids(row: Measurement) -> frozenset[int]:
-    """Return the ids that end a text; none if unknown or if texts continue past them."""
-    words = row.details.get(END_TOKEN_IDS, "").split()
-    return frozenset(int(word) for word in words if word.isdecimal())
 
 
 def _near(value: float, other: float, tolerance: float = ROUNDING) -> bool:

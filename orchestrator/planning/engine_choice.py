@@ -16,7 +16,7 @@ from orchestrator.core.job import Accelerator, Job, Parameters
 from orchestrator.core.topology import Node
 from orchestrator.grid.diagnostics import Rules
 from orchestrator.grid.vocabulary import has_a_choice
-from orchestrator.util.format import listed
+from orchestrator.util.format import listed, plural
 from workloads.engines import ENGINES, find_engine
 from workloads.engines.base import EngineSpec
 from workloads.models.precision import support
@@ -74,7 +74,17 @@ class PackageCheck:
     def lacking(self, job: Job) -> str:
         """The package of a job's engine, precision or settings that is on no node, with the command
         that installs it; "" if none."""
-        return self._engine(job) or self._own(job)
+        if reason := self._engine(job):
+            return reason
+        software = self.software(job)
+        nodes, device = software.nodes, software.devices[-1]  # the one that computes
+        for need in self._needs.answers(job, device) if nodes else ():
+            if all(has.get(need.module) == "" for has in nodes.values()):
+                return (
+                    f"{need.reason} needs the package {need.module}, which is not installed on "
+                    f"{listed(list(nodes))}: {need.install}"
+                )
+        return ""
 
     def needs_more(self, job: Job) -> bool:
         """Return whether a job needs a package beside those that every job needs."""
@@ -96,18 +106,6 @@ class PackageCheck:
             reason = f"engine {job.engine} on {', '.join(lacks)}: {reasons}"
             self._engines[key] = reason if everywhere else ""
         return self._engines[key]
-
-    def _own(self, job: Job) -> str:
-        software = self.software(job)
-        nodes = software.nodes
-        device = software.devices[-1]  # the one that computes
-        for need in self._needs.answers(job, device) if nodes else ():
-            if all(has.get(need.module) == "" for has in nodes.values()):
-                return (
-                    f"{need.reason} needs the package {need.module}, which is not installed on "
-                    f"{listed(list(nodes))}: {need.install}"
-                )
-        return ""
 
 
 def with_engines(
@@ -155,13 +153,11 @@ class _Chooser:
             if len(whole) == len(group):
                 return whole
             first = [known or job for known, job in zip(first, made, strict=True)]
-        return [job or self._unserved(own) for own, job in zip(group, first, strict=True)]
-
-    def _unserved(self, job: Job) -> Job:
-        """A job that no engine can run on every node, with the first that could run if installed,
-        so that the plan reports what nodes lack."""
-        able = (self._runnable(job, spec, anywhere=True) for spec in self._candidates(job))
-        return next((made for made in able if made is not None), job)
+        for place, job in enumerate(group):
+            if first[place] is None:  # the first that could if installed: the plan says what lacks
+                able = (self._runnable(job, spec, anywhere=True) for spec in candidates)
+                first[place] = next((made for made in able if made is not None), job)
+        return [job for job in first if job is not None]
 
     def _candidates(self, job: Job) -> list[EngineSpec]:
         """Engines to choose from, best first; empty if there is no choice."""
@@ -241,20 +237,16 @@ class _Chooser:
         """Sentences on what was chosen, for kinds of card where it changed a job."""
         open_jobs = [job for job in jobs if job.experiment in unnamed]
         for kind, software in self.software.items():
-            counts = Counter(_words(job) for job in open_jobs if job.accelerator is kind)
-            choices = ", ".join(
-                f"{words} for {number} job{'s' if number > 1 else ''}"
-                for words, number in counts.items()
-            )
+            counts: Counter[str] = Counter()
+            for job in open_jobs:
+                if job.accelerator is kind:
+                    spec = find_engine(job.engine)
+                    mode = spec.mode(kind.device, dict(job.parameters))
+                    counts[job.engine + f" ({mode})" * (kind.device in spec.modes)] += 1
+            choices = ", ".join(f"{words} for {plural(n, 'job')}" for words, n in counts.items())
             if choices and kind in changed:
                 assumed = "" if software.nodes else "; assumed, since no node was asked what it has"
                 yield f"where the grid names no engine: on {kind} {choices}{assumed}"
-
-
-def _words(job: Job) -> str:
-    modes = find_engine(job.engine).modes.get(job.accelerator.device)
-    mode = find_engine(job.engine).mode(job.accelerator.device, dict(job.parameters))
-    return f"{job.engine} ({mode})" if modes is not None else job.engine
 
 
 def differences(nodes: Sequence[Node]) -> Iterator[str]:

@@ -79,8 +79,13 @@ def duration(
     working = work(planned, nodes, estimator, startup.processors)
     if working == NOTHING:
         return NOTHING
-    working = working.times(*_with_repeats(planned, nodes, startup))
     slowdown = startup.slowdown
+    repeats = most_repeats(planned, nodes) / sum(item.action is Action.RUN for item in planned)
+    on_host = any(node.accelerator.spec.host and not node.emulated for node in nodes)
+    if on_host and slowdown > 1.0:  # every row of a loaded host's processors may be flagged
+        working = working.times(1.0, 1.0 + repeats, 1.0 + repeats)
+    else:
+        working = working.times(1.0, 1.0, 1.0 + OFTEN_FLAGGED * repeats)
     start = startup.span(_cards(nodes))
     start = start.times(1.0, 1.0 if startup.earlier_s else slowdown, slowdown)
     if any(node.emulated or node.accelerator.spec.host for node in nodes):
@@ -93,18 +98,6 @@ def most_repeats(planned: Iterable[PlannedJob], nodes: Sequence[Node]) -> int:
     emulated = {node.accelerator for node in nodes if node.emulated}
     jobs = (item.job for item in planned if item.action is Action.RUN)
     return sum(job.measure.repeat_flagged for job in jobs if job.accelerator not in emulated)
-
-
-def _with_repeats(
-    planned: Sequence[PlannedJob], nodes: Sequence[Node], startup: Startup
-) -> tuple[float, float, float]:
-    """Factors of the work with repeats: of every row on the processors of a loaded host."""
-    jobs = sum(item.action is Action.RUN for item in planned)
-    repeats = most_repeats(planned, nodes) / jobs
-    on_host = any(node.accelerator.spec.host and not node.emulated for node in nodes)
-    if on_host and startup.slowdown > 1.0:
-        return 1.0, 1.0 + repeats, 1.0 + repeats
-    return 1.0, 1.0, 1.0 + OFTEN_FLAGGED * repeats
 
 
 def work(
@@ -427,8 +420,9 @@ def _together(jobs: Collection[Job]) -> dict[tuple[str, ...], float]:
     standard deviation of the logarithm of their factor: values of the same jobs have one, since a
     workload's many settings would leave no place for those that vary within it."""
     sharing: dict[tuple[str, Hashable], list[str]] = {}
+    names = ("workload", "engine", "model", "precision", "batch_size", "cards", "alone")
     for job in jobs:
-        for value in _values(job):
+        for value in (*((name, getattr(job, name)) for name in names), *job.parameters):
             sharing.setdefault(value, []).append(job.job_id)
     together: dict[tuple[str, ...], float] = {}
     for (name, content), job_ids in sharing.items():
@@ -437,20 +431,6 @@ def _together(jobs: Collection[Job]) -> dict[tuple[str, ...], float]:
             own = SEARCH if searched else KIND if name in _KINDS else VALUE
             together[tuple(job_ids)] = max(own, together.get(tuple(job_ids), 0.0))
     return together
-
-
-def _values(job: Job) -> tuple[tuple[str, Hashable], ...]:
-    """Settings of a job by name."""
-    return (
-        ("workload", job.workload),
-        ("engine", job.engine),
-        ("model", job.model),
-        ("precision", job.precision),
-        ("batch_size", job.batch_size),
-        ("cards", job.cards),
-        ("alone", job.alone),
-        *job.parameters,
-    )
 
 
 #: Most jobs to simulate: more take too long.

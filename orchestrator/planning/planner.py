@@ -10,10 +10,10 @@ the cluster can never give, and settings that rules call wrong, are errors in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import ClusterError, GridError
@@ -27,11 +27,13 @@ from orchestrator.planning.forecast import Startup, duration, with_fresh_process
 from orchestrator.scheduler.estimator import Estimate, Estimator
 from orchestrator.util.format import listed
 from workloads import registry
+from workloads.base import Refusal
 from workloads.models.catalog import rough_parameters
 from workloads.models.precision import support
 from workloads.models.products import Saving
 from workloads.registry import find_workload
-from workloads.rules import notes, refusals
+from workloads.rules import notes as workload_notes
+from workloads.rules import refusals
 from workloads.util.contents import place_of
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def make_plan(
         GridError: a job needs a card count that these nodes can never give.
         ClusterError: no job has a node with its kind of card.
     """
-    planner = _Planner(grid, nodes, _newest_terminal(history), retry_failed, force)
+    planner = _Planner(_newest_terminal(history), retry_failed, force, PackageCheck(nodes))
     jobs, notes = with_engines(grid.jobs(), grid.open_engines, nodes)
     if estimator is None:
         estimator = estimator_for(history, nodes)
@@ -103,7 +105,14 @@ def make_plan(
     problems = card_problems(grid, nodes)
     if problems:
         raise GridError(problems)
-    notes = (*grid.notes, *notes, *summed_up(_notes(running)), *differences(nodes))
+    rules = Rules(workload_notes, registry.WORKLOADS)
+    of_jobs = (rules.answers(job, job.accelerator.device) for job in running)
+    of_workloads = dict.fromkeys(chain.from_iterable(of_jobs))
+    by_fault: dict[str, list[str]] = {}
+    for node in nodes:
+        for fault in node.faults:
+            by_fault.setdefault(fault, []).append(node.name)
+    faults = (f"{listed(names)}: {fault}" for fault, names in by_fault.items())
     return Plan(
         grid_name=grid.name,
         jobs=tuple(planned),
@@ -111,19 +120,10 @@ def make_plan(
         duration=duration(
             planned, nodes, estimator_for(history, nodes, queued=False), startup or Startup()
         ),
-        notes=notes,
-        host_notes=(*host_notes, *_faults(nodes)),
+        notes=(*grid.notes, *notes, *summed_up(of_workloads), *differences(nodes)),
+        host_notes=(*host_notes, *faults),
         questions=tuple(map(str, grid.questions)),
     )
-
-
-def _faults(nodes: Sequence[Node]) -> Iterator[str]:
-    """Faults of hosts, with the nodes that have them."""
-    by_fault: dict[str, list[str]] = {}
-    for node in nodes:
-        for fault in node.faults:
-            by_fault.setdefault(fault, []).append(node.name)
-    return (f"{listed(names)}: {fault}" for fault, names in by_fault.items())
 
 
 def _as_spelled(jobs: Sequence[Job], history: Sequence[PastRow]) -> list[Job]:
@@ -146,13 +146,6 @@ def _as_spelled(jobs: Sequence[Job], history: Sequence[PastRow]) -> list[Job]:
             job = next((other for other in others if other.job_id in measured), job)
         result.append(job)
     return result
-
-
-def _notes(jobs: Iterable[Job]) -> dict[str, None]:
-    rules = Rules(notes, registry.WORKLOADS)
-    return dict.fromkeys(
-        note for job in jobs for note in rules.answers(job, job.accelerator.device)
-    )
 
 
 def estimator_for(
@@ -182,34 +175,25 @@ def _newest_terminal(history: Iterable[PastRow]) -> dict[tuple[str, bool], PastR
     return newest
 
 
+@dataclass(slots=True)
 class _Planner:
-    def __init__(
-        self,
-        grid: Grid,
-        nodes: Sequence[Node],
-        past: dict[tuple[str, bool], PastRow],
-        retry_failed: bool,
-        force: bool,
-    ) -> None:
-        self.grid = grid
-        self.nodes = nodes
-        self.past = past
-        self.retry_failed = retry_failed
-        self.force = force
-        self.nowhere = 0  # jobs whose kind of card no node has
-        self._packages = PackageCheck(nodes)
-        self._unsupported: dict[tuple[object, ...], str] = {}
-        self._rules = Rules(refusals, registry.WORKLOADS)
+    past: Mapping[tuple[str, bool], PastRow]
+    retry_failed: bool
+    force: bool
+    packages: PackageCheck
+    nowhere: int = 0  # jobs whose kind of card no node has
+    _unsupported: dict[tuple[object, ...], str] = field(default_factory=dict)
+    _rules: Rules[Refusal] = field(default_factory=lambda: Rules(refusals, registry.WORKLOADS))
 
     def decide(self, job: Job) -> tuple[Action, str]:
         """Choose the action for a job, with a reason unless it simply runs."""
-        software = self._packages.software(job)
+        software = self.packages.software(job)
         self.nowhere += bool(software.missing)
         reason = (
             software.missing
             or self.unsupported(job, software.devices)
             or self.refused(job, software.devices)
-            or self._packages.lacking(job)
+            or self.packages.lacking(job)
         )
         if reason:
             return Action.UNSUPPORTED, reason
@@ -225,7 +209,7 @@ class _Planner:
 
     def took(self, job: Job) -> str:
         """Saved things that a job's newest terminal attempt loaded by name."""
-        row = self.past.get((job.job_id, self._packages.software(job).emulated))
+        row = self.past.get((job.job_id, self.packages.software(job).emulated))
         return row.took if row is not None else ""
 
     def unsupported(self, job: Job, devices: tuple[str, ...]) -> str:

@@ -95,29 +95,28 @@ class Verified:
 
 def verified(rows: Sequence[Measurement]) -> list[Verified]:
     """The answers in final rows of verification jobs, in the order of the rows."""
-    return [_answer(row) for row in rows if row.final and row.workload == _WORKLOAD]
-
-
-def _answer(row: Measurement) -> Verified:
-    details: Mapping[str, str] = row.details
-    settings = [f"{name} {value}" for name, value in _carried(row.engine, row.parameters).items()]
-    return Verified(
-        model=row.model,
-        accelerator=str(row.accelerator),
-        engine=row.engine,
-        precision=row.precision,
-        settings=", ".join(settings),
-        agrees=details.get("agrees", str(row.state)),
-        largest_difference=row.reported("largest_logit_difference"),
-        spread=row.reported("logit_spread"),
-        compared=_compared(row),
-        note=details.get("first_parting") or row.reason,
-        emulated=row.emulated,
-    )
-
-
-def _compared(row: Measurement) -> str:
-    compared, reference = (row.reported(name) for name in ("compared_tokens", "reference_tokens"))
-    if compared is None or reference is None:
-        return row.details.get("compared_tokens", "")  # of version 0.1.0: "18 of 18"
-    return f"{compared:.0f} of {reference:.0f}"
+    answers = []
+    for row in rows:
+        if not row.final or row.workload != _WORKLOAD:
+            continue
+        compared, reference = map(row.reported, ("compared_tokens", "reference_tokens"))
+        tokens = row.details.get("compared_tokens", "")  # of version 0.1.0: "18 of 18"
+        if compared is not None and reference is not None:
+            tokens = f"{compared:.0f} of {reference:.0f}"
+        carried = _carried(row.engine, row.parameters)
+        answers.append(
+            Verified(
+                model=row.model,
+                accelerator=str(row.accelerator),
+                engine=row.engine,
+                precision=row.precision,
+                settings=", ".join(f"{name} {value}" for name, value in carried.items()),
+                agrees=row.details.get("agrees", str(row.state)),
+                largest_difference=row.reported("largest_logit_difference"),
+                spread=row.reported("logit_spread"),
+                compared=tokens,
+                note=row.details.get("first_parting") or row.reason,
+                emulated=row.emulated,
+            )
+        )
+    return answers
