@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
 
@@ -19,6 +19,7 @@ from orchestrator.analysis.tables import BATCH, PRECISION, SETTING, Table, uneve
 from orchestrator.core.job import State
 from orchestrator.core.measurement import Measurement
 from orchestrator.report import wording
+from orchestrator.report.blocks import Cell
 from orchestrator.report.svg import (
     BOTTOM,
     HEIGHT,
@@ -48,7 +49,6 @@ from orchestrator.util.format import one_line, visible
 TALLEST_BAR = 1.35
 
 _Line = Sequence[tuple[float, float]]
-_Box = tuple[float, float, float, float]  # left, right, top, bottom
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,52 +68,56 @@ def throughput_curve(table: Table, title: str) -> str:
     sizes = {point.batch for point in points}
     if len(sizes) < 2:
         return ""
-    failed = [  # out of memory
+    failed = [
         (row.batch_size, line)
         for (line, _), row in table.cells.items()
         if row.state is State.OUT_OF_MEMORY and row.batch_size is not None
     ]
-    ticks = sorted(sizes | {batch for batch, _ in failed})
-    x = x_axis(ticks, "batch size per card", lambda value: f"{value:.0f}")
-    x = replace(x, ticks=tuple(ticks))
-    y = _y_axis(points, table)
-    styles, parts, ends = line_styles(table), [frame(x, y)], []
+    every = [*sizes, *(batch for batch, _ in failed)]
+    x = x_axis(every, "batch size per card", lambda value: f"{value:.0f}", only=True)
+    values = [point.value for point in points if point.value > 0]  # flagged rows included
+    if uneven(values):
+        y = y_axis(values, f"{table.unit}, logarithmic", short_number, log=True)
+    else:
+        highest = max(point.value for point in points) * TALLEST_BAR
+        top = min(max(point.high for point in points), highest)
+        y = y_axis([top], table.unit, lambda value: units.number(value, 3), log=False)
+    styles = line_styles(table)
+    lines = []
     for name, points_of in series.items():
         line = [(x.at(point.batch), y.at(point.value)) for point in points_of]
         bars = "".join(_bar(x, y, point) for point in points_of if point.high > point.low)
-        parts += _line_of(line, styles[name], f'<path class="bar" d="{bars}"/>')
-        ends.append((*line[-1], name, styles[name]))
-    return _with_names(title, parts, ends, *_crosses(failed, x, styles))
+        lines.append((name, styles[name], line, f'<path class="bar" d="{bars}"/>'))
+    crosses, seen = [], Counter[int]()
+    for batch, name in failed:
+        left, foot = x.at(batch) + 9 * seen[batch] - 7, HEIGHT - BOTTOM - 10
+        crosses.append(f'<path class="oom p{styles[name]}" d="M{left:.1f} {foot}l6 6m0-6l-6 6"/>')
+        seen[batch] += 1
+    return _lines(title, x, y, lines, *crosses)
 
 
-def _with_names(
-    title: str, parts: Sequence[str], ends: Sequence[tuple[float, float, str, int]], *more: str
+def _lines(
+    title: str, x: Axis, y: Axis, lines: Iterable[tuple[str, str | int, _Line, str]], *more: str
 ) -> str:
-    """Return the ``<svg>`` of a figure, as wide as the names at the ends of its lines."""
+    """Draw lines (name, style, places and further marks) with their names at their ends."""
+    parts, ends = [frame(x, y)], []
+    for name, style, points, marks in lines:
+        drawn = f'<path class="line" d="{path_of(points)}"/>{marks}'
+        parts.append(f'<g class="p{precision_style(style)}">{drawn}</g>')
+        parts += (mark(*point, style) for point in points)
+        ends.append((points[-1][1], points[-1][0], name, style))
+    ends.sort(key=lambda end: end[0])
+    heights = apart([height for height, *_ in ends], 14, TOP + 4, HEIGHT - BOTTOM)
+    for (_, at, name, style), height in zip(ends, heights, strict=True):
+        parts.append(word(at + 9, height + 4, name, style))
     room = max(0.0, LETTER * max(len(name) for _, _, name, _ in ends) - RIGHT + 12)
-    size = (WIDTH + round(room), HEIGHT)
-    return svg(title, *parts, *_names_at_ends(ends), *more, size=size)
-
-
-def _line_of(points: _Line, style: int, bars: str = "") -> Iterator[str]:
-    yield f'<g class="p{style}"><path class="line" d="{path_of(points)}"/>{bars}</g>'
-    yield from (mark(x, y, style) for x, y in points)
+    return svg(title, *parts, *more, size=(WIDTH + round(room), HEIGHT))
 
 
 def line_styles(table: Table) -> dict[str, int]:
     """Return the number of each line's colour and shape."""
     by_precision = table.line_name == PRECISION
     return {n: precision_style(n if by_precision else at) for at, n in enumerate(table.lines)}
-
-
-def _y_axis(points: Sequence[_Point], table: Table) -> Axis:
-    """Return an axis from zero, or logarithmic if one value would flatten the others."""
-    values = [point.value for point in points if point.value > 0]  # flagged rows included
-    if uneven(values):
-        return y_axis(values, f"{table.unit}, logarithmic", short_number, log=True)
-    highest = max(point.value for point in points) * TALLEST_BAR
-    top = min(max(point.high for point in points), highest)
-    return y_axis([top], table.unit, lambda value: units.number(value, 3), log=False)
 
 
 def clipped(table: Table) -> bool:
@@ -153,23 +157,6 @@ def _bar(x: Axis, y: Axis, point: _Point) -> str:
     return f"M{at:.1f} {low:.1f}V{high:.1f}{upper}{lower}"
 
 
-def _names_at_ends(ends: Iterable[tuple[float, float, str, str | int]]) -> Iterator[str]:
-    """Yield names (place, height, name and style) to the right of their lines, apart."""
-    ordered = sorted(ends, key=lambda end: end[1])
-    heights = apart([height for _, height, *_ in ordered], 14, TOP + 4, HEIGHT - BOTTOM)
-    for (at, _, name, style), height in zip(ordered, heights, strict=True):
-        yield word(at + 9, height + 4, name, style)
-
-
-def _crosses(failed: Sequence[tuple[int, str]], x: Axis, styles: Mapping[str, int]) -> list[str]:
-    parts, seen = [], Counter[int]()
-    for batch, name in failed:
-        left, top = x.at(batch) + 9 * seen[batch] - 7, HEIGHT - BOTTOM - 10
-        parts.append(f'<path class="oom p{styles[name]}" d="M{left:.1f} {top}l6 6m0-6l-6 6"/>')
-        seen[batch] += 1
-    return parts
-
-
 # ---------------------------------------------------------------- fronts, scaling, rooflines
 
 MOST_LINES = 8
@@ -181,18 +168,39 @@ def short_seconds(value: float) -> str:
     return f"{float(f'{value * factor:.2g}'):g} {unit}"
 
 
+#: Where a name stands: to the right or the left of its mark, and pixels below its middle.
+_PLACES = ((1, 4), (-1, 4), (1, 18), (-1, -10), (1, -10), (-1, 18), (1, 32), (-1, -24))
+
+
 def front_figure(front: Front, title: str, chosen: Callable[[Measurement], str]) -> str:
     """Draw throughput against latency: a mark for each setting, a line through the front."""
-    rows = (*front.best, *front.beaten)
+    rows = (*front.beaten, *front.best)
     values = [throughput(row) for row in rows]
     x = x_axis([latency(row) for row in rows], "median latency of a prompt", short_seconds)
     wide = max(values) / min(values) > 8
     y = y_axis(values, front.unit, short_number, log=wide)
-    line = path_of((x.at(latency(row)), y.at(throughput(row))) for row in front.best)
-    parts = [frame(x, y), f'<path class="front" d="{line}"/>']
-    parts += [_row_mark(row, x, y, "mark pale") for row in front.beaten]
-    parts += [_row_mark(row, x, y, "mark") for row in front.best]
-    parts.append(_front_names(front, x, y, chosen))
+    places = [(x.at(latency(row)), y.at(throughput(row))) for row in rows]
+    best = list(zip(places, rows, strict=True))[len(front.beaten) :]
+    parts = [frame(x, y), f'<path class="front" d="{path_of(place for place, _ in best)}"/>']
+    for number, (place, row) in enumerate(zip(places, rows, strict=True)):
+        pale = " pale" * (number < len(front.beaten))
+        parts.append(mark(*place, row.precision, f"mark{pale}"))
+    # Names lie apart from marks and from each other; those that find no room are left out.
+    taken = [(at - 6, at + 6, height - 6, height + 6) for at, height in places]
+    # Lowest latency and highest throughput matter most, so place the ends first.
+    for (at, height), row in (*best[-1:], *best[:-1]):
+        text = chosen(row)
+        room = LETTER * len(text)
+        for side, below in _PLACES:
+            left, line = at + 9 if side > 0 else at - 9 - room, height + below
+            right, top, foot = left + room, line - 11, line + 3
+            inside = left > LEFT and right < WIDTH and TOP < line < HEIGHT - BOTTOM
+            if inside and not any(
+                left < box[1] and box[0] < right and top < box[3] and box[2] < foot for box in taken
+            ):
+                taken.append((left, right, top, foot))
+                parts.append(word(left, line, text, row.precision))
+                break
     return svg(title, *parts)
 
 
@@ -221,133 +229,70 @@ def load_figure(
     every = [pair for pairs in values for pair in pairs]
     if len(every) < 2:
         return ""
-    x = x_axis([at for at, _ in every], x_name, short_number)
-    if over_load:
-        x = replace(x, ticks=tuple(sorted({at for at, _ in every})))
+    x = x_axis([at for at, _ in every], x_name, short_number, only=over_load)
     y = y_axis([value for _, value in every], y_name, short_number, log=over_load)
-    parts = [frame(x, y)]
-    ends = []
+    lines, more = [], []
     for style, (curve, pairs) in enumerate(zip(served.curves, values, strict=False)):
-        if not pairs:
-            continue
-        line = sorted((x.at(at), y.at(value)) for at, value in pairs)
-        parts += _line_of(line, style)
+        if pairs:
+            lines.append(
+                (curve.name, style, sorted((x.at(at), y.at(value)) for at, value in pairs), "")
+            )
         for at, value in drawn([curve.knee] if curve.knee else []):
-            parts.append(f'<circle class="knee" cx="{x.at(at):.1f}" cy="{y.at(value):.1f}" r="8"/>')
-        ends.append((*line[-1], curve.name, style))
+            more.append(f'<circle class="knee" cx="{x.at(at):.1f}" cy="{y.at(value):.1f}" r="8"/>')
     best = drawn(front)
     if len(best) > 1:
-        parts.append(f'<path class="front" d="{path_of((x.at(a), y.at(b)) for a, b in best)}"/>')
-    return _with_names(title, parts, ends)
+        more.append(f'<path class="front" d="{path_of((x.at(a), y.at(b)) for a, b in best)}"/>')
+    return _lines(title, x, y, lines, *more)
 
 
 def scaling_figure(scalings: Sequence[Scaling], title: str) -> str:
     """Draw efficiency against cards, a line for each setting of one piece of work."""
     shown = scalings[:MOST_LINES]
     cards = sorted({step.row.cards for one in shown for step in one.steps})
-    x = replace(x_axis(cards, "cards", lambda value: f"{value:.0f}"), ticks=tuple(cards))
+    x = x_axis(cards, "cards", lambda value: f"{value:.0f}", only=True)
     top = max(1.0, *(step.efficiency for one in shown for step in one.steps))
     y = y_axis([top], "efficiency", lambda value: f"{value:.0%}", log=False)
-    ideal = y.at(1.0)
-    parts = [
-        frame(x, y),
-        f'<path class="ideal" d="M{x.at(cards[0]):.1f} {ideal:.1f}H{x.at(cards[-1]):.1f}"/>',
-    ]
-    ends = []
-    for one in shown:
-        points = [(x.at(s.row.cards), y.at(s.efficiency)) for s in one.steps]
-        parts += _line_of(points, precision_style(one.precision))
-        ends.append((*points[-1], f"b={one.batch_size}", one.precision))
-    return svg(title, *parts, *_names_at_ends(ends))
+    ideal = f"M{x.at(cards[0]):.1f} {y.at(1.0):.1f}H{x.at(cards[-1]):.1f}"
+    lines = (
+        (
+            f"b={one.batch_size}",
+            one.precision,
+            [(x.at(step.row.cards), y.at(step.efficiency)) for step in one.steps],
+            "",
+        )
+        for one in shown
+    )
+    return _lines(title, x, y, lines, f'<path class="ideal" d="{ideal}"/>')
 
 
 def roofline_figure(sheet: DeviceSheet, shares: Sequence[Share], title: str) -> str:
     """Draw decoding steps under a roofline: operations/s against intensity; "" without data."""
-    placed = [(s, s.intensity, at) for s in shares if s.intensity and (at := step_flops(s))]
-    if not placed or not sheet.bandwidth_bytes_per_s:
-        return ""
-    kinds = list(dict.fromkeys(s.arithmetic for s, _, _ in placed if s.arithmetic))
-    peaks = [sheet.flops[kind] for kind in kinds]
-    ridge = max(peaks, default=0.0) / sheet.bandwidth_bytes_per_s
-    across = [intensity for _, intensity, _ in placed]
-    low, high = min(across), max(*across, ridge * 2)
-    x = x_axis([low, high], "operations per byte of weights", short_number)
     slope = sheet.bandwidth_bytes_per_s
+    placed = []
+    for share in shares:
+        step_s, weights = share.row.metrics.tpot_p50_s, share.row.weight_bytes
+        if share.intensity and step_s and weights:
+            placed.append((share, share.intensity, share.intensity * weights / step_s))
+    if not placed or not slope:
+        return ""
+    kinds = dict.fromkeys(share.arithmetic for share, _, _ in placed if share.arithmetic)
+    peaks = {kind: sheet.flops[kind] for kind in kinds}
+    highest = max(peaks.values(), default=0.0)
+    across = [intensity for _, intensity, _ in placed]
+    low, high = min(across), max(*across, highest / slope * 2)
+    x = x_axis([low, high], "operations per byte of weights", short_number)
     heights = [at for _, _, at in placed]
-    every = [min(heights), slope * x.low, *peaks, *heights]
+    every = [min(heights), slope * x.low, *peaks.values(), *heights]
     y = y_axis(every, "TFLOP/s", lambda value: short_number(value / 1e12), log=True)
-    parts = [frame(x, y), _roof(x, y, slope, [(kind, sheet.flops[kind]) for kind in kinds])]
-    parts += [mark(x.at(i), y.at(at), s.row.precision) for s, i, at in placed]
+    corner = min((highest or slope * x.high) / slope, x.high)
+    roof = path_of((x.at(i), y.at(slope * i)) for i in (x.low, corner))
+    parts = [frame(x, y)]
+    for kind, peak in peaks.items():
+        roof += f"M{x.at(max(peak / slope, x.low)):.1f} {y.at(peak):.1f}H{WIDTH - RIGHT}"
+        parts.append(text_at(WIDTH - RIGHT + 6, y.at(peak) + 4, kind))
+    parts.append(f'<path class="roof" d="{roof}"/>')
+    parts += [mark(x.at(i), y.at(at), share.row.precision) for share, i, at in placed]
     return svg(title, *parts)
-
-
-def step_flops(share: Share) -> float | None:
-    """Return operations per second of a decoding step on one card."""
-    step_s, weights = share.row.metrics.tpot_p50_s, share.row.weight_bytes
-    return share.intensity * weights / step_s if share.intensity and step_s and weights else None
-
-
-def ratio_scale(ratios: Sequence[Ratio]) -> Callable[[float], float]:
-    """Return positions (0 to 100) of ratios on a log scale around 1, clipped at a factor of 16."""
-    ends = [v for one in ratios for v in (one.value, one.low, one.high) if v]
-    reach = math.log(min(1.05 * max(1.25, *ends, *(1 / end for end in ends)), 16.0))
-
-    def place(value: float) -> float:
-        share = math.log(value) / reach if value > 0 else -1.0
-        return round(50 + 50 * min(1.0, max(-1.0, share)), 2)
-
-    return place
-
-
-def _row_mark(row: Measurement, x: Axis, y: Axis, kind: str) -> str:
-    return mark(x.at(latency(row)), y.at(throughput(row)), row.precision, kind)
-
-
-#: Where a name stands: to the right or the left of its mark, and pixels below its middle.
-_PLACES = ((1, 4), (-1, 4), (1, 18), (-1, -10), (1, -10), (-1, 18), (1, 32), (-1, -24))
-
-
-def _front_names(front: Front, x: Axis, y: Axis, chosen: Callable[[Measurement], str]) -> str:
-    """Return names of the settings on the front, apart from marks and from each other."""
-    parts: list[str] = []
-    taken = []
-    for row in (*front.best, *front.beaten):
-        at, height = x.at(latency(row)), y.at(throughput(row))
-        taken.append((at - 6, at + 6, height - 6, height + 6))
-    # Lowest latency and highest throughput matter most, so place the ends first.
-    for row in (*front.best[-1:], *front.best[:-1]):
-        at, height = x.at(latency(row)), y.at(throughput(row))
-        text = chosen(row)
-        wide = LETTER * len(text)
-        for side, below in _PLACES:
-            left, line = at + 9 if side > 0 else at - 9 - wide, height + below
-            box = (left, left + wide, line - 11, line + 3)
-            inside = left > LEFT and left + wide < WIDTH and TOP < line < HEIGHT - BOTTOM
-            if inside and not any(_overlap(box, other) for other in taken):
-                taken.append(box)
-                parts.append(word(left, line, text, row.precision))
-                break
-    return "".join(parts)
-
-
-def _overlap(one: _Box, other: _Box) -> bool:
-    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
-
-
-def _roof(x: Axis, y: Axis, slope: float, peaks: Sequence[tuple[str, float]]) -> str:
-    top = max((peak for _, peak in peaks), default=slope * x.high)
-    corner = min(top / slope, x.high)
-    parts = [
-        f'<path class="roof" d="M{x.at(x.low):.1f} {y.at(slope * x.low):.1f}'
-        f'L{x.at(corner):.1f} {y.at(slope * corner):.1f}"/>'
-    ]
-    for kind, peak in peaks:
-        start = max(peak / slope, x.low)
-        parts.append(
-            f'<path class="roof" d="M{x.at(start):.1f} {y.at(peak):.1f}H{WIDTH - RIGHT}"/>'
-            + text_at(WIDTH - RIGHT + 6, y.at(peak) + 4, kind)
-        )
-    return "".join(parts)
 
 
 def scaling_groups(scalings: Sequence[Scaling]) -> list[list[Scaling]]:
@@ -378,6 +323,18 @@ def nearness(share: Share) -> float:
 #: Characters of a label's line before it wraps, so that bars fit on a phone, and width of each.
 LABEL_CHARACTERS = 44
 CHARACTER_PX = 7.0
+
+
+def ratio_scale(ratios: Sequence[Ratio]) -> Callable[[float], float]:
+    """Return positions (0 to 100) of ratios on a log scale around 1, clipped at a factor of 16."""
+    ends = [v for one in ratios for v in (one.value, one.low, one.high) if v]
+    reach = math.log(min(1.05 * max(1.25, *ends, *(1 / end for end in ends)), 16.0))
+
+    def place(value: float) -> float:
+        share = math.log(value) / reach if value > 0 else -1.0
+        return round(50 + 50 * min(1.0, max(-1.0, share)), 2)
+
+    return place
 
 
 def effects_chart(effects: Sequence[Effect], title: str) -> str:
@@ -459,7 +416,11 @@ def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -
     if len(set(names.values())) < len(names):  # the cut names would not tell lines apart
         names = {line: one_line(line) for line in table.lines}
     left = round(max(46.0, LETTER * max(map(len, names.values())) + 12))
-    wide, styles = _width(table), line_styles(table)
+    cells = {place: wording.cell(table, *place) for place in table.cells}
+    widths = [len(one_line(column, 24)) * LETTER + 8 for column in table.columns]
+    widths += [(len(cell.text) + 2) * 7.4 + 10 for cell in cells.values()]
+    widths += [len(note) * 5.7 + 10 for cell in cells.values() for note in cell.notes]
+    wide, styles = round(max(62.0, *widths)), line_styles(table)
     parts = [text_at(left, 12, table.column_name)]
     for x, column in enumerate(table.columns):
         parts.append(text_at(left + wide * (x + 0.5), 31, one_line(column, 24), anchor="middle"))
@@ -469,7 +430,9 @@ def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -
         for x, column in enumerate(table.columns):
             row = table.cells.get((line, column))
             if row is not None:
-                parts += _cell(table, row, (line, column), (left + wide * x, top, wide), index)
+                box = (left + wide * x, top, wide)
+                number = (index or {}).get(row.job_id)
+                parts += _cell(table, row, cells[line, column], box, number)
     foot = HEAD + HIGH * len(table.lines)
     if table.unit:
         foot += 18
@@ -480,63 +443,34 @@ def heat_map(table: Table, title: str, index: Mapping[str, int] | None = None) -
     return drawn.replace("<svg ", f'<svg style="--across:{across}px;width:{across}px" ', 1)
 
 
-def _width(table: Table) -> int:
-    cells = [wording.cell(table, *place) for place in table.cells]
-    widths = [(len(cell.text) + 2) * 7.4 for cell in cells]
-    widths += [len(note) * 5.7 for cell in cells for note in cell.notes]
-    longest = max(widths, default=0.0)
-    heads = max((len(one_line(column, 24)) * LETTER for column in table.columns), default=0.0)
-    return round(max(62.0, longest + 10, heads + 8))
-
-
 def _cell(
-    table: Table,
-    row: Measurement,
-    place: tuple[str, str],
-    box: tuple[float, float, float],
-    index: Mapping[str, int] | None,
+    table: Table, row: Measurement, text: Cell, box: tuple[float, float, float], number: int | None
 ) -> Iterator[str]:
-    text = wording.cell(table, *place)
     at, top, wide = box
-    number = (index or {}).get(row.job_id)
     yield f'<g data-row="{number}">' if number is not None else "<g>"
-    succeeded = row.state is State.SUCCEEDED
+    succeeded, state = row.state is State.SUCCEEDED, f"state s-{str(row.state).lower()}"
     if not succeeded and number is None:  # else the page shows the row's details
         said = f"{row.state}: {one_line(row.reason, 160)}" if row.reason else str(row.state)
         yield f"<title>{escape(visible(said))}</title>"
     shape = f'x="{at + 1:g}" y="{top + 1:g}" width="{wide - 2:g}" height="{HIGH - 2}"'
-    kind = "cell" if succeeded else _state(row)
-    shade = table.heat(row) * 0.58 + 0.03 if succeeded else 0.1
-    predicted = table.predicted.get(row.job_id)
-    if predicted is None:
-        yield f'<rect class="{kind}" {shape} opacity="{shade:.2g}"/>'
+    kind = "best" if text.mark == "*" else "ink" if succeeded else f"{state} word"
+    if row.job_id in table.predicted:
+        kind = "predicted"
+        lines = []  # diagonal ones, which no measured cell has
+        for step in range(PITCH, round(wide + HIGH - 4), PITCH):
+            first, last = max(0, step - HIGH + 2), min(wide - 2, step)
+            start, end = (f"{at + 1 + x:g} {top + 1 + step - x:g}" for x in (first, last))
+            lines.append(f"M{start}L{end}")
+        yield f'<rect class="box" {shape}/><path class="hatch" d="{"".join(lines)}"/>'
     else:
-        yield _hatched(at + 1, top + 1, wide - 2, HIGH - 2, shape)
+        shade = table.heat(row) * 0.58 + 0.03 if succeeded else 0.1
+        yield f'<rect class="{"cell" if succeeded else state}" {shape} opacity="{shade:.2g}"/>'
     if text.mark:
         ring = {"*": "first", "~": "second", "!": "third"}[text.mark]
         yield f'<rect class="ring {ring}" {shape}/>'
-    middle = at + wide / 2
-    kind = "best" if text.mark == "*" else "ink" if succeeded else f"{_state(row)} word"
-    kind = "predicted" if predicted is not None else kind
-    yield _word(middle, top + (19 if text.notes else 26), text.text + _SIGNS[text.mark], kind)
-    for note in text.notes:
-        yield _word(middle, top + 34, note, "small")
+    words = [(19 if text.notes else 26, text.text + _SIGNS[text.mark], kind)]
+    words += [(34, note, "small") for note in text.notes]
+    for below, shown, kind in words:  # in little markup: a page has thousands
+        place = f'x="{at + wide / 2:g}" y="{top + below:g}"'
+        yield f'<text class="c {kind}" {place}>{escape(visible(shown))}</text>'
     yield "</g>"
-
-
-def _hatched(x: float, y: float, wide: float, high: float, shape: str) -> str:
-    """Return a box with diagonal lines, which no measured cell has."""
-    lines = []
-    for step in range(PITCH, round(wide + high), PITCH):
-        first, last = max(0, step - high), min(wide, step)
-        lines.append(f"M{x + first:g} {y + step - first:g}L{x + last:g} {y + step - last:g}")
-    return f'<rect class="box" {shape}/><path class="hatch" d="{"".join(lines)}"/>'
-
-
-def _word(x: float, y: float, text: str, kind: str) -> str:
-    """Return centred text in little markup: a page has thousands."""
-    return f'<text class="c {kind}" x="{x:g}" y="{y:g}">{escape(visible(text))}</text>'
-
-
-def _state(row: Measurement) -> str:
-    return f"state s-{str(row.state).lower()}"

@@ -53,10 +53,14 @@ class Axis:
         return self.start + (self.end - self.start) * share
 
 
-def x_axis(values: Sequence[float], name: str, text: Callable[[float], str]) -> Axis:
-    """Return a logarithmic axis along the bottom; values must be positive."""
+def x_axis(
+    values: Sequence[float], name: str, text: Callable[[float], str], *, only: bool = False
+) -> Axis:
+    """Return a logarithmic axis along the bottom; values must be positive. ``only`` they are its
+    ticks."""
     low, high = log_limits(values)
-    return Axis(low, high, LEFT, WIDTH - RIGHT, True, log_ticks(low, high), name, text)
+    ticks = tuple(sorted(set(values))) if only else log_ticks(low, high)
+    return Axis(low, high, LEFT, WIDTH - RIGHT, True, ticks, name, text)
 
 
 def y_axis(values: Sequence[float], name: str, text: Callable[[float], str], *, log: bool) -> Axis:
